@@ -1,0 +1,35 @@
+# Every target sets up what it needs: a virtual environment in .venv, filled once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+.PHONY: help run test check bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mucudnn needs Python 3.11 or later, but $(PYTHON) is " + sys.version.split()[0])'
+	@echo "setting up $(VENV) (once, about a minute)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,bench]'
+	@touch $(READY)
+
+run: $(READY)  ## tune a ResNet-18 on real images, divide its convolutions, prove that nothing changed
+	@$(BIN)/python -m bench.digits
+
+test: $(READY)  ## run the test suite
+	@$(BIN)/pytest
+
+check: $(READY)  ## format, lint, types, import rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(READY)  ## measure the solvers
+	@$(BIN)/pytest bench --benchmark-enable --benchmark-only -o python_files='bench_*.py' -o timeout=0
+
+clean:  ## remove the virtual environment and all caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,119 @@
+"""Medians with intervals from ranks, and verdicts on pairs of timings: no distribution is assumed.
+
+Source: Hoefler and Belli, "Scientific Benchmarking of Parallel Computing Systems", SC15, rules 5 to 7.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+CONFIDENCE = 0.95
+"""Least probability that an interval covers the true median."""
+
+TOLERANCE = 0.02
+"""Relative difference below which two times count as the same."""
+
+
+class Verdict(StrEnum):
+    """What a paired comparison says of the second of two things."""
+
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    SAME = "SAME"
+    AMBIGUOUS = "AMBIGUOUS"
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A median with the interval that covers the true one with a probability of at least 95 %.
+
+    Attributes:
+        median: the median of the samples, in their unit.
+        low: lower end of the interval; minus infinity with fewer than 6 samples.
+        high: upper end of the interval; infinity with fewer than 6 samples.
+        samples: how many samples there are.
+    """
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+    @property
+    def relative_half_width(self) -> float:
+        """The larger distance from the median to an end of the interval, relative to the median."""
+        if self.median == 0:
+            return 0.0 if self.low == self.high else math.inf
+        return max(self.high - self.median, self.median - self.low) / abs(self.median)
+
+
+def rank_of_lower_end(n: int) -> int:
+    """Return k so that the k-th and the (n + 1 - k)-th of n sorted samples enclose the median, k from 1.
+
+    The largest k whose coverage, 1 - 2 P(Binomial(n, 1/2) < k), reaches `CONFIDENCE`; 0 where no k does,
+    which is the case below 6 samples.
+    """
+    outside = 0
+    k = 0
+    for successes in range(n // 2):
+        outside += 2 * math.comb(n, successes)
+        if outside > (1 - CONFIDENCE) * 2**n:
+            break
+        k = successes + 1
+    return k
+
+
+def median(samples: Sequence[float]) -> float:
+    """Return the middle sample, or the mean of the two middle ones.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    if not samples:
+        raise ValueError("A median needs at least one sample, but got none.")
+    ordered = sorted(samples)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return float(ordered[middle])
+    return (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def estimate(samples: Sequence[float]) -> Estimate:
+    """Return the median of `samples` with its interval.
+
+    Raises:
+        ValueError: there is no sample.
+    """
+    ordered = sorted(samples)
+    k = rank_of_lower_end(len(ordered))
+    low, high = (ordered[k - 1], ordered[-k]) if k else (-math.inf, math.inf)
+    return Estimate(median(ordered), low, high, len(ordered))
+
+
+def ratio(base: Sequence[float], other: Sequence[float]) -> Estimate:
+    """Return the median of other / base over rounds in which both were timed, with its interval.
+
+    Raises:
+        ValueError: the numbers of samples differ, or there is none.
+    """
+    return estimate([b / a for a, b in zip(base, other, strict=True)])
+
+
+def compare(base: Sequence[float], other: Sequence[float], tolerance: float = TOLERANCE) -> Verdict:
+    """Return whether `other` is faster than `base`, from rounds in which both were timed.
+
+    With [l, u] the interval of other / base and d the tolerance: FASTER if u < 1 - d, SLOWER if
+    l > 1 + d, SAME if [l, u] lies in [1 - d, 1 + d], else AMBIGUOUS. An AMBIGUOUS gain is no gain.
+
+    Raises:
+        ValueError: the numbers of samples differ, or there is none.
+    """
+    relative = ratio(base, other)
+    if relative.high < 1 - tolerance:
+        return Verdict.FASTER
+    if relative.low > 1 + tolerance:
+        return Verdict.SLOWER
+    if 1 - tolerance <= relative.low and relative.high <= 1 + tolerance:
+        return Verdict.SAME
+    return Verdict.AMBIGUOUS

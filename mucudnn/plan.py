@@ -1,0 +1,402 @@
+"""What was decided: a division for every site of a model, as an exact, portable value."""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from mucudnn.errors import OptionError, PlanError, PlanFormatError
+from mucudnn.intervals import Estimate, Verdict
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Candidate, Environment
+from mucudnn.sizes import format_bytes
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+SCHEMA = 1
+"""Version of the plan file; a newer one is refused."""
+
+
+class Mode(StrEnum):
+    """Whose the workspace limit is."""
+
+    REUSE = "reuse"
+    """One buffer serves all sites in turn: the limit holds for each site (WR of the paper)."""
+    SHARING = "sharing"
+    """Each site owns its part: the limit holds for their sum (WD of the paper)."""
+
+
+class Policy(StrEnum):
+    """Which micro-batch sizes are tried."""
+
+    UNDIVIDED = "undivided"
+    POWER_OF_TWO = "power_of_two"
+    ALL = "all"
+
+    def sizes(self, batch: int) -> tuple[int, ...]:
+        """Return the micro-batch sizes of this policy for a mini-batch of `batch` samples, rising."""
+        if batch < 1:
+            return ()
+        if self is Policy.UNDIVIDED:
+            return (batch,)
+        if self is Policy.ALL:
+            return tuple(range(1, batch + 1))
+        powers = [1 << exponent for exponent in range(batch.bit_length()) if 1 << exponent < batch]
+        return (*powers, batch)
+
+
+def choice(kind: type[Choice], value: str) -> Choice:
+    """Return the member of `kind` that `value` names; hyphens stand for underscores.
+
+    Raises:
+        OptionError: there is no such member; the message lists them all.
+    """
+    try:
+        return kind(value.replace("-", "_"))
+    except (AttributeError, ValueError):
+        names = ", ".join(repr(str(member)) for member in kind)
+        raise OptionError(f"{kind.__name__.lower()} must be one of {names}, but got {value!r}.") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Candidates whose batch sizes add up to the mini-batch, in the order in which they run.
+
+    Attributes:
+        parts: the candidates; those of one algorithm stand next to each other, because its set-up is
+            paid once.
+
+    Raises:
+        ValueError: the parts of one algorithm are torn apart, or state different set-up times.
+    """
+
+    parts: tuple[Candidate, ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in itertools.groupby(self.parts, key=lambda part: part.algorithm)]
+        if len(names) != len(set(names)):
+            raise ValueError(f"Parts of one algorithm must stand next to each other, but got {names}.")
+        set_ups = {(part.algorithm, part.setup_s) for part in self.parts}
+        if len(set_ups) != len(names):
+            raise ValueError(f"An algorithm must have one set-up time, but got {sorted(set_ups)}.")
+
+    @classmethod
+    def of(cls, parts: Iterable[Candidate]) -> "Division":
+        """Return the division of `parts` in its standard order.
+
+        Larger parts run first, so that every later slice starts as well aligned as it can; algorithms
+        follow one another by their largest part, then by id.
+        """
+        groups: dict[str, list[Candidate]] = {}
+        for part in parts:
+            groups.setdefault(part.algorithm, []).append(part)
+        for group in groups.values():
+            group.sort(key=lambda part: (-part.batch, part.workspace_bytes, part.time_s))
+        ordered = sorted(groups.items(), key=lambda named: (-named[1][0].batch, named[0]))
+        return cls(tuple(itertools.chain.from_iterable(group for _, group in ordered)))
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples in all parts together."""
+        return sum(part.batch for part in self.parts)
+
+    @cached_property
+    def time_s(self) -> float:
+        """Seconds of all parts plus the set-up of each distinct algorithm."""
+        set_ups = {part.algorithm: part.setup_s for part in self.parts}
+        return math.fsum(itertools.chain((part.time_s for part in self.parts), set_ups.values()))
+
+    @cached_property
+    def workspace_bytes(self) -> int:
+        """Bytes of the largest part's workspace; 0 for no parts."""
+        return max((part.workspace_bytes for part in self.parts), default=0)
+
+    @property
+    def is_undivided(self) -> bool:
+        """Whether the mini-batch runs in one part."""
+        return len(self.parts) <= 1
+
+    @cached_property
+    def key(self) -> str:
+        """What runs, without times: "cpu:winograd4@16*4" is four parts of sixteen samples."""
+        runs = itertools.groupby(self.parts, key=lambda part: (part.algorithm, part.batch))
+        return "+".join(f"{name}@{batch}*{len(list(run))}" for (name, batch), run in runs)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class ConvSite:
+    """Where a problem occurs in a model.
+
+    Attributes:
+        path: the module's path in the model, as in `named_modules`.
+        op: which of its three convolutions.
+        variant: 0 for the first shape that the module meets in a pass, 1 for the second, and so on.
+    """
+
+    path: str
+    op: ConvOp
+    variant: int = 0
+
+    def __str__(self) -> str:
+        path = self.path or "the model itself"
+        return f"{path} {self.op}" if self.variant == 0 else f"{path} {self.op} (shape {self.variant + 1})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What timing and weighing the finished division, as it runs, has shown.
+
+    Attributes:
+        reference: seconds of PyTorch's own convolution, undivided; None if the limit forbids to run it.
+        chosen: seconds of the division, from the same rounds.
+        verdict: the division against the reference; None without one.
+        reference_workspace_bytes: what PyTorch's own takes beside its operands; None without one.
+        workspace_bytes: what the division was seen to take, at most.
+        error: largest relative error of its algorithms against float64.
+        rejected: keys of the divisions that were timed too and not chosen, with their estimates.
+    """
+
+    reference: Estimate | None = None
+    chosen: Estimate | None = None
+    verdict: Verdict | None = None
+    reference_workspace_bytes: int | None = None
+    workspace_bytes: int | None = None
+    error: float | None = None
+    rejected: tuple[tuple[str, Estimate], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """What one site runs, and what smaller batches may be made of.
+
+    Attributes:
+        site: where.
+        problem: of the whole mini-batch.
+        division: what runs.
+        candidates: those that fit the site's limit; they serve every smaller batch without measuring.
+        evidence: what was seen when the division ran; None if it was not timed.
+    """
+
+    site: ConvSite
+    problem: ConvProblem
+    division: Division
+    candidates: tuple[Candidate, ...] = ()
+    evidence: Evidence | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A division for every site of a model, with all that is needed to use and to judge it.
+
+    Attributes:
+        mode: whose the limit is.
+        policy: which micro-batch sizes were tried.
+        limit_bytes: the limit, inclusive.
+        environment: where it was measured; it answers only for that.
+        assignments: one for each site, in the order in which the model meets them.
+        untouched: convolutions that run as before, each with the reason.
+        version: of the mucudnn that made it.
+    """
+
+    mode: Mode
+    policy: Policy
+    limit_bytes: int
+    environment: Environment
+    assignments: tuple[Assignment, ...]
+    untouched: tuple[tuple[str, str], ...] = ()
+    version: str = ""
+
+    @cached_property
+    def sites(self) -> Mapping[ConvSite, Division]:
+        """The division of every site."""
+        return MappingProxyType({assigned.site: assigned.division for assigned in self.assignments})
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of workspace that the plan needs: the largest site's (reuse) or all sites' sum (sharing)."""
+        workspaces = [assigned.division.workspace_bytes for assigned in self.assignments]
+        return max(workspaces, default=0) if self.mode is Mode.REUSE else sum(workspaces)
+
+    @property
+    def time_s(self) -> float:
+        """Seconds that the profiles predict for all sites together."""
+        return math.fsum(assigned.division.time_s for assigned in self.assignments)
+
+    def check(self) -> None:
+        """Verify in exact integers that every batch is covered and that the limit holds.
+
+        Raises:
+            PlanError: a division's parts do not add up to the batch, a site stands twice, or the
+                workspace exceeds the limit.
+        """
+        if len(self.sites) != len(self.assignments):
+            raise PlanError("Every site must have one division, but some site stands twice.")
+        for assigned in self.assignments:
+            if assigned.division.batch != assigned.problem.batch:
+                raise PlanError(
+                    f"The parts of {assigned.site} must add up to {assigned.problem.batch} samples, "
+                    f"but got {assigned.division.batch}."
+                )
+        if self.workspace_bytes > self.limit_bytes:
+            raise PlanError(
+                f"The workspace must be at most {self.limit_bytes} bytes ({format_bytes(self.limit_bytes)}), "
+                f"but the plan needs {self.workspace_bytes} ({format_bytes(self.workspace_bytes)})."
+            )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON to `path`, whole or not at all.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        target = Path(path)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False) as file:
+            file.write(self.to_text())
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(target)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Plan":
+        """Read the plan that `save` wrote to `path`, and check it.
+
+        Raises:
+            PlanFormatError: the file is no plan, is damaged, or has a newer schema.
+            OSError: the file cannot be read.
+        """
+        try:
+            return cls.from_text(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise PlanFormatError(f"{path} is no plan: it is not a text.") from error
+        except PlanError as error:
+            raise PlanFormatError(f"{path} cannot be used: {error}") from error
+
+    def to_text(self) -> str:
+        """Return the plan as JSON text; equal plans give equal texts."""
+        return json.dumps(_plan_to_json(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> "Plan":
+        """Return the checked plan that `text` describes.
+
+        Raises:
+            PlanFormatError: the text is no plan, is damaged, or has a newer schema.
+            PlanError: its numbers contradict one another.
+        """
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanFormatError(f"A plan must be a JSON text, but this one is damaged: {error}.") from error
+        schema = fields.get("schema") if isinstance(fields, dict) else None
+        if not isinstance(schema, int):
+            raise PlanFormatError("A plan must name its schema, but this text does not.")
+        if schema > SCHEMA:
+            raise PlanFormatError(
+                f"A plan must have schema {SCHEMA} or lower, but got {schema}: it comes from a newer mucudnn."
+            )
+        try:
+            plan = _plan_from_json(fields)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise PlanFormatError(
+                f"A plan must be whole, but a field is missing or wrong: {error!r}."
+            ) from error
+        plan.check()
+        return plan
+
+
+# A problem and its candidates stand once in the file, however many sites have them.
+
+
+def _plan_to_json(plan: Plan) -> dict[str, Any]:
+    problems = list(dict.fromkeys(assigned.problem for assigned in plan.assignments))
+    return {
+        "schema": SCHEMA,
+        "version": plan.version,
+        "mode": plan.mode,
+        "policy": plan.policy,
+        "limit_bytes": plan.limit_bytes,
+        "environment": plan.environment.to_json(),
+        "problems": [problem.to_json() for problem in problems],
+        "assignments": [
+            {
+                "path": assigned.site.path,
+                "op": assigned.site.op,
+                "variant": assigned.site.variant,
+                "problem": problems.index(assigned.problem),
+                "division": [dataclasses.astuple(part) for part in assigned.division.parts],
+                "candidates": [dataclasses.astuple(candidate) for candidate in assigned.candidates],
+                "evidence": _evidence_to_json(assigned.evidence),
+            }
+            for assigned in plan.assignments
+        ],
+        "untouched": [list(pair) for pair in plan.untouched],
+    }
+
+
+def _plan_from_json(fields: dict[str, Any]) -> Plan:
+    problems = [ConvProblem.from_json(problem) for problem in fields["problems"]]
+    return Plan(
+        mode=Mode(fields["mode"]),
+        policy=Policy(fields["policy"]),
+        limit_bytes=int(fields["limit_bytes"]),
+        environment=Environment(**fields["environment"]),
+        assignments=tuple(
+            Assignment(
+                site=ConvSite(row["path"], ConvOp(row["op"]), int(row["variant"])),
+                problem=problems[row["problem"]],
+                division=Division(tuple(Candidate(*part) for part in row["division"])),
+                candidates=tuple(Candidate(*candidate) for candidate in row["candidates"]),
+                evidence=_evidence_from_json(row["evidence"]),
+            )
+            for row in fields["assignments"]
+        ),
+        untouched=tuple((path, reason) for path, reason in fields["untouched"]),
+        version=fields["version"],
+    )
+
+
+def _evidence_to_json(evidence: Evidence | None) -> dict[str, Any] | None:
+    if evidence is None:
+        return None
+    return {
+        **{field.name: getattr(evidence, field.name) for field in dataclasses.fields(evidence)},
+        "reference": _estimate_to_json(evidence.reference),
+        "chosen": _estimate_to_json(evidence.chosen),
+        "rejected": [[key, _estimate_to_json(value)] for key, value in evidence.rejected],
+    }
+
+
+def _evidence_from_json(fields: dict[str, Any] | None) -> Evidence | None:
+    if fields is None:
+        return None
+    values = {
+        **fields,
+        "reference": _estimate_from_json(fields["reference"]),
+        "chosen": _estimate_from_json(fields["chosen"]),
+        "verdict": None if fields["verdict"] is None else Verdict(fields["verdict"]),
+        "rejected": tuple((key, _some_estimate(value)) for key, value in fields["rejected"]),
+    }
+    return Evidence(**values)
+
+
+def _estimate_to_json(value: Estimate | None) -> list[float | int | None] | None:
+    if value is None:
+        return None
+    ends = [end if math.isfinite(end) else None for end in (value.low, value.high)]
+    return [value.median, *ends, value.samples]
+
+
+def _estimate_from_json(fields: list[Any] | None) -> Estimate | None:
+    return None if fields is None else _some_estimate(fields)
+
+
+def _some_estimate(fields: list[Any]) -> Estimate:
+    middle, low, high, samples = fields
+    return Estimate(middle, -math.inf if low is None else low, math.inf if high is None else high, samples)

@@ -1,0 +1,225 @@
+"""What is computed: one op of a convolution with all its shapes."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cached_property
+
+from mucudnn.errors import ProblemError
+
+_ITEMSIZE = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+
+class ConvOp(StrEnum):
+    """The three convolutions of a training step."""
+
+    FPROP = "fprop"
+    """y from x and w."""
+    DGRAD = "dgrad"
+    """dx from dy and w."""
+    WGRAD = "wgrad"
+    """dw from x and dy, summed over the batch."""
+
+
+class Layout(StrEnum):
+    """The order in which a tensor lies in memory; PyTorch's memory formats."""
+
+    CONTIGUOUS = "contiguous"
+    """Channels before space: NCHW."""
+    CHANNELS_LAST = "channels_last"
+    """Channels innermost: NHWC."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvProblem:
+    """One op of a convolution with everything that decides what is computed and how fast.
+
+    The letters are those of cuDNN: the image x is (n, c, *input_size), the filter w is
+    (k, c / groups, *kernel_size), the output y is (n, k, *output_size); dx, dw and dy have the shapes
+    of x, w and y. The convolution is a cross-correlation, as in PyTorch. One-, two- and
+    three-dimensional problems differ in the length of the tuples only. A transposed convolution is the
+    same three ops with the roles exchanged: its forward is `dgrad`.
+
+    Attributes:
+        op: which of the three convolutions.
+        batch: n; a micro-batch has a problem of its own.
+        in_channels: c.
+        out_channels: k.
+        input_size: spatial size of x.
+        kernel_size: spatial size of w.
+        stride: step of the filter in x.
+        padding: zeros on each side of x.
+        dilation: step between the taps of the filter.
+        groups: number of groups; divides c and k.
+        dtype: torch's name of the type of x, w and y.
+        layout: layout of x and y.
+        filter_layout: layout of w.
+        bias: whether fprop adds a bias to y.
+        alignment_bytes: what every pointer passed is a multiple of.
+
+    Raises:
+        ProblemError: the shapes are no convolution.
+    """
+
+    op: ConvOp
+    batch: int
+    in_channels: int
+    out_channels: int
+    input_size: tuple[int, ...]
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    dtype: str = "float32"
+    layout: Layout = Layout.CONTIGUOUS
+    filter_layout: Layout = Layout.CONTIGUOUS
+    bias: bool = False
+    alignment_bytes: int = 16
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _check_groups(self)
+        if self.dtype not in _ITEMSIZE:
+            raise ProblemError(f"dtype must be one of {', '.join(_ITEMSIZE)}, but got {self.dtype!r}.")
+        if any(size < 0 for size in self.output_size):
+            raise ProblemError(
+                f"The filter must fit into the padded image, but got input size {self.input_size}, "
+                f"padding {self.padding}, kernel {self.kernel_size}, dilation {self.dilation}."
+            )
+
+    @cached_property
+    def output_size(self) -> tuple[int, ...]:
+        """Spatial size of y."""
+        return tuple(
+            (size + 2 * pad - dil * (taps - 1) - 1) // step + 1
+            for size, pad, dil, taps, step in zip(
+                self.input_size, self.padding, self.dilation, self.kernel_size, self.stride, strict=True
+            )
+        )
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of x and dx: (n, c, *input_size)."""
+        return (self.batch, self.in_channels, *self.input_size)
+
+    @property
+    def filter_shape(self) -> tuple[int, ...]:
+        """Shape of w and dw: (k, c / groups, *kernel_size)."""
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of y and dy: (n, k, *output_size)."""
+        return (self.batch, self.out_channels, *self.output_size)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self.dtype]
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of x."""
+        return math.prod(self.input_shape) * self.itemsize
+
+    @property
+    def filter_bytes(self) -> int:
+        """Bytes of w."""
+        return math.prod(self.filter_shape) * self.itemsize
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of y."""
+        return math.prod(self.output_shape) * self.itemsize
+
+    @property
+    def flops(self) -> int:
+        """Operations of the direct algorithm, two per multiply-add, padding counted.
+
+        2·n·k·p·q·(c/groups)·r·s for each of the three ops: the nominal count, whatever algorithm runs,
+        so a rate made from it is an effective rate and may exceed the device's peak.
+        """
+        return 2 * math.prod(self.output_shape) * math.prod(self.filter_shape[1:])
+
+    def with_batch(self, batch: int) -> "ConvProblem":
+        """Return the same problem for `batch` samples."""
+        return dataclasses.replace(self, batch=batch)
+
+    def with_op(self, op: ConvOp) -> "ConvProblem":
+        """Return another of the three ops of the same convolution."""
+        return dataclasses.replace(self, op=op)
+
+    @cached_property
+    def key(self) -> str:
+        """A text that is equal for equal problems only, and the same in every process and version."""
+        return json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields as JSON values."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, object]) -> "ConvProblem":
+        """Return the problem of which `to_json` gave `fields`.
+
+        Raises:
+            ProblemError: a field is missing, unknown or no convolution's.
+        """
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        try:
+            values["op"] = ConvOp(str(values["op"]))
+            values["layout"] = Layout(str(values["layout"]))
+            values["filter_layout"] = Layout(str(values["filter_layout"]))
+            return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProblemError(
+                f"A problem's fields must be those of a convolution, but got {fields}."
+            ) from error
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.op} {self.batch}x{self.in_channels}x{_by(self.input_size)} -> {self.out_channels}, "
+            f"kernel {_by(self.kernel_size)}, stride {_by(self.stride)}, padding {_by(self.padding)}"
+        )
+        if any(step != 1 for step in self.dilation):
+            text += f", dilation {_by(self.dilation)}"
+        if self.groups != 1:
+            text += f", groups {self.groups}"
+        return f"{text}, {self.dtype} {self.layout}"
+
+
+def _by(sizes: tuple[int, ...]) -> str:
+    return "x".join(str(size) for size in sizes)
+
+
+def _check_numbers(problem: ConvProblem) -> None:
+    spatial = {name: getattr(problem, name) for name in ("kernel_size", "stride", "dilation", "padding")}
+    rank = len(problem.input_size)
+    if rank not in (1, 2, 3):
+        raise ProblemError(f"A problem must have 1 to 3 spatial dimensions, but got {problem.input_size}.")
+    for name, sizes in {"input_size": problem.input_size, **spatial}.items():
+        least = 0 if name in ("padding", "input_size") else 1
+        if len(sizes) != rank or any(not isinstance(size, int) or size < least for size in sizes):
+            raise ProblemError(f"{name} must be {rank} numbers of at least {least}, but got {sizes}.")
+    for name in ("batch", "in_channels", "out_channels", "groups", "alignment_bytes"):
+        least = 0 if name == "batch" else 1
+        number = getattr(problem, name)
+        if not isinstance(number, int) or number < least:
+            raise ProblemError(f"{name} must be a number of at least {least}, but got {number!r}.")
+
+
+def _check_groups(problem: ConvProblem) -> None:
+    c, k, groups = problem.in_channels, problem.out_channels, problem.groups
+    if c % groups or k % groups:
+        raise ProblemError(f"groups must divide both c and k, but got groups={groups}, c={c}, k={k}.")

@@ -1,0 +1,220 @@
+"""What was measured: raw times, candidates, and the environment that they belong to."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cached_property
+
+from mucudnn.intervals import Estimate, estimate
+from mucudnn.problem import ConvProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+    """All that a time depends on, and the soft facts that stand beside it.
+
+    Two environments are the same if backend, device, software and policy are; a profile answers only
+    for its own. Soft facts are kept for the reader and never decide.
+
+    Attributes:
+        backend: name of the backend that measures.
+        device: what computes: processor or card, its instruction set, its caches.
+        software: versions of the libraries that compute.
+        policy: precision and determinism flags, threads.
+        soft: load, clocks, kernel, as they were.
+    """
+
+    backend: str
+    device: Mapping[str, str]
+    software: Mapping[str, str]
+    policy: Mapping[str, str]
+    soft: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+    __hash__ = None  # type: ignore[assignment]  # it holds mappings; `key` stands for it in dictionaries
+
+    @cached_property
+    def key(self) -> str:
+        """A text that is equal for equal environments only."""
+        return json.dumps(self._hard_facts(), separators=(",", ":"), sort_keys=True)
+
+    def _hard_facts(self) -> dict[str, object]:
+        return {
+            "backend": self.backend,
+            "device": dict(self.device),
+            "software": dict(self.software),
+            "policy": dict(self.policy),
+        }
+
+    def differences(self, present: "Environment") -> list[str]:
+        """Return one phrase for every fact in which this environment differs from the `present` one."""
+        phrases = []
+        if self.backend != present.backend:
+            phrases.append(f"backend was {self.backend}, is {present.backend}")
+        for part in ("device", "software", "policy"):
+            then, now = getattr(self, part), getattr(present, part)
+            phrases += [
+                f"{part} {name} was {then.get(name, 'unset')}, is {now.get(name, 'unset')}"
+                for name in sorted(then.keys() | now.keys())
+                if then.get(name) != now.get(name)
+            ]
+        return phrases
+
+    def to_json(self) -> dict[str, object]:
+        """Return the facts that decide, and the soft ones, as JSON values."""
+        return {**self._hard_facts(), "soft": dict(self.soft)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Raw times of one call, in the order in which they were taken.
+
+    Attributes:
+        spans_ns: timed spans in nanoseconds.
+        calls: how many calls each span holds.
+        converged: whether the interval was narrow enough when sampling stopped.
+    """
+
+    spans_ns: tuple[int, ...]
+    calls: int = 1
+    converged: bool = True
+
+    @property
+    def samples_s(self) -> list[float]:
+        """Seconds per call, one number a span."""
+        return [span * 1e-9 / self.calls for span in self.spans_ns]
+
+    @property
+    def estimate(self) -> Estimate:
+        """Median of the seconds per call, with its interval."""
+        return estimate(self.samples_s)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Candidate:
+    """One algorithm at one micro-batch size, measured.
+
+    Attributes:
+        algorithm: id such as "cpu:winograd4".
+        batch: micro-batch size, at least 1.
+        time_s: seconds for one micro-batch, set-up aside.
+        workspace_bytes: bytes that it needs beside its operands.
+        setup_s: seconds that the algorithm takes once per mini-batch, however often it runs; the same
+            for every size of one algorithm.
+
+    Raises:
+        ValueError: a size below 1, or a time or workspace that is negative or not finite.
+    """
+
+    algorithm: str
+    batch: int
+    time_s: float
+    workspace_bytes: int
+    setup_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, but got {self.batch}.")
+        for name in ("time_s", "setup_s"):
+            seconds = getattr(self, name)
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise ValueError(f"{name} must be finite and not negative, but got {seconds}.")
+        if self.workspace_bytes < 0:
+            raise ValueError(f"workspace_bytes must not be negative, but got {self.workspace_bytes}.")
+
+
+class RefusalKind(StrEnum):
+    """Why an algorithm is no candidate."""
+
+    OVER_LIMIT = "over limit"
+    WRONG = "wrong result"
+    FAILED = "failed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """Why an algorithm at one micro-batch size is no candidate, in a sentence.
+
+    Attributes:
+        algorithm: id of the algorithm.
+        batch: micro-batch size.
+        kind: the class of reasons.
+        reason: the sentence.
+    """
+
+    algorithm: str
+    batch: int
+    kind: RefusalKind
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What is measured at once, and what the store looks up: one algorithm at one size, in one role.
+
+    Attributes:
+        problem: the problem of the micro-batch.
+        algorithm: id of the algorithm.
+        whole: whether the micro-batch is the whole mini-batch. A part writes into a slice or adds to a
+            gradient, which may cost time and workspace that the whole does not.
+    """
+
+    problem: ConvProblem
+    algorithm: str
+    whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """What is known of a trial: its times, or why it has none.
+
+    Attributes:
+        trial: what was tried.
+        workspace_bytes: bytes needed beside the operands; None if unknown, because it hit the limit.
+        error: 2-norm of the difference to a float64 reference, relative to the reference's; None if not run.
+        times: seconds for one micro-batch; None for a refusal.
+        setup: seconds once per mini-batch; None where there is none.
+        refusal: why it is no candidate; None if it is one.
+        limit_bytes: the limit under which it was tried, in bytes; a refusal for size holds up to that.
+    """
+
+    trial: Trial
+    workspace_bytes: int | None = None
+    error: float | None = None
+    times: Measurement | None = None
+    setup: Measurement | None = None
+    refusal: Refusal | None = None
+    limit_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """The candidates of a problem in one environment, and what was refused.
+
+    Attributes:
+        problem: the problem of the whole mini-batch.
+        environment: where it was measured.
+        candidates: at every micro-batch size of the policy.
+        refusals: the algorithms that are none, with reasons.
+    """
+
+    problem: ConvProblem
+    environment: Environment
+    candidates: tuple[Candidate, ...]
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Finished divisions of one problem, run and weighed as they will run, in the same rounds.
+
+    Attributes:
+        problem: of the whole mini-batch.
+        times: seconds of the whole division by its key; sample i of each comes from round i.
+        workspaces: bytes that each division was seen to take at most, by its key.
+    """
+
+    problem: ConvProblem
+    times: Mapping[str, Measurement]
+    workspaces: Mapping[str, int]
