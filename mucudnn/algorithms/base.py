@@ -1,0 +1,119 @@
+"""What an algorithm composed of torch operations must offer, and how it lays out its workspace.
+
+An algorithm is described by an `Algorithm`: which problems it computes, how much workspace it needs, and
+a kernel bound to a buffer. A kernel runs one micro-batch after another:
+
+* `SliceKernel` (fprop, dgrad): `prepare(weight)` once per mini-batch, then `run(image, out, bias)` for each
+  part; `out` is the part's slice of the result.
+* `SumKernel` (wgrad): `add(x, dy, first)` for each part, then `finish(total, accumulate)` once: with
+  `accumulate` false it overwrites `total` whatever that held, NaN included, with true it adds exactly what
+  its parts summed up to. The sum is held in float32 or wider.
+
+All kernels of one (algorithm, problem apart from its batch) may be bound to one buffer: what outlives a
+part (the transformed filter, the running sum) lies at its start, in the same place for every batch size.
+
+Both `run` and `finish` return whether the result is finite. Algorithms that mix neighbouring values spread
+a NaN or an infinity further than a convolution does, and may overflow where it does not; whoever calls
+them computes such a part again with PyTorch's own convolution.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mucudnn.problem import ConvProblem
+
+ALIGNMENT_BYTES = 64
+"""Every region of a workspace starts at a multiple of this: one cache line."""
+
+
+class SliceKernel(Protocol):
+    """Computes y or dx, part by part."""
+
+    def prepare(self, weight: Tensor) -> None:
+        """Transform the filter; once per mini-batch, before the first part."""
+
+    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        """Write the part's result into `out`; return whether it is finite."""
+
+
+class SumKernel(Protocol):
+    """Computes dw, summed over its parts."""
+
+    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
+        """Add the part's dw to the running sum, or start the sum with it if it is the `first`."""
+
+    def finish(self, total: Tensor, accumulate: bool) -> bool:
+        """Write the sum to `total`, or add it; return whether it is finite (if not, `total` is untouched)."""
+
+
+class Algorithm(Protocol):
+    """One way to compute convolutions from torch operations, on any torch device."""
+
+    @property
+    def name(self) -> str:
+        """Id without the backend's prefix."""
+
+    def refusal(self, problem: ConvProblem) -> str | None:
+        """Return why the problem cannot be computed this way, or None if it can."""
+
+    def workspace_bytes(self, problem: ConvProblem) -> int:
+        """Return the bytes of buffer that a kernel for this micro-batch needs."""
+
+    def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
+        """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
+
+    def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:
+        """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """A named tensor in a workspace: shape and torch's name of its type."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it takes, up to the next aligned start."""
+        n_bytes = math.prod(self.shape) * getattr(torch, self.dtype).itemsize
+        return -(-n_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def total_bytes(regions: tuple[Region, ...]) -> int:
+    """Return the bytes of a buffer that holds all `regions` one behind the other."""
+    return sum(region.n_bytes for region in regions)
+
+
+def carve(buffer: Tensor, regions: tuple[Region, ...]) -> Mapping[str, Tensor]:
+    """Return the tensors of `regions`, cut one behind the other out of `buffer`.
+
+    Args:
+        buffer: bytes, shape (n,), dtype uint8, starting at an aligned address.
+        regions: what to cut out of it.
+
+    Raises:
+        ValueError: the buffer is too small.
+    """
+    needed = total_bytes(regions)
+    if buffer.numel() < needed:
+        raise ValueError(f"The workspace must have at least {needed} bytes, but got {buffer.numel()}.")
+    tensors = {}
+    start = 0
+    for region in regions:
+        dtype = getattr(torch, region.dtype)
+        length = math.prod(region.shape) * dtype.itemsize
+        tensors[region.name] = buffer[start : start + length].view(dtype).view(region.shape)
+        start += region.n_bytes
+    return tensors
+
+
+def channels_last_view(tensor: Tensor) -> Tensor:
+    """Return `tensor` of shape (n, c, h, w) as a view of shape (n, h, w, c)."""
+    return tensor.permute(0, 2, 3, 1)
