@@ -77,6 +77,10 @@ class StoreError(MucudnnError):
     """A store that is damaged or newer than this version; it is left as it is."""
 
 
+class UntunedWarning(UserWarning):
+    """Something met a shape or a state that was not tuned and runs PyTorch's own convolution."""
+
+
 class PlanError(MucudnnError):
     """A plan that cannot be used."""
 

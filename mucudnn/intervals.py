@@ -54,12 +54,13 @@ def rank_of_lower_end(n: int) -> int:
     The largest k whose coverage, 1 - 2 P(Binomial(n, 1/2) < k), reaches `CONFIDENCE`; 0 where no k does,
     which is the case below 6 samples.
     """
-    outside = 0
+    outside, ways = 0, 1  # of the 2^n sequences: those outside, and those with `successes` successes
     k = 0
     for successes in range(n // 2):
-        outside += 2 * math.comb(n, successes)
-        if outside > (1 - CONFIDENCE) * 2**n:
+        outside += 2 * ways
+        if outside / 2**n > 1 - CONFIDENCE:
             break
+        ways = ways * (n - successes) // (successes + 1)
         k = successes + 1
     return k
 

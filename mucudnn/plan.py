@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import operator
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -214,7 +215,7 @@ class Plan:
     untouched: tuple[tuple[str, str], ...] = ()
     version: str = ""
 
-    @cached_property
+    @property
     def sites(self) -> Mapping[ConvSite, Division]:
         """The division of every site."""
         return MappingProxyType({assigned.site: assigned.division for assigned in self.assignments})
@@ -258,10 +259,10 @@ class Plan:
             OSError: the file cannot be written.
         """
         target = Path(path)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.parent, delete=False) as file:
-            file.write(self.to_text())
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(target)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            draft = Path(folder) / target.name
+            draft.write_text(self.to_text(), encoding="utf-8")
+            draft.replace(target)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
@@ -341,15 +342,15 @@ def _plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def _plan_from_json(fields: dict[str, Any]) -> Plan:
-    problems = [ConvProblem.from_json(problem) for problem in fields["problems"]]
+    problems = dict(enumerate(ConvProblem.from_json(problem) for problem in fields["problems"]))
     return Plan(
         mode=Mode(fields["mode"]),
         policy=Policy(fields["policy"]),
-        limit_bytes=int(fields["limit_bytes"]),
+        limit_bytes=operator.index(fields["limit_bytes"]),
         environment=Environment(**fields["environment"]),
         assignments=tuple(
             Assignment(
-                site=ConvSite(row["path"], ConvOp(row["op"]), int(row["variant"])),
+                site=ConvSite(row["path"], ConvOp(row["op"]), operator.index(row["variant"])),
                 problem=problems[row["problem"]],
                 division=Division(tuple(Candidate(*part) for part in row["division"])),
                 candidates=tuple(Candidate(*candidate) for candidate in row["candidates"]),

@@ -92,7 +92,7 @@ class ConvProblem:
         _check_groups(self)
         if self.dtype not in _ITEMSIZE:
             raise ProblemError(f"dtype must be one of {', '.join(_ITEMSIZE)}, but got {self.dtype!r}.")
-        if any(size < 0 for size in self.output_size):
+        if any(size < 1 for size in self.output_size):
             raise ProblemError(
                 f"The filter must fit into the padded image, but got input size {self.input_size}, "
                 f"padding {self.padding}, kernel {self.kernel_size}, dilation {self.dilation}."

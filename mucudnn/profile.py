@@ -104,7 +104,8 @@ class Candidate:
             for every size of one algorithm.
 
     Raises:
-        ValueError: a size below 1, or a time or workspace that is negative or not finite.
+        ValueError: a size below 1, a time or workspace that is negative or not finite, or a size or
+            workspace that is no whole number.
     """
 
     algorithm: str
@@ -114,14 +115,14 @@ class Candidate:
     setup_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"batch must be at least 1, but got {self.batch}.")
+        for name, least in (("batch", 1), ("workspace_bytes", 0)):
+            number = getattr(self, name)
+            if not isinstance(number, int) or number < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, but got {number!r}.")
         for name in ("time_s", "setup_s"):
             seconds = getattr(self, name)
             if not (math.isfinite(seconds) and seconds >= 0):
                 raise ValueError(f"{name} must be finite and not negative, but got {seconds}.")
-        if self.workspace_bytes < 0:
-            raise ValueError(f"workspace_bytes must not be negative, but got {self.workspace_bytes}.")
 
 
 class RefusalKind(StrEnum):

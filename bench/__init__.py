@@ -1,0 +1,1 @@
+"""Networks, layer lists and comparisons that use mucudnn; the package itself never imports them."""

@@ -1,0 +1,8 @@
+"""Where records and comparisons are kept, so that nothing is measured twice."""
+
+from mucudnn.store.base import Store
+from mucudnn.store.memory import MemoryStore
+from mucudnn.store.opening import StoreWarning, default_path, open_store
+from mucudnn.store.sqlite import SqliteStore
+
+__all__ = ["MemoryStore", "SqliteStore", "Store", "StoreWarning", "default_path", "open_store"]

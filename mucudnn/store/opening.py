@@ -1,0 +1,50 @@
+"""Which store is used, and what becomes of one that cannot be written."""
+
+import contextlib
+import os
+import warnings
+from pathlib import Path
+
+import platformdirs
+
+from mucudnn.store.base import Store
+from mucudnn.store.memory import MemoryStore
+from mucudnn.store.sqlite import SqliteStore, UnusableFileError
+
+
+class StoreWarning(UserWarning):
+    """What is measured now is not kept, because the store cannot be written."""
+
+
+def default_path() -> Path:
+    """Return the path in the environment variable MUCUDNN_STORE or, without it, one in the user's cache."""
+    chosen = os.environ.get("MUCUDNN_STORE")
+    if chosen:
+        return Path(chosen).expanduser()
+    return platformdirs.user_cache_path("mucudnn", appauthor=False) / "profiles.sqlite3"
+
+
+def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
+    """Return the store in the file that `store` names (None names `default_path`), or `store` itself.
+
+    Where the file cannot be made or written, a StoreWarning says so, and the answer is a store in memory
+    that holds whatever can be read of the file.
+
+    Raises:
+        StoreError: the file is damaged, newer than this version, or not ours.
+    """
+    if store is not None and not isinstance(store, str | os.PathLike):
+        return store
+    path = default_path() if store is None else Path(store)
+    try:
+        return SqliteStore(path)
+    except UnusableFileError as error:
+        warnings.warn(f"What is measured now is not kept: {error}", StoreWarning, stacklevel=2)
+    return _what_can_be_read(path)
+
+
+def _what_can_be_read(path: Path) -> MemoryStore:
+    memory = MemoryStore()
+    with contextlib.suppress(UnusableFileError), SqliteStore(path, read_only=True) as readable:
+        readable.copy_into(memory)
+    return memory

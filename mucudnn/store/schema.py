@@ -1,0 +1,98 @@
+"""The tables of the SQLite store, and how a file is known to hold them whole."""
+
+import sqlite3
+from pathlib import Path
+
+from mucudnn.errors import StoreError
+
+SCHEMA = 1
+"""Version of the tables; a newer one is refused."""
+
+APPLICATION_ID = int.from_bytes(b"muNN")
+"""What marks an SQLite file as ours."""
+
+# No index beside the keys: every look-up names a whole key.
+_TABLES = (
+    """CREATE TABLE environments (
+        id INTEGER PRIMARY KEY,
+        key TEXT NOT NULL UNIQUE,    -- the facts that decide, as sorted JSON
+        facts TEXT NOT NULL          -- the same with the soft ones, as the first writer saw them
+    )""",
+    """CREATE TABLE records (
+        environment INTEGER NOT NULL REFERENCES environments (id),
+        problem TEXT NOT NULL,       -- of the micro-batch, as sorted JSON
+        algorithm TEXT NOT NULL,
+        whole INTEGER NOT NULL,      -- 1: the micro-batch is the whole mini-batch
+        workspace_bytes INTEGER,
+        error REAL,                  -- relative to float64; the text 'nan' where it is no number
+        times TEXT,                  -- raw spans in nanoseconds, in order, as JSON
+        setup TEXT,                  -- the same, once per mini-batch
+        refusal_kind TEXT,
+        refusal_reason TEXT,
+        limit_bytes INTEGER,
+        date TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')),
+        PRIMARY KEY (environment, problem, algorithm, whole)
+    ) WITHOUT ROWID""",
+    """CREATE TABLE comparisons (
+        id INTEGER PRIMARY KEY,
+        environment INTEGER NOT NULL REFERENCES environments (id),
+        problem TEXT NOT NULL,       -- of the mini-batch, as sorted JSON
+        divisions TEXT NOT NULL,     -- sorted keys of the divisions that ran in the same rounds, as JSON
+        date TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')),
+        UNIQUE (environment, problem, divisions)
+    )""",
+    """CREATE TABLE compared (
+        comparison INTEGER NOT NULL REFERENCES comparisons (id),
+        position INTEGER NOT NULL,   -- 0 is the base
+        division TEXT NOT NULL,
+        times TEXT NOT NULL,         -- raw spans in nanoseconds, one a round, as JSON
+        workspace_bytes INTEGER,
+        PRIMARY KEY (comparison, position)
+    ) WITHOUT ROWID""",
+)
+
+
+def is_empty(database: sqlite3.Connection) -> bool:
+    """Return whether no application has put anything into the file."""
+    return _number(database, "SELECT count(*) FROM sqlite_master") == 0 and _application(database) == 0
+
+
+def check(database: sqlite3.Connection, path: Path) -> None:
+    """Verify that the file holds the tables of this version, whole; this reads all of it.
+
+    Raises:
+        StoreError: the file is of another application, newer, or damaged; the message names `path`.
+    """
+    if _application(database) != APPLICATION_ID:
+        raise StoreError(f"{path} must be a store of mucudnn, but got an SQLite file of another application.")
+    schema = _number(database, "PRAGMA user_version")
+    if schema > SCHEMA:
+        raise StoreError(
+            f"A store must have schema {SCHEMA} or lower, but {path} has {schema}: "
+            "it comes from a newer mucudnn."
+        )
+    finding = database.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if finding != "ok":
+        raise StoreError(f"{path} is damaged: {' '.join(finding.split())}.")
+
+
+def create_or_rehearse(database: sqlite3.Connection) -> None:
+    """Make the tables in an empty file; in another one, write and take it back: that shows that one can.
+
+    The connection is in a transaction that may write.
+    """
+    is_new = is_empty(database)
+    for table in _TABLES if is_new else ():
+        database.execute(table)
+    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    database.execute(f"PRAGMA user_version = {SCHEMA}")
+    if not is_new:
+        database.rollback()
+
+
+def _application(database: sqlite3.Connection) -> int:
+    return _number(database, "PRAGMA application_id")
+
+
+def _number(database: sqlite3.Connection, query: str) -> int:
+    return int(database.execute(query).fetchone()[0])

@@ -1,0 +1,218 @@
+"""A store in an SQLite file, which threads and processes share."""
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mucudnn.errors import StoreError
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
+from mucudnn.store import rows, schema
+from mucudnn.store.base import Store
+
+_BUSY_TIMEOUT_S = 30.0
+_UNUSABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+_ENVIRONMENT = "(SELECT id FROM environments WHERE key = ?)"
+
+_ADD_ENVIRONMENT = "INSERT INTO environments (key, facts) VALUES (?, ?) ON CONFLICT DO NOTHING"
+
+_FIND_RECORD = f"""
+    SELECT * FROM records
+    WHERE environment = {_ENVIRONMENT} AND problem = ? AND algorithm = ? AND whole = ?"""
+
+# What is there stays, unless it was refused for its size under a limit smaller than the new record's.
+_ADD_RECORD = f"""
+    INSERT INTO records (environment, problem, algorithm, whole, workspace_bytes, error, times, setup,
+                         refusal_kind, refusal_reason, limit_bytes)
+    VALUES ({_ENVIRONMENT}, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (environment, problem, algorithm, whole) DO UPDATE SET
+        workspace_bytes = excluded.workspace_bytes, error = excluded.error, times = excluded.times,
+        setup = excluded.setup, refusal_kind = excluded.refusal_kind,
+        refusal_reason = excluded.refusal_reason, limit_bytes = excluded.limit_bytes, date = excluded.date
+    WHERE records.refusal_kind = '{RefusalKind.OVER_LIMIT}'
+        AND records.limit_bytes < ifnull(excluded.limit_bytes, {rows.LARGEST_INTEGER})"""
+
+_FIND_COMPARED = f"""
+    SELECT compared.* FROM compared JOIN comparisons ON comparisons.id = compared.comparison
+    WHERE environment = {_ENVIRONMENT} AND problem = ? AND divisions = ? ORDER BY position"""
+
+_ADD_COMPARISON = f"""
+    INSERT INTO comparisons (environment, problem, divisions) VALUES ({_ENVIRONMENT}, ?, ?)
+    ON CONFLICT DO NOTHING"""
+
+_ADD_COMPARED = "INSERT INTO compared VALUES (?, ?, ?, ?, ?)"
+
+
+class UnusableFileError(StoreError):
+    """A file that cannot be made, opened or written, which says nothing against what it holds."""
+
+
+class SqliteStore:
+    """A store in an SQLite file, which threads and processes share.
+
+    Each call is one short transaction; a process that finds the file locked waits for up to half a minute.
+    The journal is the plain one: a write-ahead log needs shared memory, which network file systems lack. A
+    process that is killed leaves all that it had added. A file that is refused stays, byte for byte, as it
+    is.
+
+    Attributes:
+        path: of the file, absolute.
+
+    Args:
+        path: of the file; it and its folder are made where they do not exist.
+        read_only: whether to read only; the file must then exist and hold something.
+
+    Raises:
+        StoreError: the file is damaged, newer than this version or not ours, or it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
+        self.path = Path(path).absolute()
+        self._lock = threading.Lock()
+        self._connection = _connect(self.path, read_only)
+        try:
+            self._prepare(read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, read_only: bool) -> None:
+        with self._transaction("DEFERRED") as database:
+            is_empty = schema.is_empty(database)
+            if not is_empty:
+                schema.check(database, self.path)
+        if not read_only:
+            with self._transaction("IMMEDIATE") as database:
+                schema.create_or_rehearse(database)
+        elif is_empty:
+            raise UnusableFileError(f"{self.path} holds nothing to read.")
+
+    @contextlib.contextmanager
+    def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
+        """Run the block in one transaction: all of it or, if it raises, nothing of it."""
+        with _errors_naming(self.path), self._lock, self._connection:
+            self._connection.execute(f"BEGIN {kind}")
+            yield self._connection
+
+    def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:
+        """Return the records of those `trials` that are known in `environment`, in the order of `trials`."""
+        places = {trial: (environment.key, *rows.trial_to_row(trial)) for trial in trials}
+        with self._transaction("DEFERRED") as database:
+            found = {
+                trial: database.execute(_FIND_RECORD, place).fetchone() for trial, place in places.items()
+            }
+            return {
+                trial: rows.record_from_row(trial, row) for trial, row in found.items() if row is not None
+            }
+
+    def add_records(self, environment: Environment, records: Iterable[Record]) -> None:
+        """Keep all `records`, as far as what is there gives way."""
+        added = [(environment.key, *rows.record_to_row(record)) for record in records]
+        with self._transaction("IMMEDIATE") as database:
+            database.execute(_ADD_ENVIRONMENT, rows.environment_to_row(environment))
+            database.executemany(_ADD_RECORD, added)
+
+    def comparison(
+        self, environment: Environment, problem: ConvProblem, keys: Iterable[str]
+    ) -> Comparison | None:
+        """Return the comparison of exactly the divisions `keys`, in any order; None if there is none."""
+        place = (environment.key, problem.key, rows.keys_to_text(keys))
+        with self._transaction("DEFERRED") as database:
+            found = database.execute(_FIND_COMPARED, place).fetchall()
+            return rows.comparison_from_rows(problem, found) if found else None
+
+    def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
+        """Keep `comparison`, unless the same divisions have been compared."""
+        place = (environment.key, comparison.problem.key, rows.keys_to_text(comparison.times))
+        added = rows.comparison_to_rows(comparison)
+        with self._transaction("IMMEDIATE") as database:
+            database.execute(_ADD_ENVIRONMENT, rows.environment_to_row(environment))
+            cursor = database.execute(_ADD_COMPARISON, place)
+            if cursor.rowcount:
+                database.executemany(_ADD_COMPARED, [(cursor.lastrowid, *row) for row in added])
+
+    def count(self) -> int:
+        """Return the number of records, of all environments together."""
+        with self._transaction("DEFERRED") as database:
+            return int(database.execute("SELECT count(*) FROM records").fetchone()[0])
+
+    def copy_into(self, store: Store) -> None:
+        """Add all that is here to `store`, under its rules."""
+        with self._transaction("DEFERRED") as database:
+            contents = [
+                (
+                    rows.environment_from_row(row),
+                    _records_of(database, row["id"]),
+                    _comparisons_of(database, row["id"]),
+                )
+                for row in database.execute("SELECT * FROM environments ORDER BY id").fetchall()
+            ]
+        for environment, records, comparisons in contents:
+            store.add_records(environment, records)
+            for comparison in comparisons:
+                store.add_comparison(environment, comparison)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _errors_naming(path: Path) -> Iterator[None]:
+    """Raise what goes wrong with the file, or with a row in it, as our errors, which name the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UnusableFileError(f"{path} cannot be used as a store: {error}.") from error
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits tell variants apart
+        kind = UnusableFileError if code in _UNUSABLE else StoreError
+        raise kind(f"{path} cannot be used as a store: {error}.") from error
+    except (LookupError, TypeError, ValueError) as error:
+        raise StoreError(f"{path} is damaged, a row cannot be read: {error!r}.") from error
+
+
+def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
+    with _errors_naming(path):
+        if not read_only:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}",
+            uri=True,
+            timeout=_BUSY_TIMEOUT_S,
+            isolation_level=None,  # transactions begin where we say
+            check_same_thread=False,  # the store's lock sees to that
+        )
+    connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _records_of(database: sqlite3.Connection, environment: int) -> list[Record]:
+    found = database.execute("SELECT * FROM records WHERE environment = ?", (environment,))
+    return [rows.record_from_row(rows.trial_from_row(row), row) for row in found]
+
+
+def _comparisons_of(database: sqlite3.Connection, environment: int) -> list[Comparison]:
+    found = database.execute(
+        "SELECT * FROM comparisons WHERE environment = ? ORDER BY id", (environment,)
+    ).fetchall()
+    compared = "SELECT * FROM compared WHERE comparison = ? ORDER BY position"
+    return [
+        rows.comparison_from_rows(
+            rows.problem_from_text(row["problem"]), database.execute(compared, (row["id"],)).fetchall()
+        )
+        for row in found
+    ]

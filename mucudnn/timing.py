@@ -1,0 +1,266 @@
+"""Times calls until they are known well enough; the clock is an argument.
+
+Whatever competes is timed in rounds, each call once a round and in an order drawn anew, so that a drift of
+the machine meets all alike: never all of A, then all of B. Sampling stops at fixed looks, where intervals
+are narrow or a verdict is reached. Source: Hoefler and Belli, SC15, rules 5 to 7 and 9.
+"""
+
+import dataclasses
+import itertools
+import random
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TypeVar
+
+from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
+from mucudnn.profile import Measurement
+
+Clock = Callable[[], int]
+"""Nanoseconds since some moment; on a device that runs behind the host, it waits for the device first."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+_EARLY_ROUNDS = 3
+"""Rounds after which the hopeless leave the race, long before there is any interval."""
+
+_HOPELESS = 2.0
+"""How many times slower than a rival's slowest sample the fastest sample of a hopeless entrant is."""
+
+_MOST_CALLS = 2**16
+"""Most calls in a span, whatever the clock says: a clock that stands still ends here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingRule:
+    """When sampling looks at its samples, and what satisfies it.
+
+    Attributes:
+        looks: numbers of samples, rising, after which to look; the last one ends sampling in any case.
+            With fewer than 6 samples no interval exists, so such a look ends nothing.
+        precision: half-width of the 95 % interval of the median, relative to the median, that suffices.
+        min_span_ns: least nanoseconds of a timed span; shorter calls are repeated within it.
+        warmups: spans that are run and forgotten after the first run, at least 1.
+
+    Raises:
+        ValueError: looks that do not rise from at least 1, or a precision, span or number out of range.
+    """
+
+    looks: tuple[int, ...]
+    precision: float
+    min_span_ns: int = 50_000
+    warmups: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.looks or any(look <= last for last, look in itertools.pairwise((0, *self.looks))):
+            raise ValueError(f"looks must rise from at least 1, but got {self.looks}.")
+        if not self.precision > 0:
+            raise ValueError(f"precision must be above 0, but got {self.precision}.")
+        if self.min_span_ns < 0:
+            raise ValueError(f"min_span_ns must not be negative, but got {self.min_span_ns}.")
+        if self.warmups < 1:
+            raise ValueError(f"warmups must be at least 1, but got {self.warmups}.")
+
+
+PROFILING = SamplingRule(looks=(6, 10, 15), precision=0.02)
+"""For candidates: many of them, and whatever they win is confirmed as a finished division."""
+
+CONFIRMING = SamplingRule(looks=(10, 15, 20, 30, 45), precision=0.01)
+"""For finished divisions: few of them, and this decides."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entrant:
+    """What takes part in a race.
+
+    Attributes:
+        call: what is timed.
+        rivals: entrants with an equal value here do the same work, so that one can make another needless.
+        workspace_bytes: bytes that the call needs; only a rival with no more can make it needless.
+    """
+
+    call: Callable[[], None]
+    rivals: Hashable
+    workspace_bytes: int
+
+
+@dataclasses.dataclass
+class _Runner:
+    """A call on its way, with the samples that it has so far."""
+
+    call: Callable[[], None]
+    calls: int
+    workspace_bytes: int = 0
+    spans_ns: list[int] = dataclasses.field(default_factory=list)
+    is_dropped: bool = False
+
+    @property
+    def samples_ns(self) -> list[float]:
+        return [span / self.calls for span in self.spans_ns]
+
+    def measurement(self, converged: bool) -> Measurement:
+        return Measurement(tuple(self.spans_ns), self.calls, converged)
+
+
+def race(
+    entrants: Mapping[Key, Entrant],
+    rule: SamplingRule = PROFILING,
+    clock: Clock = time.perf_counter_ns,
+    seed: int = 0,
+) -> dict[Key, Measurement]:
+    """Return the times of all entrants, with few samples of those that cannot win.
+
+    Every entrant is warmed up, then timed once a round while it is in the race. It leaves
+
+    * after 3 rounds, if its fastest sample is more than twice the slowest sample of a rival with no more
+      workspace: the cheap early case, for the hopeless;
+    * at a look, if its interval lies above that of a rival with no more workspace;
+    * at a look, together with all its rivals still in the race, if the intervals of all of them are within
+      the precision. Rivals stay together so that sample i of each comes from round i.
+
+    A slow entrant with less workspace than its rivals stays: it belongs to the front. Whoever is dropped
+    keeps its samples. `converged` is true of those that were not dropped and whose last interval is
+    within the precision.
+
+    Args:
+        entrants: by any key; the answer has the same keys in the same order.
+        rule: when to look, and what suffices.
+        clock: nanoseconds.
+        seed: of the order within each round.
+
+    Raises:
+        Exception: whatever a call raises, unchanged; the samples of the others are lost.
+    """
+    order = random.Random(seed)
+    runners = {key: _warmed_up(entrant, rule, clock) for key, entrant in entrants.items()}
+    racing = _by_rivals(entrants, runners)
+    for rounds in range(1, rule.looks[-1] + 1):
+        _time_once(itertools.chain.from_iterable(racing), order, clock)
+        if rounds == _EARLY_ROUNDS:
+            racing = [_without_hopeless(group) for group in racing]
+        if rounds in rule.looks:
+            racing = [_without_beaten(group) for group in racing]
+            racing = [group for group in racing if not all(_is_narrow(one, rule) for one in group)]
+        if not racing:
+            break
+    return {
+        key: runner.measurement(converged=not runner.is_dropped and _is_narrow(runner, rule))
+        for key, runner in runners.items()
+    }
+
+
+def compare_runs(
+    calls: Mapping[str, Callable[[], None]],
+    rule: SamplingRule = CONFIRMING,
+    clock: Clock = time.perf_counter_ns,
+    seed: int = 0,
+) -> dict[str, Measurement]:
+    """Return the times of finished divisions: sample i of every call comes from round i, none is dropped.
+
+    The first call is the base. A pair of another call with it is settled when the interval of the ratio of
+    their times is within the precision, or when its verdict is other than AMBIGUOUS. Sampling stops at the
+    first look at which all pairs are settled. `converged` of a call says whether its pair is settled in
+    the end; that of the base, whether all are.
+
+    Args:
+        calls: by name, the base first; each span holds the same number of calls for all.
+        rule: when to look, and what suffices.
+        clock: nanoseconds.
+        seed: of the order within each round.
+
+    Raises:
+        Exception: whatever a call raises, unchanged.
+    """
+    if not calls:
+        return {}
+    order = random.Random(seed)
+    repeats = max(_calls_per_span(call, rule, clock) for call in calls.values())
+    runners = {name: _Runner(call, repeats) for name, call in calls.items()}
+    base, *others = runners.values()
+    for rounds in range(1, rule.looks[-1] + 1):
+        _time_once(runners.values(), order, clock)
+        if rounds in rule.looks and all(_is_settled(base, other, rule) for other in others):
+            break
+    settled = [_is_settled(base, other, rule) for other in others]
+    flags = zip(runners.items(), [all(settled), *settled], strict=True)
+    return {name: runner.measurement(is_settled) for (name, runner), is_settled in flags}
+
+
+def _warmed_up(entrant: Entrant, rule: SamplingRule, clock: Clock) -> _Runner:
+    return _Runner(entrant.call, _calls_per_span(entrant.call, rule, clock), entrant.workspace_bytes)
+
+
+def _calls_per_span(call: Callable[[], None], rule: SamplingRule, clock: Clock) -> int:
+    """Warm `call` up, and return the least power of two of calls that fills a span.
+
+    The first run, which may build or load what it needs, is no span. The fastest of the spans decides, so
+    that one disturbance does not make all later spans too short.
+    """
+    call()
+    calls = 1
+    while min(_span_ns(call, calls, clock) for _ in range(rule.warmups)) < rule.min_span_ns:
+        if calls >= _MOST_CALLS:
+            break
+        calls *= 2
+    return calls
+
+
+def _span_ns(call: Callable[[], None], calls: int, clock: Clock) -> int:
+    """Return the nanoseconds of `calls` calls; at least 1, so that ratios exist."""
+    start = clock()
+    for _ in range(calls):
+        call()
+    return max(clock() - start, 1)
+
+
+def _time_once(runners: Iterable[_Runner], order: random.Random, clock: Clock) -> None:
+    """Time each runner once, in an order drawn from `order`."""
+    drawn = list(runners)
+    order.shuffle(drawn)
+    for runner in drawn:
+        runner.spans_ns.append(_span_ns(runner.call, runner.calls, clock))
+
+
+def _by_rivals(entrants: Mapping[Key, Entrant], runners: Mapping[Key, _Runner]) -> list[list[_Runner]]:
+    groups: dict[Hashable, list[_Runner]] = {}
+    for key, entrant in entrants.items():
+        groups.setdefault(entrant.rivals, []).append(runners[key])
+    return list(groups.values())
+
+
+def _without_hopeless(group: list[_Runner]) -> list[_Runner]:
+    """Drop from `group` whose fastest sample is far above all samples of a rival with no more workspace."""
+    fastest = [min(runner.samples_ns) for runner in group]
+    slowest = [_HOPELESS * max(runner.samples_ns) for runner in group]
+    return _without_higher(group, fastest, slowest)
+
+
+def _without_beaten(group: list[_Runner]) -> list[_Runner]:
+    """Drop from `group` whose interval lies above that of a rival with no more workspace."""
+    intervals = [_interval(runner) for runner in group]
+    return _without_higher(group, [one.low for one in intervals], [one.high for one in intervals])
+
+
+def _without_higher(group: list[_Runner], lows: list[float], highs: list[float]) -> list[_Runner]:
+    """Drop from `group` whose low lies above the high of a rival with no more workspace.
+
+    All are judged before any is dropped. The lowest high of the least workspace always stays.
+    """
+    bars = list(zip(group, highs, strict=True))
+    for runner, low in zip(group, lows, strict=True):
+        runner.is_dropped = any(
+            high < low and rival.workspace_bytes <= runner.workspace_bytes for rival, high in bars
+        )
+    return [runner for runner in group if not runner.is_dropped]
+
+
+def _interval(runner: _Runner) -> Estimate:
+    return estimate(runner.samples_ns)
+
+
+def _is_narrow(runner: _Runner, rule: SamplingRule) -> bool:
+    return _interval(runner).relative_half_width <= rule.precision
+
+
+def _is_settled(base: _Runner, other: _Runner, rule: SamplingRule) -> bool:
+    is_precise = ratio(base.samples_ns, other.samples_ns).relative_half_width <= rule.precision
+    return is_precise or compare(base.samples_ns, other.samples_ns) is not Verdict.AMBIGUOUS

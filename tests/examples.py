@@ -1,0 +1,75 @@
+"""Ordinary values, of which a test changes what it is about."""
+
+import dataclasses
+from typing import Any
+
+from mucudnn.plan import Assignment, ConvSite, Division, Mode, Plan, Policy
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Candidate, Environment, Measurement, Record, Refusal, RefusalKind, Trial
+
+_PROBLEM = ConvProblem(
+    op=ConvOp.FPROP,
+    batch=32,
+    in_channels=16,
+    out_channels=24,
+    input_size=(14, 12),
+    kernel_size=(3, 5),
+    stride=(2, 1),
+    padding=(1, 2),
+    dilation=(1, 1),
+)
+
+_ENVIRONMENT = Environment(
+    backend="cpu",
+    device={"name": "Example 9000", "caches": "32K 1M 16M"},
+    software={"torch": "2.11.0", "onednn": "3.7"},
+    policy={"threads": "8", "deterministic": "no"},
+    soft={"load": "0.3"},
+)
+
+
+def a_problem(**changes: Any) -> ConvProblem:
+    return dataclasses.replace(_PROBLEM, **changes)
+
+
+def an_environment(**changes: Any) -> Environment:
+    return dataclasses.replace(_ENVIRONMENT, **changes)
+
+
+def a_trial(algorithm: str = "cpu:direct", whole: bool = False, **changes: Any) -> Trial:
+    return Trial(a_problem(**changes), algorithm, whole)
+
+
+def a_record(trial: Trial | None = None, first_span_ns: int = 51_000) -> Record:
+    return Record(
+        trial or a_trial(),
+        workspace_bytes=4096,
+        error=1.5e-7,
+        times=Measurement((first_span_ns, 50_000, 52_000), calls=4),
+        setup=Measurement((9_000,), converged=False),
+        limit_bytes=2**20,
+    )
+
+
+def an_over_limit_record(limit_bytes: int | None, trial: Trial | None = None) -> Record:
+    trial = trial or a_trial()
+    refusal = Refusal(
+        trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, f"{limit_bytes} is too little."
+    )
+    return Record(trial, workspace_bytes=2**21, refusal=refusal, limit_bytes=limit_bytes)
+
+
+def a_candidate(**changes: Any) -> Candidate:
+    return dataclasses.replace(Candidate("cpu:direct", 16, 0.002, 1024), **changes)
+
+
+def a_plan(**changes: Any) -> Plan:
+    """A plan in reuse mode for one site of 32 samples, in two parts of 16, that needs 1024 of 2048 bytes."""
+    assignment = Assignment(
+        ConvSite("layer1.conv", ConvOp.FPROP),
+        a_problem(),
+        Division((a_candidate(), a_candidate())),
+        candidates=(a_candidate(batch=8), a_candidate()),
+    )
+    plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, 2048, an_environment(), (assignment,), version="0.1.0")
+    return dataclasses.replace(plan, **changes)

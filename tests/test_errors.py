@@ -1,0 +1,62 @@
+"""The error tree, and the one error that carries numbers."""
+
+import pickle
+
+import pytest
+
+from mucudnn import errors
+
+ERRORS = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, Warning)
+]
+
+
+def test_every_error_is_a_mucudnn_error() -> None:
+    assert [kind for kind in ERRORS if not issubclass(kind, errors.MucudnnError)] == []
+
+
+def test_every_error_stands_in_the_tree_that_the_module_draws() -> None:
+    assert errors.__doc__ is not None
+    assert [kind for kind in ERRORS if kind.__name__ not in errors.__doc__] == []
+
+
+@pytest.mark.parametrize("kind", [errors.SizeError, errors.ProblemError, errors.OptionError])
+def test_a_wrong_argument_is_a_value_error_too(kind: type[Exception]) -> None:
+    assert issubclass(kind, ValueError)
+
+
+@pytest.mark.parametrize("kind", [errors.PlanFormatError, errors.PlanMismatchError])
+def test_what_is_wrong_with_a_plan_is_a_plan_error(kind: type[Exception]) -> None:
+    assert issubclass(kind, errors.PlanError)
+
+
+def test_infeasible_names_site_limit_and_least_workspace_in_both_units() -> None:
+    error = errors.InfeasibleError(limit_bytes=64, least_bytes=3 * 2**20, site="layer1.conv fprop")
+
+    assert str(error) == (
+        "No division for layer1.conv fprop fits the workspace limit of 64 bytes (6.104e-05 MiB); "
+        "the least workspace that would do is 3145728 bytes (3 MiB)."
+    )
+
+
+def test_infeasible_whatever_the_limit_says_that_no_sizes_add_up() -> None:
+    error = errors.InfeasibleError(limit_bytes=64, least_bytes=None)
+
+    assert str(error) == "No division exists: no candidates' sizes add up to the batch."
+
+
+def test_infeasible_can_be_told_its_site_later() -> None:
+    error = errors.InfeasibleError(5, 7).at("conv1 wgrad")
+
+    assert (error.limit_bytes, error.least_bytes, error.site) == (5, 7, "conv1 wgrad")
+
+
+def test_infeasible_survives_pickling() -> None:
+    error = errors.InfeasibleError(5, None, "conv1 wgrad")
+
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert (copy.limit_bytes, copy.least_bytes, copy.site) == (5, None, "conv1 wgrad")
+    assert str(copy) == str(error)

@@ -1,0 +1,42 @@
+"""What an import loads, as a fresh process sees it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PURE = ("errors", "sizes", "problem", "intervals", "timing", "profile", "plan", "store", "solvers")
+
+
+def _output(program: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent.parent,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return finished.stdout
+
+
+def _loaded_by(statement: str) -> set[str]:
+    """Return the top-level modules that are loaded after `statement`."""
+    return {
+        name.partition(".")[0] for name in _output(f"{statement}; import sys; print(*sys.modules)").split()
+    }
+
+
+@pytest.mark.parametrize("name", PURE)
+def test_a_pure_module_loads_no_torch(name: str) -> None:
+    assert "torch" not in _loaded_by(f"import mucudnn.{name}")
+
+
+def test_the_package_loads_nothing_heavy() -> None:
+    heavy = {"cupy", "highspy", "matplotlib", "numpy", "pulp", "sklearn", "torch"}
+
+    assert _loaded_by("import mucudnn") & heavy == set()
+
+
+def test_the_package_loads_no_cudnn_library() -> None:
+    assert "libcudnn" not in _output("import mucudnn; print(open('/proc/self/maps').read())")

@@ -1,0 +1,353 @@
+"""Divisions, policies, and plans as files."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mucudnn.errors import OptionError, PlanError, PlanFormatError
+from mucudnn.intervals import Estimate, Verdict
+from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan, Policy, choice
+from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate
+from tests.examples import a_candidate, a_plan, a_problem, an_environment
+
+
+@pytest.mark.parametrize(
+    ("policy", "batch", "sizes"),
+    [
+        (Policy.UNDIVIDED, 12, (12,)),
+        (Policy.POWER_OF_TWO, 12, (1, 2, 4, 8, 12)),
+        (Policy.POWER_OF_TWO, 16, (1, 2, 4, 8, 16)),
+        (Policy.POWER_OF_TWO, 1, (1,)),
+        (Policy.ALL, 4, (1, 2, 3, 4)),
+    ],
+)
+def test_policy_tries_its_sizes(policy: Policy, batch: int, sizes: tuple[int, ...]) -> None:
+    assert policy.sizes(batch) == sizes
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_batch_of_none_has_no_sizes(policy: Policy) -> None:
+    assert policy.sizes(0) == ()
+
+
+@pytest.mark.parametrize("name", ["power_of_two", "power-of-two"])
+def test_a_choice_may_be_spelt_with_hyphens(name: str) -> None:
+    assert choice(Policy, name) is Policy.POWER_OF_TWO
+
+
+@pytest.mark.parametrize("name", ["powers", "", None, 3])
+def test_an_unknown_choice_lists_all(name: Any) -> None:
+    with pytest.raises(
+        OptionError, match="policy must be one of 'undivided', 'power_of_two', 'all', but got"
+    ):
+        choice(Policy, name)
+
+
+def test_a_division_adds_batches_and_times_and_takes_the_largest_workspace() -> None:
+    division = Division((a_candidate(), a_candidate(batch=8, time_s=0.003, workspace_bytes=512)))
+
+    assert (division.batch, division.workspace_bytes) == (24, 1024)
+    assert division.time_s == pytest.approx(0.005)
+
+
+def test_a_division_pays_set_up_once_per_algorithm() -> None:
+    winograd = Candidate("cpu:winograd4", 8, 0.5, 0, setup_s=0.25)
+    direct = Candidate("cpu:direct", 8, 1.0, 0)
+
+    assert Division((winograd, winograd, direct)).time_s == 0.5 + 0.5 + 0.25 + 1.0
+
+
+def test_a_division_of_nothing_costs_nothing() -> None:
+    empty = Division(())
+
+    assert (empty.batch, empty.time_s, empty.workspace_bytes, empty.key) == (0, 0.0, 0, "")
+
+
+def test_a_division_of_one_part_is_undivided() -> None:
+    assert Division((a_candidate(),)).is_undivided
+    assert not Division((a_candidate(), a_candidate())).is_undivided
+
+
+def test_the_key_of_a_division_counts_equal_parts() -> None:
+    division = Division.of(
+        [a_candidate(), a_candidate(batch=8), a_candidate(), a_candidate(algorithm="cpu:fft")]
+    )
+
+    assert division.key == "cpu:direct@16*2+cpu:direct@8*1+cpu:fft@16*1"
+
+
+def test_parts_of_one_algorithm_must_not_be_torn_apart() -> None:
+    parts = (a_candidate(), a_candidate(algorithm="cpu:fft"), a_candidate())
+
+    with pytest.raises(ValueError, match="must stand next to each other"):
+        Division(parts)
+
+
+def test_an_algorithm_must_have_one_set_up_time() -> None:
+    with pytest.raises(ValueError, match="must have one set-up time"):
+        Division((a_candidate(), a_candidate(setup_s=0.1)))
+
+
+def test_standard_order_puts_large_parts_first_and_keeps_algorithms_together() -> None:
+    parts = [
+        a_candidate(algorithm="b", batch=2),
+        a_candidate(algorithm="a", batch=4),
+        a_candidate(algorithm="b", batch=8),
+        a_candidate(algorithm="c", batch=8),
+    ]
+
+    ordered = Division.of(parts).parts
+
+    assert [(part.algorithm, part.batch) for part in ordered] == [("b", 8), ("b", 2), ("c", 8), ("a", 4)]
+
+
+@given(
+    st.lists(
+        st.builds(
+            Candidate,
+            algorithm=st.sampled_from("abc"),
+            batch=st.integers(1, 4),
+            time_s=st.sampled_from([0.5, 1.0]),
+            workspace_bytes=st.integers(0, 2),
+        )
+    ).flatmap(lambda parts: st.tuples(st.just(parts), st.permutations(parts)))
+)
+def test_standard_order_does_not_depend_on_the_given_one(
+    orders: tuple[list[Candidate], list[Candidate]],
+) -> None:
+    given_order, other_order = orders
+
+    assert Division.of(given_order) == Division.of(other_order)
+
+
+def test_a_site_names_its_shape_when_it_has_several() -> None:
+    assert str(ConvSite("conv1", ConvOp.WGRAD)) == "conv1 wgrad"
+    assert str(ConvSite("", ConvOp.FPROP, variant=1)) == "the model itself fprop (shape 2)"
+
+
+def _sites(*workspaces: int) -> tuple[Assignment, ...]:
+    """One undivided site of 16 samples for each workspace in bytes."""
+    return tuple(
+        Assignment(
+            ConvSite(f"conv{index}", ConvOp.FPROP),
+            a_problem(batch=16),
+            Division((a_candidate(workspace_bytes=workspace),)),
+        )
+        for index, workspace in enumerate(workspaces)
+    )
+
+
+@pytest.mark.parametrize(("mode", "workspace_bytes"), [(Mode.REUSE, 500), (Mode.SHARING, 800)])
+def test_workspace_is_the_largest_in_reuse_and_the_sum_in_sharing(mode: Mode, workspace_bytes: int) -> None:
+    assert a_plan(mode=mode, assignments=_sites(300, 500)).workspace_bytes == workspace_bytes
+
+
+def test_time_of_a_plan_is_that_of_all_its_sites() -> None:
+    assert a_plan(assignments=_sites(0, 0, 0)).time_s == pytest.approx(3 * 0.002)
+
+
+@pytest.mark.parametrize(("mode", "needed"), [(Mode.REUSE, 500), (Mode.SHARING, 800)])
+def test_a_plan_exactly_at_the_limit_passes(mode: Mode, needed: int) -> None:
+    a_plan(mode=mode, assignments=_sites(300, 500), limit_bytes=needed).check()
+
+
+@pytest.mark.parametrize(("mode", "needed"), [(Mode.REUSE, 500), (Mode.SHARING, 800)])
+def test_a_plan_one_byte_over_the_limit_is_refused(mode: Mode, needed: int) -> None:
+    plan = a_plan(mode=mode, assignments=_sites(300, 500), limit_bytes=needed - 1)
+
+    with pytest.raises(
+        PlanError, match=rf"must be at most {needed - 1} bytes .* but the plan needs {needed} "
+    ):
+        plan.check()
+
+
+def test_the_limit_is_exact_beyond_the_precision_of_floats() -> None:
+    plan = a_plan(assignments=_sites(2**60 + 1), limit_bytes=2**60)
+
+    with pytest.raises(PlanError, match=f"but the plan needs {2**60 + 1}"):
+        plan.check()
+
+
+def test_a_site_that_stands_twice_is_refused() -> None:
+    with pytest.raises(PlanError, match="some site stands twice"):
+        a_plan(assignments=_sites(0) * 2).check()
+
+
+def test_parts_that_do_not_add_up_are_refused() -> None:
+    short = dataclasses.replace(_sites(0)[0], problem=a_problem(batch=17))
+
+    with pytest.raises(PlanError, match="The parts of conv0 fprop must add up to 17 samples, but got 16"):
+        a_plan(assignments=(short,)).check()
+
+
+def _plan_with_everything() -> Plan:
+    evidence = Evidence(
+        reference=Estimate(0.25, -math.inf, math.inf, 3),
+        chosen=Estimate(0.1, 0.09, 0.11, 10),
+        verdict=Verdict.FASTER,
+        reference_workspace_bytes=4096,
+        workspace_bytes=1000,
+        error=1e-7,
+        rejected=(("cpu:fft@32*1", Estimate(0.2, 0.19, 0.21, 10)),),
+    )
+    (assigned,) = a_plan().assignments
+    sites = [dataclasses.replace(assigned, evidence=evidence), *_sites(5, 7)]
+    return a_plan(
+        mode=Mode.SHARING, assignments=tuple(sites), untouched=(("conv9", "its padding mode is reflect."),)
+    )
+
+
+def test_a_plan_survives_saving_and_loading(tmp_path: Path) -> None:
+    _plan_with_everything().save(tmp_path / "plan.json")
+
+    assert Plan.load(tmp_path / "plan.json") == _plan_with_everything()
+
+
+def test_a_loaded_plan_is_saved_byte_for_byte(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    _plan_with_everything().save(first)
+
+    Plan.load(first).save(second)
+
+    assert second.read_bytes() == first.read_bytes()
+
+
+@given(time_s=st.floats(0, 1e6, allow_nan=False), workspace_bytes=st.integers(0, 2**62))
+def test_numbers_survive_exactly(time_s: float, workspace_bytes: int) -> None:
+    part = a_candidate(batch=32, time_s=time_s, workspace_bytes=workspace_bytes)
+    (assigned,) = a_plan().assignments
+    plan = a_plan(assignments=(dataclasses.replace(assigned, division=Division((part,))),), limit_bytes=2**62)
+
+    (loaded,) = Plan.from_text(plan.to_text()).assignments
+
+    assert loaded.division.parts == (part,)
+
+
+def test_a_problem_of_many_sites_is_written_once() -> None:
+    text = a_plan(assignments=_sites(1, 2, 3)).to_text()
+
+    assert len(json.loads(text)["problems"]) == 1
+
+
+def test_saving_replaces_an_older_plan(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    a_plan(version="0.0.1").save(path)
+
+    a_plan(version="0.0.2").save(path)
+
+    assert Plan.load(path).version == "0.0.2"
+
+
+def test_saving_leaves_nothing_but_the_plan(tmp_path: Path) -> None:
+    a_plan().save(tmp_path / "plan.json")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_save_that_fails_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
+    target = tmp_path / "plan.json"
+    target.mkdir()
+
+    with pytest.raises(OSError, match=r"plan\.json"):
+        a_plan().save(target)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_truncated_plan_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(a_plan().to_text()[:-20])
+
+    with pytest.raises(PlanFormatError, match=r"plan\.json cannot be used: .* this one is damaged"):
+        Plan.load(path)
+
+
+def test_bytes_that_are_no_text_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(b"\x80\x02}q\x00.")
+
+    with pytest.raises(PlanFormatError, match=r"plan\.json is no plan: it is not a text"):
+        Plan.load(path)
+
+
+def test_a_contradiction_in_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    a_plan(limit_bytes=1000).save(path)
+
+    with pytest.raises(PlanFormatError, match=r"plan\.json cannot be used: .* at most 1000 bytes"):
+        Plan.load(path)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"schema": "1"}', '{"schema": null}'])
+def test_json_that_is_no_plan_is_refused(text: str) -> None:
+    with pytest.raises(PlanFormatError, match="must name its schema"):
+        Plan.from_text(text)
+
+
+def test_a_newer_schema_is_refused() -> None:
+    with pytest.raises(PlanFormatError, match=r"must have schema 1 or lower, but got 2: .* newer mucudnn"):
+        Plan.from_text(_edited(schema=2))
+
+
+def _edited(**fields: object) -> str:
+    return json.dumps({**json.loads(a_plan().to_text()), **fields})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mode": "both"},
+        {"policy": None},
+        {"limit_bytes": 2048.5},
+        {"limit_bytes": math.inf},
+        {"limit_bytes": "2048"},
+        {"environment": {"backend": "cpu"}},
+        {"problems": []},
+        {"problems": [{"op": "fprop"}]},
+        {"assignments": [{}]},
+        {"assignments": None},
+        {"untouched": ["conv9"]},
+    ],
+)
+def test_a_damaged_field_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(PlanFormatError, match="a field is missing or wrong"):
+        Plan.from_text(_edited(**fields))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"problem": -1},
+        {"problem": 1},
+        {"variant": 0.5},
+        {"division": [["cpu:direct", 32, 0.1, math.nan, 0.0]]},
+        {"division": [["cpu:direct", 32, 0.1, 10.5, 0.0]]},
+        {"division": [["cpu:direct", 32, -0.1, 10, 0.0]]},
+        {"division": [["cpu:direct", 32]]},
+        {"division": [["a", 8, 0.1, 0, 0.0], ["b", 16, 0.1, 0, 0.0], ["a", 8, 0.1, 0, 0.0]]},
+        {"evidence": {}},
+    ],
+)
+def test_a_damaged_assignment_is_refused(change: dict[str, object]) -> None:
+    (row,) = json.loads(a_plan().to_text())["assignments"]
+
+    with pytest.raises(PlanFormatError, match="a field is missing or wrong"):
+        Plan.from_text(_edited(assignments=[{**row, **change}]))
+
+
+def test_a_loaded_plan_knows_the_soft_facts_of_its_environment() -> None:
+    plan = a_plan(environment=an_environment(soft={"load": "3.5"}))
+
+    assert Plan.from_text(plan.to_text()).environment.soft == {"load": "3.5"}
+
+
+def test_the_sites_of_a_plan_cannot_be_changed() -> None:
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        a_plan().sites[ConvSite("conv1", ConvOp.FPROP)] = Division(())  # type: ignore[index]  # that is the point

@@ -1,0 +1,131 @@
+"""Environments, measurements and candidates."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from mucudnn.intervals import Estimate
+from mucudnn.profile import Candidate, Environment, Measurement
+from tests.examples import a_candidate, an_environment
+
+DECIDING_CHANGES: dict[str, Any] = {
+    "backend": "cudnn",
+    "device": {"name": "Example 9001", "caches": "32K 1M 16M"},
+    "software": {"torch": "2.11.1", "onednn": "3.7"},
+    "policy": {"threads": "4", "deterministic": "no"},
+}
+"""For every field that decides, a value that the example does not have."""
+
+
+@pytest.mark.parametrize("name", DECIDING_CHANGES)
+def test_each_deciding_fact_alone_makes_another_environment(name: str) -> None:
+    changed = an_environment(**{name: DECIDING_CHANGES[name]})
+
+    assert changed != an_environment()
+    assert changed.key != an_environment().key
+
+
+def test_an_additional_fact_makes_another_environment() -> None:
+    changed = an_environment(policy={"threads": "8", "deterministic": "no", "tf32": "yes"})
+
+    assert changed.key != an_environment().key
+
+
+def test_soft_facts_do_not_make_another_environment() -> None:
+    changed = an_environment(soft={"load": "7.9"})
+
+    assert changed == an_environment()
+    assert changed.key == an_environment().key
+
+
+def test_the_order_of_facts_does_not_matter() -> None:
+    changed = an_environment(policy={"deterministic": "no", "threads": "8"})
+
+    assert changed.key == an_environment().key
+
+
+def test_the_same_fact_elsewhere_makes_another_environment() -> None:
+    assert Environment("cpu", {"a": "1"}, {}, {}).key != Environment("cpu", {}, {"a": "1"}, {}).key
+
+
+def test_every_field_of_an_environment_is_deciding_or_soft() -> None:
+    assert {field.name for field in dataclasses.fields(Environment)} == {*DECIDING_CHANGES, "soft"}
+
+
+def test_differences_name_the_recorded_and_the_present_value() -> None:
+    present = an_environment(backend="cudnn", policy={"threads": "4", "tf32": "yes"})
+
+    assert an_environment().differences(present) == [
+        "backend was cpu, is cudnn",
+        "policy deterministic was no, is unset",
+        "policy tf32 was unset, is yes",
+        "policy threads was 8, is 4",
+    ]
+
+
+def test_soft_facts_are_no_difference() -> None:
+    assert an_environment().differences(an_environment(soft={})) == []
+
+
+def test_an_environment_survives_json_with_its_soft_facts() -> None:
+    copy = Environment(**an_environment().to_json())  # type: ignore[arg-type]  # its fields are mappings
+
+    assert copy == an_environment()
+    assert copy.soft == {"load": "0.3"}
+
+
+def test_an_environment_is_no_key_of_a_dictionary() -> None:
+    with pytest.raises(TypeError, match="unhashable type"):
+        hash(an_environment())
+
+
+def test_samples_are_seconds_per_call() -> None:
+    assert Measurement((4_000, 8_000), calls=4).samples_s == pytest.approx([1e-6, 2e-6])
+
+
+def test_estimate_is_that_of_the_samples() -> None:
+    measurement = Measurement((2_000_000_000, 4_000_000_000, 3_000_000_000) * 2)
+
+    assert measurement.estimate == Estimate(3.0, low=2.0, high=4.0, samples=6)
+
+
+def test_estimate_of_no_spans_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs at least one sample"):
+        _ = Measurement(()).estimate
+
+
+def test_candidates_with_equal_fields_are_equal() -> None:
+    assert Candidate("cpu:direct", 16, 0.002, 1024) == Candidate("cpu:direct", 16, 0.002, 1024, setup_s=0.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"algorithm": "cpu:fft"}, {"batch": 8}, {"time_s": 0.003}, {"workspace_bytes": 0}, {"setup_s": 0.1}],
+)
+def test_each_field_alone_makes_another_candidate(changes: dict[str, Any]) -> None:
+    assert a_candidate(**changes) != a_candidate()
+
+
+def test_a_candidate_may_cost_nothing() -> None:
+    assert a_candidate(time_s=0.0, workspace_bytes=0).workspace_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch": 0}, "batch must be a whole number of at least 1, but got 0"),
+        ({"batch": 1.0}, "batch must be a whole number of at least 1, but got 1.0"),
+        ({"workspace_bytes": -1}, "workspace_bytes must be a whole number of at least 0, but got -1"),
+        (
+            {"workspace_bytes": float("nan")},
+            "workspace_bytes must be a whole number of at least 0, but got nan",
+        ),
+        ({"time_s": float("nan")}, "time_s must be finite and not negative, but got nan"),
+        ({"time_s": float("inf")}, "time_s must be finite"),
+        ({"setup_s": -0.1}, "setup_s must be finite and not negative, but got -0.1"),
+    ],
+)
+def test_what_no_candidate_has_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        a_candidate(**changes)

@@ -1,0 +1,80 @@
+"""Amounts of memory as text and as bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mucudnn.errors import SizeError
+from mucudnn.sizes import format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("0B", 0),
+        ("1B", 1),
+        ("512KB", 512_000),
+        ("512KiB", 524_288),
+        ("64MiB", 67_108_864),
+        ("1.5GiB", 1_610_612_736),
+        ("2GB", 2_000_000_000),
+        ("1TiB", 1_099_511_627_776),
+        ("  64 mib ", 67_108_864),
+        ("+3KB", 3_000),
+    ],
+)
+def test_a_number_with_a_unit_is_read_in_that_unit(text: str, n_bytes: int) -> None:
+    assert parse_bytes(text) == n_bytes
+
+
+def test_an_int_is_a_number_of_bytes() -> None:
+    assert parse_bytes(64) == 64
+
+
+def test_a_fraction_of_a_byte_is_rounded_down() -> None:
+    assert parse_bytes("0.0019KB") == 1
+
+
+def test_a_decimal_fraction_is_exact() -> None:
+    assert parse_bytes("1.1TB") == 1_100_000_000_000
+
+
+def test_a_bare_number_in_a_string_lists_the_units() -> None:
+    with pytest.raises(SizeError, match=r"must name its unit \(B, KB, .*, TiB\), but got '64'.*'64MiB'"):
+        parse_bytes("64")
+
+
+def test_an_unknown_unit_lists_the_units() -> None:
+    with pytest.raises(SizeError, match="one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, but got 'MBit'"):
+        parse_bytes("64 MBit")
+
+
+@pytest.mark.parametrize("size", [-1, "-1B", "-0.5B"])
+def test_a_negative_size_is_refused(size: int | str) -> None:
+    with pytest.raises(SizeError, match="must not be negative"):
+        parse_bytes(size)
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1e3MB", "64 Mi B", "nanMB", "1,5GiB", ".5GiB"])
+def test_what_is_no_number_with_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(SizeError, match="must be a number with a unit"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("size", [True, 1.5, None, b"64MiB"])
+def test_what_is_neither_int_nor_string_is_refused(size: object) -> None:
+    with pytest.raises(SizeError, match="must be an int of bytes or a string"):
+        parse_bytes(size)  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (64 * 2**20, "64 MiB")],
+)
+def test_bytes_are_shown_in_the_largest_fitting_unit(n_bytes: int, text: str) -> None:
+    assert format_bytes(n_bytes) == text
+
+
+@given(st.integers(min_value=0, max_value=2**50))
+def test_what_is_shown_can_be_read_to_four_digits(n_bytes: int) -> None:
+    assert parse_bytes(format_bytes(n_bytes)) == pytest.approx(n_bytes, rel=5e-4, abs=1)

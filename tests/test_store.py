@@ -1,0 +1,431 @@
+"""What goes wrong with files, and which file is used."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mucudnn.errors import StoreError
+from mucudnn.profile import Measurement
+from mucudnn.store import MemoryStore, SqliteStore, StoreWarning, default_path, open_store
+from tests.data import make_store_schema_1 as released
+from tests.examples import a_record, a_trial, an_environment
+
+REPOSITORY = Path(__file__).parent.parent
+NOBODY = 65534
+
+
+def _filled(path: Path, records: int = 1) -> Path:
+    """Make a store of some records at `path`, with algorithms "cpu:0", "cpu:1" and so on."""
+    with SqliteStore(path) as store:
+        store.add_records(an_environment(), [a_record(a_trial(f"cpu:{index}")) for index in range(records)])
+    return path
+
+
+def _execute(path: Path, *statements: str) -> None:
+    """Change the file as another program would."""
+    database = sqlite3.connect(path)
+    for statement in statements:
+        database.execute(statement)
+    database.commit()
+    database.close()
+
+
+def _query(path: Path, question: str) -> tuple[object, ...]:
+    database = sqlite3.connect(path)
+    (row,) = database.execute(question)
+    database.close()
+    return tuple(row)
+
+
+# Files that must be refused.
+
+
+def _make_text(path: Path) -> None:
+    path.write_text("what was measured\n" * 1000)
+
+
+def _make_truncated(path: Path) -> None:
+    _filled(path, records=50)
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _make_overwritten(path: Path) -> None:
+    contents = bytearray(_filled(path, records=50).read_bytes())
+    contents[-8192:-4096] = b"\xa5" * 4096
+    path.write_bytes(contents)
+
+
+def _make_newer(path: Path) -> None:
+    _execute(_filled(path), "PRAGMA user_version = 2")
+
+
+def _make_other_application(path: Path) -> None:
+    _execute(path, "CREATE TABLE places (name TEXT)")
+
+
+def _make_other_marked_application(path: Path) -> None:
+    _execute(path, "PRAGMA application_id = 1")
+
+
+REFUSED = [
+    (_make_text, "cannot be used as a store: file is not a database"),
+    (_make_truncated, "cannot be used as a store: database disk image is malformed"),
+    (_make_overwritten, "(is damaged: |malformed)"),
+    (_make_newer, "has 2: it comes from a newer mucudnn"),
+    (_make_other_application, "got an SQLite file of another application"),
+    (_make_other_marked_application, "got an SQLite file of another application"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_a_file_that_is_no_whole_store_is_refused_by_name(
+    tmp_path: Path, make: Callable[[Path], None], message: str
+) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    make(path)
+
+    with pytest.raises(StoreError, match=f"{re.escape(str(path))}.*{message}"):
+        open_store(path)
+
+
+@pytest.mark.parametrize("make", [make for make, _ in REFUSED])
+def test_a_refused_file_stays_byte_for_byte(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    make(path)
+    before = path.read_bytes()
+
+    with pytest.raises(StoreError, match="profiles"):
+        open_store(path)
+
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["times = '[1, 2'", "times = '{}'", "refusal_kind = 'bad luck'", "times = '[]'", "error = 'much'"],
+)
+def test_a_damaged_row_is_refused_when_it_is_looked_up(tmp_path: Path, damage: str) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    _execute(path, f"UPDATE records SET {damage}")
+
+    with SqliteStore(path) as store, pytest.raises(StoreError, match=r"profiles\.sqlite3 is damaged, a row"):
+        store.records(an_environment(), [a_trial("cpu:0")])
+
+
+def test_a_missing_table_is_refused_when_it_is_used(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    _execute(path, "DROP TABLE records")
+
+    with SqliteStore(path) as store, pytest.raises(StoreError, match="no such table: records"):
+        store.count()
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "profiles.sqlite3")
+    store.close()
+
+    with pytest.raises(StoreError, match="closed database"):
+        store.count()
+
+
+def test_opening_a_store_does_not_change_it(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    before = path.read_bytes()
+
+    SqliteStore(path).close()
+
+    assert path.read_bytes() == before
+
+
+def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    path.touch()
+
+    assert _count(_filled(path)) == 1
+
+
+def _count(path: Path) -> int:
+    with SqliteStore(path) as store:
+        return store.count()
+
+
+def test_a_path_may_hold_any_character(tmp_path: Path) -> None:
+    path = tmp_path / "a b#c?d%41é" / ":memory:"
+
+    _filled(path)
+
+    assert path.is_file()
+
+
+def test_the_released_schema_1_is_readable(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    shutil.copyfile(released.PATH, path)
+
+    with SqliteStore(path) as store:
+        found = store.records(released.ENVIRONMENT, [record.trial for record in released.RECORDS])
+        compared = store.comparison(
+            released.ENVIRONMENT, released.COMPARISON.problem, released.COMPARISON.times
+        )
+
+    assert tuple(found.values()) == released.RECORDS
+    assert compared == released.COMPARISON
+
+
+def test_the_schema_is_still_the_released_one(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    tables = "SELECT group_concat(sql, char(10)) FROM (SELECT sql FROM sqlite_master ORDER BY name)"
+
+    assert _query(path, tables) == _query(released.PATH, tables)
+
+
+def test_soft_facts_and_dates_are_kept_for_the_reader(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+
+    facts, date = _query(path, "SELECT facts, date FROM environments JOIN records ON environment = id")
+
+    assert json.loads(str(facts)) == an_environment().to_json()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", str(date))
+
+
+# Several processes, and their ends.
+
+
+def _writer(path: Path, name: str, count: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "tests.store_writer", str(path), name, str(count)]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+def test_nothing_that_a_process_adds_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    names = [f"process {index}" for index in range(4)]
+
+    writers = [_writer(path, name, 50) for name in names]
+    for writer in writers:
+        writer.communicate()
+
+    trials = [a_trial(f"{name}:{index}") for name in names for index in range(50)]
+    with SqliteStore(path) as store:
+        assert list(store.records(an_environment(), trials)) == trials
+
+
+def test_a_killed_process_leaves_all_that_it_had_added(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    with _writer(path, "killed", 1_000_000) as writer:
+        assert writer.stdout is not None
+        for _ in range(20):
+            last = int(writer.stdout.readline())
+        writer.kill()
+
+    trials = [a_trial(f"killed:{index}") for index in range(last + 1)]
+    with SqliteStore(path) as store:
+        assert list(store.records(an_environment(), trials)) == trials
+
+
+def test_a_write_that_a_crash_tore_is_undone(tmp_path: Path) -> None:
+    path, crashed = _filled(tmp_path / "profiles.sqlite3"), tmp_path / "crashed.sqlite3"
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA cache_size = 1")  # pages reach the file long before the end of the transaction
+    database.executemany(
+        "INSERT INTO records (environment, problem, algorithm, whole) VALUES (1, ?, 'torn', 0)",
+        [(f"{index:04000}",) for index in range(100)],
+    )
+    shutil.copyfile(path, crashed)
+    shutil.copyfile(f"{path}-journal", f"{crashed}-journal")
+    database.close()
+
+    assert crashed.stat().st_size > path.stat().st_size
+    assert _count(crashed) == 1
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    more = [a_record(a_trial(f"more:{index}")) for index in range(100)]
+
+    with SqliteStore(path) as store:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+        try:
+            with pytest.raises(
+                StoreError, match=r"profiles\.sqlite3 cannot be used as a store: .*(disk|full)"
+            ):
+                store.add_records(an_environment(), more)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert store.count() == 1
+
+
+# Which file is used, and what becomes of one that cannot be written.
+
+
+def test_the_store_is_where_the_environment_variable_says(store_path: Path) -> None:
+    assert default_path() == store_path
+
+
+def test_the_environment_variable_may_name_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MUCUDNN_STORE", "~/profiles.sqlite3")
+
+    assert default_path() == tmp_path / "profiles.sqlite3"
+
+
+@pytest.mark.parametrize("value", ["", None])
+def test_the_store_is_in_the_cache_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.delenv("MUCUDNN_STORE")
+    if value is not None:
+        monkeypatch.setenv("MUCUDNN_STORE", value)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    assert default_path().name == "profiles.sqlite3"
+    assert default_path().parent.name == "mucudnn"
+    assert default_path().is_relative_to(tmp_path)
+
+
+def test_no_name_opens_the_default_store(store_path: Path) -> None:
+    with open_store() as store:
+        assert isinstance(store, SqliteStore)
+    assert store_path.is_file()
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_path_opens_the_store_there(tmp_path: Path, kind: type[str] | type[Path]) -> None:
+    with open_store(kind(_filled(tmp_path / "mine.sqlite3"))) as store:
+        assert store.count() == 1
+
+
+def test_a_store_is_taken_as_it_is() -> None:
+    store = MemoryStore()
+
+    assert open_store(store) is store
+
+
+def test_everything_can_be_copied_into_another_store(tmp_path: Path) -> None:
+    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as source:
+        source.add_records(released.ENVIRONMENT, released.RECORDS)
+        source.add_comparison(released.ENVIRONMENT, released.COMPARISON)
+        copy = MemoryStore()
+        source.copy_into(copy)
+
+    trials = [record.trial for record in released.RECORDS]
+    compared = copy.comparison(released.ENVIRONMENT, released.COMPARISON.problem, released.COMPARISON.times)
+    assert copy.count() == 4
+    assert tuple(copy.records(released.ENVIRONMENT, trials).values()) == released.RECORDS
+    assert compared == released.COMPARISON
+
+
+def test_a_copy_keeps_what_was_there(tmp_path: Path) -> None:
+    (other,) = [a_record(a_trial("cpu:0"), first_span_ns=7)]
+    target = MemoryStore()
+    target.add_records(an_environment(), [other])
+
+    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as source:
+        source.copy_into(target)
+
+    assert target.records(an_environment(), [a_trial("cpu:0")]) == {a_trial("cpu:0"): other}
+
+
+def test_a_folder_that_cannot_be_made_gives_a_store_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "profiles.sqlite3"
+
+    with pytest.warns(StoreWarning, match=f"What is measured now is not kept: {re.escape(str(path))} cannot"):
+        store = open_store(path)
+
+    assert isinstance(store, MemoryStore)
+    assert store.count() == 0
+
+
+@pytest.fixture
+def shelf() -> Iterator[Path]:
+    """A store of one record in a read-only folder; root, who may write anywhere, becomes nobody meanwhile."""
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:  # unlike the usual one, it can be opened to others
+        path = _filled(Path(folder) / "profiles.sqlite3")
+        path.parent.chmod(0o555)
+        os.seteuid(user or NOBODY)
+        try:
+            yield path
+        finally:
+            os.seteuid(user)
+            path.parent.chmod(0o755)
+
+
+def _set_mode(path: Path, mode: int) -> None:
+    user = os.geteuid()
+    os.seteuid(path.stat().st_uid)
+    path.chmod(mode)
+    os.seteuid(user)
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o666])
+def test_a_store_on_a_read_only_disk_is_still_read(shelf: Path, mode: int) -> None:
+    _set_mode(shelf, mode)
+    before = shelf.read_bytes()
+
+    with pytest.warns(StoreWarning, match=r"profiles\.sqlite3 cannot be used as a store: "):
+        store = open_store(shelf)
+
+    store.add_records(an_environment(), [a_record(a_trial("new"))])
+    assert list(store.records(an_environment(), [a_trial("cpu:0"), a_trial("new")])) == [
+        a_trial("cpu:0"),
+        a_trial("new"),
+    ]
+    assert shelf.read_bytes() == before
+
+
+def test_a_store_that_may_not_be_read_gives_an_empty_one(shelf: Path) -> None:
+    _set_mode(shelf, 0)
+
+    with pytest.warns(StoreWarning, match="What is measured now is not kept"):
+        store = open_store(shelf)
+
+    assert store.count() == 0
+
+
+def test_an_empty_file_on_a_read_only_disk_gives_an_empty_store(shelf: Path) -> None:
+    _set_mode(shelf, 0o666)
+    os.truncate(shelf, 0)
+
+    with pytest.warns(StoreWarning, match="What is measured now is not kept"):
+        store = open_store(shelf)
+
+    assert store.count() == 0
+
+
+def test_a_damaged_store_on_a_read_only_disk_is_refused(shelf: Path) -> None:
+    _set_mode(shelf, 0o666)
+    shelf.write_text("what was measured\n" * 1000)
+
+    with pytest.raises(StoreError, match="file is not a database"):
+        open_store(shelf)
+
+
+def test_a_read_only_store_refuses_what_is_new(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+
+    with SqliteStore(path, read_only=True) as store, pytest.raises(StoreError, match="readonly database"):
+        store.add_records(an_environment(), [a_record()])
+
+
+def test_raw_spans_are_kept_in_order(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+
+    (times,) = _query(path, "SELECT times FROM records")
+
+    assert json.loads(str(times)) == {"spans_ns": [51_000, 50_000, 52_000], "calls": 4, "converged": True}
+    assert a_record().times == Measurement((51_000, 50_000, 52_000), calls=4)
