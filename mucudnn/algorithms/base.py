@@ -82,8 +82,8 @@ class Region:
     @property
     def n_bytes(self) -> int:
         """Bytes that it takes, up to the next aligned start."""
-        n_bytes = math.prod(self.shape) * getattr(torch, self.dtype).itemsize
-        return -(-n_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        itemsize: int = getattr(torch, self.dtype).itemsize
+        return -(-math.prod(self.shape) * itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def total_bytes(regions: tuple[Region, ...]) -> int:

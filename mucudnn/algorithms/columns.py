@@ -1,9 +1,11 @@
 """Convolution as one matrix product an image: explicit im2col and GEMM.
 
-Every output pixel's inputs are copied into one column, so that with X the matrix of columns (c·r·s, p·q), W the
-filter (k, c·r·s) and Y the output (k, p·q) of an image
+Every output pixel's inputs are copied into one column, so that with X the matrix of columns (c·r·s, p·q), W
+the filter (k, c·r·s) and Y the output (k, p·q) of an image
 
-    fprop  Y = W X        dgrad  dX = W' dY, each column added back to where it came from        wgrad  dW = dY X'
+    fprop  Y = W X
+    dgrad  dX = W' dY, each column added back to where it came from
+    wgrad  dW = dY X'
 
 Filters of one tap with stride 1 and no padding need no copy: X is the image itself. One image is taken at a
 time, so the workspace does not grow with the micro-batch. Source: Chellapilla, Puri, Simard, IWFHR 2006.
@@ -25,7 +27,7 @@ _DTYPES = ("float32", "float64")
 
 @dataclasses.dataclass(frozen=True)
 class ColumnAlgorithm:
-    """Explicit im2col and GEMM; the reference among the algorithms, and the one that computes every stride."""
+    """Explicit im2col and GEMM; the reference among the algorithms, and the one for every stride."""
 
     name: str = "im2col"
 
@@ -64,13 +66,14 @@ def _padded_size(problem: ConvProblem) -> tuple[int, ...]:
 
 
 def _regions(problem: ConvProblem) -> tuple[Region, ...]:
-    """The workspace; "filter" is W or the sum of dW, and outlives a part."""
+    """The workspace; "filter" is W or the sum of dW, which outlives a part, as does the sum of W's values."""
     taps, pixels = math.prod(problem.kernel_size), math.prod(problem.output_size)
     needs_padded = any(problem.padding) or (problem.op is ConvOp.DGRAD and not _is_image(problem))
     padded = (problem.in_channels, *_padded_size(problem)) if needs_padded else (0,)
     columns = 0 if _is_image(problem) else problem.in_channels * taps * pixels
     return (
         Region("filter", (math.prod(problem.filter_shape),), problem.dtype),
+        Region("filter_sum", (1,), problem.dtype),
         Region("padded", (math.prod(padded),), problem.dtype),
         Region("columns", (columns,), problem.dtype),
     )
@@ -85,6 +88,7 @@ class _Columns:
         self._is_last = problem.layout is Layout.CHANNELS_LAST
         k, c, *taps = problem.filter_shape
         self.filter = self._ordered(space["filter"], (k,), (c, *taps))
+        self.filter_sum = space["filter_sum"][0]
         self.filter_matrix = space["filter"].view(problem.groups, k // problem.groups, -1)
         self.padded = self._ordered(space["padded"], (), (problem.in_channels, *_padded_size(problem)))
         if not _is_image(problem):
@@ -150,7 +154,6 @@ class _ColumnSlices:
 
     def __init__(self, columns: _Columns) -> None:
         self._columns = columns
-        self._filter_is_finite = True
 
     def prepare(self, weight: Tensor) -> None:
         """Lay the filter out as a matrix; once per mini-batch, before the first part.
@@ -159,7 +162,10 @@ class _ColumnSlices:
         padding out; all else comes out alike.
         """
         self._columns.filter.copy_(weight)
-        self._filter_is_finite = is_finite(weight)
+        torch.sum(self._columns.filter_matrix, (0, 1, 2), out=self._columns.filter_sum)
+
+    def _is_as_pytorchs_own(self) -> bool:
+        return math.isfinite(self._columns.filter_sum.item())
 
 
 class _ColumnFprop(_ColumnSlices):
@@ -173,7 +179,7 @@ class _ColumnFprop(_ColumnSlices):
             torch.bmm(columns.filter_matrix, columns.fill(x), out=product)
             if bias is not None:
                 product.add_(bias.view(columns.problem.groups, -1, 1))
-        return self._filter_is_finite
+        return self._is_as_pytorchs_own()
 
 
 class _ColumnDgrad(_ColumnSlices):
@@ -193,7 +199,7 @@ class _ColumnDgrad(_ColumnSlices):
                 torch.bmm(columns.filter_matrix.transpose(1, 2), gradient, out=columns.matrix)
                 self._add_back()
                 dx.copy_(columns.inside())
-        return self._filter_is_finite
+        return self._is_as_pytorchs_own()
 
     def _add_back(self) -> None:
         columns = self._columns
@@ -201,7 +207,8 @@ class _ColumnDgrad(_ColumnSlices):
         windows = columns.windows(columns.padded)
         taps = columns.problem.kernel_size
         for tap in itertools.product(*(range(count) for count in taps)):
-            windows[(slice(None), *tap)].add_(columns.columns[(slice(None), *tap)])
+            place: tuple[slice | int, ...] = (slice(None), *tap)
+            windows[place].add_(columns.columns[place])
 
 
 class _ColumnWgrad:

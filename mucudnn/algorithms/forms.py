@@ -32,7 +32,7 @@ POINTS = (
 )
 """Interpolation points in the order in which they are taken; infinity is always the last one.
 
-With six of them in all, 0, 1, -1, 1/2, -2, infinity loses fewer digits than the textbook's 0, ±1, ±2, infinity.
+Of six in all, 0, 1, -1, 1/2, -2 and infinity lose fewer digits than the textbook's 0, ±1, ±2 and infinity.
 """
 
 
@@ -53,22 +53,22 @@ class BilinearForm:
     @property
     def outputs(self) -> int:
         """m: outputs of one tile."""
-        return self.output_transform.shape[0]
+        return int(self.output_transform.shape[0])
 
     @property
     def taps(self) -> int:
         """r: taps of the filter."""
-        return self.filter_transform.shape[1]
+        return int(self.filter_transform.shape[1])
 
     @property
     def inputs(self) -> int:
         """t = m + r - 1: inputs of one tile."""
-        return self.input_transform.shape[1]
+        return int(self.input_transform.shape[1])
 
     @property
     def rank(self) -> int:
         """Multiplications of one tile."""
-        return self.input_transform.shape[0]
+        return int(self.input_transform.shape[0])
 
 
 def identity() -> BilinearForm:

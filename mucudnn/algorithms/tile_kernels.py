@@ -7,21 +7,23 @@ that the products carry along.
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import carve, channels_last_view
-from mucudnn.algorithms.forms import BilinearForm
 from mucudnn.problem import ConvOp
 
 if TYPE_CHECKING:
     from mucudnn.algorithms.tiles import TileGeometry
 
-_LARGE_IMAGE = 8192
-"""Pixels from which an image goes to NCHW by itself: PyTorch blocks a transposing copy only in two dimensions."""
+LARGE_IMAGE = 8192
+"""Pixels from which an image goes to NCHW by itself: torch blocks a transposing copy only in 2-D."""
+
+TRANSPOSING_ELEMENTS = 60 * 60
+"""What such a copy takes from torch's allocator while it runs: one block."""
 
 
 class TileSliceKernel:
@@ -152,7 +154,7 @@ class _Transform:
 class _FilterTransform:
     """Between a filter (k, c, r, s) and its planes (rank_h · rank_w, k, c)."""
 
-    def __init__(self, geometry: "TileGeometry", space: dict[str, Tensor]) -> None:
+    def __init__(self, geometry: "TileGeometry", space: Mapping[str, Tensor]) -> None:
         problem = geometry.problem
         k, c = problem.out_channels, problem.in_channels
         r, s = problem.kernel_size
@@ -221,12 +223,15 @@ def _tile_view(
     """View (side_h, side_w, n, tiles_h, tiles_w, channels) of the planes at the start of `buffer`."""
     planes = buffer[: sides[0] * sides[1] * plane].view(*sides, plane)
     inside = planes[..., : geometry.total_tiles * channels]
-    return inside.unflatten(2, (geometry.problem.batch, *geometry.tiles, channels))
+    view: Tensor = inside.unflatten(2, (geometry.problem.batch, *geometry.tiles, channels))
+    return view
 
 
 def _matrices(buffer: Tensor, planes: int, rows: int, columns: int, plane: int) -> Tensor:
     """View (planes, rows, columns) of the planes at the start of `buffer`."""
-    return buffer[: planes * plane].view(planes, plane)[:, : rows * columns].unflatten(1, (rows, columns))
+    inside = buffer[: planes * plane].view(planes, plane)[:, : rows * columns]
+    view: Tensor = inside.unflatten(1, (rows, columns))
+    return view
 
 
 def _pairs(tiles: Tensor, image: Tensor, blocks: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -255,7 +260,7 @@ def _whole_and_rest(size: int, block: int) -> list[tuple[int, int, int]]:
 def _leave(image: Tensor, out: Tensor) -> None:
     """Copy an image (n, h, w, c) to `out` (n, c, h, w)."""
     n, h, w, c = image.shape
-    if h * w < _LARGE_IMAGE:
+    if h * w < LARGE_IMAGE:
         out.copy_(image.permute(0, 3, 1, 2))
         return
     for source, target in zip(image.view(n, h * w, c), out.view(n, c, h * w), strict=True):

@@ -14,13 +14,19 @@ whose sum over p runs over the parts of a division for free, in the transformed 
 """
 
 import dataclasses
+import math
 from functools import cached_property
 
 from torch import Tensor
 
 from mucudnn.algorithms.base import Region, SliceKernel, SumKernel, total_bytes
 from mucudnn.algorithms.forms import BilinearForm, cook_toom, fourier, identity
-from mucudnn.algorithms.tile_kernels import TileSliceKernel, TileSumKernel
+from mucudnn.algorithms.tile_kernels import (
+    LARGE_IMAGE,
+    TRANSPOSING_ELEMENTS,
+    TileSliceKernel,
+    TileSumKernel,
+)
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _DTYPES = ("float32", "float64")
@@ -145,7 +151,7 @@ class TileGeometry:
 
         Transforms go to and fro between "front" and "back"; wgrad keeps y apart in "y_front", because
         both images' planes meet in the product. "front" also holds the filter's taps while the filter is
-        transformed.
+        transformed. Nothing is put into "transposing": it declares what a copy takes by itself.
         """
         problem, dtype = self.problem, self.problem.dtype
         filter_size = problem.out_channels * problem.in_channels
@@ -161,6 +167,9 @@ class TileGeometry:
             back = max(x_between, y_products, y_tiles)
         front = max(front, problem.kernel_size[0] * problem.kernel_size[1] * filter_size)
         staged = (problem.batch, *self.y_size, self.y_channels) if self.is_staged else (0,)
+        is_transposed_alone = (
+            self.is_staged and problem.op is not ConvOp.WGRAD and math.prod(self.y_size) >= LARGE_IMAGE
+        )
         return (
             Region("filter", (self.planes, problem.out_channels, problem.in_channels), dtype),
             Region("padded", (problem.batch, *self.padded_size, self.x_channels), dtype),
@@ -168,6 +177,7 @@ class TileGeometry:
             Region("back", (back,), dtype),
             Region("y_front", (y_front,), dtype),
             Region("staged", staged, dtype),
+            Region("transposing", (TRANSPOSING_ELEMENTS if is_transposed_alone else 0,), dtype),
         )
 
 

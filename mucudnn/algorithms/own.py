@@ -1,0 +1,112 @@
+"""PyTorch's own convolution: one op of a problem exactly as autograd runs it."""
+
+import torch
+from torch import Tensor
+
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+
+_FORWARD = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+
+
+def own_convolution(
+    problem: ConvProblem,
+    first: Tensor,
+    second: Tensor,
+    bias: Tensor | None = None,
+    unread: Tensor | None = None,
+) -> Tensor:
+    """Return what PyTorch itself computes for `problem`, in a new tensor, and nothing more.
+
+    Value, type and strides are those that autograd gives. The two backward ops go through one call of
+    ATen that takes x, w and dy together, though dgrad needs of x, and wgrad of w, only type, shape and
+    layout; autograd passes the real ones. An expanded scalar in their place would be copied to full size
+    before it is ignored, so it would cost the memory of a whole x (measured: 6.12 MiB of 6.12).
+
+    Args:
+        problem: what to compute.
+        first: x for fprop and wgrad, dy for dgrad.
+        second: w for fprop and dgrad, dy for wgrad.
+        bias: of shape (k,), for fprop only.
+        unread: x for dgrad, w for wgrad: any tensor of its shape and layout, whatever it holds. None
+            allocates one and touches no page of it: that costs addresses, and memory only where PyTorch
+            is told to fill what is new.
+    """
+    if problem.op is ConvOp.FPROP:
+        forward = _FORWARD[len(problem.input_size)]
+        return forward(first, second, bias, problem.stride, problem.padding, problem.dilation, problem.groups)
+    if unread is None:
+        unread = unread_operand(problem)
+    dy, x, w = (first, unread, second) if problem.op is ConvOp.DGRAD else (second, first, unread)
+    dx, dw, _ = torch.ops.aten.convolution_backward(
+        dy,
+        x,
+        w,
+        None,  # sizes of a bias, whose gradient is not asked for
+        problem.stride,
+        problem.padding,
+        problem.dilation,
+        False,  # not transposed  # noqa: FBT003  # ATen's arguments have positions only
+        (0,) * len(problem.stride),  # no output padding, then
+        problem.groups,
+        (problem.op is ConvOp.DGRAD, problem.op is ConvOp.WGRAD, False),
+    )
+    return dx if problem.op is ConvOp.DGRAD else dw  # type: ignore[no-any-return]  # torch.ops has no types
+
+
+def operands(problem: ConvProblem, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return buffers of standard normal values for `own_convolution`: first, second and bias or None.
+
+    The same state of the generator gives the same values; without one nothing is filled, for those whom
+    values do not concern. Channels-last tensors have the strides of PyTorch's memory formats; those of one
+    spatial dimension follow the same rule.
+    """
+    if problem.op is ConvOp.DGRAD:
+        return _output(problem, generator), _filter(problem, generator), None
+    if problem.op is ConvOp.WGRAD:
+        return _image(problem, generator), _output(problem, generator), None
+    bias = _allocate((problem.out_channels,), problem, Layout.CONTIGUOUS, generator) if problem.bias else None
+    return _image(problem, generator), _filter(problem, generator), bias
+
+
+def unread_operand(problem: ConvProblem) -> Tensor:
+    """Return the tensor that a backward op takes and never reads, in its layout: x for dgrad, w for wgrad.
+
+    Raises:
+        ValueError: the op is fprop, which reads all that it takes.
+    """
+    if problem.op is ConvOp.FPROP:
+        raise ValueError("Only dgrad and wgrad take an operand that they do not read, but got fprop.")
+    return _image(problem) if problem.op is ConvOp.DGRAD else _filter(problem)
+
+
+def result_bytes(problem: ConvProblem) -> int:
+    """Return the bytes of what the op computes: y, dx or dw."""
+    sizes = {
+        ConvOp.FPROP: problem.output_bytes,
+        ConvOp.DGRAD: problem.input_bytes,
+        ConvOp.WGRAD: problem.filter_bytes,
+    }
+    return sizes[problem.op]
+
+
+def _image(problem: ConvProblem, generator: torch.Generator | None = None) -> Tensor:
+    return _allocate(problem.input_shape, problem, problem.layout, generator)
+
+
+def _filter(problem: ConvProblem, generator: torch.Generator | None = None) -> Tensor:
+    return _allocate(problem.filter_shape, problem, problem.filter_layout, generator)
+
+
+def _output(problem: ConvProblem, generator: torch.Generator | None = None) -> Tensor:
+    return _allocate(problem.output_shape, problem, problem.layout, generator)
+
+
+def _allocate(
+    shape: tuple[int, ...], problem: ConvProblem, layout: Layout, generator: torch.Generator | None
+) -> Tensor:
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    is_channels_last = layout is Layout.CHANNELS_LAST
+    in_memory = torch.empty((shape[0], *shape[2:], shape[1]) if is_channels_last else shape, dtype=dtype)
+    if generator is not None:
+        in_memory.normal_(generator=generator)
+    return in_memory.movedim(-1, 1) if is_channels_last else in_memory
