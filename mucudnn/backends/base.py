@@ -1,0 +1,94 @@
+"""What a backend must offer: algorithms of one kind of device, their workspaces, and kernels that run them.
+
+The contract, tested on every backend by one suite:
+
+* The workspace that a kernel is given is all that it takes, but for what `workspace_bytes` has measured as
+  taken elsewhere; nothing that exceeds a limit is ever run to find out its workspace.
+* fprop and dgrad write disjoint slices; every part of wgrad writes the same dw, so parts must add up. The
+  first part of a division overwrites dw whatever it held, NaN included, and each later part adds exactly
+  its own contribution. Each sample counts once; the running sum is held in float32 or wider (float64 for
+  float64) and rounded once.
+* A kernel reports a result that is not finite, and whoever runs it computes that part again with PyTorch's
+  own convolution, so that a NaN or an infinity in the data spreads as it does without mucudnn.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms import SliceKernel, SumKernel
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Environment, Trial
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A piece of work to be weighed, perhaps in another process.
+
+    Attributes:
+        function: "package.module:name" of a function that takes the payload and returns something with a
+            method `run() -> Tensor`; operands are made before, the result counts as no workspace.
+        payload: JSON values.
+    """
+
+    function: str
+    payload: Mapping[str, object]
+
+
+class Backend(Protocol):
+    """One kind of device."""
+
+    @property
+    def name(self) -> str:
+        """Prefix of its algorithms' ids."""
+
+    @property
+    def own(self) -> str:
+        """Id of PyTorch's own convolution, which computes every problem."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+
+    def environment(self) -> Environment:
+        """Return all that a time measured now depends on."""
+
+    def algorithms(self, problem: ConvProblem) -> tuple[str, ...]:
+        """Return the ids of the algorithms that compute `problem`, PyTorch's own first."""
+
+    def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
+        """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
+
+        It never takes more than the limit to find out.
+        """
+
+    def footprint(self, job: Job, limit_bytes: int) -> int | None:
+        """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
+
+    def error_bound(self, problem: ConvProblem) -> float:
+        """Return the relative error against float64 above which an algorithm counts as wrong."""
+
+    def own_convolution(
+        self,
+        problem: ConvProblem,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        unread: Tensor | None = None,
+    ) -> Tensor:
+        """Return what PyTorch itself computes: y from (x, w), dx from (dy, w), or dw from (x, dy).
+
+        The third tensor that the backward ops name but never read, x or w, may be given as `unread`.
+        """
+
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
+        """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
+
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
+        """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
+
+    def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
+        """Return the bytes of buffer that such a kernel needs; what else it takes, it takes elsewhere."""

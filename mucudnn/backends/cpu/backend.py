@@ -1,0 +1,107 @@
+"""Convolutions on the processor: PyTorch's own, and the algorithms composed of torch operations."""
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms import ALGORITHMS, Algorithm, SliceKernel, SumKernel
+from mucudnn.algorithms.own import own_convolution, result_bytes
+from mucudnn.backends.base import Job
+from mucudnn.backends.cpu.environment import fp32_precision, present_environment
+from mucudnn.backends.cpu.footprint import FootprintMeter
+from mucudnn.backends.cpu.own import own_job
+from mucudnn.errors import BackendError
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Environment, Trial
+
+_PREFIX = "cpu:"
+
+_ERROR_BOUNDS = {"float64": 1e-11, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+"""Largest relative error, in the 2-norm. Winograd's is below 5e-6 in float32, bfloat16's rounding 2e-3."""
+
+_FAST_MATH_BOUND = 3e-2
+"""The bound where the user has let float32 convolutions compute in 16 bits."""
+
+
+class CpuBackend:
+    """The processor."""
+
+    name = "cpu"
+    own = _PREFIX + "aten"
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._algorithms: dict[str, Algorithm] = {_PREFIX + each.name: each for each in ALGORITHMS}
+        self._meter = FootprintMeter()
+
+    def environment(self) -> Environment:
+        """Return all that a time measured now depends on."""
+        return present_environment()
+
+    def algorithms(self, problem: ConvProblem) -> tuple[str, ...]:
+        """Return the ids of the algorithms that compute `problem`, PyTorch's own first."""
+        others = (name for name, each in self._algorithms.items() if each.refusal(problem) is None)
+        return (self.own, *others)
+
+    def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
+        """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
+
+        PyTorch's own convolution is weighed in a child process that is held to the limit. A part of it also
+        makes a result of its own, which is then copied or added.
+        """
+        if trial.algorithm != self.own:
+            return self.buffer_bytes(trial.problem, trial.algorithm)
+        hidden = self.footprint(own_job(trial.problem), limit_bytes)
+        if hidden is None or trial.whole:
+            return hidden
+        return hidden + result_bytes(trial.problem) + _sum_bytes(trial.problem)
+
+    def footprint(self, job: Job, limit_bytes: int) -> int | None:
+        """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
+        return self._meter.measure(job, limit_bytes).n_bytes
+
+    def error_bound(self, problem: ConvProblem) -> float:
+        """Return the relative error against float64 above which an algorithm counts as wrong."""
+        if problem.dtype == "float32" and fp32_precision("conv") in ("bf16", "tf32"):
+            return _FAST_MATH_BOUND
+        return _ERROR_BOUNDS[problem.dtype]
+
+    def own_convolution(
+        self,
+        problem: ConvProblem,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        unread: Tensor | None = None,
+    ) -> Tensor:
+        """Return what PyTorch itself computes: y from (x, w), dx from (dy, w), or dw from (x, dy).
+
+        The third tensor that the backward ops name but never read, x or w, may be given as `unread`.
+        """
+        return own_convolution(problem, first, second, bias, unread)
+
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
+        """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
+        return self._algorithm(algorithm).slice_kernel(problem, buffer)
+
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
+        """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
+        return self._algorithm(algorithm).sum_kernel(problem, buffer)
+
+    def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
+        """Return the bytes of buffer that such a kernel needs; what else it takes, it takes elsewhere."""
+        return 0 if algorithm == self.own else self._algorithm(algorithm).workspace_bytes(problem)
+
+    def _algorithm(self, name: str) -> Algorithm:
+        try:
+            return self._algorithms[name]
+        except KeyError:
+            raise BackendError(
+                f"An algorithm must be one of {', '.join((self.own, *self._algorithms))}, but got {name!r}."
+            ) from None
+
+
+def _sum_bytes(problem: ConvProblem) -> int:
+    """Bytes of the float32 sum in which the parts of a 16-bit weight gradient add up."""
+    if problem.op is ConvOp.WGRAD and problem.itemsize == 2:
+        return 2 * problem.filter_bytes
+    return 0

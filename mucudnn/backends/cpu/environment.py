@@ -1,0 +1,97 @@
+"""What a time measured on this processor depends on."""
+
+import os
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+from mucudnn.algorithms import REVISION
+from mucudnn.profile import Environment
+
+_THREAD_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "KMP_BLOCKTIME", "OMP_DYNAMIC")
+_ALLOCATOR_VARIABLES = ("LD_PRELOAD", "THP_MEM_ALLOC_ENABLE", "GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_")
+
+
+def present_environment() -> Environment:
+    """Return the processor, the libraries and the settings of this process, as they are now."""
+    return Environment("cpu", _device(), _software(), _policy(), _soft())
+
+
+def _device() -> dict[str, str]:
+    facts = _processor_facts()
+    names = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size")
+    return {
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "processors": str(_usable_processors()),
+        **{name: facts[name] for name in names if name in facts},
+    }
+
+
+def _processor_facts() -> dict[str, str]:
+    """The first processor's lines of /proc/cpuinfo; where there is none, what Python knows."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+    except OSError:
+        return {"model name": platform.processor()}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _usable_processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _software() -> dict[str, str]:
+    return {
+        "algorithms": str(REVISION),
+        "torch": torch.__version__,
+        "oneDNN": _version_of("MKL-DNN"),
+        "MKL": _version_of("Math Kernel Library Version"),
+    }
+
+
+def _version_of(library: str) -> str:
+    found = re.search(rf"{library} v?([\d.]+(?:-\w+)?)", torch.__config__.show())
+    return found.group(1) if found else "none"
+
+
+def _policy() -> dict[str, str]:
+    backends = torch.backends
+    return {
+        "threads": str(torch.get_num_threads()),
+        "oneDNN": str(backends.mkldnn.enabled),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled() or backends.mkldnn.deterministic),
+        "fp32 convolution": fp32_precision("conv"),
+        "fp32 product": fp32_precision("matmul"),
+        "flush denormals": str(_flushes_denormals()),
+        **{
+            name: os.environ[name]
+            for name in (*_THREAD_VARIABLES, *_ALLOCATOR_VARIABLES)
+            if name in os.environ
+        },
+    }
+
+
+def fp32_precision(kind: str) -> str:
+    """Return how oneDNN may compute float32: "ieee" or "none" exactly, "bf16" or "tf32" with fewer digits.
+
+    Args:
+        kind: "conv" or "matmul".
+    """
+    return str(getattr(torch.backends.mkldnn, kind).fp32_precision)
+
+
+def _flushes_denormals() -> bool:
+    return (torch.tensor([1e-310], dtype=torch.float64) * 1).item() == 0
+
+
+def _soft() -> dict[str, str]:
+    return {
+        "kernel": platform.release(),
+        "libc": " ".join(platform.libc_ver()),
+        "python": platform.python_version(),
+        "load": f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown",
+    }

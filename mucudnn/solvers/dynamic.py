@@ -1,0 +1,296 @@
+"""The fastest division under a limit, by dynamic programming: reuse mode, the paper's WR.
+
+The A algorithms are numbered from 1. t_a(s) is the time of a part of s samples by algorithm a, infinite
+where no candidate fits the limit; a division pays setup_a once if a has a part in it.
+
+    p_a(b) = min over sizes s <= b of  t_a(s) + r_a(b-s)    b samples, parts by 1 ... a and at least one
+                                                            of them by a, whose set-up is left out
+    f_a(b) = min{ f_{a-1}(b),  setup_a + p_a(b) }           b samples, parts by 1 ... a
+    r_a(b) = min{ f_{a-1}(b),  p_a(b) }                     b samples, parts by 1 ... a, where the set-up
+                                                            of a is already paid
+    f_0(b) = infinite for b > 0,    f_a(0) = r_a(0) = 0,    the answer is f_A(b)
+
+Source: Oyama et al. 2018, WR; the set-up is ours. p(b) needs r at smaller batches only, so numpy computes
+it for all algorithms and sizes at once.
+
+Of equally fast divisions the one with less workspace is best, of those the one with fewer parts, of those
+the one whose parts, sorted by id and size, come first. The values above are therefore pairs (time, tie),
+compared by time first. The recurrence is exact for a tie that is the largest workspace, and for one that
+is the number of parts: parts with a worse tie never make a better whole. It would not be exact for
+(workspace, parts): among equally fast groups of parts the one with more workspace and fewer parts is the
+better one as soon as another part needs still more. Hence one table finds, for every b, the least
+workspace of a fastest division, and a second table, limited to that workspace, counts parts.
+
+A pair is one integer, time * 2**tie_bits + tie, so that the order of integers is the order of pairs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from mucudnn.errors import InfeasibleError
+from mucudnn.plan import Division
+from mucudnn.profile import Candidate
+from mucudnn.solvers.ticks import IntArray, TickScale
+
+NEVER = 1 << 61
+"""The pair of what does not exist. The sum of two is below 2**63; every other pair is below 2**61."""
+
+_PAIR_BITS = 60
+
+Value = TypeVar("Value", int, str)
+
+
+def solve_reuse(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -> Division:
+    """Return the fastest division of `batch` samples whose every part fits `limit_bytes`.
+
+    Of equally fast divisions it is the one with the least workspace, then with the fewest parts, then the
+    one whose parts, sorted by id and size, come first. The order of the candidates does not matter.
+
+    Raises:
+        InfeasibleError: no division fits; the error holds the least limit for which one does.
+        ValueError: `batch` or `limit_bytes` is negative, or an algorithm has two set-up times.
+    """
+    division = ReuseTable(candidates, batch, limit_bytes).division(batch)
+    if division is None:
+        raise InfeasibleError(limit_bytes, least_workspace_bytes(candidates, batch))
+    return division
+
+
+def least_workspace_bytes(candidates: Sequence[Candidate], batch: int) -> int | None:
+    """Return the least limit under which `batch` samples can be divided; None if no sizes add up to it.
+
+    M(0) = 0,  M(b) = min over candidates of size s <= b of  max{ workspace, M(b-s) }.
+    """
+    smallest: dict[int, int] = {}
+    for candidate in candidates:
+        known = smallest.get(candidate.batch, candidate.workspace_bytes)
+        smallest[candidate.batch] = min(known, candidate.workspace_bytes)
+    least: list[int | None] = [0]
+    for b in range(1, batch + 1):
+        rests = ((workspace, least[b - size]) for size, workspace in smallest.items() if size <= b)
+        wholes = (max(workspace, rest) for workspace, rest in rests if rest is not None)
+        least.append(min(wholes, default=None))
+    return least[batch]
+
+
+class ReuseTable:
+    """The fastest divisions of 0, 1, ... `batch` samples under one limit, from one set of candidates.
+
+    One pass finds the times and workspaces of all; a division is put together when it is asked for.
+
+    Attributes:
+        batch: the largest number of samples that the table covers.
+        limit_bytes: the limit for the workspace of each part, inclusive.
+
+    Raises:
+        ValueError: `batch` or `limit_bytes` is negative, or an algorithm has two set-up times.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], batch: int, limit_bytes: int) -> None:
+        self.batch = batch
+        self.limit_bytes = limit_bytes
+        self._grid = Grid(candidates, batch, limit_bytes)
+        self._best = self._grid.best(batch, self._grid.highest_level)
+
+    def time_s(self, batch: int) -> float | None:
+        """Return the seconds of the fastest division of `batch` samples; None where there is none.
+
+        Every part's time is rounded to a tick (see `TickScale`).
+
+        Raises:
+            ValueError: the table does not cover `batch`.
+        """
+        best = self._best[self._covered(batch)]
+        return None if best is None else self._grid.scale.seconds(best.ticks)
+
+    def division(self, batch: int) -> Division | None:
+        """Return the division of `batch` samples that `solve_reuse` finds; None where there is none.
+
+        Raises:
+            ValueError: the table does not cover `batch`.
+        """
+        best = self._best[self._covered(batch)]
+        return None if best is None else self._grid.division(batch, best.level)
+
+    def _covered(self, batch: int) -> int:
+        if not 0 <= batch <= self.batch:
+            raise ValueError(f"batch must be from 0 to {self.batch}, but got {batch}.")
+        return batch
+
+
+class Tie(Enum):
+    """What decides between equal times."""
+
+    WORKSPACE = "level of the largest workspace"
+    PARTS = "number of parts"
+
+
+class Best(NamedTuple):
+    """Time and workspace of the best division of some batch."""
+
+    ticks: int
+    level: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The recurrence, evaluated; its symbols are those of the module's docstring.
+
+    Attributes:
+        t: t_a(s) is in [row of s, a - 1]; shape (sizes, A).
+        f: f_a(b) is in [b, a]; shape (batch + 1, A + 1).
+        r: r_a(b) is in [b, a - 1]; shape (batch + 1, A).
+        chosen: number of the candidate that each t belongs to, -1 for none; shape (sizes, A).
+    """
+
+    t: IntArray
+    f: IntArray
+    r: IntArray
+    chosen: IntArray
+
+
+class Grid:
+    """Candidates as arrays, to evaluate the recurrence under every limit up to a given one.
+
+    A limit is stated as a level, a place in the rising list of the candidates' distinct workspaces; at
+    level -1 no candidate runs. Algorithms are numbered by falling ids: the last column of a table belongs
+    to the id that comes first.
+
+    Attributes:
+        scale: the unit of all times.
+        highest_level: the level at which all candidates run that fit the given limit; None is no limit.
+
+    Raises:
+        ValueError: `batch` or `limit_bytes` is negative, or an algorithm has two set-up times.
+    """
+
+    def __init__(self, candidates: Sequence[Candidate], batch: int, limit_bytes: int | None) -> None:
+        if batch < 0:
+            raise ValueError(f"batch must not be negative, but got {batch}.")
+        setups_s = _setups_s(candidates)
+        fitting = _fitting(candidates, batch, limit_bytes)
+        ids, numbers = _numbered([candidate.algorithm for candidate in fitting])
+        sizes, rows = _numbered([candidate.batch for candidate in fitting])
+        workspaces, levels = _numbered([candidate.workspace_bytes for candidate in fitting])
+        self.highest_level = len(workspaces) - 1
+        self._tie_bits = max(len(workspaces), batch).bit_length()
+        longest_s = _longest_s(fitting, setups_s, batch)
+        self.scale = TickScale.for_sums_up_to(longest_s, _PAIR_BITS - self._tie_bits)
+        self._setups = self.scale.ticks([setups_s[name] for name in reversed(ids)]) << self._tie_bits
+        self._sizes = np.array(sizes, dtype=np.int64)
+        times_s = [candidate.time_s for candidate in fitting]
+        ticks = self.scale.ticks(times_s)
+        # Of several candidates of one algorithm and size the best comes last: it overwrites the others.
+        order = np.lexsort((np.array(times_s), levels, ticks))[::-1]
+        self._candidates = [fitting[number] for number in order]
+        self._rows, self._columns = rows[order], len(ids) - 1 - numbers[order]
+        self._ticks, self._levels = ticks[order], levels[order]
+
+    def best(self, batch: int, level: int) -> list[Best | None]:
+        """Return time and workspace of the best division of 0, 1, ... `batch` samples, None for none."""
+        pairs = self._table(batch, level, Tie.WORKSPACE).f[:, -1].tolist()
+        mask = (1 << self._tie_bits) - 1
+        return [Best(pair >> self._tie_bits, pair & mask) if pair < NEVER else None for pair in pairs]
+
+    def division(self, batch: int, level: int) -> Division:
+        """Return the best division of `batch` samples, of which there must be one, with workspace `level`.
+
+        Whichever part comes first by id and size in any of the best divisions is taken, and the samples
+        that are left are divided likewise.
+        """
+        table = self._table(batch, level, Tie.PARTS)
+        parts: list[Candidate] = []
+        left = batch
+        for a in reversed(range(len(self._setups))):
+            goal = table.f[left, a + 1] - self._setups[a]
+            while (row := self._first_row(table, left, a, goal)) is not None:
+                parts.append(self._candidates[table.chosen[row, a]])
+                left -= parts[-1].batch
+                goal = table.r[left, a]
+        return Division.of(parts)
+
+    def _first_row(self, table: Table, left: int, a: int, goal: int) -> int | None:
+        """Return the row of the smallest part by the algorithm in column `a` that leads to `goal`."""
+        rows = np.searchsorted(self._sizes, left, side="right")
+        p = table.t[:rows, a] + table.r[left - self._sizes[:rows], a]
+        matches = np.flatnonzero(p == goal)
+        return int(matches[0]) if matches.size else None
+
+    def _table(self, batch: int, level: int, tie: Tie) -> Table:
+        t, chosen = self._parts(level, tie)
+        f = np.full((batch + 1, len(self._setups) + 1), NEVER)
+        r = np.full((batch + 1, len(self._setups)), NEVER)
+        f[0] = r[0] = 0
+        rows = np.searchsorted(self._sizes, np.arange(batch + 1), side="right")
+        for b in range(1, batch + 1):
+            parts, rest = t[: rows[b]], r[b - self._sizes[: rows[b]]]
+            p = self._together(parts, rest, tie).min(axis=0, initial=NEVER)
+            f[b, 1:] = self._setups + p
+            np.minimum.accumulate(f[b], out=f[b])
+            np.minimum(p, f[b, :-1], out=r[b])
+        return Table(t, f, r, chosen)
+
+    def _together(self, parts: IntArray, rest: IntArray, tie: Tie) -> IntArray:
+        """Return the pairs of parts with the rest: times add up, numbers of parts too, workspaces do not."""
+        pairs: IntArray = parts + rest
+        if tie is Tie.WORKSPACE:
+            mask = (1 << self._tie_bits) - 1
+            pairs -= np.minimum(parts & mask, rest & mask)
+        return pairs
+
+    def _parts(self, level: int, tie: Tie) -> tuple[IntArray, IntArray]:
+        """Return t under the limit of `level`, and which candidate each t belongs to."""
+        fits = np.flatnonzero(self._levels <= level)
+        cells = self._rows[fits], self._columns[fits]
+        t = np.full((len(self._sizes), len(self._setups)), NEVER)
+        t[cells] = (self._ticks[fits] << self._tie_bits) + (self._levels[fits] if tie is Tie.WORKSPACE else 1)
+        chosen = np.full(t.shape, -1)
+        chosen[cells] = fits
+        return t, chosen
+
+
+def _fitting(candidates: Sequence[Candidate], batch: int, limit_bytes: int | None) -> list[Candidate]:
+    if limit_bytes is None:
+        return [candidate for candidate in candidates if candidate.batch <= batch]
+    if limit_bytes < 0:
+        raise ValueError(f"limit_bytes must not be negative, but got {limit_bytes}.")
+    return [
+        candidate
+        for candidate in candidates
+        if candidate.batch <= batch and candidate.workspace_bytes <= limit_bytes
+    ]
+
+
+def _setups_s(candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Return the set-up time of each algorithm in seconds.
+
+    Raises:
+        ValueError: an algorithm has two.
+    """
+    setups_s: dict[str, float] = {}
+    for candidate in candidates:
+        known = setups_s.setdefault(candidate.algorithm, candidate.setup_s)
+        if known != candidate.setup_s:
+            raise ValueError(
+                f"An algorithm must have one set-up time, but {candidate.algorithm!r} got {known} s "
+                f"and {candidate.setup_s} s."
+            )
+    return setups_s
+
+
+def _longest_s(candidates: Sequence[Candidate], setups_s: Mapping[str, float], batch: int) -> float:
+    """Return an upper bound, in seconds, for the time of every division of at most `batch` samples."""
+    slowest = max((candidate.time_s / candidate.batch for candidate in candidates), default=0.0)
+    return slowest * batch + math.fsum(setups_s.values())
+
+
+def _numbered(values: Sequence[Value]) -> tuple[list[Value], IntArray]:
+    """Return the distinct values, rising, and the place of each value among them."""
+    distinct = sorted(set(values))
+    places = {value: place for place, value in enumerate(distinct)}
+    return distinct, np.array([places[value] for value in values], dtype=np.int64)

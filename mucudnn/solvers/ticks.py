@@ -1,0 +1,40 @@
+"""Times as whole numbers of ticks, so that sums are exact and equal times are equal."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class TickScale:
+    """Seconds in ticks of 2**exponent seconds.
+
+    A sum of seconds in floating point depends on the order of its terms, so two divisions that are equally
+    fast may differ in the last bit, and the tie goes unseen. Whole numbers have no such trouble. A time
+    that is no multiple of the tick is rounded once, to the nearest.
+
+    Attributes:
+        exponent: logarithm to base 2 of the tick in seconds.
+    """
+
+    exponent: int
+
+    @classmethod
+    def for_sums_up_to(cls, longest_s: float, bits: int) -> "TickScale":
+        """Return the finest scale on which `longest_s` seconds are less than 2**bits ticks."""
+        return cls(math.frexp(longest_s)[1] - bits)
+
+    def ticks(self, times_s: Sequence[float]) -> IntArray:
+        """Return the times in whole ticks; shape (len(times_s),)."""
+        return np.rint(np.ldexp(np.array(times_s, dtype=np.float64), -self.exponent)).astype(np.int64)
+
+    def seconds(self, ticks: int) -> float:
+        """Return the seconds in so many ticks."""
+        return math.ldexp(ticks, self.exponent)
