@@ -1,0 +1,339 @@
+"""Running a division: one micro-batch after another, in one buffer, on slices of the operands.
+
+The buffer grows to the largest part's need once and is then reused by every part and every layer; after that
+nothing is allocated but results (and what PyTorch's own convolution takes by itself). Every thread has
+buffers of its own.
+"""
+
+import itertools
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms import SliceKernel, SumKernel
+from mucudnn.algorithms.base import ALIGNMENT_BYTES
+from mucudnn.algorithms.own import operands, result_bytes, unread_operand
+from mucudnn.backends import Backend, Job, backend_of
+from mucudnn.errors import BackendError
+from mucudnn.plan import Division
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate
+
+_MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def memory_format(layout: Layout, dimensions: int) -> torch.memory_format:
+    """Return torch's memory format for tensors of so many dimensions in `layout`."""
+    if layout is Layout.CHANNELS_LAST:
+        return _MEMORY_FORMATS[dimensions]
+    return torch.contiguous_format
+
+
+def sum_dtype(problem: ConvProblem) -> torch.dtype:
+    """Return the type in which the weight gradients of parts add up: float32 for 16-bit ones."""
+    own: torch.dtype = getattr(torch, problem.dtype)
+    return torch.float32 if own.itemsize == 2 else own
+
+
+class Workspace:
+    """One buffer, and the kernels that are bound to it. Serves one thread.
+
+    A kernel goes with the runner that it was made for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._buffer = _bytes(0, device)
+        self._slice_kernels: WeakKeyDictionary[_Step, SliceKernel] = WeakKeyDictionary()
+        self._sum_kernels: WeakKeyDictionary[_Step, SumKernel] = WeakKeyDictionary()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the buffer takes."""
+        return self._buffer.numel()
+
+    def reserve(self, n_bytes: int) -> None:
+        """Make the buffer hold at least `n_bytes`; if it must grow, all kernels are bound anew later."""
+        if n_bytes <= self.n_bytes:
+            return
+        device = self._buffer.device
+        self._slice_kernels.clear()
+        self._sum_kernels.clear()
+        self._buffer = _bytes(0, device)  # the old one goes before the new comes
+        self._buffer = _bytes(n_bytes, device)
+
+    def head(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a tensor at the start of the buffer."""
+        elements = torch.Size(shape).numel()
+        return self._buffer[: elements * dtype.itemsize].view(dtype).view(shape)
+
+    def slice_kernel(self, step: "_Step") -> SliceKernel:
+        """Return the kernel of a step of fprop or dgrad, bound to this buffer."""
+        kernel = self._slice_kernels.get(step)
+        if kernel is None:
+            with _lasting():
+                kernel = step.backend.slice_kernel(step.problem, step.algorithm, self._buffer)
+            self._slice_kernels[step] = kernel
+        return kernel
+
+    def sum_kernel(self, step: "_Step", skipped_bytes: int) -> SumKernel:
+        """Return the kernel of a step of wgrad, bound to this buffer behind `skipped_bytes`."""
+        kernel = self._sum_kernels.get(step)
+        if kernel is None:
+            with _lasting():
+                kernel = step.backend.sum_kernel(step.problem, step.algorithm, self._buffer[skipped_bytes:])
+            self._sum_kernels[step] = kernel
+        return kernel
+
+
+def _bytes(n_bytes: int, device: torch.device) -> Tensor:
+    with _lasting():
+        return torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+
+
+def _lasting() -> torch.inference_mode:
+    """Have tensors made that can be written to at any time: those of inference mode only inside of it."""
+    return torch.inference_mode(mode=False)
+
+
+class DivisionJob:
+    """A division with operands of its own in place, to be weighed in another process."""
+
+    def __init__(self, payload: Mapping[str, object]) -> None:
+        """Take the values that `division_job` gave."""
+        self._problem = ConvProblem.from_json(cast("Mapping[str, object]", payload["problem"]))
+        parts = cast("list[tuple[str, int]]", payload["parts"])
+        division = Division(tuple(Candidate(name, batch, 0.0, 0) for name, batch in parts))
+        backend = backend_of(division.parts[0].algorithm)
+        first, second, bias = operands(self._problem, torch.Generator())
+        unread = None if self._problem.op is ConvOp.FPROP else unread_operand(self._problem)
+        self._operands = (first, second, bias, unread)
+        self._runner = Runner(backend, self._problem, division)
+        self._device = backend.device
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the tensor that `run` returns."""
+        return result_bytes(self._problem)
+
+    def run(self) -> Tensor:
+        """Run the division in a workspace of its own, which goes with the run."""
+        return self._runner(Workspace(self._device), *self._operands)
+
+
+def division_job(problem: ConvProblem, division: Division) -> Job:
+    """Return the job that weighs a whole division: its buffer, and whatever else it takes."""
+    parts = [[part.algorithm, part.batch] for part in division.parts]
+    return Job("mucudnn.execution:DivisionJob", {"problem": problem.to_json(), "parts": parts})
+
+
+class Owner:
+    """Whoever owns a workspace of its own; the workspace goes when its owner goes."""
+
+
+class _Workspaces(threading.local):
+    """This thread's workspaces: one for each device that all share, and those that have an owner."""
+
+    def __init__(self) -> None:
+        self.common: dict[torch.device, Workspace] = {}
+        self.owned: WeakKeyDictionary[Owner, Workspace] = WeakKeyDictionary()
+
+
+_workspaces = _Workspaces()
+
+
+def workspace_of(device: torch.device, owner: Owner | None = None) -> Workspace:
+    """Return this thread's workspace on `device`: the common one, or the one that belongs to `owner`.
+
+    In reuse mode all sites share the common one; in sharing mode each site owns its own.
+    """
+    if owner is None:
+        workspace = _workspaces.common.get(device)
+        if workspace is None:
+            workspace = _workspaces.common[device] = Workspace(device)
+        return workspace
+    owned = _workspaces.owned.get(owner)
+    if owned is None:
+        owned = _workspaces.owned[owner] = Workspace(device)
+    return owned
+
+
+def release_workspaces() -> None:
+    """Give back the memory of all of this thread's workspaces; they grow anew when needed."""
+    _workspaces.common.clear()
+    _workspaces.owned.clear()
+
+
+class _Step:
+    """One distinct part of a division: kernels are kept by it, so it is compared by identity."""
+
+    def __init__(self, backend: Backend, problem: ConvProblem, algorithm: str) -> None:
+        able = backend.algorithms(problem)
+        if algorithm not in able:
+            raise BackendError(
+                f"For {problem} the algorithm must be one of {', '.join(able)}, but got {algorithm!r}."
+            )
+        self.backend = backend
+        self.problem = problem
+        self.algorithm = algorithm
+
+
+class _Part(NamedTuple):
+    """What one part runs, and on which samples."""
+
+    step: _Step
+    here: slice
+
+
+class Runner:
+    """Runs one division of one problem, again and again."""
+
+    def __init__(self, backend: Backend, problem: ConvProblem, division: Division) -> None:
+        """Work out the slices.
+
+        Raises:
+            ValueError: the division is of another batch.
+            BackendError: one of its algorithms does not compute the problem.
+        """
+        if division.batch != problem.batch:
+            raise ValueError(f"The division must be of {problem.batch} samples, but got {division.batch}.")
+        self.problem = problem
+        self._backend = backend
+        self._groups = _groups(backend, problem, division)
+        self.is_own = division.is_undivided and all(self._is_own(group) for group in self._groups)
+        self._sum_bytes = _running_sum_bytes(problem, division)
+        buffers = [
+            backend.buffer_bytes(part.step.problem, part.step.algorithm)
+            for part in itertools.chain.from_iterable(self._groups)
+        ]
+        self.buffer_bytes = self._sum_bytes + max(buffers, default=0)
+
+    def __call__(
+        self,
+        workspace: Workspace,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        unread: Tensor | None = None,
+    ) -> Tensor:
+        """Return y from (x, w), dx from (dy, w), or dw from (x, dy), as the problem's op says.
+
+        Args:
+            workspace: of this thread.
+            first: x or dy, of the problem's shape and layout.
+            second: w, or dy for wgrad.
+            bias: of fprop, shape (k,); None for none.
+            unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one.
+        """
+        if self.is_own:
+            return self._backend.own_convolution(self.problem, first, second, bias, unread)
+        workspace.reserve(self.buffer_bytes)
+        if self.problem.op is ConvOp.WGRAD:
+            return self._sum(workspace, first, second, unread)
+        return self._slices(workspace, first, second, bias, unread)
+
+    def _is_own(self, group: list[_Part]) -> bool:
+        return group[0].step.algorithm == self._backend.own
+
+    def _slices(
+        self, workspace: Workspace, image: Tensor, weight: Tensor, bias: Tensor | None, unread: Tensor | None
+    ) -> Tensor:
+        problem = self.problem
+        shape = problem.output_shape if problem.op is ConvOp.FPROP else problem.input_shape
+        out = _empty(shape, problem.layout, image)
+        for group in self._groups:
+            if self._is_own(group):
+                self._own_slices(group, image, weight, bias, unread, out)
+                continue
+            workspace.slice_kernel(group[0].step).prepare(weight)
+            for part in group:
+                kernel = workspace.slice_kernel(part.step)
+                if not kernel.run(image[part.here], out[part.here], bias):
+                    self._own_slices(self._samples(part), image, weight, bias, unread, out)
+        return out
+
+    def _sum(self, workspace: Workspace, image: Tensor, gradient: Tensor, unread: Tensor | None) -> Tensor:
+        problem = self.problem
+        dw = _empty(problem.filter_shape, problem.filter_layout, image)
+        total = workspace.head(problem.filter_shape, sum_dtype(problem)) if self._sum_bytes else dw
+        for number, group in enumerate(self._groups):
+            accumulate = number > 0
+            if self._is_own(group):
+                self._own_sum(group, image, gradient, unread, total, accumulate)
+                continue
+            for place, part in enumerate(group):
+                kernel = workspace.sum_kernel(part.step, self._sum_bytes)
+                kernel.add(image[part.here], gradient[part.here], first=place == 0)
+            if not kernel.finish(total, accumulate):
+                samples = list(itertools.chain.from_iterable(map(self._samples, group)))
+                self._own_sum(samples, image, gradient, unread, total, accumulate)
+        return dw if total is dw else dw.copy_(total)
+
+    def _samples(self, part: _Part) -> list[_Part]:
+        """Return the samples of a part as parts of PyTorch's own convolution: what takes least workspace."""
+        one = _Step(self._backend, self.problem.with_batch(1), self._backend.own)
+        return [_Part(one, slice(i, i + 1)) for i in range(part.here.start, part.here.stop)]
+
+    def _own_slices(
+        self,
+        parts: list[_Part],
+        image: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        unread: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """Write PyTorch's own convolution of `parts` to their slices of `out`."""
+        for step, here in parts:
+            ignored = None if unread is None else unread[here]
+            result = self._backend.own_convolution(step.problem, image[here], weight, bias, ignored)
+            out[here].copy_(result)
+
+    def _own_sum(
+        self,
+        parts: list[_Part],
+        image: Tensor,
+        gradient: Tensor,
+        unread: Tensor | None,
+        total: Tensor,
+        accumulate: bool,
+    ) -> None:
+        """Write the sum of PyTorch's own dw of `parts` to `total`, or add it."""
+        for place, (step, here) in enumerate(parts):
+            dw = self._backend.own_convolution(step.problem, image[here], gradient[here], None, unread)
+            if accumulate or place > 0:
+                total.add_(dw)
+            else:
+                total.copy_(dw)
+
+
+def _empty(shape: tuple[int, ...], layout: Layout, like: Tensor) -> Tensor:
+    order = memory_format(layout, len(shape))
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=order)
+
+
+def _groups(backend: Backend, problem: ConvProblem, division: Division) -> list[list[_Part]]:
+    """The parts of each algorithm, each with the slice of the batch that it covers."""
+    groups = []
+    start = 0
+    for algorithm, candidates in itertools.groupby(division.parts, key=lambda part: part.algorithm):
+        steps: dict[int, _Step] = {}
+        group = []
+        for each in candidates:
+            step = steps.setdefault(each.batch, _Step(backend, problem.with_batch(each.batch), algorithm))
+            group.append(_Part(step, slice(start, start + each.batch)))
+            start += each.batch
+        groups.append(group)
+    return groups
+
+
+def _running_sum_bytes(problem: ConvProblem, division: Division) -> int:
+    """Bytes of the float32 sum in which 16-bit weight gradients add up; a single part needs none."""
+    wide = sum_dtype(problem)
+    if problem.op is not ConvOp.WGRAD or wide.itemsize == problem.itemsize or division.is_undivided:
+        return 0
+    n_bytes = torch.Size(problem.filter_shape).numel() * wide.itemsize
+    return -(-n_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,327 @@
+"""The divided convolution: what a convolution computes, in micro-batches, with its gradients."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+
+from mucudnn.backends import Backend, backend_of
+from mucudnn.errors import OptionError
+from mucudnn.execution import Owner, Runner, memory_format, workspace_of
+from mucudnn.plan import Division
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate
+
+Numbers = int | Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvArguments:
+    """The arguments of a convolution beside its tensors, as PyTorch takes them; one number per dimension.
+
+    Attributes:
+        stride: step of the filter.
+        padding: zeros on each side, or "same" or "valid".
+        dilation: step between the taps.
+        groups: number of groups.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(
+        cls, rank: int, stride: Numbers, padding: Numbers | str, dilation: Numbers, groups: int
+    ) -> "ConvArguments":
+        """Return the arguments for `rank` spatial dimensions; one number stands for all of them."""
+        pads = padding if isinstance(padding, str) else _each(padding, rank)
+        return cls(_each(stride, rank), pads, _each(dilation, rank), groups)
+
+
+def _each(numbers: Numbers, rank: int) -> tuple[int, ...]:
+    if isinstance(numbers, int):
+        return (numbers,) * rank
+    return tuple(numbers) * rank if len(numbers) == 1 else tuple(numbers)
+
+
+def explicit_padding(
+    image: Tensor, kernel_size: Sequence[int], arguments: ConvArguments
+) -> tuple[Tensor, ConvArguments]:
+    """Return the image and arguments of the same convolution with its padding in equal numbers on both sides.
+
+    "same" pads d·(r - 1) zeros in all, of which an odd one lies behind the image, as in PyTorch; that one is
+    added to the image.
+    """
+    if not isinstance(arguments.padding, str):
+        return image, arguments
+    if arguments.padding == "valid":
+        return image, dataclasses.replace(arguments, padding=(0,) * len(kernel_size))
+    totals = [d * (r - 1) for d, r in zip(arguments.dilation, kernel_size, strict=True)]
+    if any(total % 2 for total in totals):
+        behind = [pad for total in reversed(totals) for pad in (0, total % 2)]
+        image = F.pad(image, behind)
+    return image, dataclasses.replace(arguments, padding=tuple(total // 2 for total in totals))
+
+
+def layout_of(image: Tensor, weight: Tensor) -> Layout:
+    """Return the layout in which PyTorch runs this convolution: channels_last if either tensor is in it."""
+    if _is_channels_last(image) or _is_channels_last(weight):
+        return Layout.CHANNELS_LAST
+    return Layout.CONTIGUOUS
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    if tensor.dim() not in (4, 5) or tensor.is_contiguous():
+        return False
+    return tensor.is_contiguous(memory_format=memory_format(Layout.CHANNELS_LAST, tensor.dim()))
+
+
+def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArguments) -> ConvProblem:
+    """Return the fprop problem of a convolution.
+
+    Args:
+        image: (n, c, *size).
+        weight: (k, c / groups, *taps).
+        has_bias: whether a bias is added.
+        arguments: with explicit padding.
+
+    Raises:
+        ProblemError: the shapes fit no convolution.
+    """
+    if isinstance(arguments.padding, str):
+        raise OptionError(f"padding must be in numbers here, but got {arguments.padding!r}.")
+    return ConvProblem(
+        op=ConvOp.FPROP,
+        batch=image.shape[0],
+        in_channels=image.shape[1],
+        out_channels=weight.shape[0],
+        input_size=tuple(image.shape[2:]),
+        kernel_size=tuple(weight.shape[2:]),
+        stride=arguments.stride,
+        padding=arguments.padding,
+        dilation=arguments.dilation,
+        groups=arguments.groups,
+        dtype=str(image.dtype).removeprefix("torch."),
+        layout=layout_of(image, weight),
+        filter_layout=Layout.CHANNELS_LAST if _is_channels_last(weight) else Layout.CONTIGUOUS,
+        bias=has_bias,
+    )
+
+
+def problems_of(problem: ConvProblem) -> dict[ConvOp, ConvProblem]:
+    """Return the three problems of a training step, from that of fprop; gradients have no bias."""
+    without = dataclasses.replace(problem, bias=False)
+    return {
+        ConvOp.FPROP: problem,
+        ConvOp.DGRAD: without.with_op(ConvOp.DGRAD),
+        ConvOp.WGRAD: without.with_op(ConvOp.WGRAD),
+    }
+
+
+def obstacle(image: Tensor, weight: Tensor) -> str | None:
+    """Return why this convolution must be left to PyTorch as it is, or None if it may be divided."""
+    device = image.device.type
+    if torch.is_autocast_enabled(device):
+        return "it runs under autocast"
+    if image.dtype != weight.dtype or image.device != weight.device:
+        return "its input and weight differ in type or device"
+    if image.layout is not torch.strided or weight.layout is not torch.strided:
+        return "its tensors are not dense"
+    if not image.dtype.is_floating_point:
+        return f"{str(image.dtype).removeprefix('torch.')} has PyTorch's own convolution only"
+    if not image.numel() or not weight.numel():
+        return "its tensors are empty"
+    return None
+
+
+def is_traced(image: Tensor) -> bool:
+    """Return whether the call is being compiled, traced or transformed rather than computed."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or type(image) not in (Tensor, torch.nn.Parameter)
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+def undivided(algorithm: str, batch: int) -> Division:
+    """Return the division that runs the whole batch at once, with nothing known of its time."""
+    return Division((Candidate(algorithm, batch, 0.0, 0),))
+
+
+class DividedConvolution:
+    """One convolution of given shapes, with a division for each of its ops; differentiable.
+
+    An op without a division runs PyTorch's own convolution, undivided.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        problem: ConvProblem,
+        divisions: Mapping[ConvOp, Division],
+        owners: Mapping[ConvOp, Owner] | None = None,
+    ) -> None:
+        """Prepare the three ops.
+
+        Args:
+            backend: that runs all of them.
+            problem: of fprop.
+            divisions: of the same batch.
+            owners: of the workspaces, in sharing mode; without them all sites share one.
+        """
+        self._backend = backend
+        self._problem = problem
+        self._owners = owners or {}
+        own = undivided(backend.own, problem.batch)
+        self._runners = {
+            op: Runner(backend, part, divisions.get(op, own)) for op, part in problems_of(problem).items()
+        }
+        self._is_own = all(runner.is_own for runner in self._runners.values())
+        self._format = memory_format(problem.layout, len(problem.input_shape))
+
+    def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return y, shape (n, k, *size), in the problem's layout."""
+        if self._is_own:
+            return self._backend.own_convolution(self._problem, image, weight, bias)
+        image = image.contiguous(memory_format=self._format)
+        if torch.is_grad_enabled() and (
+            image.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            result: Tensor = _Convolution.apply(image, weight, bias, self)  # type: ignore[no-untyped-call]
+            return result
+        return self.run(ConvOp.FPROP, image, weight, bias)
+
+    def run(
+        self,
+        op: ConvOp,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        unread: Tensor | None = None,
+    ) -> Tensor:
+        """Return the result of one op, outside of autograd; see `Runner`."""
+        workspace = workspace_of(self._backend.device, self._owners.get(op))
+        return self._runners[op](workspace, first, second, bias, unread)
+
+    def gradients(
+        self, gradient: Tensor, image: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return dx, dw and the bias's gradient, each None unless it is `needed`."""
+        gradient = gradient.contiguous(memory_format=self._format)
+        dx = self.run(ConvOp.DGRAD, gradient, weight, unread=image) if needed[0] else None
+        dw = self.run(ConvOp.WGRAD, image, gradient, unread=weight) if needed[1] else None
+        db = gradient.sum([0, *range(2, gradient.dim())]) if needed[2] else None
+        return dx, dw, db
+
+    def differentiable_gradients(
+        self, gradient: Tensor, image: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the same by PyTorch's own convolution, which has derivatives of its own."""
+        problem = self._problem
+        gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = torch.ops.aten.convolution_backward(
+            gradient,
+            image,
+            weight,
+            [problem.out_channels] if problem.bias else None,
+            problem.stride,
+            problem.padding,
+            problem.dilation,
+            False,  # not transposed  # noqa: FBT003  # ATen's arguments have positions only
+            (0,) * len(problem.stride),
+            problem.groups,
+            needed,
+        )
+        return gradients
+
+
+class _Convolution(torch.autograd.Function):
+    """Forward and backward of a `DividedConvolution`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, convolution: DividedConvolution
+    ) -> Tensor:
+        ctx.save_for_backward(image, weight)
+        ctx.convolution = convolution
+        return convolution.run(ConvOp.FPROP, image, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        image, weight = ctx.saved_tensors
+        # With create_graph=True the gradients are differentiated again, which only PyTorch's own can.
+        again = torch.is_grad_enabled()
+        convolution: DividedConvolution = ctx.convolution
+        compute = convolution.differentiable_gradients if again else convolution.gradients
+        return (*compute(gradients[0], image, weight, ctx.needs_input_grad[:3]), None)
+
+
+def divided_conv(
+    input: Tensor,  # noqa: A002  # PyTorch's name
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers | str = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    *,
+    fprop: Division | None = None,
+    dgrad: Division | None = None,
+    wgrad: Division | None = None,
+) -> Tensor:
+    """Return the convolution of `input` with `weight`, computed in micro-batches; differentiable.
+
+    It is `torch.nn.functional.conv1d`, `conv2d` or `conv3d`, by the dimensions of `weight`, and gives what
+    they give to rounding. An op without a division runs PyTorch's own convolution, undivided.
+
+    Args:
+        input: (n, c, *size), or (c, *size) for one sample.
+        weight: (k, c / groups, *taps).
+        bias: (k,), or None.
+        stride: step of the filter; one number, or one a dimension.
+        padding: zeros on each side, or "same" or "valid".
+        dilation: step between the taps.
+        groups: number of groups.
+        fprop: division of the forward pass.
+        dgrad: division of the input's gradient.
+        wgrad: division of the weight's gradient.
+
+    Raises:
+        ProblemError: the shapes fit no convolution.
+        OptionError: the divisions belong to different backends, or to none.
+        ValueError: a division is of another batch.
+    """
+    rank = weight.dim() - 2
+    if input.dim() == rank + 1:
+        return divided_conv(
+            input.unsqueeze(0),
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            fprop=fprop,
+            dgrad=dgrad,
+            wgrad=wgrad,
+        ).squeeze(0)
+    arguments = ConvArguments.of(rank, stride, padding, dilation, groups)
+    image, arguments = explicit_padding(input, weight.shape[2:], arguments)
+    given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
+    divisions = {op: division for op, division in given.items() if division is not None}
+    backend = _backend_of(divisions, image)
+    problem = problem_of(image, weight, bias is not None, arguments)
+    return DividedConvolution(backend, problem, divisions)(image, weight, bias)
+
+
+def _backend_of(divisions: Mapping[ConvOp, Division], image: Tensor) -> Backend:
+    names = {part.algorithm.partition(":")[0] for division in divisions.values() for part in division.parts}
+    if len(names) > 1:
+        raise OptionError(f"All divisions must belong to one backend, but got {', '.join(sorted(names))}.")
+    return backend_of(f"{names.pop() if names else image.device.type}:")

@@ -1,0 +1,252 @@
+"""A test stand: operands of its own for one problem, and calls on them that run as in a model."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms.own import operands
+from mucudnn.backends import Backend
+from mucudnn.execution import Runner, Workspace, memory_format, sum_dtype
+from mucudnn.plan import Division
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Trial
+
+_GUARD_BYTES = 4096
+_GUARD = 0xA5
+
+
+class TrialRun(Protocol):
+    """The calls of one trial."""
+
+    def part(self) -> None:
+        """Run one micro-batch, on the next slice of the operands."""
+
+    def setup(self) -> None:
+        """Run what is paid once per mini-batch."""
+
+    def error(self) -> float:
+        """Run once and return the 2-norm of the difference to the reference, relative to the reference's.
+
+        The result is poisoned before, and for wgrad both ways to leave the sum are tried. Whoever writes
+        beyond the end of its workspace has an infinite error.
+        """
+
+
+class Stand:
+    """Operands of normal random values for one problem, and its reference result in float64.
+
+    Parts of a trial run on one slice of the operands after the other, as in a division, so that their data
+    lie in the cache as little, or as much, as they will.
+    """
+
+    def __init__(self, backend: Backend, problem: ConvProblem, buffer_bytes: int, seed: int = 0) -> None:
+        """Make the operands of a whole mini-batch.
+
+        Args:
+            backend: that computes.
+            problem: of the whole mini-batch.
+            buffer_bytes: of the one workspace in which all trials run.
+            seed: of the operands.
+        """
+        self.backend = backend
+        self.problem = problem
+        generator = torch.Generator().manual_seed(seed)
+        first, second, bias = operands(problem, generator)
+        self.first, self.second = first.to(backend.device), second.to(backend.device)
+        self.bias = None if bias is None else bias.to(backend.device)
+        self.buffer = GuardedBuffer(buffer_bytes, backend.device)
+        self.out = self._poisoned_result()
+        self.reference = _Reference(self)
+        self._workspace = Workspace(backend.device)
+
+    def run(self, trial: Trial) -> TrialRun:
+        """Return the calls of one trial, in a workspace of exactly the bytes that it declares."""
+        if trial.algorithm == self.backend.own:
+            return _OwnRun(self, trial)
+        if self.problem.op is ConvOp.WGRAD:
+            return _SumRun(self, trial)
+        return _SliceRun(self, trial)
+
+    def division(self, division: Division) -> Callable[[], None]:
+        """Return a call that runs a whole division as it will run, result and all."""
+        runner = Runner(self.backend, self.problem, division)
+
+        def call() -> None:
+            runner(self._workspace, self.first, self.second, self.bias)
+
+        return call
+
+    def _poisoned_result(self) -> Tensor:
+        problem = self.problem
+        shape, layout = {
+            ConvOp.FPROP: (problem.output_shape, problem.layout),
+            ConvOp.DGRAD: (problem.input_shape, problem.layout),
+            ConvOp.WGRAD: (problem.filter_shape, problem.filter_layout),
+        }[problem.op]
+        out = torch.full(shape, float("nan"), dtype=self.first.dtype, device=self.first.device)
+        return out.contiguous(memory_format=memory_format(layout, len(shape)))
+
+
+class GuardedBuffer:
+    """A workspace with known bytes behind its end, so that whoever writes beyond it is found out."""
+
+    def __init__(self, n_bytes: int, device: torch.device) -> None:
+        self._bytes = torch.zeros(n_bytes + _GUARD_BYTES, dtype=torch.uint8, device=device)
+
+    def first(self, n_bytes: int) -> Tensor:
+        """Return the first `n_bytes`, to work in."""
+        return self._bytes[:n_bytes]
+
+    def guard(self, n_bytes: int) -> None:
+        """Write a pattern behind the first `n_bytes`."""
+        self._behind(n_bytes).fill_(_GUARD)
+
+    def is_intact(self, n_bytes: int) -> bool:
+        """Return whether the pattern behind the first `n_bytes` is still there."""
+        return bool((self._behind(n_bytes) == _GUARD).all())
+
+    def _behind(self, n_bytes: int) -> Tensor:
+        return self._bytes[n_bytes : n_bytes + _GUARD_BYTES]
+
+
+class _Reference:
+    """The result in float64, of the first samples of the mini-batch."""
+
+    def __init__(self, stand: Stand) -> None:
+        self._stand = stand
+        self._result: Tensor | None = None
+        self._sums: dict[int, Tensor] = {}
+
+    def of(self, size: int) -> Tensor:
+        """Return the reference for the first `size` samples."""
+        if self._stand.problem.op is ConvOp.WGRAD:
+            return self._sum(size)
+        if self._result is None:
+            self._result = self._compute(0, self._stand.problem.batch)
+        return self._result[:size]
+
+    def _sum(self, size: int) -> Tensor:
+        """Sum of the samples' dw; each stretch between sizes asked for is computed once."""
+        if size not in self._sums:
+            below = max((known for known in self._sums if known < size), default=0)
+            rest = self._compute(below, size)
+            self._sums[size] = self._sums[below] + rest if below else rest
+        return self._sums[size]
+
+    def _compute(self, start: int, stop: int) -> Tensor:
+        stand = self._stand
+        problem = dataclasses.replace(stand.problem, batch=stop - start, dtype="float64")
+        first, second = stand.first[start:stop].double(), stand.second
+        second = second[start:stop] if problem.op is ConvOp.WGRAD else second
+        bias = None if stand.bias is None else stand.bias.double()
+        return stand.backend.own_convolution(problem, first, second.double(), bias)
+
+
+class _OwnRun:
+    """PyTorch's own convolution: of the whole mini-batch as it runs without mucudnn, of a part on slices."""
+
+    def __init__(self, stand: Stand, trial: Trial) -> None:
+        self._stand = stand
+        self._problem = trial.problem
+        self._is_whole = trial.whole
+        self._slices = _rotation(stand.problem.batch, trial.problem.batch)
+        self._total = torch.zeros_like(stand.out, dtype=sum_dtype(stand.problem))
+
+    def part(self) -> None:
+        here = next(self._slices)
+        result = self._compute(here)
+        if self._is_whole:
+            return
+        if self._problem.op is ConvOp.WGRAD:
+            self._total.add_(result)
+        else:
+            self._stand.out[here].copy_(result)
+
+    def setup(self) -> None:
+        """Nothing is paid apart."""
+
+    def error(self) -> float:
+        size = self._problem.batch
+        return relative_error(self._compute(slice(0, size)), self._stand.reference.of(size))
+
+    def _compute(self, here: slice) -> Tensor:
+        stand = self._stand
+        second = stand.second[here] if self._problem.op is ConvOp.WGRAD else stand.second
+        return stand.backend.own_convolution(self._problem, stand.first[here], second, stand.bias)
+
+
+class _SliceRun:
+    """fprop or dgrad of a micro-batch, written into its slice of the result."""
+
+    def __init__(self, stand: Stand, trial: Trial) -> None:
+        self._stand = stand
+        self._size = trial.problem.batch
+        self._n_bytes = stand.backend.buffer_bytes(trial.problem, trial.algorithm)
+        buffer = stand.buffer.first(self._n_bytes)
+        self._kernel = stand.backend.slice_kernel(trial.problem, trial.algorithm, buffer)
+        self._slices = _rotation(stand.problem.batch, self._size)
+
+    def part(self) -> None:
+        here = next(self._slices)
+        stand = self._stand
+        self._kernel.run(stand.first[here], stand.out[here], stand.bias)
+
+    def setup(self) -> None:
+        self._kernel.prepare(self._stand.second)
+
+    def error(self) -> float:
+        stand = self._stand
+        stand.buffer.guard(self._n_bytes)
+        out = stand.out[: self._size].fill_(float("nan"))
+        self.setup()
+        self._kernel.run(stand.first[: self._size], out, stand.bias)
+        if not stand.buffer.is_intact(self._n_bytes):
+            return math.inf
+        return relative_error(out, stand.reference.of(self._size))
+
+
+class _SumRun:
+    """wgrad of a micro-batch, added to a running sum."""
+
+    def __init__(self, stand: Stand, trial: Trial) -> None:
+        self._stand = stand
+        self._size = trial.problem.batch
+        self._n_bytes = stand.backend.buffer_bytes(trial.problem, trial.algorithm)
+        buffer = stand.buffer.first(self._n_bytes)
+        self._kernel = stand.backend.sum_kernel(trial.problem, trial.algorithm, buffer)
+        self._slices = _rotation(stand.problem.batch, self._size)
+        self._total = torch.empty_like(stand.out, dtype=sum_dtype(stand.problem))
+
+    def part(self) -> None:
+        here = next(self._slices)
+        self._kernel.add(self._stand.first[here], self._stand.second[here], first=False)
+
+    def setup(self) -> None:
+        self._kernel.finish(self._total, accumulate=False)
+
+    def error(self) -> float:
+        stand, reference = self._stand, self._stand.reference.of(self._size)
+        stand.buffer.guard(self._n_bytes)
+        self._kernel.add(stand.first[: self._size], stand.second[: self._size], first=True)
+        self._kernel.finish(self._total.fill_(float("nan")), accumulate=False)
+        once = relative_error(self._total, reference)
+        self._kernel.finish(self._total, accumulate=True)
+        twice = relative_error(self._total, 2 * reference)
+        return max(once, twice) if stand.buffer.is_intact(self._n_bytes) else math.inf
+
+
+def _rotation(batch: int, size: int) -> "itertools.cycle[slice]":
+    """Yield the slices of `size` samples that fit into the batch, over and over."""
+    return itertools.cycle([slice(i * size, (i + 1) * size) for i in range(batch // size)])
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """Return |result - reference| / |reference| in the 2-norm, in float64; not finite if either is not."""
+    size: float = torch.linalg.vector_norm(reference).item()
+    distance: float = torch.linalg.vector_norm(result.double() - reference).item()
+    return distance / size if size else distance
