@@ -1,3 +1,55 @@
-"""Micro-batching convolution autotuner for PyTorch."""
+"""Micro-batching convolution autotuner: the fastest convolutions that fit a workspace limit.
 
-__version__ = "0.1.0"
+    model = mucudnn.optimize(model, "64MiB", sample)
+
+Importing the package is cheap: what computes is loaded with the first name that needs it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from mucudnn import errors
+from mucudnn.plan import ConvSite, Division, Plan
+from mucudnn.profile import Candidate
+from mucudnn.version import __version__
+
+if TYPE_CHECKING:
+    from mucudnn import functional, solvers
+    from mucudnn.patching import apply, plan_of, restore
+    from mucudnn.tuner import optimize, tune
+
+__all__ = [
+    "Candidate",
+    "ConvSite",
+    "Division",
+    "Plan",
+    "__version__",
+    "apply",
+    "errors",
+    "functional",
+    "optimize",
+    "plan_of",
+    "restore",
+    "solvers",
+    "tune",
+]
+
+_HOMES = {
+    "apply": "mucudnn.patching",
+    "plan_of": "mucudnn.patching",
+    "restore": "mucudnn.patching",
+    "optimize": "mucudnn.tuner",
+    "tune": "mucudnn.tuner",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in ("functional", "solvers"):
+        return importlib.import_module(f"mucudnn.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'mucudnn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,265 @@
+"""Making a model's convolutions run divided, and giving the model back as it was.
+
+A module is patched by one attribute of the instance, `_conv_forward`, which `nn.Conv2d.forward` calls;
+modules, parameters, hooks and the state_dict stay what they are. The patch and the plan are ordinary values,
+so that copying and pickling a model takes them along.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from mucudnn.backends import Backend, backend_for
+from mucudnn.errors import PlanError, PlanMismatchError, ProblemError, UntunedWarning
+from mucudnn.execution import Owner
+from mucudnn.extraction import convolution_of, undividable
+from mucudnn.functional import DividedConvolution, is_traced, obstacle, problem_of, undivided
+from mucudnn.plan import Assignment, Division, Mode, Plan
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Candidate
+from mucudnn.solvers import ReuseTable
+
+_PATCH = "_conv_forward"
+_PLAN = "_mucudnn_plan"
+_ARMED = "_mucudnn_armed"
+
+FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One shape that a module was tuned for.
+
+    Attributes:
+        problem: of fprop, for the whole mini-batch.
+        assignments: what each op runs.
+    """
+
+    problem: ConvProblem
+    assignments: Mapping[ConvOp, Assignment]
+
+
+class PatchedForward:
+    """What a patched module calls instead of its own `_conv_forward`."""
+
+    def __init__(
+        self, conv: nn.Conv2d, path: str, backend: str, variants: tuple[Variant, ...], is_sharing: bool
+    ) -> None:
+        """Bind to one module.
+
+        Args:
+            conv: the module.
+            path: its path, for messages.
+            backend: name of the backend that runs it.
+            variants: the shapes that it was tuned for.
+            is_sharing: whether each of its sites owns a workspace.
+        """
+        self._conv = conv
+        self._path = path
+        self._backend_name = backend
+        self._variants = variants
+        self._is_sharing = is_sharing
+        self._forget()
+
+    def _forget(self) -> None:
+        self._routes: dict[object, DividedConvolution | None] = {}
+        self._owners: dict[tuple[int, ConvOp], Owner] = {}
+        self._has_warned = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep what was decided; what was built from it is built again."""
+        built = ("_routes", "_owners", "_has_warned")
+        return {name: value for name, value in self.__dict__.items() if name not in built}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the module's convolution, divided where the shapes were tuned."""
+        if is_traced(image) or obstacle(image, weight) is not None:
+            return self._own(image, weight, bias)
+        if image.dim() == 3:
+            batch: Tensor = self(image.unsqueeze(0), weight, bias)
+            return batch.squeeze(0)
+        if image.dim() != 4:
+            return self._own(image, weight, bias)
+        key = (image.shape, image.stride(), weight.stride(), image.dtype, bias is None)
+        if key not in self._routes:
+            self._routes[key] = self._route(image, weight, bias)
+        route = self._routes[key]
+        if route is None:
+            return self._own(image, weight, bias)
+        padded, _ = convolution_of(self._conv, image, weight)
+        return route(padded, weight, bias)
+
+    def _own(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        result: Tensor = nn.Conv2d._conv_forward(self._conv, image, weight, bias)
+        return result
+
+    def _route(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> DividedConvolution | None:
+        """Return what runs images of this shape, or None for PyTorch's own."""
+        padded, arguments = convolution_of(self._conv, image, weight)
+        try:
+            problem = problem_of(padded, weight, bias is not None, arguments)
+        except ProblemError:
+            return None  # PyTorch's own says what is wrong
+        backend = backend_for(self._backend_name, image.device)
+        if image.device != backend.device:
+            return None
+        for number, variant in enumerate(self._variants):
+            tuned = variant.problem
+            if problem.batch <= tuned.batch and tuned.with_batch(problem.batch) == problem:
+                return self._divided(backend, number, variant, problem)
+        self._warn_once(problem)
+        return None
+
+    def _warn_once(self, problem: ConvProblem) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        tuned = "; ".join(str(variant.problem) for variant in self._variants)
+        warnings.warn(
+            f"{self._path} was tuned for {tuned}, but meets {problem}, which runs PyTorch's own convolution.",
+            UntunedWarning,
+            stacklevel=2,
+        )
+
+    def _divided(
+        self, backend: Backend, number: int, variant: Variant, problem: ConvProblem
+    ) -> DividedConvolution:
+        divisions = {
+            op: division_for(assigned, problem.batch, backend.own)
+            for op, assigned in variant.assignments.items()
+        }
+        owners = {}
+        if self._is_sharing:
+            owners = {op: self._owners.setdefault((number, op), Owner()) for op in divisions}
+        return DividedConvolution(backend, problem, divisions, owners)
+
+
+def division_for(assigned: Assignment, batch: int, own: str) -> Division:
+    """Return what a site runs for a mini-batch of at most the tuned size, without measuring.
+
+    The tuned size runs its division. A smaller one gets the best division by the same profile, within the
+    site's own workspace; where PyTorch's own convolution has won undivided it stays, since it was confirmed
+    and takes less the smaller the batch. Where the profile's sizes do not add up to the batch, the tuned
+    division is cut off at its end.
+    """
+    division = assigned.division
+    if batch == division.batch:
+        return division
+    if division.is_undivided and division.parts[0].algorithm == own:
+        return undivided(own, batch)
+    limit_bytes = division.workspace_bytes
+    fitting = [each for each in assigned.candidates if each.workspace_bytes <= limit_bytes]
+    return ReuseTable(fitting, batch, limit_bytes).division(batch) or _cut(division, batch)
+
+
+def _cut(division: Division, batch: int) -> Division:
+    """Return the first `batch` samples of a division; its last part may become smaller."""
+    parts: list[Candidate] = []
+    left = batch
+    for part in division.parts:
+        if left:
+            parts.append(dataclasses.replace(part, batch=min(part.batch, left)))
+            left -= parts[-1].batch
+    return Division(tuple(parts))
+
+
+def apply(model: nn.Module, plan: Plan) -> nn.Module:
+    """Patch `model` in place so that it runs `plan`, and return it; a former plan is replaced as a whole.
+
+    Raises:
+        PlanMismatchError: the plan was made for another model or in another environment; the model is
+            left as it was.
+        PlanError: the plan contradicts itself.
+    """
+    plan.check()
+    modules = dict(model.named_modules())
+    grouped: dict[str, dict[int, dict[ConvOp, Assignment]]] = {}
+    for assigned in plan.assignments:
+        site = assigned.site
+        grouped.setdefault(site.path, {}).setdefault(site.variant, {})[site.op] = assigned
+    patches = {path: _patch(modules.get(path), path, variants, plan) for path, variants in grouped.items()}
+    _check_environment(model, plan)
+    restore(model)
+    for path, patch in patches.items():
+        modules[path].__dict__[_PATCH] = patch
+    model.__dict__[_PLAN] = plan
+    return model
+
+
+def arm(model: nn.Module, first_call: FirstCall) -> nn.Module:
+    """Have `first_call` told of the first call of `model`, before it runs; return the model."""
+    restore(model)
+    model.__dict__[_ARMED] = model.register_forward_pre_hook(first_call, with_kwargs=True)
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Take all patches off `model`, in place, and return it; nothing is left behind."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get(_PATCH), PatchedForward):
+            del module.__dict__[_PATCH]
+    model.__dict__.pop(_PLAN, None)
+    hook = model.__dict__.pop(_ARMED, None)
+    if hook is not None:
+        hook.remove()
+    return model
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """Return the plan that `model` runs.
+
+    Raises:
+        PlanError: it runs none.
+    """
+    plan = model.__dict__.get(_PLAN)
+    if not isinstance(plan, Plan):
+        raise PlanError("The model must have been patched by optimize or apply, but it runs no plan.")
+    return plan
+
+
+def _patch(
+    module: nn.Module | None, path: str, variants: Mapping[int, Mapping[ConvOp, Assignment]], plan: Plan
+) -> PatchedForward:
+    if module is None:
+        raise PlanMismatchError(f"The plan is for a model with a module {path!r}, but this one has none.")
+    if not isinstance(module, nn.Conv2d) or undividable(module):
+        raise PlanMismatchError(
+            f"The plan divides {path}, but here that is a {type(module).__name__} and cannot be divided."
+        )
+    shapes = []
+    for assignments in variants.values():
+        problem = next(iter(assignments.values())).problem
+        _check_module(module, path, problem)
+        has_bias = module.bias is not None
+        shapes.append(
+            Variant(dataclasses.replace(problem, op=ConvOp.FPROP, bias=has_bias), dict(assignments))
+        )
+    return PatchedForward(module, path, plan.environment.backend, tuple(shapes), plan.mode is Mode.SHARING)
+
+
+def _check_module(conv: nn.Conv2d, path: str, problem: ConvProblem) -> None:
+    planned = (problem.filter_shape, problem.stride, problem.dilation, problem.groups)
+    weight = (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size)
+    present = (weight, conv.stride, conv.dilation, conv.groups)
+    if planned != present:
+        raise PlanMismatchError(
+            f"The plan is for {path} with (weight, stride, dilation, groups) {planned}, "
+            f"but here it has {present}."
+        )
+
+
+def _check_environment(model: nn.Module, plan: Plan) -> None:
+    tensor = next(model.parameters(), None)
+    if tensor is None:
+        return
+    present = backend_for("auto", tensor.device).environment()
+    differences = plan.environment.differences(present)
+    if differences:
+        raise PlanMismatchError(f"The plan was made in another environment: {'; '.join(differences)}.")

@@ -1,0 +1,295 @@
+"""Tuning: from a model and a limit to a plan, and from there to a patched model."""
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from mucudnn import patching
+from mucudnn.backends import Backend, backend_for
+from mucudnn.errors import InfeasibleError
+from mucudnn.extraction import CallArguments, Extraction, extract
+from mucudnn.functional import problems_of, undivided
+from mucudnn.intervals import Verdict, compare
+from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan, Policy, choice
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate, Comparison, Profile
+from mucudnn.profiler import Profiler
+from mucudnn.progress import Progress, progress_for
+from mucudnn.sizes import parse_bytes
+from mucudnn.solvers import (
+    Demand,
+    division_front,
+    least_workspace_bytes,
+    solve_network_reuse,
+    solve_sharing,
+)
+from mucudnn.store import Store, open_store
+from mucudnn.version import __version__
+
+ProgressOption = bool | Progress | None
+
+
+def optimize(
+    model: nn.Module,
+    workspace_limit: int | str,
+    sample: object = None,
+    *,
+    mode: str = "reuse",
+    policy: str = "power_of_two",
+    ops: str | Collection[str] = "auto",
+    backend: str = "auto",
+    store: Store | str | os.PathLike[str] | None = None,
+    progress: ProgressOption = None,
+) -> nn.Module:
+    """Tune `model`, patch it in place so that its convolutions run divided, and return it.
+
+    Args:
+        model: in the mode, training or eval, in which it will run, on the device where it will run.
+        workspace_limit: an int of bytes, or a string with a unit ("64MiB"). In reuse mode each convolution
+            may take that much, in sharing mode all together.
+        sample: a tensor, a tuple of arguments, or a dict of keyword arguments, with the batch that the model
+            will meet. Without one the model is armed: the first call that reaches it is the sample.
+        mode: "reuse" (one buffer serves all convolutions in turn) or "sharing" (each owns its part).
+        policy: which micro-batch sizes are tried: "undivided", "power_of_two" or "all".
+        ops: "auto" (all three in training mode, fprop alone in eval mode), or some of "fprop", "dgrad" and
+            "wgrad".
+        backend: "auto", or a backend's name.
+        store: where profiles are kept: a file, a Store, or None for the default file.
+        progress: None shows a bar on a terminal, True always, False never; or a `Progress` to be told.
+
+    Raises:
+        SizeError, OptionError: an argument cannot be read.
+        SampleError: the model cannot be run on the sample, or has nothing to tune.
+        InfeasibleError: nothing fits the limit; it names the convolution and the least that would do.
+        BackendError: nothing tunes on the model's device.
+        StoreError: the store is damaged or newer than this version.
+    """
+    options: dict[str, Any] = {
+        "mode": mode, "policy": policy, "ops": ops, "backend": backend, "store": store, "progress": progress
+    }  # fmt: skip
+    if sample is not None:
+        return patching.apply(model, tune(model, sample, workspace_limit, **options))
+    _Settings.of(workspace_limit, mode, policy)
+    return patching.arm(model, _FirstCall(workspace_limit, options))
+
+
+def tune(
+    model: nn.Module,
+    sample: object,
+    workspace_limit: int | str,
+    *,
+    mode: str = "reuse",
+    policy: str = "power_of_two",
+    ops: str | Collection[str] = "auto",
+    backend: str = "auto",
+    store: Store | str | os.PathLike[str] | None = None,
+    progress: ProgressOption = None,
+) -> Plan:
+    """Return the plan for `model` on `sample`; the model is left untouched. For the rest see `optimize`."""
+    settings = _Settings.of(workspace_limit, mode, policy)
+    extraction = extract(model, sample, ops)
+    chosen = backend_for(backend, _device_of(model))
+    own_store = not (store is None or isinstance(store, str | os.PathLike))
+    opened = open_store(store)
+    try:
+        with progress_for(progress) as shown:
+            return _Tuning(chosen, opened, settings, extraction, shown).plan()
+    finally:
+        if not own_store:
+            opened.close()
+
+
+class _FirstCall:
+    """What an armed model does on its first call: tune on its arguments and be patched."""
+
+    def __init__(self, workspace_limit: int | str, options: Mapping[str, Any]) -> None:
+        self._workspace_limit = workspace_limit
+        self._options = options
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        patching.restore(model)
+        sample = CallArguments(args, kwargs)
+        patching.apply(model, tune(model, sample, self._workspace_limit, **self._options))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Settings:
+    """What the user asked for, read."""
+
+    limit_bytes: int
+    mode: Mode
+    policy: Policy
+
+    @classmethod
+    def of(cls, workspace_limit: int | str, mode: str, policy: str) -> "_Settings":
+        return cls(parse_bytes(workspace_limit), choice(Mode, mode), choice(Policy, policy))
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+class _Solution(NamedTuple):
+    """What a solver chose for a site, and the candidates that fit into the same workspace."""
+
+    division: Division
+    fitting: Sequence[Candidate]
+
+
+class _Tuning:
+    """One run of the tuner."""
+
+    def __init__(
+        self, backend: Backend, store: Store, settings: _Settings, extraction: Extraction, progress: Progress
+    ) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._extraction = extraction
+        self._progress = progress
+        self._profiler = Profiler(backend, store, settings.limit_bytes, settings.policy)
+        self._problems = {
+            ConvSite(call.path, op, call.variant): problems_of(call.problem)[op]
+            for call in extraction.calls
+            for op in call.ops
+        }
+        self._done = 0
+
+    def plan(self) -> Plan:
+        """Profile, solve, confirm; return the checked plan."""
+        distinct = list(dict.fromkeys(self._problems.values()))
+        self._progress.begin(2 * sum(problem.flops for problem in distinct))
+        profiles = {problem: self._profile(problem) for problem in distinct}
+        solution = self._solve(profiles)
+        confirmed: dict[tuple[ConvProblem, str], tuple[Division, Evidence]] = {}
+        assignments = []
+        for site, problem in self._problems.items():
+            division, fitting = solution[site]
+            key = (problem, division.key)
+            if key not in confirmed:
+                confirmed[key] = self._confirm(problem, division, fitting)
+            chosen, evidence = confirmed[key]
+            assignments.append(Assignment(site, problem, chosen, tuple(sorted(fitting)), evidence))
+        plan = Plan(
+            mode=self._settings.mode,
+            policy=self._settings.policy,
+            limit_bytes=self._settings.limit_bytes,
+            environment=dataclasses.replace(self._profiler.environment, soft={}),
+            assignments=tuple(assignments),
+            untouched=self._extraction.untouched,
+            version=__version__,
+        )
+        plan.check()
+        self._progress.end(self._profiler.measured)
+        return plan
+
+    def _profile(self, problem: ConvProblem) -> Profile:
+        self._progress.at(f"profiling {problem}", self._done)
+        profile = self._profiler.profile(problem)
+        self._done += problem.flops
+        return profile
+
+    def _solve(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
+        """Return a division for every site, and the candidates that fit where it does."""
+        for site, problem in self._problems.items():
+            self._check_feasible(site, profiles[problem])
+        if self._settings.mode is Mode.SHARING:
+            return self._solve_sharing(profiles)
+        counts = Counter(self._problems.values())
+        demands = {
+            problem: Demand(profile.candidates, problem.batch, counts[problem])
+            for problem, profile in profiles.items()
+        }
+        solved = solve_network_reuse(demands, self._settings.limit_bytes, self._is_elsewhere)
+        return {site: _Solution(*solved[problem]) for site, problem in self._problems.items()}
+
+    def _is_elsewhere(self, candidate: Candidate) -> bool:
+        """Whether a candidate takes its workspace outside of the buffer, as PyTorch's own does."""
+        return candidate.algorithm == self._backend.own
+
+    def _solve_sharing(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
+        limit_bytes = self._settings.limit_bytes
+        fronts = {
+            problem: division_front(profile.candidates, problem.batch, limit_bytes)
+            for problem, profile in profiles.items()
+        }
+        divisions = solve_sharing(
+            {site: fronts[problem] for site, problem in self._problems.items()}, limit_bytes
+        )
+        return {
+            site: _Solution(division, _within(profiles[self._problems[site]].candidates, division))
+            for site, division in divisions.items()
+        }
+
+    def _check_feasible(self, site: ConvSite, profile: Profile) -> None:
+        """Raise an InfeasibleError that names the site, if its candidates make no division of the batch."""
+        batch = profile.problem.batch
+        if least_workspace_bytes(profile.candidates, batch) is None:
+            least = least_workspace_bytes(self._profiler.known_workspaces(profile.problem), batch)
+            raise InfeasibleError(self._settings.limit_bytes, least, str(site))
+
+    def _confirm(
+        self, problem: ConvProblem, division: Division, fitting: Sequence[Candidate]
+    ) -> tuple[Division, Evidence]:
+        """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
+
+        The rivals, in the order in which each must beat the best before it: PyTorch's own undivided, the
+        best undivided candidate, the division.
+        """
+        self._progress.at(f"confirming {problem}", self._done)
+        rivals = _rivals(problem, division, fitting, self._backend.own)
+        comparison = self._profiler.compare(problem, list(rivals.values()))
+        self._done += problem.flops
+        seen = {key: rival for key, rival in rivals.items() if key in comparison.times}
+        if not seen:
+            raise InfeasibleError(self._settings.limit_bytes, None, str(problem))
+        chosen = _winner(seen, comparison)
+        errors = self._profiler.errors(problem)
+        worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in chosen.parts), default=0.0)
+        own = undivided(self._backend.own, problem.batch).key
+        return chosen, _evidence(chosen, comparison, own, worst)
+
+
+def _within(candidates: Iterable[Candidate], division: Division) -> list[Candidate]:
+    return [each for each in candidates if each.workspace_bytes <= division.workspace_bytes]
+
+
+def _rivals(
+    problem: ConvProblem, division: Division, fitting: Sequence[Candidate], own: str
+) -> dict[str, Division]:
+    """The divisions to be compared, by key, the base first."""
+    wholes = sorted(
+        (each for each in fitting if each.batch == problem.batch),
+        key=lambda each: (each.time_s + each.setup_s, each.workspace_bytes, each.algorithm),
+    )
+    base = [each for each in wholes if each.algorithm == own]
+    return {rival.key: rival for rival in (*(Division((each,)) for each in (*base, *wholes[:1])), division)}
+
+
+def _winner(rivals: Mapping[str, Division], comparison: Comparison) -> Division:
+    """The first rival, unless a later one is FASTER than the best before it."""
+    best, *others = rivals
+    for key in others:
+        verdict = compare(comparison.times[best].samples_s, comparison.times[key].samples_s)
+        if verdict is Verdict.FASTER:
+            best = key
+    return rivals[best]
+
+
+def _evidence(chosen: Division, comparison: Comparison, own: str, error: float) -> Evidence:
+    times = comparison.times
+    reference = times.get(own)
+    return Evidence(
+        reference=None if reference is None else reference.estimate,
+        chosen=times[chosen.key].estimate,
+        verdict=None if reference is None else compare(reference.samples_s, times[chosen.key].samples_s),
+        reference_workspace_bytes=comparison.workspaces.get(own),
+        workspace_bytes=comparison.workspaces.get(chosen.key),
+        error=error,
+        rejected=tuple((key, times[key].estimate) for key in sorted(times) if key not in (own, chosen.key)),
+    )
