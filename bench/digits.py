@@ -1,0 +1,183 @@
+"""The demonstration: tune a ResNet-18 on real images, divide its convolutions, prove that nothing changed.
+
+Everything that it prints is measured by this run, or read from the store that an earlier run of this
+program filled. See `python -m bench.digits --help`.
+"""
+
+import argparse
+import copy
+import dataclasses
+import hashlib
+import sys
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from bench.steps import Differences, TrainingStep, copy_of, differences, digits_step
+from mucudnn import apply, tune
+from mucudnn.backends import Backend, Job, backend_of
+from mucudnn.errors import MucudnnError
+from mucudnn.functional import undivided
+from mucudnn.intervals import Estimate, compare, ratio
+from mucudnn.plan import Evidence, Plan, Policy
+from mucudnn.profile import Comparison
+from mucudnn.profiler import Profiler
+from mucudnn.report import render_plan
+from mucudnn.sizes import format_bytes, parse_bytes
+from mucudnn.store import Store, open_store
+from mucudnn.timing import SamplingRule, compare_runs
+
+_UNCAPPED = 1 << 50
+_STEPS = SamplingRule(looks=(10, 15, 20, 30), precision=0.01)
+
+
+def main() -> int:
+    """Run the demonstration; return the exit status."""
+    options = _parser().parse_args()
+    try:
+        _demonstrate(options)
+    except MucudnnError as error:
+        print(f"mucudnn: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.digits", description=__doc__)
+    parser.add_argument("--limit", default="16MiB", help="workspace limit (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=64, help="mini-batch (default: %(default)s)")
+    parser.add_argument("--mode", default="reuse", help="reuse or sharing (default: %(default)s)")
+    parser.add_argument(
+        "--policy", default="power_of_two", help="undivided, power_of_two or all (default: %(default)s)"
+    )
+    parser.add_argument("--channels-last", action="store_true", help="everything in channels_last")
+    parser.add_argument("--store", default=None, help="file of profiles (default: the user's cache)")
+    parser.add_argument(
+        "--plan", default="build/digits-plan.json", help="plan to write (default: %(default)s)"
+    )
+    return parser
+
+
+def _demonstrate(options: argparse.Namespace) -> None:
+    console = Console(width=max(120, Console().width), highlight=False)
+    step = digits_step(options.batch, options.channels_last)
+    _say(f"ResNet-18 (32x32), {options.batch} handwritten digits, training step, limit {options.limit}.")
+    with open_store(options.store) as store:
+        known, start = store.count(), time.perf_counter()
+        plan = tune(
+            step.model, step.images, options.limit, mode=options.mode, policy=options.policy, store=store
+        )
+        _say(
+            f"Tuned in {time.perf_counter() - start:.0f} s: {store.count() - known} trials were measured, "
+            f"{known} were known."
+        )
+        _keep(plan, Path(options.plan))
+        shown = _with_bases(plan, store)
+    console.print(render_plan(shown))
+    patched = copy_of(step)
+    apply(patched.model, plan)
+    _show_step(step, patched)
+    _show_memory(plan, options)
+    _show_proof(step, patched)
+
+
+def _keep(plan: Plan, path: Path) -> None:
+    """Save the plan, and say whether it is the one of the run before."""
+    text = plan.to_text()
+    former = path.read_text(encoding="utf-8") if path.exists() else None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plan.save(path)
+    again = "" if former is None else ", the same as before" if former == text else ", another than before"
+    _say(f"Plan: {path}, sha256 {hashlib.sha256(text.encode()).hexdigest()[:16]}{again}.")
+
+
+def _with_bases(plan: Plan, store: Store) -> Plan:
+    """Return the plan with what PyTorch's own takes where the limit forbade the tuner to run it.
+
+    The model without mucudnn runs it all the same; so it is measured here, without a limit, beside what
+    runs now.
+    """
+    backend = backend_of(f"{plan.environment.backend}:")
+    profiler = Profiler(backend, store, _UNCAPPED, Policy.UNDIVIDED)
+    assignments = []
+    for assigned in plan.assignments:
+        evidence = assigned.evidence
+        if evidence is not None and evidence.reference is None:
+            own = undivided(backend.own, assigned.problem.batch)
+            seen = profiler.compare(assigned.problem, [own, assigned.division])
+            evidence = _against(own.key, assigned.division.key, seen, evidence)
+        assignments.append(dataclasses.replace(assigned, evidence=evidence))
+    return dataclasses.replace(plan, assignments=tuple(assignments))
+
+
+def _against(own: str, division: str, seen: Comparison, evidence: Evidence) -> Evidence:
+    base, present = seen.times[own], seen.times[division]
+    return dataclasses.replace(
+        evidence,
+        reference=base.estimate,
+        chosen=present.estimate,
+        verdict=compare(base.samples_s, present.samples_s),
+        reference_workspace_bytes=seen.workspaces.get(own),
+    )
+
+
+def _show_step(unpatched: TrainingStep, patched: TrainingStep) -> None:
+    """Time both training steps in the same rounds."""
+    times = compare_runs({"unpatched": copy_of(unpatched), "patched": copy_of(patched)}, _STEPS)
+    base, present = times["unpatched"], times["patched"]
+    verdict = compare(base.samples_s, present.samples_s)
+    _say("\nThe whole training step (forward, loss, backward, update), interleaved in one run:")
+    _say(f"  unpatched  {_milliseconds(base.estimate)}")
+    _say(f"  patched    {_milliseconds(present.estimate)}")
+    relative = ratio(base.samples_s, present.samples_s)
+    _say(
+        f"  patched / unpatched  {relative.median:.3f} [{relative.low:.3f}, {relative.high:.3f}]  {verdict}  "
+        f"(median and 95 % interval of {relative.samples} pairs)"
+    )
+
+
+def _show_memory(plan: Plan, options: argparse.Namespace) -> None:
+    """Weigh both steps in a process of their own: the most memory beside what stood there before."""
+    backend = backend_of(f"{plan.environment.backend}:")
+    payload = {"batch": options.batch, "channels_last": options.channels_last}
+    unpatched = _weigh(backend, {**payload, "plan": None})
+    patched = _weigh(backend, {**payload, "plan": plan.to_text()})
+    workspaces = [each.evidence.workspace_bytes or 0 for each in plan.assignments if each.evidence]
+    _say("\nPeak memory of the step (activations, gradients and workspace), each in a fresh process:")
+    _say(f"  unpatched  {unpatched}\n  patched    {patched}")
+    _say(
+        f"  largest workspace of a convolution, as measured: {format_bytes(max(workspaces, default=0))}, "
+        f"limit {format_bytes(parse_bytes(options.limit))}"
+    )
+
+
+def _weigh(backend: Backend, payload: dict[str, object]) -> str:
+    weight = backend.footprint(Job("bench.steps:WeighedStep", payload), _UNCAPPED)
+    return "could not be measured" if weight is None else format_bytes(weight)
+
+
+def _show_proof(unpatched: TrainingStep, patched: TrainingStep) -> None:
+    """Compare both models after one forward and backward pass; float64 tells what rounding alone does."""
+    exact = TrainingStep(copy.deepcopy(unpatched.model).double(), unpatched.images.double(), unpatched.labels)
+    ours = differences(copy_of(patched), copy_of(unpatched))
+    rounding = differences(copy_of(unpatched), exact)
+    _say("\nLargest differences after one pass, relative to the largest value:")
+    _say(f"  {'':24}patched - unpatched     unpatched - float64")
+    for name in (field.name for field in dataclasses.fields(Differences)):
+        label = {"statistics": "batch-norm statistics"}.get(name, name)
+        _say(f"  {label:24}{getattr(ours, name):19.1e}     {getattr(rounding, name):19.1e}")
+
+
+def _milliseconds(estimate: Estimate) -> str:
+    return f"{estimate.median * 1e3:.1f} ms [{estimate.low * 1e3:.1f}, {estimate.high * 1e3:.1f}]"
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    sys.exit(main())

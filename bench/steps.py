@@ -1,0 +1,112 @@
+"""A training step as one call, to be timed, weighed and compared."""
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+
+from bench.data import load
+from bench.networks import resnet18
+from mucudnn.backends import backend_of
+from mucudnn.patching import apply
+from mucudnn.plan import Plan
+
+
+class TrainingStep:
+    """Forward, loss, backward and update of one model on one mini-batch."""
+
+    def __init__(self, model: nn.Module, images: Tensor, labels: Tensor) -> None:
+        """Take the model in training mode, images (n, 3, 32, 32) and labels (n,)."""
+        self.model = model
+        self.images = images
+        self.labels = labels
+        self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def gradients(self) -> Tensor:
+        """Compute the gradients of all parameters; return the scores, shape (n, classes)."""
+        self._optimizer.zero_grad(set_to_none=True)
+        scores: Tensor = self.model(self.images)
+        F.cross_entropy(scores, self.labels).backward()
+        return scores.detach()
+
+    def __call__(self) -> None:
+        """Run the step."""
+        self.gradients()
+        self._optimizer.step()
+
+
+def digits_step(batch: int, channels_last: bool, seed: int = 0) -> TrainingStep:
+    """Return the step of a fresh ResNet-18 on the first digits; equal arguments give equal weights."""
+    torch.manual_seed(seed)
+    model = resnet18().train()
+    digits = load()
+    images, labels = digits.train_images[:batch], digits.train_labels[:batch]
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub forgets it
+        images = images.to(memory_format=torch.channels_last)
+    return TrainingStep(model, images, labels)
+
+
+def copy_of(step: TrainingStep) -> TrainingStep:
+    """Return a step with a copy of the model, so that neither changes the other."""
+    return TrainingStep(copy.deepcopy(step.model), step.images, step.labels)
+
+
+class WeighedStep:
+    """The step with its operands in place, for `FootprintMeter`."""
+
+    result_bytes = 0
+
+    def __init__(self, payload: Mapping[str, object]) -> None:
+        """Take the values that `bench.digits` gives: batch, layout, and a plan's text or None."""
+        self._step = digits_step(int(str(payload["batch"])), bool(payload["channels_last"]))
+        if payload["plan"] is not None:
+            plan = Plan.from_text(str(payload["plan"]))
+            here = backend_of(f"{plan.environment.backend}:").environment()  # another allocator, nothing else
+            apply(self._step.model, dataclasses.replace(plan, environment=here))
+
+    def run(self) -> None:
+        """Run the step."""
+        self._step()
+
+
+@dataclasses.dataclass(frozen=True)
+class Differences:
+    """Largest differences between two models after the same step, relative to the largest value.
+
+    Attributes:
+        outputs: of the scores.
+        gradients: of the parameter whose gradient differs most.
+        statistics: of the batch-norm buffer that differs most.
+    """
+
+    outputs: float
+    gradients: float
+    statistics: float
+
+
+def differences(one: TrainingStep, other: TrainingStep) -> Differences:
+    """Run forward and backward of both models, which must have equal weights, and compare."""
+    first, second = one.gradients(), other.gradients()
+    grads = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    buffers = zip(one.model.buffers(), other.model.buffers(), strict=True)
+    return Differences(
+        outputs=_difference(first, second),
+        gradients=max(_difference(_gradient(a), _gradient(b)) for a, b in grads),
+        statistics=max(_difference(a, b) for a, b in buffers),
+    )
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        raise ValueError("Every parameter must have a gradient after a backward pass, but one has none.")
+    return parameter.grad
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    largest = other.abs().max().item()
+    distance = (one.double() - other.double()).abs().max().item()
+    return distance / largest if largest else distance
