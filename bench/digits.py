@@ -13,8 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-from rich.console import Console
-
 from bench.steps import Differences, TrainingStep, copy_of, differences, digits_step
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
@@ -61,7 +59,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demonstrate(options: argparse.Namespace) -> None:
-    console = Console(width=max(120, Console().width), highlight=False)
     step = digits_step(options.batch, options.channels_last)
     _say(f"ResNet-18 (32x32), {options.batch} handwritten digits, training step, limit {options.limit}.")
     with open_store(options.store) as store:
@@ -75,7 +72,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
         )
         _keep(plan, Path(options.plan))
         shown = _with_bases(plan, store)
-    console.print(render_plan(shown))
+    _say(render_plan(shown))
     patched = copy_of(step)
     apply(patched.model, plan)
     _show_step(step, patched)

@@ -48,7 +48,7 @@ class InfeasibleError(MucudnnError):
         super().__init__(limit_bytes, least_bytes, site)
 
     def __str__(self) -> str:
-        where = f" for {self.site}" if self.site else ""
+        where = f" for {self.site!r}" if self.site else ""
         if self.least_bytes is None:
             return f"No division exists{where}: no candidates' sizes add up to the batch."
         return (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PURE = ("errors", "sizes", "problem", "intervals", "timing", "profile", "plan", "store", "solvers")
+PURE = ("errors", "sizes", "problem", "intervals", "timing", "profile", "plan", "store", "solvers", "report")
 
 
 def _output(program: str) -> str:

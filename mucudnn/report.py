@@ -1,0 +1,397 @@
+"""Plans as text and as JSON values: what every convolution ran before and runs now; measures nothing."""
+
+import dataclasses
+import itertools
+import math
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, median
+from mucudnn.plan import Assignment, Division, Evidence, Mode, Plan
+from mucudnn.problem import ConvProblem, Layout
+from mucudnn.profile import Environment
+from mucudnn.sizes import format_bytes
+
+_PERCENT = f"{CONFIDENCE * 100:g} %"
+_TITLE = f"Before: PyTorch's own convolutions. Times: median and {_PERCENT} interval in ms."
+_HEADINGS = ("", "before, ms", "workspace", "now runs", "now, ms", "workspace", "speedup", "verdict")
+_ALIGNMENT = "<>><>>><"
+
+_NOTE_WIDTH = 118
+_LABEL_WIDTH = 15
+
+_TIMES = (
+    "Medians of {} rounds, each of which ran all rivals once in an order drawn anew; intervals come from "
+    "ranks, no distribution is assumed."
+)
+_VERDICTS = (
+    f"On now / before, round by round: FASTER or SLOWER if the {_PERCENT} interval of its median lies wholly "
+    f"more than {TOLERANCE * 100:g} % from 1, SAME if wholly within, else AMBIGUOUS; limit: there is no "
+    "base. Comparisons made: {}."
+)
+_MEASURED_ONCE = (
+    "Measurements: {}, sites: {}; those with the same problem and the same division were measured once and "
+    "show the same numbers."
+)
+
+_SAID_BY_THE_NAME = ("vendor_id", "cpu family", "model", "stepping")
+"""Facts of a processor that its name tells better."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """What the sites of a plan add up to. Times are sums of medians in seconds.
+
+    Attributes:
+        sites: number of sites.
+        divided: number of those whose batch runs in several parts.
+        exchanged: number of those that run undivided by another algorithm than PyTorch's own.
+        kept: number of those left as before.
+        untimed: number of those that run undivided and were not timed.
+        paired: number of those whose times before and now are both known.
+        before_s: what ran before, over the paired sites.
+        now_s: what runs now, over the paired sites.
+        without_base: number of those whose time now is known, but not that before.
+        without_base_s: what runs now, over the sites without a base.
+    """
+
+    sites: int
+    divided: int
+    exchanged: int
+    kept: int
+    untimed: int
+    paired: int
+    before_s: float
+    now_s: float
+    without_base: int
+    without_base_s: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Totals":
+        """Return the totals of `plan`."""
+        undivided = [assigned for assigned in plan.assignments if assigned.division.is_undivided]
+        kept = sum(is_kept(assigned) for assigned in undivided)
+        untimed = sum(_seen(assigned).chosen is None for assigned in undivided)
+        times = [(seen.reference, seen.chosen) for seen in map(_seen, plan.assignments)]
+        pairs = [(before.median, now.median) for before, now in times if before and now]
+        alone = [now.median for before, now in times if now and not before]
+        return cls(
+            sites=len(plan.assignments),
+            divided=len(plan.assignments) - len(undivided),
+            exchanged=len(undivided) - kept - untimed,
+            kept=kept,
+            untimed=untimed,
+            paired=len(pairs),
+            before_s=math.fsum(before for before, _ in pairs),
+            now_s=math.fsum(now for _, now in pairs),
+            without_base=len(alone),
+            without_base_s=math.fsum(alone),
+        )
+
+    @property
+    def speedup(self) -> float | None:
+        """Total time before by total time now, of the paired sites; None if there are none."""
+        return self.before_s / self.now_s if self.now_s > 0 else None
+
+
+def is_kept(assigned: Assignment) -> bool:
+    """Return whether a site runs as before: undivided, in the very times of PyTorch's own convolution."""
+    seen = _seen(assigned)
+    return assigned.division.is_undivided and seen.chosen is not None and seen.chosen == seen.reference
+
+
+def render_plan(plan: Plan) -> str:
+    """Return a plan for people to read: a row for each op of each convolution, and what they add up to.
+
+    Plain text, the same on a terminal and in a pipe, without a line break at its end. Nothing is cut off:
+    lines have at most 120 columns, but for paths and numbers of unusual length.
+    """
+    return "\n".join([*_table(plan), "", *_notes(plan)])
+
+
+def plan_as_json(plan: Plan) -> dict[str, object]:
+    """Return what `render_plan` tells, as JSON values: seconds and bytes, null where nothing is known."""
+    totals = Totals.of(plan)
+    return {
+        "version": plan.version,
+        "mode": plan.mode,
+        "policy": plan.policy,
+        "limit_bytes": plan.limit_bytes,
+        "workspace_bytes": plan.workspace_bytes,
+        "environment": plan.environment.to_json(),
+        "totals": {**dataclasses.asdict(totals), "speedup": totals.speedup, "predicted_s": plan.time_s},
+        "sites": [_site_as_json(assigned) for assigned in plan.assignments],
+        "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
+    }
+
+
+def describe_runs(division: Division) -> list[str]:
+    """Return what a division runs, such as ["winograd4 4×16"]: four parts of sixteen samples."""
+    runs = itertools.groupby(division.parts, key=lambda part: (part.algorithm, part.batch))
+    return [f"{name.partition(':')[2] or name} {len(list(parts))}×{batch}" for (name, batch), parts in runs]
+
+
+def describe_shape(problem: ConvProblem) -> str:
+    """Return shapes and type in short, such as "64x64x32x32 -> 64, 3x3, padding 1, float32".
+
+    A stride of 1, a padding of 0, a dilation of 1, a single group and the contiguous layout are not named.
+    """
+    words = [f"{_by(problem.input_shape)} -> {problem.out_channels}", _by(problem.kernel_size)]
+    for name, sizes, usual in (
+        ("stride", problem.stride, 1),
+        ("padding", problem.padding, 0),
+        ("dilation", problem.dilation, 1),
+        ("groups", (problem.groups,), 1),
+    ):
+        if set(sizes) != {usual}:
+            words.append(f"{name} {sizes[0] if len(set(sizes)) == 1 else _by(sizes)}")
+    layout = [] if problem.layout is Layout.CONTIGUOUS else [str(problem.layout)]
+    return ", ".join([*words, problem.dtype, *layout])
+
+
+def describe_environment(environment: Environment) -> dict[str, str]:
+    """Return what times depend on, as texts by label; equal environments give equal texts."""
+    device = {name: fact for name, fact in environment.device.items() if name not in _SAID_BY_THE_NAME}
+    return {
+        "device": f"{environment.backend}: {describe_facts(device)}",
+        "software": describe_facts(environment.software),
+        "settings": describe_facts(environment.policy),
+    }
+
+
+def describe_facts(facts: Mapping[str, str]) -> str:
+    """Return named facts in the order of the alphabet: "oneDNN 3.7, torch 2.11.0"."""
+    return ", ".join(f"{name} {facts[name]}" for name in sorted(facts, key=str.casefold))
+
+
+def render_notes(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Return labelled texts as lines of at most 118 columns, the labels standing out on the left."""
+    return [
+        line
+        for label, text in notes
+        for line in textwrap.wrap(
+            text,
+            _NOTE_WIDTH,
+            initial_indent=f"{label:{_LABEL_WIDTH}}",
+            subsequent_indent=" " * _LABEL_WIDTH,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    ]
+
+
+def _seen(assigned: Assignment) -> Evidence:
+    """What was seen at a site; all of it None if it was not timed."""
+    return assigned.evidence or Evidence()
+
+
+def _speedup(seen: Evidence) -> float | None:
+    if seen.reference is None or seen.chosen is None or seen.chosen.median <= 0:
+        return None
+    return seen.reference.median / seen.chosen.median
+
+
+def _measurements(plan: Plan) -> list[Assignment]:
+    """One site of each problem and division that was timed: the others have its numbers."""
+    timed = [assigned for assigned in plan.assignments if _seen(assigned).chosen is not None]
+    return list({(assigned.problem, assigned.division.key): assigned for assigned in timed}.values())
+
+
+# The table
+
+
+def _table(plan: Plan) -> list[str]:
+    """A line of headings; then for each convolution a line with its name and shape, and a row for each op."""
+    convolutions = [
+        (heading, [_cells(assigned, plan.mode) for assigned in rows])
+        for heading, rows in itertools.groupby(plan.assignments, key=_heading)
+    ]
+    cells = [_HEADINGS, *(row for _, rows in convolutions for row in rows)]
+    widths = [
+        max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*cells, strict=True)
+    ]
+    lines = [_TITLE, "", *_laid_out(_HEADINGS, widths), "-" * (sum(widths) + 2 * len(widths) - 2)]
+    for heading, rows in convolutions:
+        lines += [heading, *(line for row in rows for line in _laid_out(row, widths))]
+    return lines
+
+
+def _heading(assigned: Assignment) -> str:
+    site = assigned.site
+    shape = f" (shape {site.variant + 1})" if site.variant else ""
+    return f"{site.path or 'the model itself'}{shape}  {describe_shape(assigned.problem)}"
+
+
+def _cells(assigned: Assignment, mode: Mode) -> tuple[str, ...]:
+    """Return the texts of a row, in the order of the headings."""
+    seen = _seen(assigned)
+    speedup = _speedup(seen)
+    needed = seen.workspace_bytes or assigned.division.workspace_bytes  # what is small is seen as nothing
+    return (
+        f"  {assigned.site.op}",
+        _why_no_base(assigned, mode) if seen.reference is None else _time(seen.reference),
+        "-" if seen.reference_workspace_bytes is None else format_bytes(seen.reference_workspace_bytes),
+        "\n+ ".join(describe_runs(assigned.division)),
+        "not timed" if seen.chosen is None else _time(seen.chosen),
+        format_bytes(needed),
+        "-" if speedup is None else f"{speedup:.2f}",
+        _verdict(assigned),
+    )
+
+
+def _verdict(assigned: Assignment) -> str:
+    if assigned.evidence is None:
+        return "-"
+    return "limit" if assigned.evidence.reference is None else str(assigned.evidence.verdict or "-")
+
+
+def _why_no_base(assigned: Assignment, mode: Mode) -> str:
+    if assigned.evidence is None:
+        return "not timed"
+    return "not run: over the limit" if mode is Mode.REUSE else "not run: over its share"
+
+
+def _time(estimate: Estimate) -> str:
+    """Return milliseconds in four digits, none of them below 0.1 µs, and the interval if there is one."""
+    middle, low, high = (seconds * 1e3 for seconds in (estimate.median, estimate.low, estimate.high))
+    digits = _decimals(middle)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"{middle:.{digits}f} (n = {estimate.samples})"
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _decimals(ms: float) -> int:
+    return 4 if ms <= 0 else min(4, max(0, 3 - math.floor(math.log10(ms))))
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.{_decimals(seconds * 1e3)}f} ms"
+
+
+def _laid_out(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of a row, as many as its highest cell has."""
+    for texts in itertools.zip_longest(*(cell.split("\n") for cell in cells), fillvalue=""):
+        columns = zip(texts, _ALIGNMENT, widths, strict=True)
+        yield "  ".join(f"{text:{side}{width}}" for text, side, width in columns).rstrip()
+
+
+def _by(sizes: tuple[int, ...]) -> str:
+    return "x".join(str(size) for size in sizes)
+
+
+# The notes below the table
+
+
+def _notes(plan: Plan) -> list[str]:
+    totals = Totals.of(plan)
+    untimed = f", {totals.untimed} undivided and not timed" if totals.untimed else ""
+    notes = [
+        ("total", _total_note(totals, plan.mode)),
+        (
+            "sites",
+            f"{totals.divided} divided, {totals.exchanged} undivided with another algorithm, "
+            f"{totals.kept} left as before{untimed}.",
+        ),
+        ("workspace", _workspace_note(plan)),
+        ("chosen in", f"mode {plan.mode}, policy {plan.policy}, mucudnn {plan.version}"),
+        *describe_environment(plan.environment).items(),
+        *_untouched_notes(plan),
+        *_evidence_notes(plan),
+    ]
+    return render_notes(notes)
+
+
+def _total_note(totals: Totals, mode: Mode) -> str:
+    text = "No site has both a time before and a time now, so there is nothing to add up."
+    if totals.speedup is not None:
+        text = (
+            f"{totals.paired} of {totals.sites} sites have both times: "
+            f"{_milliseconds(totals.before_s)} before, {_milliseconds(totals.now_s)} now, "
+            f"speedup {totals.speedup:.2f} (before / now, of these sums of medians)."
+        )
+    if totals.without_base:
+        bound = "the limit" if mode is Mode.REUSE else "their share of the limit"
+        text += (
+            f" Sites without a time before: {totals.without_base}, "
+            f"now {_milliseconds(totals.without_base_s)}; "
+            f"PyTorch's own needs more workspace than {bound}, so it was not run."
+        )
+    return text
+
+
+def _workspace_note(plan: Plan) -> str:
+    needed, limit = format_bytes(plan.workspace_bytes), format_bytes(plan.limit_bytes)
+    if plan.mode is Mode.SHARING:
+        return f"All sites together are allotted {needed}; the limit for their sum is {limit}."
+    return f"The largest site is allotted {needed}; the limit for each is {limit}."
+
+
+def _untouched_notes(plan: Plan) -> list[tuple[str, str]]:
+    texts = [f"{path or 'the model itself'}: {reason}." for path, reason in plan.untouched]
+    return [("" if number else "untouched", text) for number, text in enumerate(texts or ["Nothing."])]
+
+
+def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
+    """Say how the times came about and what they are worth; nothing if there are none."""
+    measurements = _measurements(plan)
+    if not measurements:
+        return []
+    evidence = [_seen(assigned) for assigned in measurements]
+    rounds = sorted({seen.chosen.samples for seen in evidence if seen.chosen})
+    verdicts = [seen.verdict for seen in evidence if seen.verdict]
+    errors = [seen.error for seen in evidence if seen.error is not None]
+    return [
+        ("times", _TIMES.format(" to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1])))))),
+        ("verdicts", _VERDICTS.format(len(verdicts))),
+        ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
+        ("prediction", _prediction_note(measurements)),
+        *(("error", f"At most {error:.1e} relative to float64.") for error in sorted(errors)[-1:]),
+    ]
+
+
+def _prediction_note(measurements: Sequence[Assignment]) -> str:
+    """Tell how far the sum of a division's parts, from the profiles, is from what the whole division took."""
+    ratios = [
+        chosen.median / assigned.division.time_s
+        for assigned in measurements
+        if (chosen := _seen(assigned).chosen) and assigned.division.time_s > 0
+    ]
+    if not ratios:
+        return "The profiles predict nothing."
+    return (
+        f"Divisions take {min(ratios):.2f} to {max(ratios):.2f} times (median {median(ratios):.2f}) what the "
+        "profiles of their parts add up to."
+    )
+
+
+def _site_as_json(assigned: Assignment) -> dict[str, object]:
+    site, seen, division = assigned.site, _seen(assigned), assigned.division
+    return {
+        "path": site.path,
+        "op": site.op,
+        "variant": site.variant,
+        "problem": assigned.problem.to_json(),
+        "before": {"time": _as_json(seen.reference), "workspace_bytes": seen.reference_workspace_bytes},
+        "now": {
+            "division": division.key,
+            "parts": [{"algorithm": part.algorithm, "batch": part.batch} for part in division.parts],
+            "time": _as_json(seen.chosen),
+            "predicted_s": division.time_s,
+            "workspace_bytes": seen.workspace_bytes,
+            "allotted_bytes": division.workspace_bytes,
+        },
+        "speedup": _speedup(seen),
+        "verdict": seen.verdict,
+        "is_kept": is_kept(assigned),
+        "error": seen.error,
+        "rejected": [{"division": key, "time": _as_json(estimate)} for key, estimate in seen.rejected],
+    }
+
+
+def _as_json(estimate: Estimate | None) -> dict[str, object] | None:
+    """Return a time in seconds; the ends of an interval that does not exist are null."""
+    if estimate is None:
+        return None
+    ends = {"low_s": estimate.low, "high_s": estimate.high}
+    known = {name: end if math.isfinite(end) else None for name, end in ends.items()}
+    return {"median_s": estimate.median, **known, "rounds": estimate.samples}

@@ -1,0 +1,418 @@
+"""Plans as text and as JSON."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from mucudnn.intervals import Estimate, Verdict
+from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan
+from mucudnn.problem import ConvOp, Layout
+from mucudnn.profile import Candidate
+from mucudnn.report import (
+    Totals,
+    describe_environment,
+    describe_runs,
+    describe_shape,
+    is_kept,
+    plan_as_json,
+    render_notes,
+    render_plan,
+)
+from tests.examples import a_candidate, a_plan, a_problem, an_environment
+
+MIB = 2**20
+
+OWN = Division((Candidate("cpu:aten", 32, 0.010, 3 * MIB),))
+WINOGRAD = Division((Candidate("cpu:winograd4", 16, 0.003, MIB),) * 2)
+MIXED = Division.of((*WINOGRAD.parts[:1], Candidate("cpu:im2col", 8, 0.002, 512), a_candidate(batch=8)))
+
+
+def seconds(median: float, samples: int = 10) -> Estimate:
+    """An interval of 1 % below and 2 % above the median."""
+    return Estimate(median, 0.99 * median, 1.02 * median, samples)
+
+
+FASTER = Evidence(
+    reference=seconds(0.010),
+    chosen=seconds(0.005),
+    verdict=Verdict.FASTER,
+    reference_workspace_bytes=3 * MIB,
+    workspace_bytes=MIB,
+    error=2e-6,
+    rejected=(("cpu:im2col@32*1", seconds(0.007)),),
+)
+KEPT = Evidence(seconds(0.010, 45), seconds(0.010, 45), Verdict.SAME, 3 * MIB, 3 * MIB)
+OVER_LIMIT = Evidence(chosen=seconds(0.004), workspace_bytes=MIB)
+
+
+def assigned(
+    path: str, op: ConvOp, division: Division, evidence: Evidence | None, variant: int = 0, **problem: Any
+) -> Assignment:
+    return Assignment(ConvSite(path, op, variant), a_problem(op=op, **problem), division, (), evidence)
+
+
+def a_mixed_plan(**changes: Any) -> Plan:
+    """Four sites: one twice as fast, one left as before, one that the limit forbids, one not timed."""
+    rows = (
+        assigned("conv1", ConvOp.FPROP, WINOGRAD, FASTER),
+        assigned("conv1", ConvOp.DGRAD, OWN, KEPT),
+        assigned("conv1", ConvOp.WGRAD, WINOGRAD, OVER_LIMIT),
+        assigned("conv2", ConvOp.FPROP, OWN, None),
+    )
+    return a_plan(**{"assignments": rows, "limit_bytes": 8 * MIB, **changes})
+
+
+def row(text: str, start: str) -> list[str]:
+    """Return the cells of the first row that starts so."""
+    line = next(line for line in text.splitlines() if line.strip().startswith(start))
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+def note(text: str, label: str) -> str:
+    """Return the text beside a label, its lines joined."""
+    lines = iter(text.splitlines())
+    first = next(line for line in lines if line.startswith(f"{label} "))
+    rest = []
+    for line in lines:
+        if not line.startswith(" "):
+            break
+        rest.append(line.strip())
+    return " ".join([first.removeprefix(label).strip(), *rest])
+
+
+def test_a_row_tells_time_and_workspace_before_and_now() -> None:
+    assert row(render_plan(a_mixed_plan()), "fprop") == [
+        "fprop",
+        "10.00 [9.90, 10.20]",
+        "3 MiB",
+        "winograd4 2×16",
+        "5.000 [4.950, 5.100]",
+        "1 MiB",
+        "2.00",
+        "FASTER",
+    ]
+
+
+def test_a_site_without_gain_is_listed_like_all_others() -> None:
+    cells = row(render_plan(a_mixed_plan()), "dgrad")
+
+    assert cells[3:] == [
+        "aten 1×32",
+        "10.00 [9.90, 10.20]",
+        "3 MiB",
+        "1.00",
+        "SAME",
+    ]
+
+
+def test_a_site_whose_base_the_limit_forbids_has_no_number_for_it() -> None:
+    cells = row(render_plan(a_mixed_plan()), "wgrad")
+
+    assert cells[1:3] == ["not run: over the limit", "-"]
+    assert cells[-2:] == ["-", "limit"]
+
+
+def test_in_sharing_mode_it_is_the_share_that_forbids_the_base() -> None:
+    text = render_plan(a_mixed_plan(mode=Mode.SHARING))
+
+    assert row(text, "wgrad")[1] == "not run: over its share"
+    assert "PyTorch's own needs more workspace than their share of the limit" in note(text, "total")
+
+
+def test_a_site_that_was_not_timed_says_so() -> None:
+    text = render_plan(a_plan())
+
+    assert row(text, "fprop") == [
+        "fprop", "not timed", "-", "direct 2×16", "not timed", "1 KiB", "-", "-"
+    ]  # fmt: skip
+    assert note(text, "total").startswith("No site has both a time before and a time now")
+    assert "verdicts" not in text
+
+
+def test_rows_stand_under_the_convolution_that_they_belong_to() -> None:
+    text = render_plan(a_mixed_plan())
+
+    starts = [line.split()[0] for line in text.partition("\n\ntotal")[0].splitlines()[4:]]
+    assert starts == ["conv1", "fprop", "dgrad", "wgrad", "conv2", "fprop"]
+
+
+def test_a_second_shape_of_a_module_and_a_model_that_is_a_convolution_are_named() -> None:
+    rows = (
+        assigned("", ConvOp.FPROP, OWN, KEPT),
+        assigned("conv", ConvOp.FPROP, OWN, KEPT, variant=1, input_size=(7, 7)),
+    )
+    text = render_plan(a_mixed_plan(assignments=rows))
+
+    assert "the model itself  32x16x14x12 -> 24" in text
+    assert "conv (shape 2)  32x16x7x7 -> 24" in text
+
+
+def test_several_algorithms_stand_below_one_another() -> None:
+    text = render_plan(a_mixed_plan(assignments=(assigned("conv", ConvOp.FPROP, MIXED, FASTER),)))
+
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if "winograd4 1×16" in line)
+    assert [line.strip() for line in lines[start + 1 : start + 3]] == ["+ direct 1×8", "+ im2col 1×8"]
+
+
+def test_the_workspace_now_is_what_the_plan_allots_where_none_was_seen() -> None:
+    unseen = Evidence(seconds(0.010), seconds(0.005), Verdict.FASTER, 0, workspace_bytes=0)
+    text = render_plan(a_mixed_plan(assignments=(assigned("conv", ConvOp.FPROP, WINOGRAD, unseen),)))
+
+    assert row(text, "fprop")[2:6:3] == ["0 B", "1 MiB"]
+
+
+@pytest.mark.parametrize(
+    ("median", "text"),
+    [
+        (3.2154, "3215 [3183, 3280]"),
+        (0.0321541, "32.15 [31.83, 32.80]"),
+        (0.00321541, "3.215 [3.183, 3.280]"),
+        (0.0000321541, "0.0322 [0.0318, 0.0328]"),
+        (0.0, "0.0000 [0.0000, 0.0000]"),
+    ],
+)
+def test_times_are_milliseconds_in_four_digits(median: float, text: str) -> None:
+    evidence = Evidence(seconds(median), seconds(median), Verdict.SAME)
+
+    rows = (assigned("conv", ConvOp.FPROP, OWN, evidence),)
+    assert row(render_plan(a_mixed_plan(assignments=rows)), "fprop")[1] == text
+
+
+def test_a_time_of_few_rounds_has_their_number_instead_of_an_interval() -> None:
+    few = Estimate(0.010, -math.inf, math.inf, 5)
+    plan = a_mixed_plan(
+        assignments=(assigned("conv", ConvOp.FPROP, WINOGRAD, Evidence(few, few, Verdict.AMBIGUOUS)),)
+    )
+
+    assert row(render_plan(plan), "fprop")[1] == "10.00 (n = 5)"
+
+
+def test_totals_are_sums_of_times_where_both_are_known() -> None:
+    totals = Totals.of(a_mixed_plan())
+
+    assert (totals.sites, totals.paired, totals.without_base) == (4, 2, 1)
+    assert totals.before_s == pytest.approx(0.020)
+    assert totals.now_s == pytest.approx(0.015)
+    assert totals.without_base_s == pytest.approx(0.004)
+    assert totals.speedup == pytest.approx(4 / 3)  # the mean of the ratios 2 and 1 would be 1.5
+
+
+def test_totals_count_each_site_once() -> None:
+    other = Division((Candidate("cpu:im2col", 32, 0.007, MIB),))
+    rows = (*a_mixed_plan().assignments, assigned("conv3", ConvOp.FPROP, other, FASTER))
+
+    totals = Totals.of(a_mixed_plan(assignments=rows))
+
+    counts = (totals.divided, totals.exchanged, totals.kept, totals.untimed)
+    assert counts == (2, 1, 1, 1)
+    assert sum(counts) == totals.sites
+
+
+def test_totals_of_nothing_have_no_speedup() -> None:
+    assert Totals.of(a_plan(assignments=())).speedup is None
+
+
+def test_the_same_time_in_several_parts_is_no_site_left_as_before() -> None:
+    same = Evidence(seconds(0.010), seconds(0.010), Verdict.SAME)
+
+    assert is_kept(assigned("conv", ConvOp.FPROP, OWN, same))
+    assert not is_kept(assigned("conv", ConvOp.FPROP, WINOGRAD, same))
+    assert not is_kept(assigned("conv", ConvOp.FPROP, OWN, OVER_LIMIT))
+    assert not is_kept(assigned("conv", ConvOp.FPROP, OWN, Evidence()))
+
+
+def test_the_note_on_totals_names_sites_times_and_base() -> None:
+    assert note(render_plan(a_mixed_plan()), "total") == (
+        "2 of 4 sites have both times: 20.00 ms before, 15.00 ms now, speedup 1.33 (before / now, of these "
+        "sums of medians). Sites without a time before: 1, now 4.000 ms; PyTorch's own needs more workspace "
+        "than the limit, so it was not run."
+    )
+
+
+def test_the_note_on_sites_counts_what_became_of_them() -> None:
+    assert note(render_plan(a_mixed_plan()), "sites") == (
+        "2 divided, 0 undivided with another algorithm, 1 left as before, 1 undivided and not timed."
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        (Mode.REUSE, "The largest site is allotted 3 MiB; the limit for each is 8 MiB."),
+        (Mode.SHARING, "All sites together are allotted 8 MiB; the limit for their sum is 8 MiB."),
+    ],
+)
+def test_the_note_on_workspace_says_whose_the_limit_is(mode: Mode, text: str) -> None:
+    assert note(render_plan(a_mixed_plan(mode=mode)), "workspace") == text
+
+
+def test_the_notes_tell_mode_policy_and_environment() -> None:
+    text = render_plan(a_mixed_plan())
+
+    assert note(text, "chosen in") == "mode reuse, policy power_of_two, mucudnn 0.1.0"
+    assert note(text, "device") == "cpu: caches 32K 1M 16M, name Example 9000"
+    assert note(text, "software") == "onednn 3.7, torch 2.11.0"
+    assert note(text, "settings") == "deterministic no, threads 8"
+
+
+def test_untouched_convolutions_are_listed_with_their_reasons() -> None:
+    plan = a_mixed_plan(untouched=(("stem", "Conv3d is not divided"), ("", "it has a batch of none")))
+
+    assert note(render_plan(plan), "untouched") == (
+        "stem: Conv3d is not divided. the model itself: it has a batch of none."
+    )
+    assert note(render_plan(a_mixed_plan()), "untouched") == "Nothing."
+
+
+def test_the_notes_say_how_many_rounds_and_comparisons_there_were() -> None:
+    text = render_plan(a_mixed_plan())
+
+    assert note(text, "times").startswith("Medians of 10 to 45 rounds,")
+    assert note(text, "verdicts").endswith("Comparisons made: 2.")
+    assert note(text, "error") == "At most 2.0e-06 relative to float64."
+
+
+def test_sites_that_share_problem_and_division_count_as_one_measurement() -> None:
+    rows = tuple(assigned(f"conv{i}", ConvOp.FPROP, WINOGRAD, FASTER) for i in range(5))
+
+    text = render_plan(a_mixed_plan(assignments=rows))
+
+    assert note(text, "measured once").startswith("Measurements: 1, sites: 5;")
+    assert note(text, "times").startswith("Medians of 10 rounds,")
+
+
+def test_the_note_on_prediction_compares_with_the_sum_of_the_parts() -> None:
+    assert note(render_plan(a_mixed_plan()), "prediction") == (
+        "Divisions take 0.67 to 1.00 times (median 0.83) what the profiles of their parts add up to."
+    )
+
+
+def test_a_prediction_of_nothing_is_not_compared() -> None:
+    free = Division((Candidate("cpu:free", 32, 0.0, 0),))
+    plan = a_mixed_plan(assignments=(assigned("conv", ConvOp.FPROP, free, FASTER),))
+
+    assert note(render_plan(plan), "prediction") == "The profiles predict nothing."
+
+
+def test_a_full_table_is_readable_in_120_columns() -> None:
+    wide = Evidence(
+        seconds(0.0001234), seconds(0.0001234), Verdict.AMBIGUOUS, 1025 * 1023, 1025 * 1023, error=1e-6
+    )
+    parts = (Candidate("cpu:winograd4", 128, 0.001, MIB),) * 128
+    rows = tuple(
+        assigned("layer1.0.downsample.conv", op, Division(parts), wide, batch=128**2) for op in ConvOp
+    )
+
+    text = render_plan(a_mixed_plan(assignments=(*rows, *a_mixed_plan().assignments)))
+
+    assert max(len(line) for line in text.splitlines()) <= 120
+
+
+def test_nothing_is_cut_off_however_long_it_is() -> None:
+    path = "encoder." * 40 + "conv"
+    plan = a_mixed_plan(assignments=(assigned(path, ConvOp.FPROP, OWN, KEPT),), untouched=((path, "why"),))
+
+    assert render_plan(plan).count(path) == 2
+
+
+def test_the_text_is_plain() -> None:
+    text = render_plan(a_mixed_plan())
+
+    assert "\x1b" not in text
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"kernel_size": (3, 3), "stride": (1, 1), "padding": (1, 1)},
+            "32x16x14x12 -> 24, 3x3, padding 1, float32",
+        ),
+        ({"padding": (0, 0)}, "32x16x14x12 -> 24, 3x5, stride 2x1, float32"),
+        (
+            {"stride": (2, 2), "dilation": (2, 2), "groups": 8},
+            "32x16x14x12 -> 24, 3x5, stride 2, padding 1x2, dilation 2, groups 8, float32",
+        ),
+        (
+            {"dtype": "bfloat16", "layout": Layout.CHANNELS_LAST},
+            "32x16x14x12 -> 24, 3x5, stride 2x1, padding 1x2, bfloat16, channels_last",
+        ),
+    ],
+)
+def test_a_shape_names_what_is_unusual(changes: dict[str, Any], text: str) -> None:
+    assert describe_shape(a_problem(**changes)) == text
+
+
+def test_runs_are_counted_by_algorithm_and_size() -> None:
+    assert describe_runs(MIXED) == ["winograd4 1×16", "direct 1×8", "im2col 1×8"]
+    assert describe_runs(Division((a_candidate(algorithm="plain"),))) == ["plain 1×16"]
+
+
+def test_a_processor_is_told_by_its_name() -> None:
+    environment = an_environment(device={"model name": "Example 9000", "model": "17", "stepping": "1"})
+
+    assert describe_environment(environment)["device"] == "cpu: model name Example 9000"
+
+
+def test_a_plan_reads_the_same_after_it_was_saved() -> None:
+    software = {"torch": "2.11.0", "oneDNN": "3.7", "algorithms": "1"}
+    plan = a_mixed_plan(environment=an_environment(software=software))
+
+    assert render_plan(Plan.from_text(plan.to_text())) == render_plan(plan)
+
+
+def test_notes_are_wrapped_beside_their_labels() -> None:
+    first, second = render_notes([("label", "word " * 30)])
+
+    assert first.startswith("label          word word")
+    assert second.startswith(" " * 15 + "word")
+
+
+def test_json_has_times_in_seconds_and_workspaces_in_bytes() -> None:
+    site = json.loads(json.dumps(plan_as_json(a_mixed_plan()), allow_nan=False))["sites"][0]
+
+    assert (site["path"], site["op"], site["variant"]) == ("conv1", "fprop", 0)
+    assert site["before"] == {
+        "time": {"median_s": 0.010, "low_s": 0.0099, "high_s": pytest.approx(0.0102), "rounds": 10},
+        "workspace_bytes": 3 * MIB,
+    }
+    assert site["now"]["division"] == "cpu:winograd4@16*2"
+    assert site["now"]["parts"] == [{"algorithm": "cpu:winograd4", "batch": 16}] * 2
+    assert site["now"]["time"]["median_s"] == 0.005
+    assert (site["now"]["workspace_bytes"], site["now"]["allotted_bytes"]) == (MIB, MIB)
+    assert (site["speedup"], site["verdict"], site["is_kept"]) == (2.0, "FASTER", False)
+    assert site["rejected"][0]["division"] == "cpu:im2col@32*1"
+
+
+def test_json_has_null_where_nothing_is_known() -> None:
+    sites = json.loads(json.dumps(plan_as_json(a_mixed_plan()), allow_nan=False))["sites"]
+
+    assert sites[2]["before"] == {"time": None, "workspace_bytes": None}
+    assert (sites[2]["speedup"], sites[2]["verdict"]) == (None, None)
+    assert sites[3]["now"]["time"] is None
+
+
+def test_json_has_null_for_the_ends_of_no_interval() -> None:
+    few = Estimate(0.010, -math.inf, math.inf, 5)
+    rows = (assigned("conv", ConvOp.FPROP, WINOGRAD, Evidence(few, few)),)
+
+    site = json.loads(json.dumps(plan_as_json(a_mixed_plan(assignments=rows)), allow_nan=False))["sites"][0]
+
+    assert site["before"]["time"] == {"median_s": 0.010, "low_s": None, "high_s": None, "rounds": 5}
+
+
+def test_json_has_limit_totals_environment_and_untouched() -> None:
+    plan = a_mixed_plan(untouched=(("stem", "it is 3-D"),))
+
+    value = json.loads(json.dumps(plan_as_json(plan), allow_nan=False))
+
+    assert (value["mode"], value["policy"], value["version"]) == ("reuse", "power_of_two", "0.1.0")
+    assert (value["limit_bytes"], value["workspace_bytes"]) == (8 * MIB, 3 * MIB)
+    assert value["totals"]["speedup"] == pytest.approx(4 / 3)
+    assert value["totals"]["predicted_s"] == pytest.approx(plan.time_s)
+    assert value["environment"] == an_environment().to_json()
+    assert value["untouched"] == [{"path": "stem", "reason": "it is 3-D"}]
