@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-.PHONY: help run test check bench clean
+.PHONY: help run proof test check bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -17,7 +17,10 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 run: $(READY)  ## tune a ResNet-18 on real images, divide its convolutions, prove that nothing changed
-	@$(BIN)/python -m bench.digits
+	@$(BIN)/python -m bench.digits $(ARGS)
+
+proof: $(READY)  ## train with and without division from one seed; needs the plan that run wrote
+	@$(BIN)/python -m bench.proof $(ARGS)
 
 test: $(READY)  ## run the test suite
 	@$(BIN)/pytest
