@@ -1,5 +1,7 @@
 """Convolutions on the processor: PyTorch's own, and the algorithms composed of torch operations."""
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,11 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self._algorithms: dict[str, Algorithm] = {_PREFIX + each.name: each for each in ALGORITHMS}
-        self._meter = FootprintMeter()
+
+    @cached_property
+    def _meter(self) -> FootprintMeter:
+        """Made when first needed: plans run everywhere, only weighing needs Linux."""
+        return FootprintMeter()
 
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
