@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+
 from bench.steps import Differences, TrainingStep, copy_of, differences, digits_step
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of

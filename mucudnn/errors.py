@@ -36,8 +36,8 @@ class InfeasibleError(MucudnnError):
 
     Attributes:
         limit_bytes: the limit that was asked for, in bytes.
-        least_bytes: the least limit for which there is an answer, in bytes; None where no limit helps,
-            because the candidates' sizes do not add up to the batch.
+        least_bytes: the least limit for which there is an answer, in bytes; None where no candidates' sizes
+            add up to the batch, or where their workspaces are not known.
         site: where in the model, as text; None if it concerns no single site.
     """
 
@@ -50,7 +50,10 @@ class InfeasibleError(MucudnnError):
     def __str__(self) -> str:
         where = f" for {self.site!r}" if self.site else ""
         if self.least_bytes is None:
-            return f"No division exists{where}: no candidates' sizes add up to the batch."
+            return (
+                f"No division{where} fits the workspace limit of {_in_both_units(self.limit_bytes)}, "
+                "and it is not known what would do."
+            )
         return (
             f"No division{where} fits the workspace limit of {_in_both_units(self.limit_bytes)}; "
             f"the least workspace that would do is {_in_both_units(self.least_bytes)}."

@@ -47,6 +47,7 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self._buffer = _bytes(0, device)
+        self._touched_bytes = 0
         self._slice_kernels: WeakKeyDictionary[_Step, SliceKernel] = WeakKeyDictionary()
         self._sum_kernels: WeakKeyDictionary[_Step, SumKernel] = WeakKeyDictionary()
 
@@ -57,6 +58,7 @@ class Workspace:
 
     def reserve(self, n_bytes: int) -> None:
         """Make the buffer hold at least `n_bytes`; if it must grow, all kernels are bound anew later."""
+        self._touched_bytes = max(self._touched_bytes, n_bytes)
         if n_bytes <= self.n_bytes:
             return
         device = self._buffer.device
@@ -64,6 +66,16 @@ class Workspace:
         self._sum_kernels.clear()
         self._buffer = _bytes(0, device)  # the old one goes before the new comes
         self._buffer = _bytes(n_bytes, device)
+
+    def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend) -> None:
+        """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
+
+        What lies behind in the buffer goes back to the system, and comes again when it is written to.
+        """
+        kept_bytes = max(limit_bytes - n_bytes, 0)
+        if self._touched_bytes > kept_bytes:
+            backend.release(self._buffer[kept_bytes : self._touched_bytes])
+            self._touched_bytes = kept_bytes
 
     def head(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return a tensor at the start of the buffer."""
@@ -191,8 +203,16 @@ class _Part(NamedTuple):
 class Runner:
     """Runs one division of one problem, again and again."""
 
-    def __init__(self, backend: Backend, problem: ConvProblem, division: Division) -> None:
+    def __init__(
+        self, backend: Backend, problem: ConvProblem, division: Division, limit_bytes: int | None = None
+    ) -> None:
         """Work out the slices.
+
+        Args:
+            backend: that runs the parts.
+            problem: of the whole mini-batch.
+            division: its parts; PyTorch's own take their workspace outside of the buffer.
+            limit_bytes: what the buffer and that workspace may take together; None for no such bound.
 
         Raises:
             ValueError: the division is of another batch.
@@ -210,6 +230,9 @@ class Runner:
             for part in itertools.chain.from_iterable(self._groups)
         ]
         self.buffer_bytes = self._sum_bytes + max(buffers, default=0)
+        owns = [part.workspace_bytes for part in division.parts if part.algorithm == backend.own]
+        self._elsewhere_bytes = max(owns, default=0)
+        self._limit_bytes = limit_bytes
 
     def __call__(
         self,
@@ -228,6 +251,8 @@ class Runner:
             bias: of fprop, shape (k,); None for none.
             unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one.
         """
+        if self._elsewhere_bytes and self._limit_bytes is not None:
+            workspace.make_room(self._elsewhere_bytes, self._limit_bytes, self._backend)
         if self.is_own:
             return self._backend.own_convolution(self.problem, first, second, bias, unread)
         workspace.reserve(self.buffer_bytes)
@@ -289,8 +314,7 @@ class Runner:
         """Write PyTorch's own convolution of `parts` to their slices of `out`."""
         for step, here in parts:
             ignored = None if unread is None else unread[here]
-            result = self._backend.own_convolution(step.problem, image[here], weight, bias, ignored)
-            out[here].copy_(result)
+            out[here].copy_(self._backend.own_convolution(step.problem, image[here], weight, bias, ignored))
 
     def _own_sum(
         self,
@@ -308,6 +332,7 @@ class Runner:
                 total.add_(dw)
             else:
                 total.copy_(dw)
+            del dw  # before the next one is made
 
 
 def _empty(shape: tuple[int, ...], layout: Layout, like: Tensor) -> Tensor:

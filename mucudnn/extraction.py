@@ -136,7 +136,7 @@ class _Recorder:
         self.conv = conv
         self.calls: dict[ConvProblem, tuple[ConvOp, ...]] = {}
         self.turn = 0
-        self.reason: str | None = "the sample does not reach it"
+        self.reason: str | None = "the sample does not reach its convolution"
         self._wanted = wanted
 
     def start(self, turns: Iterator[int]) -> None:
@@ -149,7 +149,7 @@ class _Recorder:
         return result
 
     def _note(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        reason = obstacle(image, weight)
+        reason = obstacle(image, weight, bias)
         if reason is not None:
             self.reason = reason
             return
@@ -163,7 +163,8 @@ class _Recorder:
         if not self.calls:
             self.turn = next(self._next_turn)
         needs = {ConvOp.FPROP: True, ConvOp.DGRAD: image.requires_grad, ConvOp.WGRAD: weight.requires_grad}
-        self.calls[problem] = tuple(op for op in ConvOp if op in self._wanted and needs[op])
+        former = self.calls.get(problem, ())  # of a shared module any call may need an op
+        self.calls[problem] = tuple(op for op in ConvOp if op in former or (op in self._wanted and needs[op]))
 
 
 def _wanted(ops: str | Collection[str], training: bool) -> frozenset[ConvOp]:
@@ -171,7 +172,7 @@ def _wanted(ops: str | Collection[str], training: bool) -> frozenset[ConvOp]:
         return frozenset(ConvOp) if training else frozenset({ConvOp.FPROP})
     names = [ops] if isinstance(ops, str) else list(ops)
     try:
-        return frozenset(ConvOp(name) for name in names)
+        return frozenset(ConvOp(name) for name in names or [""])
     except ValueError:
         choices = ", ".join(repr(str(op)) for op in ConvOp)
         raise OptionError(f"ops must be 'auto' or some of {choices}, but got {ops!r}.") from None
@@ -193,13 +194,15 @@ def _run(
     """Run the model once: with tensors that have shapes only, or if that fails, in earnest."""
     with _recording(recorders):
         try:
-            _run_without_arithmetic(model, args, kwargs)
+            with _left_as_it_was(model):
+                _run_without_arithmetic(model, args, kwargs)
             return
         except Exception:  # noqa: BLE001  # whatever a model cannot do without values, it may do with them
             for recorder in recorders.values():
                 recorder.calls.clear()
         try:
-            _run_in_earnest(model, args, kwargs)
+            with _left_as_it_was(model):
+                _run_in_earnest(model, args, kwargs)
         except Exception as error:
             raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
 
@@ -232,7 +235,7 @@ def _run_without_arithmetic(model: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 
 def _run_in_earnest(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the model on the sample; buffers and the random state are put back."""
+    """Run the model on the sample; the values of its buffers and the random state are put back."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with torch.random.fork_rng(), torch.set_grad_enabled(model.training or torch.is_grad_enabled()):
@@ -241,3 +244,20 @@ def _run_in_earnest(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Put back what the modules' attributes were bound to: a model may remember what it has computed.
+
+    Of a pass without arithmetic that would be a tensor without values, on which every later pass fails.
+    """
+    before = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)

@@ -9,13 +9,16 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.backends import Backend, backend_of
-from mucudnn.errors import OptionError
+from mucudnn.errors import OptionError, ProblemError
 from mucudnn.execution import Owner, Runner, memory_format, workspace_of
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
 
 Numbers = int | Sequence[int]
+
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CHANNELS_LAST_DIMENSIONS = (4, 5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +59,18 @@ def explicit_padding(
 
     "same" pads d·(r - 1) zeros in all, of which an odd one lies behind the image, as in PyTorch; that one is
     added to the image.
+
+    Raises:
+        OptionError: the padding has another name, or is "same" with a stride.
     """
     if not isinstance(arguments.padding, str):
         return image, arguments
     if arguments.padding == "valid":
         return image, dataclasses.replace(arguments, padding=(0,) * len(kernel_size))
+    if arguments.padding != "same":
+        raise OptionError(f"padding must be numbers, 'same' or 'valid', but got {arguments.padding!r}.")
+    if any(step != 1 for step in arguments.stride):
+        raise OptionError(f"padding 'same' needs stride 1, but got {arguments.stride}.")
     totals = [d * (r - 1) for d, r in zip(arguments.dilation, kernel_size, strict=True)]
     if any(total % 2 for total in totals):
         behind = [pad for total in reversed(totals) for pad in (0, total % 2)]
@@ -76,9 +86,20 @@ def layout_of(image: Tensor, weight: Tensor) -> Layout:
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    if tensor.dim() not in (4, 5) or tensor.is_contiguous():
+    """Return whether PyTorch takes the tensor for channels_last: by its strides alone, dense or not.
+
+    They must not fall in the order of channels, columns, rows, planes, samples; where lengths of 1 leave it
+    open, the tensor is contiguous. Source: PyTorch, c10/core/MemoryFormat.h.
+    """
+    if tensor.dim() not in _CHANNELS_LAST_DIMENSIONS or tensor.stride(1) == 0:
         return False
-    return tensor.is_contiguous(memory_format=memory_format(Layout.CHANNELS_LAST, tensor.dim()))
+    least = 0
+    for axis in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        stride = tensor.stride(axis)
+        if stride < least or (axis == 0 and least == tensor.stride(1)):
+            return False
+        least = stride * tensor.shape[axis]
+    return True
 
 
 def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArguments) -> ConvProblem:
@@ -95,6 +116,11 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
     """
     if isinstance(arguments.padding, str):
         raise OptionError(f"padding must be in numbers here, but got {arguments.padding!r}.")
+    if image.shape[1] != weight.shape[1] * arguments.groups:
+        raise ProblemError(
+            f"The image must have the filter's c / groups channels for each of {arguments.groups} groups, "
+            f"but got {image.shape[1]} for {weight.shape[1]}."
+        )
     return ConvProblem(
         op=ConvOp.FPROP,
         batch=image.shape[0],
@@ -123,11 +149,13 @@ def problems_of(problem: ConvProblem) -> dict[ConvOp, ConvProblem]:
     }
 
 
-def obstacle(image: Tensor, weight: Tensor) -> str | None:
+def obstacle(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
     """Return why this convolution must be left to PyTorch as it is, or None if it may be divided."""
     device = image.device.type
     if torch.is_autocast_enabled(device):
         return "it runs under autocast"
+    if bias is not None and (bias.dtype != weight.dtype or bias.device != weight.device):
+        return "its weight and bias differ in type or device"
     if image.dtype != weight.dtype or image.device != weight.device:
         return "its input and weight differ in type or device"
     if image.layout is not torch.strided or weight.layout is not torch.strided:
@@ -139,12 +167,12 @@ def obstacle(image: Tensor, weight: Tensor) -> str | None:
     return None
 
 
-def is_traced(image: Tensor) -> bool:
-    """Return whether the call is being compiled, traced or transformed rather than computed."""
+def is_traced(*tensors: Tensor) -> bool:
+    """Return whether a call with `tensors` is being compiled, traced or transformed rather than computed."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
-        or type(image) not in (Tensor, torch.nn.Parameter)
+        or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors)
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
     )
@@ -167,6 +195,7 @@ class DividedConvolution:
         problem: ConvProblem,
         divisions: Mapping[ConvOp, Division],
         owners: Mapping[ConvOp, Owner] | None = None,
+        limits: Mapping[ConvOp, int] | None = None,
     ) -> None:
         """Prepare the three ops.
 
@@ -175,15 +204,17 @@ class DividedConvolution:
             problem: of fprop.
             divisions: of the same batch.
             owners: of the workspaces, in sharing mode; without them all sites share one.
+            limits: bytes that the buffer and what PyTorch's own takes beside it may take together.
         """
         self._backend = backend
         self._problem = problem
         self._owners = owners or {}
         own = undivided(backend.own, problem.batch)
         self._runners = {
-            op: Runner(backend, part, divisions.get(op, own)) for op, part in problems_of(problem).items()
+            op: Runner(backend, part, divisions.get(op, own), (limits or {}).get(op))
+            for op, part in problems_of(problem).items()
         }
-        self._is_own = all(runner.is_own for runner in self._runners.values())
+        self._is_own = not limits and all(runner.is_own for runner in self._runners.values())
         self._format = memory_format(problem.layout, len(problem.input_shape))
 
     def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -294,10 +325,22 @@ def divided_conv(
 
     Raises:
         ProblemError: the shapes fit no convolution.
-        OptionError: the divisions belong to different backends, or to none.
+        OptionError: the divisions belong to different backends, or to none; the padding has no such name.
+        BackendError: an algorithm in a division does not compute this.
         ValueError: a division is of another batch.
     """
     rank = weight.dim() - 2
+    if rank not in _CONVOLUTIONS or input.dim() not in (rank + 1, rank + 2):
+        raise ProblemError(
+            f"The weight must have 3 to 5 dimensions, and the input as many or one less, "
+            f"but got {weight.dim()} and {input.dim()}."
+        )
+    if is_traced(input, weight) or obstacle(input, weight, bias) is not None:
+        return _CONVOLUTIONS[rank](input, weight, bias, stride, padding, dilation, groups)
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ProblemError(
+            f"The bias must have shape {tuple(weight.shape[:1])}, but got {tuple(bias.shape)}."
+        )
     if input.dim() == rank + 1:
         return divided_conv(
             input.unsqueeze(0),

@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from mucudnn.backends import Backend, backend_for
-from mucudnn.errors import PlanError, PlanMismatchError, ProblemError, UntunedWarning
+from mucudnn.backends import Backend, backend_for, backend_of
+from mucudnn.errors import BackendError, PlanError, PlanMismatchError, ProblemError, UntunedWarning
 from mucudnn.execution import Owner
 from mucudnn.extraction import convolution_of, undividable
-from mucudnn.functional import DividedConvolution, is_traced, obstacle, problem_of, undivided
+from mucudnn.functional import DividedConvolution, is_traced, obstacle, problem_of
 from mucudnn.plan import Assignment, Division, Mode, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
@@ -42,26 +43,58 @@ class Variant:
     assignments: Mapping[ConvOp, Assignment]
 
 
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """How a plan's sites take memory.
+
+    Attributes:
+        own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
+        is_sharing: whether each site owns a buffer, rather than all one in common.
+        limit_bytes: of the plan.
+        buffer_bytes: what the common buffer comes to.
+    """
+
+    own: str
+    is_sharing: bool
+    limit_bytes: int
+    buffer_bytes: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Memory":
+        """Return what `plan` says of memory."""
+        own = backend_of(f"{plan.environment.backend}:").own
+        buffers = (_buffer_bytes(assigned.division, own) for assigned in plan.assignments)
+        return cls(own, plan.mode is Mode.SHARING, plan.limit_bytes, max(buffers, default=0))
+
+    def bound(self, division: Division) -> int | None:
+        """Return what buffer and PyTorch's own workspace may take together, or None if they always fit."""
+        limit_bytes, buffer_bytes = self.limit_bytes, self.buffer_bytes
+        if self.is_sharing:
+            limit_bytes, buffer_bytes = division.workspace_bytes, _buffer_bytes(division, self.own)
+        elsewhere = [part.workspace_bytes for part in division.parts if part.algorithm == self.own]
+        return limit_bytes if max(elsewhere, default=0) + buffer_bytes > limit_bytes else None
+
+
+def _buffer_bytes(division: Division, own: str) -> int:
+    return max((part.workspace_bytes for part in division.parts if part.algorithm != own), default=0)
+
+
 class PatchedForward:
     """What a patched module calls instead of its own `_conv_forward`."""
 
-    def __init__(
-        self, conv: nn.Conv2d, path: str, backend: str, variants: tuple[Variant, ...], is_sharing: bool
-    ) -> None:
+    def __init__(self, conv: nn.Conv2d, path: str, variants: tuple[Variant, ...], memory: Memory) -> None:
         """Bind to one module.
 
         Args:
             conv: the module.
             path: its path, for messages.
-            backend: name of the backend that runs it.
             variants: the shapes that it was tuned for.
-            is_sharing: whether each of its sites owns a workspace.
+            memory: of the plan.
         """
         self._conv = conv
         self._path = path
-        self._backend_name = backend
         self._variants = variants
-        self._is_sharing = is_sharing
+        self._memory = memory
         self._forget()
 
     def _forget(self) -> None:
@@ -80,7 +113,10 @@ class PatchedForward:
 
     def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
-        if is_traced(image) or obstacle(image, weight) is not None:
+        if is_traced(image, weight):
+            return self._own(image, weight, bias)
+        backend = backend_of(self._memory.own)
+        if image.device != backend.device or obstacle(image, weight, bias) is not None:
             return self._own(image, weight, bias)
         if image.dim() == 3:
             batch: Tensor = self(image.unsqueeze(0), weight, bias)
@@ -89,7 +125,7 @@ class PatchedForward:
             return self._own(image, weight, bias)
         key = (image.shape, image.stride(), weight.stride(), image.dtype, bias is None)
         if key not in self._routes:
-            self._routes[key] = self._route(image, weight, bias)
+            self._routes[key] = self._route(backend, image, weight, bias)
         route = self._routes[key]
         if route is None:
             return self._own(image, weight, bias)
@@ -100,16 +136,15 @@ class PatchedForward:
         result: Tensor = nn.Conv2d._conv_forward(self._conv, image, weight, bias)
         return result
 
-    def _route(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> DividedConvolution | None:
+    def _route(
+        self, backend: Backend, image: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> DividedConvolution | None:
         """Return what runs images of this shape, or None for PyTorch's own."""
         padded, arguments = convolution_of(self._conv, image, weight)
         try:
             problem = problem_of(padded, weight, bias is not None, arguments)
         except ProblemError:
             return None  # PyTorch's own says what is wrong
-        backend = backend_for(self._backend_name, image.device)
-        if image.device != backend.device:
-            return None
         for number, variant in enumerate(self._variants):
             tuned = variant.problem
             if problem.batch <= tuned.batch and tuned.with_batch(problem.batch) == problem:
@@ -121,9 +156,10 @@ class PatchedForward:
         if self._has_warned:
             return
         self._has_warned = True
+        name = self._path or "The model itself"
         tuned = "; ".join(str(variant.problem) for variant in self._variants)
         warnings.warn(
-            f"{self._path} was tuned for {tuned}, but meets {problem}, which runs PyTorch's own convolution.",
+            f"{name} was tuned for {tuned}, but meets {problem}, which runs PyTorch's own convolution.",
             UntunedWarning,
             stacklevel=2,
         )
@@ -136,9 +172,11 @@ class PatchedForward:
             for op, assigned in variant.assignments.items()
         }
         owners = {}
-        if self._is_sharing:
+        if self._memory.is_sharing:
             owners = {op: self._owners.setdefault((number, op), Owner()) for op in divisions}
-        return DividedConvolution(backend, problem, divisions, owners)
+        bounds = {op: self._memory.bound(division) for op, division in divisions.items()}
+        limits = {op: bound for op, bound in bounds.items() if bound is not None}
+        return DividedConvolution(backend, problem, divisions, owners, limits)
 
 
 def division_for(assigned: Assignment, batch: int, own: str) -> Division:
@@ -153,7 +191,7 @@ def division_for(assigned: Assignment, batch: int, own: str) -> Division:
     if batch == division.batch:
         return division
     if division.is_undivided and division.parts[0].algorithm == own:
-        return undivided(own, batch)
+        return _cut(division, batch)
     limit_bytes = division.workspace_bytes
     fitting = [each for each in assigned.candidates if each.workspace_bytes <= limit_bytes]
     return ReuseTable(fitting, batch, limit_bytes).division(batch) or _cut(division, batch)
@@ -241,16 +279,18 @@ def _patch(
         shapes.append(
             Variant(dataclasses.replace(problem, op=ConvOp.FPROP, bias=has_bias), dict(assignments))
         )
-    return PatchedForward(module, path, plan.environment.backend, tuple(shapes), plan.mode is Mode.SHARING)
+    return PatchedForward(module, path, tuple(shapes), Memory.of(plan))
 
 
 def _check_module(conv: nn.Conv2d, path: str, problem: ConvProblem) -> None:
-    planned = (problem.filter_shape, problem.stride, problem.dilation, problem.groups)
-    weight = (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size)
-    present = (weight, conv.stride, conv.dilation, conv.groups)
+    planned = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
+    image = torch.empty(problem.input_shape, device="meta")
+    _, arguments = convolution_of(conv, image, conv.weight)
+    weight = tuple(conv.weight.shape)
+    present = (weight, arguments.stride, arguments.padding, arguments.dilation, arguments.groups)
     if planned != present:
         raise PlanMismatchError(
-            f"The plan is for {path} with (weight, stride, dilation, groups) {planned}, "
+            f"The plan is for {path} with (weight, stride, padding, dilation, groups) {planned}, "
             f"but here it has {present}."
         )
 
@@ -259,7 +299,10 @@ def _check_environment(model: nn.Module, plan: Plan) -> None:
     tensor = next(model.parameters(), None)
     if tensor is None:
         return
-    present = backend_for("auto", tensor.device).environment()
+    try:
+        present = backend_for("auto", tensor.device).environment()
+    except BackendError as error:
+        raise PlanMismatchError(f"The plan cannot be used here: {error}") from error
     differences = plan.environment.differences(present)
     if differences:
         raise PlanMismatchError(f"The plan was made in another environment: {'; '.join(differences)}.")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from mucudnn import patching
-from mucudnn.backends import Backend, backend_for
+from mucudnn.backends import backend_for
 from mucudnn.errors import InfeasibleError
 from mucudnn.extraction import CallArguments, Extraction, extract
 from mucudnn.functional import problems_of, undivided
@@ -22,10 +21,9 @@ from mucudnn.profiler import Profiler
 from mucudnn.progress import Progress, progress_for
 from mucudnn.sizes import parse_bytes
 from mucudnn.solvers import (
-    Demand,
     division_front,
     least_workspace_bytes,
-    solve_network_reuse,
+    solve_reuse,
     solve_sharing,
 )
 from mucudnn.store import Store, open_store
@@ -98,14 +96,18 @@ def tune(
     opened = open_store(store)
     try:
         with progress_for(progress) as shown:
-            return _Tuning(chosen, opened, settings, extraction, shown).plan()
+            profiler = Profiler(chosen, opened, settings.limit_bytes, settings.policy)
+            return Tuning(profiler, settings.mode, extraction, shown).plan()
     finally:
         if not own_store:
             opened.close()
 
 
 class _FirstCall:
-    """What an armed model does on its first call: tune on its arguments and be patched."""
+    """What an armed model does on its first call: tune on its arguments and be patched.
+
+    Where that fails the model stays armed.
+    """
 
     def __init__(self, workspace_limit: int | str, options: Mapping[str, Any]) -> None:
         self._workspace_limit = workspace_limit
@@ -113,8 +115,12 @@ class _FirstCall:
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         patching.restore(model)
-        sample = CallArguments(args, kwargs)
-        patching.apply(model, tune(model, sample, self._workspace_limit, **self._options))
+        try:
+            plan = tune(model, CallArguments(args, kwargs), self._workspace_limit, **self._options)
+        except BaseException:
+            patching.arm(model, self)
+            raise
+        patching.apply(model, plan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,17 +148,22 @@ class _Solution(NamedTuple):
     fitting: Sequence[Candidate]
 
 
-class _Tuning:
-    """One run of the tuner."""
+class Tuning:
+    """One run of the tuner: what a model computes, and a profiler that measures it under a limit."""
 
-    def __init__(
-        self, backend: Backend, store: Store, settings: _Settings, extraction: Extraction, progress: Progress
-    ) -> None:
-        self._backend = backend
-        self._settings = settings
+    def __init__(self, profiler: Profiler, mode: Mode, extraction: Extraction, progress: Progress) -> None:
+        """Collect the sites and their problems.
+
+        Args:
+            profiler: it has the limit and the policy.
+            mode: whose the limit is.
+            extraction: what the model computes.
+            progress: who is told.
+        """
+        self._profiler = profiler
+        self._mode = mode
         self._extraction = extraction
         self._progress = progress
-        self._profiler = Profiler(backend, store, settings.limit_bytes, settings.policy)
         self._problems = {
             ConvSite(call.path, op, call.variant): problems_of(call.problem)[op]
             for call in extraction.calls
@@ -163,7 +174,8 @@ class _Tuning:
     def plan(self) -> Plan:
         """Profile, solve, confirm; return the checked plan."""
         distinct = list(dict.fromkeys(self._problems.values()))
-        self._progress.begin(2 * sum(problem.flops for problem in distinct))
+        confirming = self._problems.values()
+        self._progress.begin(sum(problem.flops for problem in (*distinct, *confirming)))
         profiles = {problem: self._profile(problem) for problem in distinct}
         solution = self._solve(profiles)
         confirmed: dict[tuple[ConvProblem, str], tuple[Division, Evidence]] = {}
@@ -172,13 +184,14 @@ class _Tuning:
             division, fitting = solution[site]
             key = (problem, division.key)
             if key not in confirmed:
-                confirmed[key] = self._confirm(problem, division, fitting)
+                confirmed[key] = self._confirm(site, division, fitting, self._base(profiles[problem]))
+            self._done += problem.flops
             chosen, evidence = confirmed[key]
             assignments.append(Assignment(site, problem, chosen, tuple(sorted(fitting)), evidence))
         plan = Plan(
-            mode=self._settings.mode,
-            policy=self._settings.policy,
-            limit_bytes=self._settings.limit_bytes,
+            mode=self._mode,
+            policy=self._profiler.policy,
+            limit_bytes=self._profiler.limit_bytes,
             environment=dataclasses.replace(self._profiler.environment, soft={}),
             assignments=tuple(assignments),
             untouched=self._extraction.untouched,
@@ -196,24 +209,20 @@ class _Tuning:
 
     def _solve(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
         """Return a division for every site, and the candidates that fit where it does."""
-        for site, problem in self._problems.items():
-            self._check_feasible(site, profiles[problem])
-        if self._settings.mode is Mode.SHARING:
+        self._check_feasible(profiles)
+        if self._mode is Mode.SHARING:
             return self._solve_sharing(profiles)
-        counts = Counter(self._problems.values())
-        demands = {
-            problem: Demand(profile.candidates, problem.batch, counts[problem])
+        limit_bytes = self._profiler.limit_bytes
+        solved = {
+            problem: _Solution(
+                solve_reuse(profile.candidates, problem.batch, limit_bytes), profile.candidates
+            )
             for problem, profile in profiles.items()
         }
-        solved = solve_network_reuse(demands, self._settings.limit_bytes, self._is_elsewhere)
-        return {site: _Solution(*solved[problem]) for site, problem in self._problems.items()}
-
-    def _is_elsewhere(self, candidate: Candidate) -> bool:
-        """Whether a candidate takes its workspace outside of the buffer, as PyTorch's own does."""
-        return candidate.algorithm == self._backend.own
+        return {site: solved[problem] for site, problem in self._problems.items()}
 
     def _solve_sharing(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
-        limit_bytes = self._settings.limit_bytes
+        limit_bytes = self._profiler.limit_bytes
         fronts = {
             problem: division_front(profile.candidates, problem.batch, limit_bytes)
             for problem, profile in profiles.items()
@@ -226,32 +235,66 @@ class _Tuning:
             for site, division in divisions.items()
         }
 
-    def _check_feasible(self, site: ConvSite, profile: Profile) -> None:
-        """Raise an InfeasibleError that names the site, if its candidates make no division of the batch."""
-        batch = profile.problem.batch
-        if least_workspace_bytes(profile.candidates, batch) is None:
-            least = least_workspace_bytes(self._profiler.known_workspaces(profile.problem), batch)
-            raise InfeasibleError(self._settings.limit_bytes, least, str(site))
+    def _check_feasible(self, profiles: Mapping[ConvProblem, Profile]) -> None:
+        """Raise an InfeasibleError if the candidates of some problem make no division of its batch.
+
+        It names the site that needs most, and the least limit with which all sites would do.
+        """
+        limit_bytes = self._profiler.limit_bytes
+        leasts = {
+            problem: least_workspace_bytes(profile.candidates, problem.batch)
+            for problem, profile in profiles.items()
+        }
+        if None not in leasts.values():
+            return
+        needs: dict[ConvSite, int] = {}
+        for site, problem in self._problems.items():
+            least = least_workspace_bytes(self._profiler.known_workspaces(problem), problem.batch)
+            if least is None:
+                raise InfeasibleError(limit_bytes, None, str(site))
+            needs[site] = least
+        neediest = max(needs, key=needs.__getitem__)
+        together = sum(needs.values()) if self._mode is Mode.SHARING else needs[neediest]
+        raise InfeasibleError(limit_bytes, together, str(neediest))
+
+    def _base(self, profile: Profile) -> Division | None:
+        """PyTorch's own convolution, undivided, if the limit allows to run it."""
+        own = (each for each in profile.candidates if each.algorithm == self._profiler.own)
+        return next((Division((each,)) for each in own if each.batch == profile.problem.batch), None)
 
     def _confirm(
-        self, problem: ConvProblem, division: Division, fitting: Sequence[Candidate]
+        self, site: ConvSite, division: Division, fitting: Sequence[Candidate], base: Division | None
     ) -> tuple[Division, Evidence]:
         """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
 
         The rivals, in the order in which each must beat the best before it: PyTorch's own undivided, the
-        best undivided candidate, the division.
+        best undivided candidate, the division. A base that does not fit the site's share is timed for
+        comparison only. If all were seen to take more than the limit, whatever they declared, the best
+        division with less workspace takes their place.
         """
+        problem = self._problems[site]
+        own = undivided(self._profiler.own, problem.batch).key
         self._progress.at(f"confirming {problem}", self._done)
-        rivals = _rivals(problem, division, fitting, self._backend.own)
+        rivals = _rivals(problem, division, fitting)
+        if base is not None:
+            rivals = {base.key: base} | rivals
         comparison = self._profiler.compare(problem, list(rivals.values()))
-        self._done += problem.flops
-        seen = {key: rival for key, rival in rivals.items() if key in comparison.times}
+        fits = base is None or base.parts[0] in fitting
+        seen = {
+            key: rival
+            for key, rival in rivals.items()
+            if key in comparison.times and (fits or rival is not base)
+        }
         if not seen:
-            raise InfeasibleError(self._settings.limit_bytes, None, str(problem))
+            less = [each for each in fitting if each.workspace_bytes < division.workspace_bytes]
+            if least_workspace_bytes(less, problem.batch) is None:
+                least = min(comparison.workspaces.values(), default=None)
+                raise InfeasibleError(self._profiler.limit_bytes, least, str(site))
+            smaller = solve_reuse(less, problem.batch, division.workspace_bytes)
+            return self._confirm(site, smaller, less, base)
         chosen = _winner(seen, comparison)
         errors = self._profiler.errors(problem)
         worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in chosen.parts), default=0.0)
-        own = undivided(self._backend.own, problem.batch).key
         return chosen, _evidence(chosen, comparison, own, worst)
 
 
@@ -259,16 +302,13 @@ def _within(candidates: Iterable[Candidate], division: Division) -> list[Candida
     return [each for each in candidates if each.workspace_bytes <= division.workspace_bytes]
 
 
-def _rivals(
-    problem: ConvProblem, division: Division, fitting: Sequence[Candidate], own: str
-) -> dict[str, Division]:
-    """The divisions to be compared, by key, the base first."""
+def _rivals(problem: ConvProblem, division: Division, fitting: Sequence[Candidate]) -> dict[str, Division]:
+    """The best undivided candidate and the division, by key."""
     wholes = sorted(
         (each for each in fitting if each.batch == problem.batch),
         key=lambda each: (each.time_s + each.setup_s, each.workspace_bytes, each.algorithm),
     )
-    base = [each for each in wholes if each.algorithm == own]
-    return {rival.key: rival for rival in (*(Division((each,)) for each in (*base, *wholes[:1])), division)}
+    return {rival.key: rival for rival in (*(Division((each,)) for each in wholes[:1]), division)}
 
 
 def _winner(rivals: Mapping[str, Division], comparison: Comparison) -> Division:
@@ -284,12 +324,13 @@ def _winner(rivals: Mapping[str, Division], comparison: Comparison) -> Division:
 def _evidence(chosen: Division, comparison: Comparison, own: str, error: float) -> Evidence:
     times = comparison.times
     reference = times.get(own)
+    weights = comparison.workspaces
     return Evidence(
         reference=None if reference is None else reference.estimate,
         chosen=times[chosen.key].estimate,
         verdict=None if reference is None else compare(reference.samples_s, times[chosen.key].samples_s),
-        reference_workspace_bytes=comparison.workspaces.get(own),
-        workspace_bytes=comparison.workspaces.get(chosen.key),
+        reference_workspace_bytes=None if reference is None else weights.get(own),
+        workspace_bytes=weights.get(chosen.key),
         error=error,
         rejected=tuple((key, times[key].estimate) for key in sorted(times) if key not in (own, chosen.key)),
     )

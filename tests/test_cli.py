@@ -369,7 +369,7 @@ def test_a_limit_that_nothing_fits_ends_with_a_sentence_that_names_the_least() -
     )
 
     assert_one_sentence(
-        result, "Error: No division for the model itself fprop fits the workspace limit of 0 "
+        result, "Error: No division for 'the model itself fprop' fits the workspace limit of 0 "
     )
     assert "the least workspace that would do is " in result.stderr
 

@@ -36,15 +36,17 @@ def test_infeasible_names_site_limit_and_least_workspace_in_both_units() -> None
     error = errors.InfeasibleError(limit_bytes=64, least_bytes=3 * 2**20, site="layer1.conv fprop")
 
     assert str(error) == (
-        "No division for layer1.conv fprop fits the workspace limit of 64 bytes (6.104e-05 MiB); "
+        "No division for 'layer1.conv fprop' fits the workspace limit of 64 bytes (6.104e-05 MiB); "
         "the least workspace that would do is 3145728 bytes (3 MiB)."
     )
 
 
-def test_infeasible_whatever_the_limit_says_that_no_sizes_add_up() -> None:
+def test_infeasible_without_a_known_remedy_says_so() -> None:
     error = errors.InfeasibleError(limit_bytes=64, least_bytes=None)
 
-    assert str(error) == "No division exists: no candidates' sizes add up to the batch."
+    assert str(error) == (
+        "No division fits the workspace limit of 64 bytes (6.104e-05 MiB), and it is not known what would do."
+    )
 
 
 def test_infeasible_can_be_told_its_site_later() -> None:

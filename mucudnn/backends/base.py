@@ -68,6 +68,12 @@ class Backend(Protocol):
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
 
+    def release(self, buffer: Tensor) -> None:
+        """Give the memory of `buffer` back to the system, as far as it can; its contents are lost.
+
+        Its addresses stay valid, and memory comes again when they are written to.
+        """
+
     def error_bound(self, problem: ConvProblem) -> float:
         """Return the relative error against float64 above which an algorithm counts as wrong."""
 

@@ -3,15 +3,12 @@
 from mucudnn.solvers.dynamic import ReuseTable, least_workspace_bytes, solve_reuse
 from mucudnn.solvers.front import division_front, pareto
 from mucudnn.solvers.ilp import solve_sharing
-from mucudnn.solvers.residency import Demand, solve_network_reuse
 
 __all__ = [
-    "Demand",
     "ReuseTable",
     "division_front",
     "least_workspace_bytes",
     "pareto",
-    "solve_network_reuse",
     "solve_reuse",
     "solve_sharing",
 ]

@@ -11,6 +11,7 @@ from mucudnn.backends.base import Job
 from mucudnn.backends.cpu.environment import fp32_precision, present_environment
 from mucudnn.backends.cpu.footprint import FootprintMeter
 from mucudnn.backends.cpu.own import own_job
+from mucudnn.backends.cpu.pages import release_pages
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment, Trial
@@ -64,6 +65,10 @@ class CpuBackend:
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
         return self._meter.measure(job, limit_bytes).n_bytes
+
+    def release(self, buffer: Tensor) -> None:
+        """Give the memory of `buffer` back to the system, in whole pages, where the system is Linux."""
+        release_pages(buffer)
 
     def error_bound(self, problem: ConvProblem) -> float:
         """Return the relative error against float64 above which an algorithm counts as wrong."""

@@ -1,0 +1,285 @@
+"""What every backend must do, whatever device it serves."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from mucudnn.backends import BACKENDS, Backend, backend_of
+from mucudnn.errors import BackendError
+from mucudnn.execution import Runner, Workspace, division_job
+from mucudnn.plan import Division
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate, Trial
+from tests.convolutions import (
+    CONVOLUTIONS,
+    a_convolution,
+    normal,
+    operands_of,
+    poisoned_result,
+    reference,
+    relative_error,
+    small_integers,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MIB = 2**20
+UNLIMITED = 2**40
+
+PROBLEMS = {
+    "3x3": a_convolution(),
+    "bias": a_convolution(bias=True),
+    "5x5": a_convolution(kernel_size=(5, 5), padding=(2, 2)),
+    "9x9": a_convolution(kernel_size=(9, 9), padding=(4, 4)),
+    "1x1": a_convolution(kernel_size=(1, 1), padding=(0, 0)),
+    "stride": a_convolution(stride=(2, 1)),
+    "dilation": a_convolution(dilation=(2, 1)),
+    "groups": a_convolution(in_channels=4, out_channels=6, groups=2),
+    "channels last": a_convolution(layout=Layout.CHANNELS_LAST, filter_layout=Layout.CHANNELS_LAST),
+    "one dimension": a_convolution(
+        input_size=(9,), kernel_size=(3,), stride=(1,), padding=(1,), dilation=(1,)
+    ),
+    "three dimensions": a_convolution(
+        input_size=(3, 4, 5), kernel_size=(3, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), dilation=(1, 1, 1)
+    ),
+    "double": a_convolution(dtype="float64"),
+    "half": a_convolution(dtype="float16"),
+    "bfloat16": a_convolution(dtype="bfloat16"),
+}
+
+WITHOUT_16_BITS = {name: problem for name, problem in PROBLEMS.items() if problem.itemsize > 2}
+"""Those for which every backend has algorithms beside PyTorch's own."""
+
+LARGE = a_convolution(batch=8, in_channels=64, out_channels=64, input_size=(64, 64))
+"""Images of 8 MiB: PyTorch's own convolution on the processor makes blocked copies of them."""
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return backend_of(f"{request.param}:")
+
+
+def for_each_op(problem: ConvProblem) -> Iterator[ConvProblem]:
+    for op in ConvOp:
+        yield dataclasses.replace(problem, op=op, bias=problem.bias and op is ConvOp.FPROP)
+
+
+def on_device(backend: Backend, *tensors: Tensor | None) -> list[Tensor]:
+    return [tensor.to(backend.device) for tensor in tensors if tensor is not None]
+
+
+def workspace(backend: Backend, n_bytes: int) -> Tensor:
+    """Bytes that are no numbers."""
+    return torch.full((n_bytes,), 0xFF, dtype=torch.uint8, device=backend.device)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_pytorchs_own_comes_first_for_every_problem(backend: Backend, problem: ConvProblem) -> None:
+    for each in for_each_op(problem):
+        assert backend.algorithms(each)[0] == backend.own
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_every_algorithm_bears_the_backends_name(backend: Backend, problem: ConvProblem) -> None:
+    for each in for_each_op(problem):
+        names = backend.algorithms(each)
+        assert all(name.startswith(f"{backend.name}:") for name in names)
+        assert len(set(names)) == len(names)
+
+
+def test_pytorchs_own_comes_first_where_there_is_nothing_to_compute(backend: Backend) -> None:
+    assert backend.algorithms(a_convolution(batch=0)) == (backend.own,)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_pytorchs_own_is_pytorchs_own_bit_by_bit(backend: Backend, problem: ConvProblem) -> None:
+    image, weight, *bias = on_device(backend, *operands_of(problem))
+    arguments = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    expected = CONVOLUTIONS[len(problem.input_size)](image, weight, *(bias or [None]), *arguments)
+
+    result = backend.own_convolution(problem, image, weight, *bias)
+
+    assert torch.equal(result, expected)
+    assert result.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_pytorchs_own_computes_every_op(backend: Backend, problem: ConvProblem) -> None:
+    for each in for_each_op(problem):
+        operands = operands_of(each)
+
+        result = backend.own_convolution(each, *on_device(backend, *operands))
+
+        assert relative_error(result.cpu(), reference(each, *operands)) <= backend.error_bound(each)
+
+
+@pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
+@pytest.mark.parametrize("problem", WITHOUT_16_BITS.values(), ids=WITHOUT_16_BITS)
+def test_a_slice_is_right_and_nothing_beside_it_is_touched(
+    backend: Backend, problem: ConvProblem, op: ConvOp
+) -> None:
+    whole = dataclasses.replace(problem, op=op, batch=5, bias=problem.bias and op is ConvOp.FPROP)
+    part, here = whole.with_batch(2), slice(1, 3)
+    operands = operands_of(whole)
+    expected = reference(whole, *operands)[here]
+    image, weight, *bias = on_device(backend, *operands)
+    algorithms = backend.algorithms(part)[1:]
+    assert algorithms
+    for algorithm in algorithms:
+        buffer = workspace(backend, backend.buffer_bytes(part, algorithm))
+        out = poisoned_result(whole).to(backend.device)
+        kernel = backend.slice_kernel(part, algorithm, buffer)
+
+        kernel.prepare(weight)
+        kernel.run(image[here], out[here], *(bias or [None]))
+
+        assert relative_error(out[here].cpu(), expected) <= backend.error_bound(part)
+        assert out[:1].isnan().all()
+        assert out[3:].isnan().all()
+
+
+@pytest.mark.parametrize("problem", WITHOUT_16_BITS.values(), ids=WITHOUT_16_BITS)
+def test_the_parts_of_a_weight_gradient_of_integers_add_up_to_the_same_integers(
+    backend: Backend, problem: ConvProblem
+) -> None:
+    whole = dataclasses.replace(problem, op=ConvOp.WGRAD, batch=3, bias=False)
+    first, second, _ = operands_of(whole, small_integers)
+    exact = reference(whole, first, second)
+    image, gradient = on_device(backend, first, second)
+    one, two = whole.with_batch(1), whole.with_batch(2)
+    algorithms = backend.algorithms(two)[1:]
+    assert algorithms
+    for algorithm in algorithms:
+        sizes = (backend.buffer_bytes(two, algorithm), backend.buffer_bytes(one, algorithm))
+        buffer, total = workspace(backend, max(sizes)), poisoned_result(whole).to(backend.device)
+
+        backend.sum_kernel(two, algorithm, buffer).add(image[:2], gradient[:2], first=True)
+        last = backend.sum_kernel(one, algorithm, buffer)
+        last.add(image[2:], gradient[2:], first=False)
+        last.finish(total, accumulate=False)
+        last.finish(total, accumulate=True)
+
+        # All is below 2**12, so that no algorithm is off by half: a lost or doubled sample is seen.
+        assert torch.equal(total.cpu().double().round(), 2 * exact)
+
+
+def test_a_16_bit_weight_gradient_is_summed_in_32_bits(backend: Backend) -> None:
+    problem = a_convolution(
+        op=ConvOp.WGRAD, batch=32, in_channels=8, out_channels=8, input_size=(16, 16), dtype="bfloat16"
+    )
+    operands = operands_of(problem)
+    expected = reference(problem, *operands)
+    image, gradient = on_device(backend, *operands)
+    undivided = backend.own_convolution(problem, image, gradient)
+    division = Division((Candidate(backend.own, 1, 0.0, 0),) * 32)
+
+    divided = Runner(backend, problem, division)(Workspace(backend.device), image, gradient)
+
+    error, least = (relative_error(result.cpu(), expected) for result in (divided, undivided))
+    # A sum of 32 parts in bfloat16 is off by 6.9e-3; each part's own rounding adds little to the last one.
+    assert error <= 1.5 * least
+    assert error <= 2.5e-3
+
+
+@pytest.mark.parametrize("name", ["unknown", "winograd", ""])
+def test_an_unknown_algorithm_is_refused(backend: Backend, name: str) -> None:
+    problem, algorithm = a_convolution(), f"{backend.name}:{name}"
+    message = f"An algorithm must be one of {backend.own}, .*, but got '{algorithm}'"
+
+    with pytest.raises(BackendError, match=message):
+        backend.buffer_bytes(problem, algorithm)
+    with pytest.raises(BackendError, match=message):
+        backend.slice_kernel(problem, algorithm, workspace(backend, MIB))
+    with pytest.raises(BackendError, match=message):
+        backend.sum_kernel(problem.with_op(ConvOp.WGRAD), algorithm, workspace(backend, MIB))
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_what_an_algorithm_takes_is_the_buffer_that_it_is_given(backend: Backend, op: ConvOp) -> None:
+    problem = a_convolution(op=op)
+    for algorithm in backend.algorithms(problem)[1:]:
+        trial = Trial(problem, algorithm, whole=True)
+
+        assert backend.workspace_bytes(trial, UNLIMITED) == backend.buffer_bytes(problem, algorithm)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_pytorchs_own_needs_no_buffer(backend: Backend, op: ConvOp) -> None:
+    assert backend.buffer_bytes(a_convolution(op=op), backend.own) == 0
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_part_of_pytorchs_own_takes_its_result_besides(backend: Backend, op: ConvOp) -> None:
+    problem = a_convolution(op=op, in_channels=16, out_channels=16)
+    result_bytes = poisoned_result(problem).nbytes
+
+    whole = backend.workspace_bytes(Trial(problem, backend.own, whole=True), UNLIMITED)
+    part = backend.workspace_bytes(Trial(problem, backend.own, whole=False), UNLIMITED)
+
+    assert whole is not None
+    assert part is not None
+    assert part >= whole + result_bytes
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_pytorchs_own_is_not_run_above_the_limit(backend: Backend, op: ConvOp) -> None:
+    trial = Trial(LARGE.with_op(op), backend.own, whole=True)
+    needed = backend.workspace_bytes(trial, UNLIMITED)
+    assert needed is not None
+    assert needed >= 6 * MIB
+
+    assert backend.workspace_bytes(trial, MIB) is None
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_division_takes_no_more_than_its_parts_declare(backend: Backend, op: ConvOp) -> None:
+    problem = a_convolution(op=op, batch=4, in_channels=16, out_channels=16, input_size=(32, 32))
+    for algorithm in backend.algorithms(problem)[1:]:
+        part = Candidate(algorithm, 2, 0.0, 0)
+        declared = backend.buffer_bytes(problem.with_batch(2), algorithm)
+        job = division_job(problem, Division((part, part)))
+
+        # Now and then a library takes something for itself while a run is weighed, which no other run takes.
+        seen = [backend.footprint(job, UNLIMITED) or 0 for _ in range(3)]
+
+        assert 0 < min(seen) <= declared + MIB // 16
+
+
+def test_the_environment_changes_with_the_number_of_threads(backend: Backend) -> None:
+    before = backend.environment()  # of one thread
+
+    torch.set_num_threads(2)
+
+    assert backend.environment().key != before.key
+    assert backend.environment().differences(before)
+
+
+def test_the_environment_stays_the_same_from_one_look_to_the_next(backend: Backend) -> None:
+    assert backend.environment().key == backend.environment().key
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_an_error_bound_allows_for_some_roundings_and_no_more(backend: Backend, dtype: str) -> None:
+    rounding = torch.finfo(getattr(torch, dtype)).eps / 2
+
+    bound = backend.error_bound(a_convolution(dtype=dtype))
+
+    assert rounding < bound < math.sqrt(rounding)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("name", ["3x3", "5x5", "9x9", "stride", "channels last"])
+def test_every_algorithm_stays_below_the_error_bound(backend: Backend, op: ConvOp, name: str) -> None:
+    problem = dataclasses.replace(PROBLEMS[name], op=op, in_channels=16, out_channels=16)
+    operands = operands_of(problem, normal)
+    expected = reference(problem, *operands)
+    for algorithm in backend.algorithms(problem):
+        runner = Runner(backend, problem, Division((Candidate(algorithm, problem.batch, 0.0, 0),)))
+
+        result = runner(Workspace(backend.device), *on_device(backend, *operands))
+
+        assert relative_error(result.cpu(), expected) <= backend.error_bound(problem)

@@ -1,0 +1,226 @@
+"""A backend whose algorithms, workspaces and times are made up, and whose numbers are right."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms import SliceKernel, SumKernel
+from mucudnn.algorithms.own import own_convolution
+from mucudnn.backends import Job
+from mucudnn.execution import sum_dtype
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Environment, Trial
+from tests.worlds import World
+
+MS = 1_000_000
+"""Nanoseconds of a millisecond."""
+
+Damage = Callable[[ConvProblem, Tensor, Tensor], None]
+"""What an algorithm does wrong, to its result or to the memory from its workspace on."""
+
+Nanoseconds = Callable[[int], float]
+"""Nanoseconds of a part of so many samples."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A made-up algorithm; for wgrad it needs room for the sum besides.
+
+    Attributes:
+        ns: of a part, by its samples.
+        sample_bytes: of workspace for each sample of a part.
+        setup_ns: once per mini-batch; of nothing at all, a span would hold tens of thousands.
+        damage: done after every part.
+        unforeseen_bytes: what a finished division that has a part of it takes beyond what is declared.
+    """
+
+    ns: Nanoseconds
+    sample_bytes: int = 0
+    setup_ns: float = 0.1 * MS
+    damage: Damage | None = None
+    unforeseen_bytes: int = 0
+
+
+def rate(ns: float) -> Nanoseconds:
+    """So many nanoseconds for each sample."""
+    return lambda samples: ns * samples
+
+
+class ScriptedBackend:
+    """A device in a world whose clock moves when something runs, and only then.
+
+    Attributes:
+        world: with the clock.
+        largest_bytes: the most workspace with which anything has run so far.
+        weighed: how often something was weighed.
+    """
+
+    name = "scripted"
+    own = "scripted:own"
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        recipes: Mapping[str, Recipe],
+        own: Recipe | None = None,
+        world: World | None = None,
+    ) -> None:
+        """Offer PyTorch's own convolution, and an algorithm for each recipe.
+
+        Args:
+            recipes: by the algorithms' ids without the prefix.
+            own: of PyTorch's own; 1 ms and 1000 bytes a sample by default.
+            world: in which it all happens.
+        """
+        self._recipes = {f"scripted:{name}": recipe for name, recipe in recipes.items()}
+        self._recipes[self.own] = own or Recipe(rate(MS), sample_bytes=1000)
+        self.world = world or World()
+        self.largest_bytes = 0
+        self.weighed = 0
+
+    def environment(self) -> Environment:
+        return Environment(self.name, {"name": "made up"}, {"torch": torch.__version__}, {}, {"load": "0"})
+
+    def algorithms(self, problem: ConvProblem) -> tuple[str, ...]:  # noqa: ARG002  # the protocol's
+        return (self.own, *(name for name in self._recipes if name != self.own))
+
+    def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
+        self.weighed += 1
+        needed = self._needed(trial.problem, trial.algorithm)
+        if trial.algorithm != self.own:
+            return needed
+        if needed > limit_bytes:
+            # The whole would have to run to be known; of a part, the result alone may be too large.
+            return None if trial.whole else needed
+        return self._ran(needed)
+
+    def footprint(self, job: Job, limit_bytes: int) -> int | None:
+        self.weighed += 1
+        problem = ConvProblem.from_json(cast("Mapping[str, object]", job.payload["problem"]))
+        parts = cast("list[tuple[str, int]]", job.payload["parts"])
+        needed = max(
+            self._needed(problem.with_batch(size), name) + self._recipes[name].unforeseen_bytes
+            for name, size in parts
+        )
+        return None if needed > limit_bytes else self._ran(needed)
+
+    def release(self, buffer: Tensor) -> None:
+        buffer.fill_(0xFF)  # whoever reads it afterwards finds no numbers
+
+    def error_bound(self, problem: ConvProblem) -> float:  # noqa: ARG002  # the protocol's
+        return 1e-5
+
+    def own_convolution(
+        self,
+        problem: ConvProblem,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        unread: Tensor | None = None,
+    ) -> Tensor:
+        if problem.dtype != "float64":  # the reference, which competes with nothing
+            self.ran(problem, self.own, self._needed(problem, self.own))
+        return own_convolution(problem, first, second, bias, unread)
+
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
+        return _Slices(self, problem, algorithm, buffer)
+
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
+        return _Sum(self, problem, algorithm, buffer)
+
+    def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
+        return 0 if algorithm == self.own else self._needed(problem, algorithm)
+
+    def recipe(self, algorithm: str) -> Recipe:
+        return self._recipes[algorithm]
+
+    def ran(self, problem: ConvProblem, algorithm: str, n_bytes: int) -> None:
+        """Let the time of a part pass, in a workspace of `n_bytes`."""
+        self._ran(n_bytes)
+        self.world.ran.append(f"{algorithm}@{problem.batch}")
+        self.world.now_ns += round(self._recipes[algorithm].ns(problem.batch))
+
+    def _ran(self, n_bytes: int) -> int:
+        self.largest_bytes = max(self.largest_bytes, n_bytes)
+        return n_bytes
+
+    def _needed(self, problem: ConvProblem, algorithm: str) -> int:
+        kept = problem.filter_bytes if problem.op is ConvOp.WGRAD and algorithm != self.own else 0
+        return kept + self._recipes[algorithm].sample_bytes * problem.batch
+
+
+class _Kernel:
+    """What both kinds of kernels share: their place, and the time that they take."""
+
+    def __init__(
+        self, backend: ScriptedBackend, problem: ConvProblem, algorithm: str, buffer: Tensor
+    ) -> None:
+        self._backend = backend
+        self._problem = problem
+        self._algorithm = algorithm
+        self._recipe = backend.recipe(algorithm)
+        self._needed = backend.buffer_bytes(problem, algorithm)
+        self._buffer = buffer
+        if buffer.numel() < self._needed:
+            raise ValueError(f"The workspace must have {self._needed} bytes, but got {buffer.numel()}.")
+
+    def _compute(self, first: Tensor, second: Tensor, bias: Tensor | None = None) -> Tensor:
+        self._backend.ran(self._problem, self._algorithm, self._needed)
+        return own_convolution(self._problem, first, second, bias)
+
+    def _set_up(self) -> None:
+        self._backend.world.now_ns += round(self._recipe.setup_ns)
+
+    def _spoil(self, result: Tensor) -> None:
+        if self._recipe.damage is not None:
+            storage = torch.empty(0, dtype=torch.uint8).set_(self._buffer.untyped_storage())
+            behind = storage[self._buffer.storage_offset() + self._needed :]
+            self._recipe.damage(self._problem, result, behind)
+
+
+class _Slices(_Kernel):
+    """fprop and dgrad."""
+
+    def prepare(self, weight: Tensor) -> None:
+        self._weight = weight
+        self._backend.world.ran.append(f"{self._algorithm} set-up")
+        self._set_up()
+
+    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        result = self._compute(image, self._weight, bias)
+        self._spoil(result)
+        out.copy_(result)
+        return bool(result.isfinite().all())
+
+
+class _Sum(_Kernel):
+    """wgrad; the sum lies at the start of the workspace, where kernels of all sizes find it."""
+
+    def __init__(
+        self, backend: ScriptedBackend, problem: ConvProblem, algorithm: str, buffer: Tensor
+    ) -> None:
+        super().__init__(backend, problem, algorithm, buffer)
+        dtype = sum_dtype(problem)
+        n_bytes = torch.Size(problem.filter_shape).numel() * dtype.itemsize
+        self._sum = buffer[:n_bytes].view(dtype).view(problem.filter_shape)
+
+    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
+        result = self._compute(image, gradient)
+        self._spoil(result)
+        if first:
+            self._sum.copy_(result)
+        else:
+            self._sum.add_(result)
+
+    def finish(self, total: Tensor, accumulate: bool) -> bool:
+        self._set_up()
+        if not self._sum.isfinite().all():
+            return False
+        if accumulate:
+            total.add_(self._sum)
+        else:
+            total.copy_(self._sum)
+        return True

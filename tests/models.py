@@ -1,0 +1,57 @@
+"""Small models, and whoever listens while they are tuned."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from mucudnn.extraction import Extraction, extract
+
+
+def a_chain() -> nn.Sequential:
+    """Two convolutions of different shapes, with what usually lies between them."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3, stride=2, bias=False)
+    )
+
+
+def a_batch(samples: int = 8, channels: int = 3, size: int = 6, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(samples, channels, size, size, generator=generator, dtype=dtype)
+
+
+@contextlib.contextmanager
+def on_one_thread() -> Iterator[None]:
+    """What the fixture `one_thread` does, for fixtures that outlive a test."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def an_extraction(model: nn.Module, samples: int = 8) -> Extraction:
+    return extract(model, a_batch(samples))
+
+
+class Listener:
+    """Notes what it is told, and gives up when it has been told of `patience` steps."""
+
+    def __init__(self, patience: int | None = None) -> None:
+        self.work: float | None = None
+        self.steps: list[tuple[str, float]] = []
+        self.measured: int | None = None
+        self._patience = patience
+
+    def begin(self, work: float) -> None:
+        self.work = work
+
+    def at(self, what: str, done: float) -> None:
+        if len(self.steps) == self._patience:
+            raise KeyboardInterrupt("at the fourth step")
+        self.steps.append((what, done))
+
+    def end(self, measured: int) -> None:
+        self.measured = measured

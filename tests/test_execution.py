@@ -1,0 +1,514 @@
+"""Divisions compute what is undivided, in one workspace that serves whatever comes."""
+
+import dataclasses
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms import SliceKernel, SumKernel
+from mucudnn.backends import backend_of
+from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.errors import BackendError
+from mucudnn.execution import (
+    DivisionJob,
+    Owner,
+    Runner,
+    Workspace,
+    division_job,
+    release_workspaces,
+    workspace_of,
+)
+from mucudnn.plan import Division
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate
+from tests.convolutions import (
+    a_convolution,
+    finite_mask,
+    operands_of,
+    own_result,
+    reference,
+    relative_error,
+    small_integers,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+BACKEND = backend_of("cpu:")
+OWN = BACKEND.own
+
+FLOAT64_BOUND = 1e-12
+"""A lost, doubled or misplaced sample is off by far more; the worst form loses three of 16 digits."""
+
+FLOAT32_BOUND = 1e-5
+"""What Winograd's larger forms lose."""
+
+WIDE = a_convolution(batch=9, kernel_size=(5, 5), padding=(2, 2), dtype="float64", bias=True)
+"""A problem that all algorithms but the largest Fourier tiles compute."""
+
+ALGORITHMS = tuple(
+    name for name in BACKEND.algorithms(dataclasses.replace(WIDE, dtype="float32")) if name != OWN
+)
+
+
+@pytest.fixture(autouse=True)
+def no_workspaces() -> Iterator[None]:
+    """No test finds a workspace that another one left."""
+    release_workspaces()
+    yield
+    release_workspaces()
+
+
+def a_division(*parts: tuple[str, int]) -> Division:
+    return Division(tuple(Candidate(algorithm, batch, 0.0, 0) for algorithm, batch in parts))
+
+
+def equal_parts(algorithm: str, *batches: int) -> Division:
+    return a_division(*((algorithm, batch) for batch in batches))
+
+
+def for_op(problem: ConvProblem, op: ConvOp) -> ConvProblem:
+    return dataclasses.replace(problem, op=op, bias=problem.bias and op is ConvOp.FPROP)
+
+
+def in_layout(problem: ConvProblem, layout: Layout) -> ConvProblem:
+    return dataclasses.replace(problem, layout=layout, filter_layout=layout)
+
+
+# Workspaces.
+
+
+def test_a_workspace_starts_empty() -> None:
+    assert Workspace(CPU).n_bytes == 0
+
+
+def test_a_workspace_grows_to_what_is_reserved_and_never_shrinks() -> None:
+    workspace = Workspace(CPU)
+
+    sizes = []
+    for n_bytes in (100, 50, 300, 0):
+        workspace.reserve(n_bytes)
+        sizes.append(workspace.n_bytes)
+
+    assert sizes == [100, 100, 300, 300]
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_results_stay_right_when_the_workspace_grows(algorithm: str, op: ConvOp) -> None:
+    workspace = Workspace(CPU)
+    problem = for_op(WIDE, op)
+    operands = operands_of(problem)
+    small, large = (
+        Runner(BACKEND, problem, equal_parts(algorithm, *batches)) for batches in [(1,) * 9, (8, 1)]
+    )
+
+    results = [runner(workspace, *operands) for runner in (small, large, small)]
+
+    assert workspace.n_bytes == large.buffer_bytes
+    for result in results:
+        assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_runner_takes_the_buffer_that_it_declares(algorithm: str, op: ConvOp) -> None:
+    problem = for_op(WIDE, op)
+    workspace = Workspace(CPU)
+    runner = Runner(BACKEND, problem, equal_parts(algorithm, 4, 4, 1))
+
+    runner(workspace, *operands_of(problem))
+
+    assert workspace.n_bytes == runner.buffer_bytes
+    assert runner.buffer_bytes == BACKEND.buffer_bytes(problem.with_batch(4), algorithm)
+
+
+class WatchedBackend(CpuBackend):
+    """The processor, which remembers the kernels that it made for as long as they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: weakref.WeakSet[object] = weakref.WeakSet()
+
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
+        kernel = super().slice_kernel(problem, algorithm, buffer)
+        self.kernels.add(kernel)
+        return kernel
+
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
+        kernel = super().sum_kernel(problem, algorithm, buffer)
+        self.kernels.add(kernel)
+        return kernel
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_kernels_are_made_once_for_each_size(op: ConvOp) -> None:
+    backend, workspace, problem = WatchedBackend(), Workspace(CPU), for_op(WIDE, op)
+    runner = Runner(backend, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    operands = operands_of(problem)
+
+    for _ in range(3):
+        runner(workspace, *operands)
+
+    assert len(backend.kernels) == 2
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_kernels_go_with_the_runner_that_they_were_made_for(op: ConvOp) -> None:
+    backend, workspace, problem = WatchedBackend(), Workspace(CPU), for_op(WIDE, op)
+    runner = Runner(backend, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    runner(workspace, *operands_of(problem))
+
+    del runner
+    gc.collect()
+
+    assert not backend.kernels
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_workspace_that_grows_lets_go_of_all_that_hold_the_old_buffer(op: ConvOp) -> None:
+    backend, workspace, problem = WatchedBackend(), Workspace(CPU), for_op(WIDE, op)
+    runner = Runner(backend, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    runner(workspace, *operands_of(problem))
+
+    workspace.reserve(workspace.n_bytes + 1)
+    gc.collect()
+
+    assert not backend.kernels
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_workspace_that_grew_in_inference_mode_serves_afterwards(op: ConvOp) -> None:
+    workspace, problem = Workspace(CPU), for_op(WIDE, op)
+    runner = Runner(BACKEND, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    operands = operands_of(problem)
+    with torch.inference_mode():
+        runner(workspace, *operands)
+
+    result = runner(workspace, *operands)
+
+    assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
+
+
+# Whose workspace it is.
+
+
+def in_another_thread(call: Callable[[], Workspace]) -> Workspace:
+    found: list[Workspace] = []
+    thread = threading.Thread(target=lambda: found.append(call()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_all_who_have_no_workspace_of_their_own_share_one() -> None:
+    assert workspace_of(CPU) is workspace_of(CPU)
+
+
+def test_every_owner_has_a_workspace_of_its_own() -> None:
+    first, second = Owner(), Owner()
+
+    workspaces = [workspace_of(CPU), workspace_of(CPU, first), workspace_of(CPU, second)]
+
+    assert len({id(workspace) for workspace in workspaces}) == 3
+    assert workspace_of(CPU, first) is workspaces[1]
+
+
+def test_every_thread_has_workspaces_of_its_own() -> None:
+    owner = Owner()
+
+    assert in_another_thread(lambda: workspace_of(CPU)) is not workspace_of(CPU)
+    assert in_another_thread(lambda: workspace_of(CPU, owner)) is not workspace_of(CPU, owner)
+
+
+def test_a_workspace_goes_with_its_owner() -> None:
+    owner = Owner()
+    workspace = weakref.ref(workspace_of(CPU, owner))
+
+    del owner
+    gc.collect()
+
+    assert workspace() is None
+
+
+def test_a_workspace_goes_with_its_thread() -> None:
+    workspace = weakref.ref(in_another_thread(lambda: workspace_of(CPU)))
+
+    gc.collect()
+
+    assert workspace() is None
+
+
+def test_released_workspaces_are_given_back() -> None:
+    owner = Owner()
+    workspaces = [weakref.ref(workspace_of(CPU)), weakref.ref(workspace_of(CPU, owner))]
+
+    release_workspaces()
+    gc.collect()
+
+    assert [workspace() for workspace in workspaces] == [None, None]
+
+
+def test_a_runner_that_has_run_runs_again_after_a_release() -> None:
+    problem = for_op(WIDE, ConvOp.FPROP)
+    operands = operands_of(problem)
+    runner = Runner(BACKEND, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    before = runner(workspace_of(CPU), *operands)
+
+    release_workspaces()
+
+    assert torch.equal(runner(workspace_of(CPU), *operands), before)
+
+
+# Divisions.
+
+MIXED = (
+    ("cpu:winograd4", 2),
+    ("cpu:winograd4", 1),
+    (OWN, 1),
+    (OWN, 2),
+    ("cpu:fft16", 1),
+    ("cpu:im2col", 1),
+    ("cpu:im2col", 1),
+)
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_division_into_uneven_parts_of_several_algorithms_is_right(op: ConvOp, layout: Layout) -> None:
+    problem = in_layout(for_op(WIDE, op), layout)
+    operands = operands_of(problem)
+
+    result = Runner(BACKEND, problem, a_division(*MIXED))(Workspace(CPU), *operands)
+
+    assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", ConvOp)
+def test_the_order_of_the_algorithms_makes_no_difference(op: ConvOp, layout: Layout) -> None:
+    problem = in_layout(for_op(WIDE.with_batch(6), op), layout)
+    operands = operands_of(problem)
+    expected = reference(problem, *operands)
+    workspace = Workspace(CPU)
+    for order in itertools.permutations([("cpu:winograd4", 2), (OWN, 3), ("cpu:im2col", 1)]):
+        result = Runner(BACKEND, problem, a_division(*order))(workspace, *operands)
+
+        assert relative_error(result, expected) <= FLOAT64_BOUND
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, OWN])
+def test_the_result_lies_in_memory_as_pytorchs_own(algorithm: str, op: ConvOp, layout: Layout) -> None:
+    problem = in_layout(for_op(WIDE, op), layout)
+    operands = operands_of(problem)
+
+    result = Runner(BACKEND, problem, equal_parts(algorithm, 5, 4))(Workspace(CPU), *operands)
+
+    assert result.stride() == BACKEND.own_convolution(problem, *operands).stride()
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_division_gives_the_same_again_and_again(op: ConvOp) -> None:
+    problem = for_op(WIDE, op)
+    operands = operands_of(problem)
+    runner, workspace = Runner(BACKEND, problem, a_division(*MIXED)), Workspace(CPU)
+
+    results = [runner(workspace, *operands) for _ in range(3)]
+
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_sites_that_share_a_workspace_do_not_disturb_one_another(op: ConvOp) -> None:
+    first, second = for_op(WIDE, op), for_op(a_convolution(batch=9, dtype="float64"), op)
+    cases = [(problem, operands_of(problem)) for problem in (first, second)]
+    workspace = Workspace(CPU)
+    runners = [Runner(BACKEND, problem, equal_parts("cpu:winograd4", 5, 4)) for problem, _ in cases]
+
+    for _ in range(2):
+        for runner, (problem, operands) in zip(runners, cases, strict=True):
+            result = runner(workspace, *operands)
+
+            assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_pytorchs_own_undivided_is_pytorchs_own_bit_by_bit(op: ConvOp) -> None:
+    problem = for_op(WIDE, op)
+    operands = operands_of(problem)
+    runner, workspace = Runner(BACKEND, problem, equal_parts(OWN, 9)), Workspace(CPU)
+
+    result = runner(workspace, *operands)
+
+    assert runner.is_own
+    assert torch.equal(result, BACKEND.own_convolution(problem, *operands))
+    assert workspace.n_bytes == 0
+
+
+@pytest.mark.parametrize("division", [equal_parts(OWN, 5, 4), equal_parts("cpu:im2col", 9)])
+def test_a_division_that_is_not_pytorchs_own_undivided_says_so(division: Division) -> None:
+    assert not Runner(BACKEND, WIDE, division).is_own
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_integers_divided_by_exact_algorithms_are_the_same_bit_by_bit(op: ConvOp) -> None:
+    problem = dataclasses.replace(for_op(WIDE, op), dtype="float32")
+    operands = operands_of(problem, small_integers)
+    division = a_division(("cpu:im2col", 3), ("cpu:im2col", 2), (OWN, 1), (OWN, 3))
+
+    result = Runner(BACKEND, problem, division)(Workspace(CPU), *operands)
+
+    assert torch.equal(result, reference(problem, *operands).float())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_16_bit_division_is_as_exact_as_one_of_its_parts(op: ConvOp, dtype: str) -> None:
+    problem = dataclasses.replace(for_op(WIDE, op), dtype=dtype)
+    operands = operands_of(problem)
+    expected = reference(problem, *operands)
+    undivided = BACKEND.own_convolution(problem, *operands)
+
+    result = Runner(BACKEND, problem, equal_parts(OWN, 4, 4, 1))(Workspace(CPU), *operands)
+
+    assert result.dtype is undivided.dtype
+    assert relative_error(result, expected) <= 1.5 * relative_error(undivided, expected)
+
+
+def test_a_batch_of_nothing_has_an_empty_result() -> None:
+    problem = WIDE.with_batch(0)
+
+    result = Runner(BACKEND, problem, Division(()))(Workspace(CPU), *operands_of(problem))
+
+    assert result.shape == problem.output_shape
+
+
+def test_a_batch_of_nothing_has_a_weight_gradient_of_zeros() -> None:
+    problem = for_op(WIDE, ConvOp.WGRAD).with_batch(0)
+
+    result = Runner(BACKEND, problem, Division(()))(Workspace(CPU), *operands_of(problem))
+
+    assert torch.equal(result, torch.zeros(problem.filter_shape, dtype=torch.float64))
+
+
+def test_a_division_of_another_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"The division must be of 9 samples, but got 8\."):
+        Runner(BACKEND, WIDE, equal_parts(OWN, 4, 4))
+
+
+@pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:fft16", "cpu:fft32", "cpu:unknown"])
+def test_an_algorithm_that_does_not_compute_the_problem_is_refused(algorithm: str) -> None:
+    problem = a_convolution(stride=(2, 2))
+
+    with pytest.raises(
+        BackendError, match=f"stride 2x2.* must be one of cpu:aten, .*, but got '{algorithm}'"
+    ):
+        Runner(BACKEND, problem, equal_parts(algorithm, 1, 1))
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_two_threads_run_one_division_at_once(op: ConvOp) -> None:
+    problem = for_op(WIDE, op)
+    runner = Runner(BACKEND, problem, a_division(*MIXED))
+    cases = [operands_of(problem, seed=seed) for seed in range(2)]
+    alone = [runner(Workspace(CPU), *operands) for operands in cases]
+    both_are_there = threading.Barrier(2)
+
+    def run(number: int) -> list[Tensor]:
+        both_are_there.wait()
+        return [runner(workspace_of(CPU), *cases[number]) for _ in range(10)]
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(run, range(2)))
+
+    for expected, together in zip(alone, results, strict=True):
+        assert all(torch.equal(result, expected) for result in together)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_division_that_is_weighed_computes_the_problem(op: ConvOp) -> None:
+    problem = for_op(WIDE, op)
+    job = DivisionJob(division_job(problem, a_division(*MIXED)).payload)
+
+    result = job.run()
+
+    assert result.nbytes == job.result_bytes
+    assert result.isfinite().all()
+
+
+# Numbers that are none.
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def spoil_samples(first: Tensor, second: Tensor) -> None:
+    """Put a NaN into one sample and infinities into two others."""
+    first[1, 0, 2, 3], first[4, 1, 0, 0], first[8, 2, 8, 10] = NAN, INFINITY, -INFINITY
+
+
+def spoil_all(first: Tensor, second: Tensor) -> None:
+    """Put an infinity into the weight, or into dy for wgrad."""
+    second[2, 1, 1, 2] = INFINITY
+
+
+@pytest.mark.parametrize("spoil", [spoil_samples, spoil_all])
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, OWN])
+def test_strange_numbers_come_out_where_pytorch_puts_them(
+    algorithm: str, op: ConvOp, layout: Layout, spoil: Callable[[Tensor, Tensor], None]
+) -> None:
+    problem = in_layout(dataclasses.replace(for_op(WIDE, op), dtype="float32"), layout)
+    first, second, bias = operands_of(problem)
+    spoil(first, second)
+    expected = own_result(problem, first, second, bias)
+
+    result = Runner(BACKEND, problem, equal_parts(algorithm, 4, 4, 1))(Workspace(CPU), first, second, bias)
+
+    assert_same_numbers(result, expected)
+
+
+@pytest.mark.parametrize("spoilt", [0, 3, 5])
+@pytest.mark.parametrize("order", [*itertools.permutations(["cpu:winograd4", OWN, "cpu:im2col"])])
+def test_a_strange_sample_of_one_algorithm_leaves_the_sum_of_the_others_alone(
+    order: tuple[str, ...], spoilt: int
+) -> None:
+    problem = dataclasses.replace(for_op(WIDE, ConvOp.WGRAD), batch=6, dtype="float32")
+    image, gradient, _ = operands_of(problem)
+    image[spoilt, 1, 4, 4] = NAN
+    expected = own_result(problem, image, gradient)
+
+    division = a_division(*((algorithm, 2) for algorithm in order))
+    result = Runner(BACKEND, problem, division)(Workspace(CPU), image, gradient)
+
+    assert_same_numbers(result, expected)
+
+
+def test_values_whose_products_overflow_in_tiles_only_come_out_right() -> None:
+    problem = dataclasses.replace(for_op(WIDE, ConvOp.FPROP), dtype="float32", bias=False)
+    image, weight, _ = operands_of(problem)
+    image *= 1e37
+    weight *= 0.1
+
+    result = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1))(Workspace(CPU), image, weight)
+
+    assert result.isfinite().all()
+    assert relative_error(result, reference(problem, image, weight)) <= FLOAT32_BOUND
+
+
+def assert_same_numbers(result: Tensor, expected: Tensor) -> None:
+    """Check that the same values are finite, and that those agree."""
+    assert torch.equal(finite_mask(result), finite_mask(expected))
+    finite = expected.isfinite()
+    assert finite.any()
+    assert relative_error(result[finite], expected[finite].double()) <= FLOAT32_BOUND

@@ -1,0 +1,418 @@
+"""What is found of a model's convolutions, and that the model does not notice."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from mucudnn.errors import OptionError, SampleError
+from mucudnn.extraction import CallArguments, Extraction, extract
+from mucudnn.problem import ConvOp, Layout
+from tests.models import a_batch, a_chain
+
+ALL = (ConvOp.FPROP, ConvOp.DGRAD, ConvOp.WGRAD)
+
+
+def _ops(extraction: Extraction) -> dict[str, tuple[ConvOp, ...]]:
+    return {call.path: call.ops for call in extraction.calls}
+
+
+class DependsOnValues(nn.Module):
+    """Decides by what it has computed, which takes real numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.second = nn.Conv2d(4, 4, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        hidden = self.drop(self.norm(self.first(image)))
+        return self.second(hidden) if hidden.abs().sum().item() > 0 else hidden
+
+
+class Remembers(nn.Module):
+    """Keeps what its first call has computed, as models do with position encodings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.offset: Tensor | None = None
+
+    def forward(self, image: Tensor) -> Tensor:
+        if self.offset is None:
+            self.offset = torch.arange(image.shape[-1]).to(image)
+        return self.conv(image + self.offset)
+
+
+class RunningMean(nn.Module):
+    """Binds its buffer to a new tensor in every pass, and needs real numbers."""
+
+    running: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.register_buffer("running", torch.zeros(()))
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.running = self.running + image.mean().item()
+        return self.conv(image)
+
+
+def test_sites_come_with_their_paths_in_the_order_in_which_they_run() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = nn.Conv2d(4, 4, 1)
+            self.block = nn.Sequential(nn.Conv2d(3, 4, 1))
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.last(self.block(image))
+
+    extraction = extract(Backwards(), a_batch())
+
+    assert [call.path for call in extraction.calls] == ["block.0", "last"]
+
+
+def test_a_problem_has_the_shapes_of_its_module_and_sample() -> None:
+    conv = nn.Conv2d(4, 6, (3, 5), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2, bias=False)
+
+    problem = extract(conv, a_batch(7, channels=4, size=12)).calls[0].problem
+
+    assert problem.input_shape == (7, 4, 12, 12)
+    assert problem.filter_shape == (6, 2, 3, 5)
+    assert (problem.stride, problem.padding, problem.dilation) == ((2, 1), (1, 2), (1, 2))
+    assert (problem.groups, problem.bias, problem.dtype) == (2, False, "float32")
+
+
+def test_the_model_itself_may_be_the_convolution() -> None:
+    assert [call.path for call in extract(nn.Conv2d(3, 4, 3), a_batch()).calls] == [""]
+
+
+@pytest.mark.parametrize(
+    ("padding", "size", "padded"),
+    [("same", (4, 3), (7, 6)), ("valid", (4, 3), (6, 6)), ((1, 2), (4, 3), (6, 6))],
+)
+def test_padding_by_name_becomes_numbers_and_at_most_one_row_more(
+    padding: Any, size: tuple[int, int], padded: tuple[int, int]
+) -> None:
+    problem = extract(nn.Conv2d(3, 4, size, padding=padding), a_batch()).calls[0].problem
+
+    expected = {"same": (1, 1), "valid": (0, 0)}.get(padding, padding)
+    assert (problem.padding, problem.input_size) == (expected, padded)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_other_padding_than_zeros_is_part_of_the_image(mode: str) -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=(1, 2), padding_mode=mode)
+
+    problem = extract(conv, a_batch()).calls[0].problem
+
+    assert (problem.padding, problem.input_size) == ((0, 0), (8, 10))
+
+
+def test_a_model_in_channels_last_has_problems_in_channels_last() -> None:
+    model = a_chain().to(memory_format=torch.channels_last)
+
+    calls = extract(model, a_batch().to(memory_format=torch.channels_last)).calls
+
+    assert {(call.problem.layout, call.problem.filter_layout) for call in calls} == {
+        (Layout.CHANNELS_LAST, Layout.CHANNELS_LAST)
+    }
+
+
+def test_one_sample_without_a_batch_is_a_batch_of_one() -> None:
+    assert extract(nn.Conv2d(3, 4, 3), a_batch()[0]).calls[0].problem.batch == 1
+
+
+def test_training_takes_the_gradients_that_backward_computes() -> None:
+    # Nobody asks for the gradient of the images.
+    assert _ops(extract(a_chain(), a_batch())) == {"0": (ConvOp.FPROP, ConvOp.WGRAD), "3": ALL}
+
+
+def test_a_sample_that_needs_a_gradient_gets_one() -> None:
+    assert _ops(extract(a_chain(), a_batch().requires_grad_()))["0"] == ALL
+
+
+def test_evaluation_takes_the_forward_pass_only() -> None:
+    assert _ops(extract(a_chain().eval(), a_batch())) == {"0": (ConvOp.FPROP,), "3": (ConvOp.FPROP,)}
+
+
+def test_training_counts_even_where_gradients_are_switched_off() -> None:
+    with torch.no_grad():
+        assert _ops(extract(a_chain(), a_batch()))["3"] == ALL
+
+
+def test_frozen_weights_have_no_gradient() -> None:
+    model = a_chain()
+    model[3].requires_grad_(requires_grad=False)
+
+    assert _ops(extract(model, a_batch()))["3"] == (ConvOp.FPROP, ConvOp.DGRAD)
+
+
+def test_behind_a_frozen_beginning_no_input_gradient_is_needed() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3).requires_grad_(requires_grad=False), nn.Conv2d(4, 4, 3))
+
+    assert _ops(extract(model, a_batch())) == {"0": (ConvOp.FPROP,), "1": (ConvOp.FPROP, ConvOp.WGRAD)}
+
+
+def test_only_the_ops_that_are_asked_for_are_taken() -> None:
+    assert _ops(extract(a_chain(), a_batch(), ["fprop", "dgrad"])) == {
+        "0": (ConvOp.FPROP,),
+        "3": (ConvOp.FPROP, ConvOp.DGRAD),
+    }
+
+
+def test_one_op_may_be_asked_for_by_its_name() -> None:
+    assert _ops(extract(a_chain(), a_batch(), "wgrad")) == {"0": (ConvOp.WGRAD,), "3": (ConvOp.WGRAD,)}
+
+
+@pytest.mark.parametrize("ops", ["forward", ["fprop", "bprop"], []])
+def test_an_unknown_op_is_answered_with_those_that_there_are(ops: Any) -> None:
+    with pytest.raises(
+        OptionError, match=r"ops must be 'auto' or some of 'fprop', 'dgrad', 'wgrad', but got"
+    ):
+        extract(a_chain(), a_batch(), ops)
+
+
+def test_a_shared_module_is_one_site() -> None:
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    extraction = extract(nn.Sequential(conv, nn.ReLU(), conv), a_batch())
+
+    assert [(call.path, call.variant) for call in extraction.calls] == [("0", 0)]
+
+
+def test_an_op_that_any_call_of_a_shared_module_needs_is_taken() -> None:
+    # The first call's input needs no gradient, the second's does.
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    assert _ops(extract(nn.Sequential(conv, nn.ReLU(), conv), a_batch())) == {"0": ALL}
+
+
+def test_an_op_is_taken_even_if_a_later_call_does_not_need_it() -> None:
+    class HeadOnBoth(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.head(self.body(image)) + self.head(image)
+
+    assert _ops(extract(HeadOnBoth(), a_batch()))["head"] == ALL
+
+
+def test_every_shape_that_a_module_meets_is_a_variant() -> None:
+    class Pyramid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Conv2d(3, 4, 3)
+
+        def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+            return self.head(image), self.head(image[..., ::2, ::2].contiguous())
+
+    calls = extract(Pyramid(), a_batch()).calls
+
+    assert [(call.path, call.variant, call.problem.input_size) for call in calls] == [
+        ("head", 0, (6, 6)),
+        ("head", 1, (3, 3)),
+    ]
+
+
+def test_parametrised_weights_are_divided_as_others_are() -> None:
+    model = nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 4, 3)))
+
+    assert _ops(extract(model, a_batch())) == {"0": (ConvOp.FPROP, ConvOp.WGRAD)}
+
+
+def _samples() -> dict[str, Callable[[Tensor, Tensor], object]]:
+    return {
+        "tuple": lambda image, scale: (image, scale),
+        "list": lambda image, scale: [image, scale],
+        "dict": lambda image, scale: {"scale": scale, "image": image},
+        "both": lambda image, scale: CallArguments((image,), {"scale": scale}),
+    }
+
+
+@pytest.mark.parametrize("kind", _samples())
+def test_a_sample_may_be_arguments_by_position_or_by_name(kind: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, image: Tensor, scale: Tensor) -> Tensor:
+            return self.conv(image) * scale
+
+    sample = _samples()[kind](a_batch(5), torch.tensor(2.0))
+
+    assert extract(Scaled(), sample).calls[0].problem.batch == 5
+
+
+def test_nothing_is_computed() -> None:
+    # An image of 2^34 numbers would take 64 GiB.
+    image = torch.zeros(1).expand(2**8, 3, 2**12, 2**12)
+
+    assert extract(a_chain(), image).calls[0].problem.batch == 256
+
+
+def test_what_flows_through_the_model_has_no_values() -> None:
+    seen: list[type] = []
+    model = a_chain()
+    model[0].register_forward_hook(lambda *told: seen.append(type(told[-1])))
+
+    extract(model, a_batch())
+
+    assert [kind.__name__ for kind in seen] == ["FakeTensor"]
+
+
+def test_a_model_that_needs_values_runs_in_earnest() -> None:
+    calls = extract(DependsOnValues(), a_batch()).calls
+
+    assert [(call.path, call.variant) for call in calls] == [("first", 0), ("second", 0)]
+
+
+@pytest.mark.parametrize("kind", [a_chain, DependsOnValues, RunningMean])
+def test_buffers_stay_as_they_were(kind: Callable[[], nn.Module]) -> None:
+    model = kind()
+    identities = {name: id(buffer) for name, buffer in model.named_buffers()}
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    extract(model, a_batch())
+
+    assert {name: id(buffer) for name, buffer in model.named_buffers()} == identities
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+@pytest.mark.parametrize("kind", [a_chain, DependsOnValues])
+def test_the_random_state_stays_as_it_was(kind: Callable[[], nn.Module]) -> None:
+    model = kind()
+    before = torch.get_rng_state()
+
+    extract(model, a_batch())
+
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("kind", [a_chain, DependsOnValues])
+def test_no_parameter_gets_a_gradient(kind: Callable[[], nn.Module]) -> None:
+    model = kind()
+
+    extract(model, a_batch())
+
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", [a_chain, DependsOnValues, Remembers])
+def test_attributes_stay_as_they_were(kind: Callable[[], nn.Module]) -> None:
+    model = kind()
+    before = [dict(module.__dict__) for module in model.modules()]
+
+    extract(model, a_batch())
+
+    assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+def test_what_a_model_remembers_of_the_pass_is_forgotten() -> None:
+    model = Remembers()
+    extract(model, a_batch())
+
+    assert type(model(a_batch())) is Tensor
+
+
+def test_a_model_that_raises_is_left_as_it_was() -> None:
+    model = a_chain()
+    before = [dict(module.__dict__) for module in model.modules()]
+
+    with pytest.raises(SampleError, match="must run on the sample"):
+        extract(model, a_batch(channels=5))
+
+    assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+def test_a_sample_that_the_model_rejects_is_refused_with_the_models_own_words() -> None:
+    with pytest.raises(SampleError, match=r"it raised RuntimeError\('.*expected input.* to have 3 channels"):
+        extract(a_chain(), a_batch(channels=5))
+
+
+def test_too_few_arguments_are_refused() -> None:
+    with pytest.raises(SampleError, match="missing 1 required positional argument"):
+        extract(DependsOnValues(), ())
+
+
+def test_a_model_without_convolutions_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(108, 2))
+
+    with pytest.raises(SampleError, match="must have a convolution that can be divided, but it has none"):
+        extract(model, a_batch())
+
+
+def test_a_model_whose_convolutions_cannot_be_divided_is_refused_with_the_reasons() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(3, 4, 3))
+
+    with pytest.raises(SampleError, match="0: ConvTranspose2d is not divided, only Conv2d is"):
+        extract(model, a_batch())
+
+
+def test_other_kinds_of_convolution_are_listed_with_the_reason() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 4, 3), nn.Flatten(2), nn.Conv1d(4, 4, 3))
+
+    assert extract(model, a_batch()).untouched == (
+        ("1", "ConvTranspose2d is not divided, only Conv2d is"),
+        ("3", "Conv1d is not divided, only Conv2d is"),
+    )
+
+
+def test_a_subclass_that_computes_differently_is_listed_with_the_reason() -> None:
+    class Doubled(nn.Conv2d):
+        def _conv_forward(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            return super()._conv_forward(image, 2 * weight, bias)
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Doubled(4, 4, 3))
+
+    assert extract(model, a_batch()).untouched == (("1", "Doubled computes its convolution itself"),)
+
+
+def test_a_subclass_that_only_initialises_differently_is_divided() -> None:
+    class Wide(nn.Conv2d):
+        def __init__(self, channels: int) -> None:
+            super().__init__(channels, 4 * channels, 3)
+
+    assert [call.path for call in extract(nn.Sequential(Wide(3)), a_batch()).calls] == ["0"]
+
+
+def test_a_convolution_that_is_never_called_is_listed() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.used(image)
+
+    assert extract(Spare(), a_batch()).untouched == (("spare", "the sample does not reach its convolution"),)
+
+
+def test_under_autocast_a_convolution_is_left_alone() -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(SampleError, match="0: it runs under autocast; 3: it runs under autocast"),
+    ):
+        extract(a_chain(), a_batch())
+
+
+def test_complex_numbers_are_left_to_pytorch() -> None:
+    model = nn.Conv2d(3, 4, 3, dtype=torch.complex64)
+
+    with pytest.raises(SampleError, match="complex64 has PyTorch's own convolution only"):
+        extract(model, a_batch().to(torch.complex64))
+
+
+def test_a_batch_of_nothing_is_left_to_pytorch() -> None:
+    with pytest.raises(SampleError, match="its tensors are empty"):
+        extract(nn.Conv2d(3, 4, 3), a_batch()[:0])

@@ -1,0 +1,758 @@
+"""The divided convolution is PyTorch's convolution: values, gradients, types, strides."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from mucudnn.algorithms import SliceKernel, SumKernel
+from mucudnn.backends import backend_of
+from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.errors import BackendError, OptionError, ProblemError
+from mucudnn.execution import Owner, release_workspaces, workspace_of
+from mucudnn.functional import ConvArguments, DividedConvolution, divided_conv, problem_of
+from mucudnn.plan import Division
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate
+from tests.convolutions import CONVOLUTIONS, a_convolution, relative_error
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    # PyTorch's own says once per process that it copies the image.
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
+]
+
+FLOAT64_BOUND = 1e-12
+"""Anything wrong is off by far more; the worst form loses three of 16 digits."""
+
+ABSOLUTE_BOUND = 1e-10
+"""The same for values of up to a hundred, which in sum may be small."""
+
+CPU = torch.device("cpu")
+BACKEND = backend_of("cpu:")
+OWN = "cpu:aten"
+EVERY_ALGORITHM = (OWN, "cpu:im2col", "cpu:winograd2", "cpu:winograd4", "cpu:fft16")
+BATCH = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Shapes of x and w, the other arguments as a user writes them, and the algorithms that compute it."""
+
+    image: tuple[int, ...]
+    weight: tuple[int, ...]
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    algorithms: tuple[str, ...] = (OWN, "cpu:im2col")
+
+
+CASES = {
+    "2-D": Case((BATCH, 3, 7, 8), (4, 3, 5, 5), {"padding": 2}, EVERY_ALGORITHM),
+    "2-D, no padding": Case((BATCH, 3, 7, 8), (4, 3, 5, 5), {}, EVERY_ALGORITHM),
+    "2-D, same": Case((BATCH, 3, 7, 8), (4, 3, 5, 3), {"padding": "same"}, EVERY_ALGORITHM),
+    "2-D, same, even": Case((BATCH, 3, 7, 8), (4, 3, 4, 5), {"padding": "same"}, EVERY_ALGORITHM),
+    "2-D, same, even, dilated": Case((BATCH, 3, 7, 8), (4, 3, 2, 3), {"padding": "same", "dilation": (3, 2)}),
+    "2-D, valid": Case((BATCH, 3, 7, 8), (4, 3, 5, 5), {"padding": "valid"}, EVERY_ALGORITHM),
+    "2-D, numbers": Case(
+        (BATCH, 3, 9, 8), (4, 3, 3, 2), {"stride": (2, 1), "padding": [1, 0], "dilation": (1, 2)}
+    ),
+    "2-D, one number in a tuple": Case((BATCH, 3, 9, 8), (4, 3, 3, 3), {"stride": (2,), "padding": (1,)}),
+    "2-D, groups": Case((BATCH, 4, 7, 8), (6, 2, 3, 3), {"padding": 1, "groups": 2}),
+    "2-D, depthwise": Case((BATCH, 4, 7, 8), (8, 1, 3, 3), {"groups": 4}),
+    "2-D, 1x1": Case((BATCH, 3, 7, 8), (4, 3, 1, 1)),
+    "1-D": Case((BATCH, 3, 11), (4, 3, 3), {"stride": 2, "padding": 1}),
+    "1-D, same, even": Case((BATCH, 3, 11), (4, 3, 4), {"padding": "same"}),
+    "1-D, groups": Case((BATCH, 4, 11), (4, 2, 3), {"groups": 2, "dilation": 2}),
+    "3-D": Case((BATCH, 2, 4, 5, 6), (3, 2, 3, 3, 3), {"padding": 1}),
+    "3-D, same, even": Case((BATCH, 2, 4, 5, 6), (3, 2, 2, 3, 2), {"padding": "same"}),
+    "3-D, numbers": Case((BATCH, 2, 4, 5, 6), (3, 2, 2, 3, 1), {"stride": (1, 2, 2), "padding": (0, 1, 0)}),
+}
+EVERY = [
+    pytest.param(case, algorithm, id=f"{name}-{algorithm}")
+    for name, case in CASES.items()
+    for algorithm in case.algorithms
+]
+PLAIN = CASES["2-D"]
+
+
+def plain_problem() -> ConvProblem:
+    return a_convolution(
+        batch=BATCH,
+        out_channels=4,
+        input_size=(7, 8),
+        kernel_size=(5, 5),
+        padding=(2, 2),
+        dtype="float64",
+        bias=True,
+    )
+
+
+def a_division(algorithm: str, *batches: int) -> Division:
+    return Division(tuple(Candidate(algorithm, batch, 0.0, 0) for batch in batches))
+
+
+def divisions(algorithm: str, *batches: int) -> dict[str, Division]:
+    """The same division for all three ops."""
+    return dict.fromkeys(("fprop", "dgrad", "wgrad"), a_division(algorithm, *batches))
+
+
+def uneven(algorithm: str) -> dict[str, Division]:
+    return divisions(algorithm, 2, 2, 1)
+
+
+def tensors(case: Case, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """x, w and bias, all of which want gradients."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, bias = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for shape in (case.image, case.weight, case.weight[:1])
+    )
+    return x, w, bias
+
+
+def torch_conv(x: Tensor, w: Tensor, bias: Tensor | None = None, **arguments: Any) -> Tensor:
+    return CONVOLUTIONS[w.dim() - 2](x, w, bias, **arguments)
+
+
+def gradients(y: Tensor, wanted: Sequence[Tensor], **options: Any) -> tuple[Tensor, ...]:
+    """The gradients of a weighted sum of y: a dy that differs from place to place."""
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.dtype)
+    return torch.autograd.grad(y, wanted, dy, **options)
+
+
+def assert_close(result: Tensor, expected: Tensor) -> None:
+    assert result.shape == expected.shape
+    assert relative_error(result, expected.double()) <= FLOAT64_BOUND
+
+
+def assert_lies_alike(result: Tensor, expected: Tensor) -> None:
+    assert (result.shape, result.stride(), result.dtype) == (
+        expected.shape,
+        expected.stride(),
+        expected.dtype,
+    )
+
+
+# Values and gradients.
+
+
+@pytest.mark.parametrize(("case", "algorithm"), EVERY)
+def test_the_value_is_pytorchs(case: Case, algorithm: str) -> None:
+    x, w, bias = tensors(case)
+
+    y = divided_conv(x, w, bias, **case.arguments, **uneven(algorithm))
+
+    assert_close(y, torch_conv(x, w, bias, **case.arguments))
+
+
+@pytest.mark.parametrize(("case", "algorithm"), EVERY)
+def test_the_gradients_are_pytorchs(case: Case, algorithm: str) -> None:
+    wanted = tensors(case)
+
+    results = gradients(divided_conv(*wanted, **case.arguments, **uneven(algorithm)), wanted)
+
+    for result, expected in zip(
+        results, gradients(torch_conv(*wanted, **case.arguments), wanted), strict=True
+    ):
+        assert_close(result, expected)
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_no_bias_is_needed(algorithm: str) -> None:
+    x, w, _ = tensors(PLAIN)
+
+    y = divided_conv(x, w, padding=2, **uneven(algorithm))
+
+    assert_close(y, torch_conv(x, w, padding=2))
+    for result, expected in zip(
+        gradients(y, (x, w)), gradients(torch_conv(x, w, padding=2), (x, w)), strict=True
+    ):
+        assert_close(result, expected)
+
+
+@pytest.mark.parametrize("batches", [(5,), (1, 1, 1, 1, 1), (1, 4), (4, 1), (2, 1, 2)])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_any_parts_give_the_same(algorithm: str, batches: tuple[int, ...]) -> None:
+    wanted = tensors(PLAIN)
+
+    y = divided_conv(*wanted, **PLAIN.arguments, **divisions(algorithm, *batches))
+
+    expected = torch_conv(*wanted, **PLAIN.arguments)
+    assert_close(y, expected)
+    for result, gradient in zip(gradients(y, wanted), gradients(expected, wanted), strict=True):
+        assert_close(result, gradient)
+
+
+@pytest.mark.parametrize("divided", ["fprop", "dgrad", "wgrad"])
+def test_an_op_without_a_division_runs_pytorchs_own(divided: str) -> None:
+    wanted = tensors(PLAIN)
+
+    y = divided_conv(*wanted, **PLAIN.arguments, **{divided: a_division("cpu:winograd4", 3, 2)})
+
+    expected = torch_conv(*wanted, **PLAIN.arguments)
+    results = {"fprop": y} | dict(zip(("dgrad", "wgrad"), gradients(y, wanted), strict=False))
+    own = {"fprop": expected} | dict(zip(("dgrad", "wgrad"), gradients(expected, wanted), strict=False))
+    for op, result in results.items():
+        assert_close(result, own[op])
+        assert torch.equal(result, own[op]) is (op != divided)
+
+
+def test_without_divisions_it_is_pytorchs_own_bit_by_bit() -> None:
+    wanted = tensors(PLAIN)
+
+    y = divided_conv(*wanted, **PLAIN.arguments)
+
+    expected = torch_conv(*wanted, **PLAIN.arguments)
+    assert torch.equal(y, expected)
+    for result, gradient in zip(gradients(y, wanted), gradients(expected, wanted), strict=True):
+        assert torch.equal(result, gradient)
+
+
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_one_sample_without_a_batch_is_taken(algorithm: str) -> None:
+    x, w, bias = tensors(PLAIN)
+    sample = x[0].detach().requires_grad_()
+
+    y = divided_conv(sample, w, bias, padding=2, **divisions(algorithm, 1))
+
+    expected = torch_conv(sample, w, bias, padding=2)
+    assert_close(y, expected)
+    assert_close(gradients(y, (sample,))[0], gradients(expected, (sample,))[0])
+
+
+@pytest.mark.parametrize("padding", ["same", 1])
+def test_one_sound_without_a_batch_is_taken(padding: str | int) -> None:
+    x, w, bias = tensors(CASES["1-D"])
+
+    y = divided_conv(x[0], w, bias, padding=padding, **divisions("cpu:im2col", 1))
+
+    assert_close(y, torch_conv(x[0], w, bias, padding=padding))
+
+
+# Derivatives as finite differences see them.
+
+SMALL = Case((3, 2, 4, 3), (2, 2, 3, 3), {"padding": 1})
+SMALL_ALGORITHMS = (OWN, "cpu:im2col", "cpu:winograd2", "cpu:winograd4")
+
+
+@pytest.mark.parametrize("algorithm", SMALL_ALGORITHMS)
+def test_the_gradients_are_those_of_finite_differences(algorithm: str) -> None:
+    def call(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return divided_conv(x, w, bias, **SMALL.arguments, **divisions(algorithm, 2, 1))
+
+    assert torch.autograd.gradcheck(call, tensors(SMALL))
+
+
+@pytest.mark.parametrize("algorithm", SMALL_ALGORITHMS)
+def test_the_second_derivatives_are_those_of_finite_differences(algorithm: str) -> None:
+    def call(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        return divided_conv(x, w, bias, **SMALL.arguments, **divisions(algorithm, 2, 1))
+
+    assert torch.autograd.gradgradcheck(call, tensors(SMALL), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["2-D, same, even", "2-D, groups", "1-D", "3-D"])
+def test_a_penalty_on_a_gradient_can_be_trained(name: str) -> None:
+    case = CASES[name]
+    x, w, bias = tensors(case)
+
+    def penalty_gradients(y: Tensor) -> tuple[Tensor, ...]:
+        (dx,) = gradients(y.square(), (x,), create_graph=True)
+        return torch.autograd.grad(dx.square().sum(), (x, w, bias))
+
+    results = penalty_gradients(divided_conv(x, w, bias, **case.arguments, **uneven("cpu:im2col")))
+
+    expected = penalty_gradients(torch_conv(x, w, bias, **case.arguments))
+    for result, gradient in zip(results, expected, strict=True):
+        assert_close(result, gradient)
+
+
+# What wants a gradient.
+
+
+@pytest.mark.parametrize("wanting", [(0,), (1,), (2,), (0, 1), (1, 2)])
+def test_only_what_wants_a_gradient_gets_one(wanting: tuple[int, ...]) -> None:
+    given = [tensor.requires_grad_(place in wanting) for place, tensor in enumerate(tensors(PLAIN))]
+    wanted = [given[place] for place in wanting]
+
+    divided_conv(*given, **PLAIN.arguments, **uneven("cpu:winograd2")).sum().backward()
+
+    expected = torch.autograd.grad(torch_conv(*given, **PLAIN.arguments).sum(), wanted)
+    assert [tensor.grad is not None for tensor in given] == [place in wanting for place in range(3)]
+    for tensor, gradient in zip(wanted, expected, strict=True):
+        assert tensor.grad is not None
+        assert_close(tensor.grad, gradient)
+
+
+class CountingBackend(CpuBackend):
+    """The processor, which notes the ops for which kernels were made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: set[ConvOp] = set()
+
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
+        self.ops.add(problem.op)
+        return super().slice_kernel(problem, algorithm, buffer)
+
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
+        self.ops.add(problem.op)
+        return super().sum_kernel(problem, algorithm, buffer)
+
+
+@pytest.mark.parametrize(
+    ("wanting", "ops"),
+    [
+        ((0,), {ConvOp.FPROP, ConvOp.DGRAD}),
+        ((1,), {ConvOp.FPROP, ConvOp.WGRAD}),
+        ((2,), {ConvOp.FPROP}),
+        ((0, 1, 2), set(ConvOp)),
+    ],
+)
+def test_a_gradient_that_nobody_wants_is_not_computed(wanting: tuple[int, ...], ops: set[ConvOp]) -> None:
+    given = [tensor.requires_grad_(place in wanting) for place, tensor in enumerate(tensors(PLAIN))]
+    backend = CountingBackend()
+    convolution = DividedConvolution(
+        backend, plain_problem(), dict.fromkeys(ConvOp, a_division("cpu:im2col", 3, 2))
+    )
+
+    convolution(*given).sum().backward()
+
+    assert backend.ops == ops
+
+
+def test_every_op_works_in_the_workspace_of_its_owner() -> None:
+    release_workspaces()
+    owners = {op: Owner() for op in ConvOp}
+    given = dict.fromkeys(ConvOp, a_division("cpu:winograd4", 3, 2))
+
+    DividedConvolution(BACKEND, plain_problem(), given, owners)(*tensors(PLAIN)).sum().backward()
+
+    for op, owner in owners.items():
+        part = dataclasses.replace(plain_problem(), op=op, batch=3)
+        assert workspace_of(CPU, owner).n_bytes == BACKEND.buffer_bytes(part, "cpu:winograd4")
+    assert workspace_of(CPU).n_bytes == 0
+
+
+def test_nothing_is_recorded_where_nothing_wants_a_gradient() -> None:
+    given = [tensor.requires_grad_(False) for tensor in tensors(PLAIN)]  # noqa: FBT003  # torch's own
+
+    y = divided_conv(*given, **PLAIN.arguments, **uneven("cpu:winograd2"))
+
+    assert not y.requires_grad
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_nothing_is_recorded_where_gradients_are_off(algorithm: str, mode: Callable[[], Any]) -> None:
+    given = tensors(PLAIN)
+
+    with mode():
+        y = divided_conv(*given, **PLAIN.arguments, **uneven(algorithm))
+        expected = torch_conv(*given, **PLAIN.arguments)
+
+    assert not y.requires_grad
+    assert y.is_inference() is expected.is_inference()
+    assert_close(y, expected)
+
+
+def test_gradients_add_up_over_two_passes() -> None:
+    x, w, bias = tensors(PLAIN)
+
+    for _ in range(2):
+        divided_conv(x, w, bias, **PLAIN.arguments, **uneven("cpu:im2col")).sum().backward()
+
+    (expected,) = torch.autograd.grad(torch_conv(x, w, bias, **PLAIN.arguments).sum(), (w,))
+    assert w.grad is not None
+    assert_close(w.grad, 2 * expected)
+
+
+def test_one_graph_can_be_run_backward_twice() -> None:
+    wanted = tensors(PLAIN)
+    y = divided_conv(*wanted, **PLAIN.arguments, **uneven("cpu:winograd4"))
+
+    first, second = (gradients(y, wanted, retain_graph=True) for _ in range(2))
+
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_a_weight_that_was_changed_before_backward_is_noticed() -> None:
+    wanted = tensors(PLAIN)
+    y = divided_conv(*wanted, **PLAIN.arguments, **uneven("cpu:winograd4"))
+
+    with torch.no_grad():
+        wanted[1].add_(1)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+# Types and strides.
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def contiguous(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=CHANNELS_LAST[tensor.dim()])
+
+
+def expanded(tensor: Tensor) -> Tensor:
+    return tensor[:1].expand(tensor.shape)
+
+
+def turned(tensor: Tensor) -> Tensor:
+    """The last two axes change places in memory."""
+    return tensor.mT.contiguous().mT
+
+
+def half_of_the_channels(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor, tensor], 1)[:, : tensor.shape[1]]
+
+
+def half_of_the_channels_last(tensor: Tensor) -> Tensor:
+    return half_of_the_channels(channels_last(tensor))
+
+
+def every_second_pixel(tensor: Tensor) -> Tensor:
+    return tensor.repeat_interleave(2, -1)[..., ::2]
+
+
+def every_second_pixel_channels_last(tensor: Tensor) -> Tensor:
+    return channels_last(tensor.repeat_interleave(2, -1))[..., ::2]
+
+
+Arrangement = Callable[[Tensor], Tensor]
+ARRANGEMENTS = (
+    contiguous,
+    channels_last,
+    expanded,
+    turned,
+    half_of_the_channels,
+    half_of_the_channels_last,
+    every_second_pixel,
+    every_second_pixel_channels_last,
+)
+DENSE = (contiguous, channels_last, turned)
+"""Arrangements that parameters have."""
+
+SHAPES = {
+    "2-D": Case((BATCH, 3, 7, 8), (4, 3, 3, 3)),
+    "one channel in": Case((BATCH, 1, 7, 8), (4, 1, 3, 3)),
+    "one channel out": Case((BATCH, 3, 7, 8), (1, 3, 3, 3)),
+    "1x1": Case((BATCH, 3, 7, 8), (4, 3, 1, 1)),
+    "one pixel": Case((BATCH, 3, 1, 1), (4, 3, 1, 1)),
+    "one pixel out": Case((BATCH, 3, 3, 3), (4, 3, 3, 3)),
+    "one sample": Case((1, 3, 7, 8), (4, 3, 3, 3)),
+    "3-D": Case((BATCH, 3, 4, 4, 3), (4, 3, 2, 2, 2)),
+}
+
+
+def arranged(
+    case: Case,
+    arrangement: Arrangement,
+    filter_arrangement: Arrangement,
+    dtype: torch.dtype = torch.float64,
+) -> list[Tensor]:
+    """Leaves: x and w in their arrangements, and a bias."""
+    x, w, bias = (tensor.detach() for tensor in tensors(case, dtype))
+    return [tensor.requires_grad_() for tensor in (arrangement(x), filter_arrangement(w), bias)]
+
+
+@pytest.mark.parametrize("filter_arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_tensors_in_any_arrangement_are_taken(
+    arrangement: Arrangement, filter_arrangement: Arrangement
+) -> None:
+    wanted = arranged(PLAIN, arrangement, filter_arrangement)
+
+    y = divided_conv(*wanted, **PLAIN.arguments, **uneven("cpu:winograd4"))
+
+    expected = torch_conv(*wanted, **PLAIN.arguments)
+    assert_close(y, expected)
+    for result, gradient in zip(gradients(y, wanted), gradients(expected, wanted), strict=True):
+        assert_close(result, gradient)
+
+
+@pytest.mark.parametrize("filter_arrangement", DENSE)
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
+def test_the_output_lies_in_memory_as_pytorchs(
+    case: Case, arrangement: Arrangement, filter_arrangement: Arrangement
+) -> None:
+    given = arranged(case, arrangement, filter_arrangement, torch.float32)
+
+    y = divided_conv(*given, **case.arguments, **divisions("cpu:im2col", case.image[0]))
+
+    assert_lies_alike(y, torch_conv(*given, **case.arguments))
+
+
+@pytest.mark.parametrize("filter_arrangement", DENSE)
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
+def test_the_gradients_of_leaves_lie_in_memory_as_pytorchs(
+    case: Case, arrangement: Arrangement, filter_arrangement: Arrangement
+) -> None:
+    given, twins = (arranged(case, arrangement, filter_arrangement, torch.float32) for _ in range(2))
+
+    divided_conv(*given, **case.arguments, **divisions("cpu:im2col", case.image[0])).sum().backward()
+    torch_conv(*twins, **case.arguments).sum().backward()
+
+    for tensor, twin in zip(given, twins, strict=True):
+        assert tensor.grad is not None
+        assert twin.grad is not None
+        assert_lies_alike(tensor.grad, twin.grad)
+
+
+GRADIENT_MAKERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda y: y.sum(),
+    "mean of a mean": lambda y: y.mean((2, 3)).mean(),
+    "one channel": lambda y: y[:, 1].square().sum(),
+    "every second pixel": lambda y: y[..., ::2].square().sum(),
+    "turned": lambda y: (y.mT.contiguous() * torch.arange(float(y.numel())).view_as(y.mT)).sum(),
+    "channels last": lambda y: channels_last(y).square().sum(),
+    "one sample": lambda y: y[3].square().sum(),
+}
+
+
+@pytest.mark.parametrize("maker", GRADIENT_MAKERS.values(), ids=GRADIENT_MAKERS)
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+def test_gradients_in_any_arrangement_are_taken(algorithm: str, maker: Callable[[Tensor], Tensor]) -> None:
+    wanted = tensors(PLAIN)
+
+    results = torch.autograd.grad(
+        maker(divided_conv(*wanted, **PLAIN.arguments, **uneven(algorithm))), wanted
+    )
+
+    expected = torch.autograd.grad(maker(torch_conv(*wanted, **PLAIN.arguments)), wanted)
+    for result, gradient in zip(results, expected, strict=True):
+        assert_close(result, gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", ["2-D", "1-D", "3-D", "2-D, groups"])
+def test_every_type_is_kept_and_as_exact_as_pytorchs(name: str, dtype: torch.dtype) -> None:
+    case = CASES[name]
+    wanted = tensors(case, dtype)
+    doubles = [tensor.detach().double().requires_grad_() for tensor in wanted]
+
+    y = divided_conv(*wanted, **case.arguments, **uneven(OWN))
+
+    own, exact = (torch_conv(*given, **case.arguments) for given in (wanted, doubles))
+    rounding = torch.finfo(dtype).eps / 2
+    results, owns = (y, *gradients(y, wanted)), (own, *gradients(own, wanted))
+    for result, one, expected in zip(results, owns, (exact, *gradients(exact, doubles)), strict=True):
+        assert result.dtype is dtype
+        # A weight gradient's parts are rounded once more; float32 is added up in another order.
+        assert relative_error(result, expected) <= 2 * (relative_error(one, expected) + rounding)
+
+
+# What is left to PyTorch.
+
+
+def test_a_batch_of_nothing_is_pytorchs() -> None:
+    x, w, bias = tensors(PLAIN)
+    nothing = x[:0]
+
+    y = divided_conv(nothing, w, bias, **PLAIN.arguments)
+    y.sum().backward()
+
+    assert y.shape == (0, 4, 7, 8)
+    assert w.grad is not None
+    assert not w.grad.any()
+
+
+def test_autocast_is_left_to_pytorch() -> None:
+    given = tensors(PLAIN, torch.float32)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        y = divided_conv(*given, **PLAIN.arguments, **uneven("cpu:winograd4"))
+        expected = torch_conv(*given, **PLAIN.arguments)
+
+    assert y.dtype is torch.bfloat16
+    assert torch.equal(y, expected)
+
+
+def test_types_that_differ_are_refused_as_pytorch_refuses_them() -> None:
+    x, w, bias = tensors(PLAIN)
+
+    with pytest.raises(RuntimeError, match="should be the same"):
+        divided_conv(x.float(), w, bias, **PLAIN.arguments, **uneven("cpu:im2col"))
+
+
+def test_a_bias_of_another_type_is_refused_as_pytorch_refuses_it() -> None:
+    x, w, bias = tensors(PLAIN)
+
+    with pytest.raises(RuntimeError, match="should be the same"):
+        divided_conv(x, w, bias.float(), **PLAIN.arguments, **uneven("cpu:im2col"))
+
+
+def test_a_transformed_function_is_left_to_pytorch() -> None:
+    x, w, bias = tensors(PLAIN)
+    weights = torch.stack([w, 2 * w]).detach()
+
+    y = torch.func.vmap(
+        lambda one: divided_conv(x.detach(), one, bias.detach(), padding=2, **uneven("cpu:im2col"))
+    )(weights)
+
+    assert_close(y[1], torch_conv(x, 2 * w, bias, padding=2))
+
+
+# PyTorch itself calls what it deprecates when a first forward derivative is taken.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_derivatives_are_left_to_pytorch() -> None:
+    x, w, bias = (tensor.detach() for tensor in tensors(PLAIN))
+
+    with forward_ad.dual_level():
+        y = divided_conv(forward_ad.make_dual(x, x), w, bias, padding=2, **uneven("cpu:im2col"))
+        derivative = forward_ad.unpack_dual(y).tangent
+
+    assert derivative is not None
+    assert_close(derivative, torch_conv(x, w, padding=2))
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("op", ["fprop", "dgrad", "wgrad"])
+def test_a_division_of_another_batch_is_refused(op: str) -> None:
+    with pytest.raises(ValueError, match=r"The division must be of 5 samples, but got 4\."):
+        divided_conv(*tensors(PLAIN), **PLAIN.arguments, **{op: a_division("cpu:im2col", 2, 2)})
+
+
+def test_divisions_of_two_backends_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"All divisions must belong to one backend, but got cpu, gpu\."):
+        divided_conv(*tensors(PLAIN), fprop=a_division(OWN, 5), dgrad=a_division("gpu:direct", 5))
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"backend must be one of .*, but got 'gpu'\."):
+        divided_conv(*tensors(PLAIN), fprop=a_division("gpu:direct", 5))
+
+
+@pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:unknown"])
+def test_an_algorithm_that_cannot_compute_it_is_refused(algorithm: str) -> None:
+    with pytest.raises(BackendError, match=f"the algorithm must be one of .*, but got '{algorithm}'"):
+        divided_conv(*tensors(PLAIN), stride=2, fprop=a_division(algorithm, 5))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_a_filter_for_other_channels_is_refused(channels: int) -> None:
+    x, w, bias = tensors(dataclasses.replace(PLAIN, weight=(4, channels, 5, 5)))
+
+    with pytest.raises(ProblemError, match=rf"must have the filter's .* channels .* got 3 for {channels}\."):
+        divided_conv(x, w, bias, **uneven("cpu:im2col"))
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (4, 1), ()])
+def test_a_bias_for_other_channels_is_refused(shape: tuple[int, ...]) -> None:
+    x, w, _ = tensors(PLAIN)
+
+    with pytest.raises(ProblemError, match=r"The bias must have shape \(4,\), but got "):
+        divided_conv(x, w, torch.zeros(shape, dtype=torch.float64), **uneven("cpu:im2col"))
+
+
+def test_an_image_that_is_too_small_is_refused() -> None:
+    x, w, bias = tensors(PLAIN)
+
+    with pytest.raises(ProblemError, match="The filter must fit into the padded image"):
+        divided_conv(x[..., :3], w, bias, **uneven("cpu:im2col"))
+
+
+@pytest.mark.parametrize("dimensions", [2, 5])
+def test_an_image_of_other_dimensions_is_refused(dimensions: int) -> None:
+    _, w, bias = tensors(PLAIN)
+
+    with pytest.raises(ProblemError, match=rf"the input as many or one less, but got 4 and {dimensions}\."):
+        divided_conv(torch.zeros((3,) * dimensions, dtype=torch.float64), w, bias)
+
+
+def test_a_padding_of_another_name_is_refused() -> None:
+    with pytest.raises(OptionError, match="padding must be numbers, 'same' or 'valid', but got 'full'"):
+        divided_conv(*tensors(PLAIN), padding="full")
+
+
+def test_strides_are_refused_with_the_same_size() -> None:
+    with pytest.raises(OptionError, match=r"padding 'same' needs stride 1, but got \(2, 1\)"):
+        divided_conv(*tensors(PLAIN), stride=(2, 1), padding="same")
+
+
+# Any division of any batch.
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    rank = draw(st.integers(1, 3))
+    each = st.integers(1, 3)
+
+    def one_for_each(numbers: st.SearchStrategy[int]) -> tuple[int, ...]:
+        return tuple(draw(st.lists(numbers, min_size=rank, max_size=rank)))
+
+    groups = draw(st.sampled_from([1, 1, 2]))
+    c, k = groups * draw(each), groups * draw(each)
+    taps, dilation, stride = (
+        one_for_each(st.integers(1, 5 if rank < 3 else 3)),
+        one_for_each(each),
+        one_for_each(each),
+    )
+    if draw(st.booleans()):
+        dilation = stride = (1,) * rank
+    padding = one_for_each(st.integers(0, 4))
+    size = tuple(
+        max(1, d * (r - 1) + 1 - 2 * p) + extra
+        for d, r, p, extra in zip(dilation, taps, padding, one_for_each(st.integers(0, 6)), strict=True)
+    )
+    arguments = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return Case((draw(st.integers(1, 6)), c, *size), (k, c // groups, *taps), arguments)
+
+
+def algorithms_for(case: Case, op: ConvOp, layout: Layout) -> tuple[str, ...]:
+    n, c, *size = case.image
+    problem = a_convolution(
+        op=op,
+        batch=n,
+        in_channels=c,
+        out_channels=case.weight[0],
+        input_size=tuple(size),
+        kernel_size=case.weight[2:],
+        dtype="float64",
+        layout=layout,
+        **case.arguments,
+    )
+    return BACKEND.algorithms(problem)
+
+
+@st.composite
+def some_division(draw: st.DrawFn, case: Case, op: ConvOp, layout: Layout) -> Division:
+    algorithms = st.sampled_from(algorithms_for(case, op, layout))
+    parts, left = [], case.image[0]
+    while left:
+        parts.append(Candidate(draw(algorithms), draw(st.integers(1, left)), 0.0, 0))
+        left -= parts[-1].batch
+    return Division.of(parts)
+
+
+@given(data=st.data(), case=cases(), is_channels_last=st.booleans())
+@settings(max_examples=150)
+def test_any_division_of_any_batch_gives_what_is_undivided(
+    data: st.DataObject, case: Case, is_channels_last: bool
+) -> None:
+    is_channels_last = is_channels_last and len(case.image) > 3
+    arrangement = channels_last if is_channels_last else contiguous
+    wanted = arranged(case, arrangement, arrangement)
+    layout = problem_of(*wanted[:2], has_bias=True, arguments=ConvArguments(**case.arguments)).layout
+    given = {str(op): data.draw(some_division(case, op, layout), label=str(op)) for op in ConvOp}
+
+    y = divided_conv(*wanted, **case.arguments, **given)
+
+    expected = torch_conv(*wanted, **case.arguments)
+    for result, own in zip((y, *gradients(y, wanted)), (expected, *gradients(expected, wanted)), strict=True):
+        torch.testing.assert_close(result, own, rtol=0, atol=ABSOLUTE_BOUND)

@@ -1,0 +1,362 @@
+"""What is measured, what is refused, and what is known already: on a device whose time is scripted."""
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from mucudnn.plan import Division, Mode, Policy
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Candidate, Profile, RefusalKind
+from mucudnn.profiler import Profiler
+from mucudnn.store import Store
+from mucudnn.store.memory import MemoryStore
+from mucudnn.tuner import Tuning
+from tests.convolutions import a_convolution
+from tests.doubles import MS, Damage, Recipe, ScriptedBackend, rate
+from tests.models import Listener, a_chain, an_extraction
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MIB = 2**20
+
+SIZES = 4
+"""Of the policy for 8 samples: 1, 2, 4 and 8."""
+
+
+def _problem(**changes: Any) -> ConvProblem:
+    return a_convolution(batch=8, input_size=(4, 5), **changes)
+
+
+def _profiler(
+    backend: ScriptedBackend,
+    limit_bytes: int = MIB,
+    store: Store | None = None,
+    policy: Policy = Policy.POWER_OF_TWO,
+) -> Profiler:
+    return Profiler(
+        backend, MemoryStore() if store is None else store, limit_bytes, policy, clock=backend.world.clock
+    )
+
+
+def _refused(profile: Profile) -> dict[tuple[str, int], RefusalKind]:
+    return {(each.algorithm, each.batch): each.kind for each in profile.refusals}
+
+
+def _division(algorithm: str, batch: int, times: int, workspace_bytes: int = 0) -> Division:
+    return Division((Candidate(algorithm, batch, 0.0, workspace_bytes),) * times)
+
+
+def _off_by_one(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+    result.add_(1)
+
+
+def _off_by_one_at_two_samples(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+    if problem.batch == 2:
+        result.add_(1)
+
+
+def _write_behind(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+    behind[:1] += 1
+
+
+def _not_a_number(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+    result.view(-1)[0] = float("nan")
+
+
+def _break(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+    raise RuntimeError("could not create a primitive")
+
+
+def _break_otherwise(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+    raise NotImplementedError
+
+
+def _with(damage: Damage) -> ScriptedBackend:
+    """One right algorithm and one that does damage."""
+    recipes = {"right": Recipe(rate(0.5 * MS)), "bad": Recipe(rate(0.1 * MS), damage=damage)}
+    return ScriptedBackend(recipes)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_candidates_have_the_times_and_workspaces_of_their_parts(op: ConvOp) -> None:
+    backend = ScriptedBackend({}, own=Recipe(rate(2 * MS), sample_bytes=300))
+
+    profile = _profiler(backend).profile(_problem(op=op))
+
+    # A nanosecond is the clock's tick; times are binary fractions of a second.
+    assert [(each.batch, each.workspace_bytes) for each in profile.candidates] == [
+        (1, 300), (2, 600), (4, 1200), (8, 2400)
+    ]  # fmt: skip
+    assert [each.time_s for each in profile.candidates] == pytest.approx([0.002, 0.004, 0.008, 0.016])
+
+
+def test_every_algorithm_is_tried_at_every_size_of_the_policy() -> None:
+    backend = ScriptedBackend({"other": Recipe(rate(MS))})
+
+    profile = _profiler(backend, policy=Policy.ALL).profile(_problem().with_batch(3))
+
+    assert {(each.algorithm, each.batch) for each in profile.candidates} == set(
+        itertools.product(["scripted:own", "scripted:other"], [1, 2, 3])
+    )
+
+
+def test_a_second_profile_measures_nothing() -> None:
+    backend, store = ScriptedBackend({"other": Recipe(rate(MS))}), MemoryStore()
+    first = _profiler(backend, store=store).profile(_problem())
+    backend.world.ran.clear()
+    backend.weighed = 0
+    profiler = _profiler(backend, store=store)
+
+    second = profiler.profile(_problem())
+
+    assert second == first
+    assert (profiler.measured, backend.weighed, backend.world.ran) == (0, 0, [])
+
+
+def test_only_what_the_store_lacks_is_measured() -> None:
+    backend, store = ScriptedBackend({}), MemoryStore()
+    _profiler(backend, store=store).profile(_problem())
+    profiler = _profiler(backend, store=store, policy=Policy.ALL)
+
+    profiler.profile(_problem())
+
+    assert profiler.measured == 8 - SIZES
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_nothing_above_the_limit_is_ever_run(op: ConvOp) -> None:
+    # Small parts of both fit, large ones do not; the division fits by what its parts declare.
+    backend = ScriptedBackend({"large": Recipe(rate(0.5 * MS), 800, unforeseen_bytes=10**6)})
+    profiler = _profiler(backend, limit_bytes=2500)
+
+    profiler.profile(_problem(op=op))
+    profiler.compare(_problem(op=op), [_division("scripted:own", 2, 4), _division("scripted:large", 2, 4)])
+
+    assert 0 < backend.largest_bytes <= 2500
+
+
+def test_what_exceeds_the_limit_is_refused_with_both_sizes() -> None:
+    backend = ScriptedBackend({"large": Recipe(rate(MS), sample_bytes=1024)})
+
+    profile = _profiler(backend, limit_bytes=4096).profile(_problem())
+
+    reasons = {refusal.reason for refusal in profile.refusals if refusal.algorithm == "scripted:large"}
+    assert reasons == {"it needs 8 KiB, the limit is 4 KiB"}
+
+
+def test_a_refusal_for_size_is_measured_again_under_a_larger_limit() -> None:
+    backend, store = ScriptedBackend({}, own=Recipe(rate(MS), sample_bytes=1000)), MemoryStore()
+    _profiler(backend, 2000, store).profile(_problem())
+    profiler = _profiler(backend, 8000, store)
+
+    profile = profiler.profile(_problem())
+
+    assert [each.batch for each in profile.candidates] == [1, 2, 4, 8]
+    assert profiler.measured == 2
+
+
+def test_a_refusal_for_size_holds_under_a_smaller_limit() -> None:
+    backend, store = ScriptedBackend({}, own=Recipe(rate(MS), sample_bytes=1000)), MemoryStore()
+    _profiler(backend, 2000, store).profile(_problem())
+    profiler = _profiler(backend, 1500, store)
+
+    profile = profiler.profile(_problem())
+
+    assert [each.batch for each in profile.candidates] == [1]
+    assert profiler.measured == 0
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize(
+    ("damage", "kind", "reason"),
+    [
+        (_off_by_one, RefusalKind.WRONG, r"its relative error is .*, the bound is 1e-05"),
+        (_not_a_number, RefusalKind.WRONG, r"its relative error is nan, the bound is 1e-05"),
+        (_write_behind, RefusalKind.WRONG, r"its relative error is inf, the bound is 1e-05"),
+        (_break, RefusalKind.FAILED, "could not create a primitive"),
+        (_break_otherwise, RefusalKind.FAILED, "NotImplementedError"),
+    ],
+)
+def test_a_bad_algorithm_is_refused_with_its_reason(
+    op: ConvOp, damage: Damage, kind: RefusalKind, reason: str
+) -> None:
+    profile = _profiler(_with(damage)).profile(_problem(op=op))
+
+    assert _refused(profile) == {("scripted:bad", size): kind for size in (1, 2, 4, 8)}
+    assert all(re.fullmatch(reason, refusal.reason) for refusal in profile.refusals)
+    assert {each.algorithm for each in profile.candidates} == {"scripted:own", "scripted:right"}
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_an_algorithm_that_is_wrong_at_one_size_is_refused_at_that_size(op: ConvOp) -> None:
+    profile = _profiler(_with(_off_by_one_at_two_samples)).profile(_problem(op=op))
+
+    assert _refused(profile) == {("scripted:bad", 2): RefusalKind.WRONG}
+    assert [each.batch for each in profile.candidates if each.algorithm == "scripted:bad"] == [1, 4, 8]
+
+
+def test_an_algorithm_that_cannot_be_built_is_refused() -> None:
+    class Unbuildable(ScriptedBackend):
+        def slice_kernel(self, *arguments: object) -> Any:  # noqa: ARG002  # whatever is asked for
+            raise ValueError("no kernel for this shape")
+
+    profile = _profiler(Unbuildable({"other": Recipe(rate(MS))})).profile(_problem())
+
+    assert {refusal.reason for refusal in profile.refusals} == {"no kernel for this shape"}
+    assert {each.algorithm for each in profile.candidates} == {"scripted:own"}
+
+
+def test_a_refusal_for_a_wrong_result_is_kept() -> None:
+    backend, store = _with(_off_by_one), MemoryStore()
+    first = _profiler(backend, store=store).profile(_problem())
+    profiler = _profiler(backend, store=store)
+
+    assert profiler.profile(_problem()).refusals == first.refusals
+    assert profiler.measured == 0
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_an_algorithm_has_one_set_up_time_at_all_sizes(op: ConvOp) -> None:
+    backend = ScriptedBackend({"winograd": Recipe(rate(MS), setup_ns=0.25 * MS)})
+
+    profile = _profiler(backend).profile(_problem(op=op))
+
+    assert {(each.algorithm, round(each.setup_s, 9)) for each in profile.candidates} == {
+        ("scripted:own", 0.0),
+        ("scripted:winograd", 0.00025),
+    }
+
+
+def test_a_set_up_measured_for_other_sizes_is_known_for_the_whole_batch() -> None:
+    backend, store = ScriptedBackend({"winograd": Recipe(rate(MS), setup_ns=0.25 * MS)}), MemoryStore()
+    _profiler(backend, store=store).profile(_problem())
+
+    profile = _profiler(backend, store=store, policy=Policy.UNDIVIDED).profile(_problem())
+
+    set_ups = [each.setup_s for each in profile.candidates if each.algorithm == "scripted:winograd"]
+    assert set_ups == pytest.approx([0.00025])
+
+
+def test_raw_times_are_kept_in_the_store() -> None:
+    backend, store = ScriptedBackend({}, own=Recipe(rate(MS))), MemoryStore()
+    profiler = _profiler(backend, store=store, policy=Policy.UNDIVIDED)
+    profiler.profile(_problem())
+
+    trials = profiler._trials(_problem())
+    record = store.records(profiler.environment, trials)[trials[0]]
+
+    assert record.times is not None
+    assert record.times.spans_ns == (8 * MS,) * 6
+
+
+def test_the_measured_error_of_every_candidate_is_known() -> None:
+    profiler = _profiler(ScriptedBackend({"other": Recipe(rate(MS))}))
+    profiler.profile(_problem())
+
+    errors = profiler.errors(_problem())
+
+    # float32 rounds to 6e-8; sums of 27 products stay within a few of these.
+    assert len(errors) == 2 * SIZES
+    assert all(0 < error < 1e-6 for error in errors.values())
+
+
+def test_what_another_process_wrote_first_is_what_both_plan_from() -> None:
+    store = MemoryStore()
+    fast, slow = (ScriptedBackend({}, own=Recipe(rate(ns * MS))) for ns in (1, 2))
+
+    class LateStore(MemoryStore):
+        """Knows nothing until something is added: as if another process had written meanwhile."""
+
+        def records(self, *arguments: Any) -> Any:
+            return {} if not self._records else super().records(*arguments)
+
+        def add_records(self, *arguments: Any) -> None:
+            self._records.update(store._records)
+            super().add_records(*arguments)
+
+    first = _profiler(fast, store=store).profile(_problem())
+    second = _profiler(slow, store=LateStore()).profile(_problem())
+
+    assert second.candidates == first.candidates
+
+
+def test_divisions_are_compared_by_the_time_of_the_whole() -> None:
+    backend = ScriptedBackend({"winograd": Recipe(rate(0.5 * MS), setup_ns=MS)})
+    divisions = [_division("scripted:own", 8, 1), _division("scripted:winograd", 4, 2)]
+
+    comparison = _profiler(backend).compare(_problem(), divisions)
+
+    medians = [times.estimate.median for times in comparison.times.values()]
+    assert medians == pytest.approx([0.008, 0.005])
+
+
+def test_a_second_comparison_measures_nothing() -> None:
+    backend, store = ScriptedBackend({}), MemoryStore()
+    divisions = [_division("scripted:own", 8, 1), _division("scripted:own", 4, 2)]
+    first = _profiler(backend, store=store).compare(_problem(), divisions)
+    profiler = _profiler(backend, store=store)
+
+    assert profiler.compare(_problem(), divisions) == first
+    assert profiler.measured == 0
+
+
+def test_a_division_that_takes_more_than_it_declares_is_not_timed() -> None:
+    backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
+    divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
+
+    comparison = _profiler(backend).compare(_problem(), divisions)
+
+    assert list(comparison.times) == ["scripted:own@8*1"]
+    assert comparison.workspaces == {"scripted:own@8*1": 8000}
+
+
+def test_a_division_that_takes_more_than_the_limit_is_weighed_once() -> None:
+    backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
+    store = MemoryStore()
+    divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
+    first = _profiler(backend, store=store).compare(_problem(), divisions)
+    profiler = _profiler(backend, store=store)
+
+    assert profiler.compare(_problem(), divisions) == first
+    assert profiler.measured == 0
+
+
+def test_a_division_that_was_too_large_is_weighed_again_under_a_larger_limit() -> None:
+    backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
+    store = MemoryStore()
+    divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
+    _profiler(backend, MIB, store).compare(_problem(), divisions)
+
+    comparison = _profiler(backend, 3 * MIB, store).compare(_problem(), divisions)
+
+    assert list(comparison.times) == ["scripted:own@8*1", "scripted:greedy@4*2"]
+
+
+def test_what_was_compared_under_a_larger_limit_is_held_to_the_present_one() -> None:
+    backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
+    store = MemoryStore()
+    divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
+    _profiler(backend, 3 * MIB, store).compare(_problem(), divisions)
+
+    comparison = _profiler(backend, MIB, store).compare(_problem(), divisions)
+
+    assert list(comparison.times) == ["scripted:own@8*1"]
+    assert comparison.workspaces["scripted:greedy@4*2"] == 2 * MIB
+
+
+def test_a_killed_tuning_goes_on_from_what_it_measured() -> None:
+    backend, store = ScriptedBackend({"other": Recipe(rate(0.5 * MS))}), MemoryStore()
+    extraction = an_extraction(a_chain())
+    whole = _profiler(backend)
+    Tuning(whole, Mode.REUSE, extraction, Listener()).plan()
+    killed, resumed = _profiler(backend, store=store), _profiler(backend, store=store)
+
+    with pytest.raises(KeyboardInterrupt, match="at the fourth step"):
+        Tuning(killed, Mode.REUSE, extraction, Listener(patience=3)).plan()
+    Tuning(resumed, Mode.REUSE, extraction, Listener()).plan()
+
+    assert killed.measured > 0
+    assert killed.measured + resumed.measured == whole.measured

@@ -1,0 +1,631 @@
+"""From a model and a limit to a patched model: on this machine, and on one whose times are scripted."""
+
+import copy
+import itertools
+import pickle
+import random
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mucudnn
+from mucudnn.errors import InfeasibleError, OptionError, PlanError, SampleError, SizeError, StoreError
+from mucudnn.extraction import Extraction, extract
+from mucudnn.patching import plan_of
+from mucudnn.plan import Mode, Plan, Policy
+from mucudnn.problem import ConvOp
+from mucudnn.profiler import Profiler
+from mucudnn.store import Store
+from mucudnn.store.memory import MemoryStore
+from mucudnn.store.opening import StoreWarning
+from mucudnn.tuner import Tuning
+from tests.doubles import MS, Recipe, ScriptedBackend, rate
+from tests.models import Listener, a_batch, a_chain, on_one_thread
+
+LIMIT = "1MiB"
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store that knows all about `a_chain` on `a_batch` in training, under `LIMIT`, on this machine."""
+    path = tmp_path_factory.mktemp("known") / "profiles.sqlite3"
+    with on_one_thread():
+        mucudnn.tune(a_chain(), a_batch(), LIMIT, store=path, progress=False)
+    return path
+
+
+def _tuned(
+    backend: ScriptedBackend,
+    extraction: Extraction,
+    limit_bytes: int = 2**20,
+    mode: Mode = Mode.REUSE,
+    policy: Policy = Policy.POWER_OF_TWO,
+    store: Store | None = None,
+    listener: Listener | None = None,
+) -> Plan:
+    """The plan for a machine whose time is scripted."""
+    profiler = Profiler(
+        backend, MemoryStore() if store is None else store, limit_bytes, policy, clock=backend.world.clock
+    )
+    return Tuning(profiler, mode, extraction, listener or Listener()).plan()
+
+
+def _one_convolution() -> Extraction:
+    """fprop of 8 samples."""
+    return extract(nn.Conv2d(3, 4, 3, padding=1).eval(), a_batch())
+
+
+def _keys(plan: Plan) -> list[str]:
+    return [division.key for division in plan.sites.values()]
+
+
+def test_optimize_returns_the_same_model_patched(known: Path) -> None:
+    model = a_chain()
+
+    optimised = mucudnn.optimize(model, LIMIT, a_batch(), store=known, progress=False)
+
+    assert optimised is model
+    assert [str(site) for site in plan_of(model).sites] == [
+        "0 fprop",
+        "0 wgrad",
+        "3 fprop",
+        "3 dgrad",
+        "3 wgrad",
+    ]
+
+
+def test_an_optimised_model_computes_as_before(known: Path) -> None:
+    model = a_chain()
+    twin = copy.deepcopy(model)
+
+    result = mucudnn.optimize(model, LIMIT, a_batch(), store=known, progress=False)(a_batch())
+
+    # Winograd's bound in float32, on numbers of which none is much above one.
+    torch.testing.assert_close(result, twin(a_batch()), rtol=1e-5, atol=1e-5)
+
+
+def test_tune_leaves_the_model_untouched(known: Path) -> None:
+    model = a_chain()
+    before = [dict(module.__dict__) for module in model.modules()]
+
+    mucudnn.tune(model, a_batch(), LIMIT, store=known, progress=False)
+
+    assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+def test_tune_leaves_a_patched_model_patched(known: Path) -> None:
+    model = mucudnn.optimize(a_chain(), LIMIT, a_batch(), store=known, progress=False)
+    before = [dict(module.__dict__) for module in model.modules()]
+
+    mucudnn.tune(model, a_batch(), LIMIT, store=known, progress=False)
+
+    assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+def test_a_plan_holds_what_it_was_made_for(known: Path) -> None:
+    plan = mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=False)
+
+    plan.check()
+    assert (plan.mode, plan.policy, plan.limit_bytes) == (Mode.REUSE, Policy.POWER_OF_TWO, 2**20)
+    assert (plan.environment.backend, plan.version) == ("cpu", mucudnn.__version__)
+    assert all(each.evidence is not None and each.candidates for each in plan.assignments)
+
+
+def test_a_second_run_measures_nothing_and_makes_the_same_plan_byte_for_byte(known: Path) -> None:
+    first, second = Listener(), Listener()
+
+    plans = [
+        mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=listener)
+        for listener in (first, second)
+    ]
+
+    assert (first.measured, second.measured) == (0, 0)
+    assert plans[0].to_text() == plans[1].to_text()
+
+
+def test_a_first_run_makes_the_plan_that_later_runs_make(tmp_path: Path) -> None:
+    listener = Listener()
+    options: dict[str, Any] = {"store": tmp_path / "store", "policy": "undivided"}
+
+    first = mucudnn.tune(a_chain().eval(), a_batch(), LIMIT, progress=listener, **options)
+    second = mucudnn.tune(a_chain().eval(), a_batch(), LIMIT, progress=False, **options)
+
+    assert listener.measured
+    assert first.to_text() == second.to_text()
+
+
+def test_the_default_store_is_used_without_another(store_path: Path) -> None:
+    mucudnn.tune(a_chain().eval(), a_batch(), LIMIT, policy="undivided", progress=False)
+
+    assert store_path.exists()
+
+
+def test_a_saved_plan_is_loaded_and_applied(known: Path, tmp_path: Path) -> None:
+    plan = mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=False)
+    plan.save(tmp_path / "plan.json")
+    model = a_chain()
+
+    mucudnn.apply(model, Plan.load(tmp_path / "plan.json"))
+
+    assert mucudnn.plan_of(model) == plan
+
+
+def test_without_a_sample_the_first_call_is_one(known: Path) -> None:
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)
+    twin = copy.deepcopy(mucudnn.restore(copy.deepcopy(model)))
+    expected = mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=False)
+
+    result = model(a_batch())
+
+    assert plan_of(model) == expected
+    torch.testing.assert_close(result, twin(a_batch()), rtol=1e-5, atol=1e-5)  # Winograd's bound
+
+
+def test_an_armed_model_counts_the_first_batch_once(known: Path) -> None:
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)
+
+    model(a_batch())
+
+    assert model.get_buffer("1.num_batches_tracked").item() == 1
+
+
+def test_an_armed_model_is_tuned_once(known: Path) -> None:
+    listener = Listener()
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=listener)
+    model(a_batch())
+    steps = len(listener.steps)
+
+    model(a_batch())
+
+    assert len(listener.steps) == steps
+
+
+def test_an_armed_model_stays_armed_if_it_could_not_be_tuned(known: Path) -> None:
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)
+    with pytest.raises(SampleError, match="must run on the sample"):
+        model(a_batch(channels=2))
+
+    model(a_batch())
+
+    assert len(plan_of(model).sites) == 5
+
+
+def test_an_armed_model_takes_arguments_by_name(known: Path) -> None:
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)
+
+    model(input=a_batch())
+
+    assert len(plan_of(model).sites) == 5
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_an_armed_model_tunes_itself(known: Path, way: Callable[[nn.Module], nn.Module]) -> None:
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)
+
+    copied = way(model)
+    copied(a_batch())
+
+    assert len(plan_of(copied).sites) == 5
+    with pytest.raises(PlanError, match="but it runs no plan"):
+        plan_of(model)
+
+
+def test_restore_disarms_and_leaves_nothing_behind() -> None:
+    model = a_chain()
+    before = [copy.copy(module.__dict__) for module in model.modules()]
+
+    mucudnn.restore(mucudnn.optimize(model, LIMIT))
+    model(a_batch())
+
+    assert [module.__dict__ for module in model.modules()] == before
+
+
+def test_an_armed_model_refuses_wrong_options_at_once() -> None:
+    with pytest.raises(OptionError, match="mode must be one of 'reuse', 'sharing', but got 'both'"):
+        mucudnn.optimize(a_chain(), LIMIT, mode="both")
+
+
+@pytest.mark.parametrize("mode", ["reuse", "sharing"])
+@pytest.mark.parametrize("policy", ["undivided", "power_of_two", "all"])
+def test_every_mode_and_policy_makes_a_plan_within_the_limit(known: Path, mode: str, policy: str) -> None:
+    model = a_chain().eval()
+
+    plan = mucudnn.tune(model, a_batch(), LIMIT, mode=mode, policy=policy, store=known, progress=False)
+
+    plan.check()
+    assert (plan.mode, plan.policy) == (mode, policy)
+    sizes = {part.batch for division in plan.sites.values() for part in division.parts}
+    assert sizes <= set(Policy(policy).sizes(8))
+
+
+@pytest.mark.parametrize("limit", ["1MiB", "1024KiB", 2**20])
+def test_a_limit_may_be_bytes_or_have_a_unit(known: Path, limit: int | str) -> None:
+    assert mucudnn.tune(a_chain(), a_batch(), limit, store=known, progress=False).limit_bytes == 2**20
+
+
+@pytest.mark.parametrize("limit", ["64", "-1MiB", -1, "lots", 1.5])
+def test_a_limit_that_cannot_be_read_is_refused(limit: Any) -> None:
+    with pytest.raises(SizeError, match="must"):
+        mucudnn.optimize(a_chain(), limit, a_batch())
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"mode": "both"}, "mode must be one of 'reuse', 'sharing', but got 'both'"),
+        ({"policy": "some"}, "policy must be one of 'undivided', 'power_of_two', 'all', but got 'some'"),
+        ({"ops": ["forward"]}, "ops must be 'auto' or some of 'fprop', 'dgrad', 'wgrad'"),
+        ({"backend": "abacus"}, "backend must be one of 'auto', 'cpu', but got 'abacus'"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_those_that_there_are(
+    option: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        mucudnn.tune(a_chain(), a_batch(), LIMIT, **option)
+
+
+def test_a_sample_that_the_model_rejects_leaves_it_unpatched() -> None:
+    model = a_chain()
+    before = [dict(module.__dict__) for module in model.modules()]
+
+    with pytest.raises(SampleError, match="must run on the sample"):
+        mucudnn.optimize(model, LIMIT, a_batch(channels=2), progress=False)
+
+    assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+def _too_large_for_nothing() -> tuple[nn.Module, Tensor]:
+    """A model and a sample for which every algorithm needs some workspace; smaller ones hide in a page."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1)).eval(), a_batch(size=16)
+
+
+def test_a_limit_that_nothing_fits_names_the_site_the_limit_and_the_least_that_would_do(
+    tmp_path: Path,
+) -> None:
+    model, images = _too_large_for_nothing()
+    with pytest.raises(InfeasibleError, match=r"0 fprop'? fits the workspace limit of 0 bytes") as raised:
+        mucudnn.tune(model, images, 0, store=tmp_path / "store", progress=False)
+    least = raised.value.least_bytes
+    assert least
+
+    plan = mucudnn.tune(model, images, least, store=tmp_path / "store", progress=False)
+
+    assert plan.workspace_bytes <= least
+
+
+def test_one_byte_less_than_the_least_that_would_do_is_too_little(tmp_path: Path) -> None:
+    model, images = _too_large_for_nothing()
+    with pytest.raises(InfeasibleError, match="fits the workspace limit of 0 bytes") as raised:
+        mucudnn.tune(model, images, 0, store=tmp_path / "store", progress=False)
+    least = raised.value.least_bytes
+    assert least
+
+    with pytest.raises(InfeasibleError, match=f"the least workspace that would do is {least} bytes"):
+        mucudnn.tune(model, images, least - 1, store=tmp_path / "store", progress=False)
+
+
+def test_without_workspace_pytorchs_own_may_still_run(tmp_path: Path) -> None:
+    # PyTorch's own runs a 1x1 convolution in doubles as a matrix product, in place.
+    model = nn.Conv2d(3, 4, 1).double().eval()
+
+    plan = mucudnn.tune(
+        model, a_batch(dtype=torch.float64), 0, policy="undivided", store=tmp_path / "store", progress=False
+    )
+
+    assert plan.workspace_bytes == 0
+
+
+def test_a_damaged_store_is_refused_by_name_and_left_as_it_is(tmp_path: Path) -> None:
+    store = tmp_path / "store.sqlite3"
+    store.write_bytes(b"this was a store once")
+
+    with pytest.raises(StoreError, match=r"store\.sqlite3 .*file is not a database"):
+        mucudnn.tune(a_chain(), a_batch(), LIMIT, store=store, progress=False)
+
+    assert store.read_bytes() == b"this was a store once"
+
+
+def test_a_store_that_cannot_be_written_is_read_and_the_rest_is_kept_in_memory(
+    known: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever runs as root writes everywhere, so that the disk's refusal has to be made up.
+    expected = mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=False)
+    connect = sqlite3.connect
+
+    def refuse_writing(address: str, **options: Any) -> sqlite3.Connection:
+        if "mode=ro" not in address:
+            raise PermissionError(30, "Read-only file system")
+        return connect(address, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", refuse_writing)
+    listener = Listener()
+    with pytest.warns(StoreWarning, match=r"What is measured now is not kept: .*Read-only file system"):
+        plan = mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=listener)
+
+    assert plan.to_text() == expected.to_text()
+    assert listener.measured == 0
+
+
+def test_a_folder_that_cannot_be_made_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.warns(StoreWarning, match="What is measured now is not kept"):
+        plan = mucudnn.tune(
+            nn.Conv2d(3, 4, 3).eval(),
+            a_batch(),
+            LIMIT,
+            policy="undivided",
+            store=tmp_path / "file" / "store",
+            progress=False,
+        )
+
+    assert len(plan.sites) == 1
+
+
+def test_a_store_that_was_passed_in_stays_open(known: Path) -> None:
+    from mucudnn.store.sqlite import SqliteStore
+
+    with SqliteStore(known) as store:
+        mucudnn.tune(a_chain(), a_batch(), LIMIT, store=store, progress=False)
+
+        assert store.count() > 0
+
+
+def test_progress_is_told_from_the_beginning_to_the_end(known: Path) -> None:
+    listener = Listener()
+
+    mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=listener)
+
+    told = [what.split()[0] for what, _ in listener.steps]
+    done = [done for _, done in listener.steps]
+    assert told == ["profiling"] * 5 + ["confirming"] * 5
+    assert done == sorted(done)
+    assert done[0] == 0
+    assert listener.work is not None
+    assert done[-1] < listener.work
+    assert listener.measured == 0
+
+
+def test_a_bar_is_drawn_on_standard_error_if_asked_for(
+    known: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=True)
+
+    assert capsys.readouterr().out == ""
+
+
+def test_nothing_is_drawn_where_nobody_watches(known: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known)
+
+    assert capsys.readouterr() == ("", "")
+
+
+def _affine(each: float, part: float) -> Callable[[int], float]:
+    """Milliseconds for each sample and for each part: the larger a part, the better."""
+    return lambda samples: (each * samples + part) * MS
+
+
+def _with_rival(ns: Callable[[int], float]) -> ScriptedBackend:
+    """PyTorch's own takes 8 ms for 8 samples; the rival runs 4 samples at most in good time."""
+    slow_when_whole = Recipe(lambda samples: ns(samples) if samples <= 4 else 100 * MS, setup_ns=0.001 * MS)
+    return ScriptedBackend({"rival": slow_when_whole})
+
+
+def test_a_division_that_is_faster_replaces_pytorchs_own() -> None:
+    plan = _tuned(_with_rival(_affine(0.9, 0.02)), _one_convolution())
+
+    assert _keys(plan) == ["scripted:rival@4*2"]
+
+
+def test_a_division_that_is_as_fast_to_two_percent_does_not() -> None:
+    # The profile says that it wins, by about one percent.
+    plan = _tuned(_with_rival(_affine(0.98, 0.02)), _one_convolution())
+
+    assert _keys(plan) == ["scripted:own@8*1"]
+
+
+def test_a_division_that_may_or_may_not_be_faster_does_not() -> None:
+    # Faster while it is profiled, in its median; then it wavers between much faster and much slower.
+    noise = random.Random(0)
+
+    def wavering(samples: int) -> float:
+        return samples * MS * (0.5 if noise.random() < 0.55 else 1.5)
+
+    plan = _tuned(_with_rival(wavering), _one_convolution())
+
+    evidence = plan.assignments[0].evidence
+    assert _keys(plan) == ["scripted:own@8*1"]
+    assert evidence is not None
+    assert [key for key, _ in evidence.rejected] == ["scripted:rival@4*2"]
+
+
+def test_an_undivided_algorithm_that_is_faster_replaces_pytorchs_own() -> None:
+    backend = ScriptedBackend({"rival": Recipe(_affine(0.5, 0.1))})
+
+    assert _keys(_tuned(backend, _one_convolution())) == ["scripted:rival@8*1"]
+
+
+def test_a_division_must_also_beat_the_best_undivided_algorithm() -> None:
+    # Both are faster than PyTorch's own; of the two the division is faster by one percent only.
+    backend = ScriptedBackend(
+        {
+            "whole": Recipe(lambda samples: 4 * MS if samples == 8 else 100 * MS, setup_ns=0.001 * MS),
+            "parts": Recipe(
+                lambda samples: 0.495 * MS * samples if samples <= 4 else 100 * MS, 0, 0.001 * MS
+            ),
+        }
+    )
+
+    assert _keys(_tuned(backend, _one_convolution())) == ["scripted:whole@8*1"]
+
+
+def test_where_the_limit_forbids_pytorchs_own_a_slower_division_runs() -> None:
+    backend = ScriptedBackend({"slow": Recipe(rate(5 * MS))})
+
+    plan = _tuned(backend, _one_convolution(), limit_bytes=500)
+
+    evidence = plan.assignments[0].evidence
+    assert {part.algorithm for division in plan.sites.values() for part in division.parts} == {
+        "scripted:slow"
+    }
+    assert evidence is not None
+    assert evidence.reference is None
+
+
+def test_what_takes_more_than_it_declares_gives_way_to_what_fits() -> None:
+    backend = ScriptedBackend(
+        {
+            "greedy": Recipe(rate(0.1 * MS), sample_bytes=100, unforeseen_bytes=2**20),
+            "modest": Recipe(rate(2 * MS), sample_bytes=10),
+        },
+        own=Recipe(rate(MS), sample_bytes=10**6),
+    )
+
+    plan = _tuned(backend, _one_convolution(), limit_bytes=1000)
+
+    assert {part.algorithm for division in plan.sites.values() for part in division.parts} == {
+        "scripted:modest"
+    }
+
+
+def test_where_everything_takes_more_than_it_declares_nothing_fits() -> None:
+    backend = ScriptedBackend(
+        {"greedy": Recipe(rate(MS), sample_bytes=100, unforeseen_bytes=2**20)},
+        own=Recipe(rate(MS), sample_bytes=10**6),
+    )
+
+    with pytest.raises(InfeasibleError, match="the model itself fprop"):
+        _tuned(backend, _one_convolution(), limit_bytes=1000)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_nothing_above_the_limit_is_run_by_a_whole_tuning(mode: Mode) -> None:
+    backend = ScriptedBackend({"large": Recipe(rate(0.1 * MS), sample_bytes=900, unforeseen_bytes=300)})
+
+    _tuned(backend, extract(a_chain(), a_batch()), limit_bytes=20_000, mode=mode)
+
+    assert 0 < backend.largest_bytes <= 20_000
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_least_that_would_do_is_exact_where_all_workspaces_are_declared(mode: Mode) -> None:
+    extraction = extract(a_chain(), a_batch())
+    recipes = {"small": Recipe(rate(MS), sample_bytes=100), "large": Recipe(rate(MS), sample_bytes=500)}
+    with pytest.raises(InfeasibleError, match="fits the workspace limit of 0 bytes") as raised:
+        _tuned(ScriptedBackend(recipes), extraction, 0, mode)
+    least = raised.value.least_bytes
+    assert least is not None
+
+    plan = _tuned(ScriptedBackend(recipes), extraction, least, mode)
+
+    assert plan.workspace_bytes == least
+    with pytest.raises(InfeasibleError, match=f"the least workspace that would do is {least} bytes"):
+        _tuned(ScriptedBackend(recipes), extraction, least - 1, mode)
+
+
+def test_the_site_that_needs_most_is_named() -> None:
+    # The sum of a weight gradient needs room for a filter: 4·3·9 numbers here, 5·4·9 there.
+    backend = ScriptedBackend({"small": Recipe(rate(MS), sample_bytes=100)})
+
+    with pytest.raises(InfeasibleError, match=r"'?3 wgrad'? fits the workspace limit of 0 bytes"):
+        _tuned(backend, extract(a_chain(), a_batch()), 0)
+
+
+def test_what_is_wrong_is_not_among_the_least_that_would_do() -> None:
+    def off_by_one(problem: object, result: Tensor, behind: Tensor) -> None:
+        result.add_(1)
+
+    backend = ScriptedBackend(
+        {"wrong": Recipe(rate(MS), 0, damage=off_by_one), "right": Recipe(rate(MS), sample_bytes=100)}
+    )
+
+    with pytest.raises(InfeasibleError, match="the least workspace that would do is 100 bytes"):
+        _tuned(backend, _one_convolution(), 0)
+
+
+@pytest.mark.parametrize("limit_bytes", [3000, 5000, 10_000, 20_000])
+def test_in_sharing_mode_all_workspaces_together_are_within_the_limit(limit_bytes: int) -> None:
+    # More workspace is always faster, so that every byte is worth having.
+    backend = ScriptedBackend(
+        {"large": Recipe(lambda samples: 2 * MS + samples * 0.1 * MS, sample_bytes=300)}
+    )
+
+    plan = _tuned(backend, extract(a_chain(), a_batch()), limit_bytes, Mode.SHARING)
+
+    workspaces = [division.workspace_bytes for division in plan.sites.values()]
+    assert sum(workspaces) <= limit_bytes
+    assert sum(workspaces) == plan.workspace_bytes
+
+
+def test_in_reuse_mode_buffer_and_elsewhere_are_within_the_limit_together() -> None:
+    backend = ScriptedBackend({"large": Recipe(rate(0.5 * MS), sample_bytes=900)})
+
+    plan = _tuned(backend, extract(a_chain(), a_batch()), 5000)
+
+    parts = list(itertools.chain.from_iterable(division.parts for division in plan.sites.values()))
+    elsewhere = max((part.workspace_bytes for part in parts if part.algorithm == backend.own), default=0)
+    buffer = max((part.workspace_bytes for part in parts if part.algorithm != backend.own), default=0)
+    assert elsewhere + buffer <= 5000
+
+
+def test_equal_problems_are_profiled_and_confirmed_once() -> None:
+    once, thrice = (nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(n))).eval() for n in (1, 3))
+    listeners = Listener(), Listener()
+
+    plans = [
+        _tuned(ScriptedBackend({"other": Recipe(rate(MS))}), extract(model, a_batch()), listener=listener)
+        for model, listener in zip((once, thrice), listeners, strict=True)
+    ]
+
+    assert [len(plan.sites) for plan in plans] == [1, 3]
+    assert listeners[0].measured == listeners[1].measured
+    assert len(listeners[0].steps) == len(listeners[1].steps)
+
+
+def test_two_tunings_with_one_store_make_the_same_plan_though_times_differ() -> None:
+    store, extraction = MemoryStore(), extract(a_chain(), a_batch())
+    first = _tuned(ScriptedBackend({"other": Recipe(rate(0.5 * MS))}), extraction, store=store)
+
+    second = _tuned(ScriptedBackend({"other": Recipe(rate(2 * MS))}), extraction, store=store)
+
+    assert first.to_text() == second.to_text()
+
+
+def test_a_division_too_large_to_be_timed_does_not_change_the_plan_of_a_second_run() -> None:
+    backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2**21)})
+    store, listener = MemoryStore(), Listener()
+    first = _tuned(backend, _one_convolution(), store=store)
+
+    second = _tuned(backend, _one_convolution(), store=store, listener=listener)
+
+    assert listener.measured == 0
+    assert first.to_text() == second.to_text()
+
+
+def test_the_ops_asked_for_are_the_sites_of_the_plan() -> None:
+    plan = _tuned(ScriptedBackend({}), extract(a_chain(), a_batch(), [ConvOp.WGRAD]))
+
+    assert [str(site) for site in plan.sites] == ["0 wgrad", "3 wgrad"]
+
+
+def test_evidence_tells_times_workspaces_error_and_verdict() -> None:
+    backend = ScriptedBackend({"rival": Recipe(_affine(0.5, 0.1), sample_bytes=10)})
+
+    evidence = _tuned(backend, _one_convolution()).assignments[0].evidence
+
+    assert evidence is not None
+    assert evidence.reference is not None
+    assert evidence.chosen is not None
+    assert (evidence.reference.median, evidence.chosen.median) == pytest.approx((0.008, 0.0042))
+    assert (evidence.reference_workspace_bytes, evidence.workspace_bytes) == (8000, 80)
+    assert evidence.verdict == "FASTER"
+    assert evidence.error is not None
+    assert 0 < evidence.error < 1e-6  # a few roundings of float32, each 6e-8
