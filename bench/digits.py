@@ -21,6 +21,7 @@ from mucudnn.errors import MucudnnError
 from mucudnn.functional import undivided
 from mucudnn.intervals import Estimate, compare, ratio
 from mucudnn.plan import Evidence, Plan, Policy
+from mucudnn.problem import Layout
 from mucudnn.profile import Comparison
 from mucudnn.profiler import Profiler
 from mucudnn.report import render_plan
@@ -51,7 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--policy", default="power_of_two", help="undivided, power_of_two or all (default: %(default)s)"
     )
-    parser.add_argument("--channels-last", action="store_true", help="everything in channels_last")
+    parser.add_argument(
+        "--layout",
+        choices=[str(layout) for layout in Layout],
+        default=str(Layout.CHANNELS_LAST),
+        help="of images and filters; PyTorch's own is faster in the default (default: %(default)s)",
+    )
     parser.add_argument("--store", default=None, help="file of profiles (default: the user's cache)")
     parser.add_argument(
         "--plan", default="build/digits-plan.json", help="plan to write (default: %(default)s)"
@@ -60,8 +66,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demonstrate(options: argparse.Namespace) -> None:
-    step = digits_step(options.batch, options.channels_last)
-    _say(f"ResNet-18 (32x32), {options.batch} handwritten digits, training step, limit {options.limit}.")
+    step = digits_step(options.batch, options.layout == Layout.CHANNELS_LAST)
+    _say(
+        f"ResNet-18 (32x32), training step on {options.batch} handwritten digits, {options.layout}, "
+        f"{torch.get_num_threads()} threads, limit {options.limit}."
+    )
     with open_store(options.store) as store:
         known, start = store.count(), time.perf_counter()
         plan = tune(
@@ -139,7 +148,7 @@ def _show_step(unpatched: TrainingStep, patched: TrainingStep) -> None:
 def _show_memory(plan: Plan, options: argparse.Namespace) -> None:
     """Weigh both steps in a process of their own: the most memory beside what stood there before."""
     backend = backend_of(f"{plan.environment.backend}:")
-    payload = {"batch": options.batch, "channels_last": options.channels_last}
+    payload = {"batch": options.batch, "channels_last": options.layout == Layout.CHANNELS_LAST}
     unpatched = _weigh(backend, {**payload, "plan": None})
     patched = _weigh(backend, {**payload, "plan": plan.to_text()})
     workspaces = [each.evidence.workspace_bytes or 0 for each in plan.assignments if each.evidence]
