@@ -1,9 +1,10 @@
 """A test stand: operands of its own for one problem, and calls on them that run as in a model."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -19,6 +20,9 @@ from mucudnn.profile import Trial
 _GUARD_BYTES = 4096
 _GUARD = 0xA5
 
+_POISON = 0xFF
+"""Bytes that make every float NaN."""
+
 
 class TrialRun(Protocol):
     """The calls of one trial."""
@@ -32,8 +36,9 @@ class TrialRun(Protocol):
     def error(self) -> float:
         """Run once and return the 2-norm of the difference to the reference, relative to the reference's.
 
-        The result is poisoned before, and for wgrad both ways to leave the sum are tried. Whoever writes
-        beyond the end of its workspace has an infinite error.
+        Result and workspace are poisoned before, so that who reads what nobody wrote is found out. For wgrad
+        the part is added twice, and both ways to leave the sum are tried. Whoever writes beyond the end of
+        its workspace has an infinite error.
         """
 
 
@@ -102,9 +107,15 @@ class GuardedBuffer:
         """Return the first `n_bytes`, to work in."""
         return self._bytes[:n_bytes]
 
-    def guard(self, n_bytes: int) -> None:
-        """Write a pattern behind the first `n_bytes`."""
+    @contextlib.contextmanager
+    def poisoned(self, n_bytes: int) -> Iterator[None]:
+        """Make the first `n_bytes` no numbers for a while, and write a pattern behind them."""
+        self.first(n_bytes).fill_(_POISON)
         self._behind(n_bytes).fill_(_GUARD)
+        try:
+            yield
+        finally:
+            self.first(n_bytes).zero_()
 
     def is_intact(self, n_bytes: int) -> bool:
         """Return whether the pattern behind the first `n_bytes` is still there."""
@@ -201,10 +212,10 @@ class _SliceRun:
 
     def error(self) -> float:
         stand = self._stand
-        stand.buffer.guard(self._n_bytes)
         out = stand.out[: self._size].fill_(float("nan"))
-        self.setup()
-        self._kernel.run(stand.first[: self._size], out, stand.bias)
+        with stand.buffer.poisoned(self._n_bytes):
+            self.setup()
+            self._kernel.run(stand.first[: self._size], out, stand.bias)
         if not stand.buffer.is_intact(self._n_bytes):
             return math.inf
         return relative_error(out, stand.reference.of(self._size))
@@ -231,13 +242,17 @@ class _SumRun:
 
     def error(self) -> float:
         stand, reference = self._stand, self._stand.reference.of(self._size)
-        stand.buffer.guard(self._n_bytes)
-        self._kernel.add(stand.first[: self._size], stand.second[: self._size], first=True)
-        self._kernel.finish(self._total.fill_(float("nan")), accumulate=False)
-        once = relative_error(self._total, reference)
-        self._kernel.finish(self._total, accumulate=True)
-        twice = relative_error(self._total, 2 * reference)
-        return max(once, twice) if stand.buffer.is_intact(self._n_bytes) else math.inf
+        image, gradient = stand.first[: self._size], stand.second[: self._size]
+        with stand.buffer.poisoned(self._n_bytes):
+            self._kernel.add(image, gradient, first=True)
+            self._kernel.add(image, gradient, first=False)
+            self._kernel.finish(self._total.fill_(float("nan")), accumulate=False)
+            written = relative_error(self._total, 2 * reference)
+            self._kernel.finish(self._total, accumulate=True)
+            added = relative_error(self._total, 4 * reference)
+        if not stand.buffer.is_intact(self._n_bytes):
+            return math.inf
+        return math.nan if math.isnan(added) else max(written, added)
 
 
 def _rotation(batch: int, size: int) -> "itertools.cycle[slice]":

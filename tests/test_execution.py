@@ -151,7 +151,7 @@ class WatchedBackend(CpuBackend):
 @pytest.mark.parametrize("op", ConvOp)
 def test_kernels_are_made_once_for_each_size(op: ConvOp) -> None:
     backend, workspace, problem = WatchedBackend(), Workspace(CPU), for_op(WIDE, op)
-    runner = Runner(backend, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    runner = Runner(backend, problem, equal_parts("cpu:winograd4", 4, 4, 1))
     operands = operands_of(problem)
 
     for _ in range(3):
@@ -163,7 +163,7 @@ def test_kernels_are_made_once_for_each_size(op: ConvOp) -> None:
 @pytest.mark.parametrize("op", ConvOp)
 def test_kernels_go_with_the_runner_that_they_were_made_for(op: ConvOp) -> None:
     backend, workspace, problem = WatchedBackend(), Workspace(CPU), for_op(WIDE, op)
-    runner = Runner(backend, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    runner = Runner(backend, problem, equal_parts("cpu:winograd4", 4, 4, 1))
     runner(workspace, *operands_of(problem))
 
     del runner
@@ -175,7 +175,7 @@ def test_kernels_go_with_the_runner_that_they_were_made_for(op: ConvOp) -> None:
 @pytest.mark.parametrize("op", ConvOp)
 def test_a_workspace_that_grows_lets_go_of_all_that_hold_the_old_buffer(op: ConvOp) -> None:
     backend, workspace, problem = WatchedBackend(), Workspace(CPU), for_op(WIDE, op)
-    runner = Runner(backend, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    runner = Runner(backend, problem, equal_parts("cpu:winograd4", 4, 4, 1))
     runner(workspace, *operands_of(problem))
 
     workspace.reserve(workspace.n_bytes + 1)
@@ -187,7 +187,7 @@ def test_a_workspace_that_grows_lets_go_of_all_that_hold_the_old_buffer(op: Conv
 @pytest.mark.parametrize("op", ConvOp)
 def test_a_workspace_that_grew_in_inference_mode_serves_afterwards(op: ConvOp) -> None:
     workspace, problem = Workspace(CPU), for_op(WIDE, op)
-    runner = Runner(BACKEND, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    runner = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1))
     operands = operands_of(problem)
     with torch.inference_mode():
         runner(workspace, *operands)
@@ -259,7 +259,7 @@ def test_released_workspaces_are_given_back() -> None:
 def test_a_runner_that_has_run_runs_again_after_a_release() -> None:
     problem = for_op(WIDE, ConvOp.FPROP)
     operands = operands_of(problem)
-    runner = Runner(BACKEND, problem, equal_parts("cpu:winograd2", 4, 4, 1))
+    runner = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1))
     before = runner(workspace_of(CPU), *operands)
 
     release_workspaces()

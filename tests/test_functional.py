@@ -37,7 +37,7 @@ ABSOLUTE_BOUND = 1e-10
 CPU = torch.device("cpu")
 BACKEND = backend_of("cpu:")
 OWN = "cpu:aten"
-EVERY_ALGORITHM = (OWN, "cpu:im2col", "cpu:winograd2", "cpu:winograd4", "cpu:fft16")
+EVERY_ALGORITHM = (OWN, "cpu:im2col", "cpu:winograd4", "cpu:fft16")
 BATCH = 5
 
 
@@ -280,7 +280,7 @@ def test_only_what_wants_a_gradient_gets_one(wanting: tuple[int, ...]) -> None:
     given = [tensor.requires_grad_(place in wanting) for place, tensor in enumerate(tensors(PLAIN))]
     wanted = [given[place] for place in wanting]
 
-    divided_conv(*given, **PLAIN.arguments, **uneven("cpu:winograd2")).sum().backward()
+    divided_conv(*given, **PLAIN.arguments, **uneven("cpu:winograd4")).sum().backward()
 
     expected = torch.autograd.grad(torch_conv(*given, **PLAIN.arguments).sum(), wanted)
     assert [tensor.grad is not None for tensor in given] == [place in wanting for place in range(3)]
@@ -342,7 +342,7 @@ def test_every_op_works_in_the_workspace_of_its_owner() -> None:
 def test_nothing_is_recorded_where_nothing_wants_a_gradient() -> None:
     given = [tensor.requires_grad_(False) for tensor in tensors(PLAIN)]  # noqa: FBT003  # torch's own
 
-    y = divided_conv(*given, **PLAIN.arguments, **uneven("cpu:winograd2"))
+    y = divided_conv(*given, **PLAIN.arguments, **uneven("cpu:winograd4"))
 
     assert not y.requires_grad
 

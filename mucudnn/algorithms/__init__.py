@@ -6,7 +6,7 @@ from mucudnn.algorithms.tiles import TileAlgorithm
 
 ALGORITHMS: tuple[Algorithm, ...] = (
     ColumnAlgorithm(),
-    TileAlgorithm("winograd2", outputs=2, least_taps=2, most_taps=5),
+    TileAlgorithm("winograd2", outputs=2, least_taps=2, most_taps=3),
     TileAlgorithm("winograd4", outputs=4, least_taps=3, most_taps=5),
     TileAlgorithm("fft16", inputs=16, least_taps=5, most_taps=15),
     TileAlgorithm("fft32", inputs=32, least_taps=9, most_taps=31),

@@ -12,9 +12,10 @@ a kernel bound to a buffer. A kernel runs one micro-batch after another:
 All kernels of one (algorithm, problem apart from its batch) may be bound to one buffer: what outlives a
 part (the transformed filter, the running sum) lies at its start, in the same place for every batch size.
 
-Both `run` and `finish` return whether the result is finite. Algorithms that mix neighbouring values spread
-a NaN or an infinity further than a convolution does, and may overflow where it does not; whoever calls
-them computes such a part again with PyTorch's own convolution.
+Both `run` and `finish` return whether the result is sound: false if it may hold a NaN or an infinity where a
+convolution has none. Algorithms that mix neighbouring values spread them further than a convolution does,
+and may overflow where it does not; whoever calls them computes such a part again with PyTorch's own
+convolution. A result that is finite throughout is sound.
 """
 
 import dataclasses
@@ -38,7 +39,7 @@ class SliceKernel(Protocol):
         """Transform the filter; once per mini-batch, before the first part."""
 
     def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        """Write the part's result into `out`; return whether it is finite."""
+        """Write the part's result into `out`; return whether it is sound."""
 
 
 class SumKernel(Protocol):
@@ -48,7 +49,7 @@ class SumKernel(Protocol):
         """Add the part's dw to the running sum, or start the sum with it if it is the `first`."""
 
     def finish(self, total: Tensor, accumulate: bool) -> bool:
-        """Write the sum to `total`, or add it; return whether it is finite (if not, `total` is untouched)."""
+        """Write the sum to `total`, or add it; return whether it is sound (if not, `total` is untouched)."""
 
 
 class Algorithm(Protocol):

@@ -164,7 +164,7 @@ class _ColumnSlices:
         self._columns.filter.copy_(weight)
         torch.sum(self._columns.filter_matrix, (0, 1, 2), out=self._columns.filter_sum)
 
-    def _is_as_pytorchs_own(self) -> bool:
+    def _is_sound(self) -> bool:
         return math.isfinite(self._columns.filter_sum.item())
 
 
@@ -172,21 +172,21 @@ class _ColumnFprop(_ColumnSlices):
     """Y = W X."""
 
     def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        """Write the part's result into `out`; return whether it is what PyTorch's own would give."""
+        """Write the part's result into `out`; return whether it is sound."""
         columns = self._columns
         for x, y in zip(image, out, strict=True):
             product = columns.pixels(y, columns.problem.out_channels)
             torch.bmm(columns.filter_matrix, columns.fill(x), out=product)
             if bias is not None:
                 product.add_(bias.view(columns.problem.groups, -1, 1))
-        return self._is_as_pytorchs_own()
+        return self._is_sound()
 
 
 class _ColumnDgrad(_ColumnSlices):
     """dX = W' dY, added back to the image."""
 
     def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        """Write the part's result into `out`; return whether it is what PyTorch's own would give."""
+        """Write the part's result into `out`; return whether it is sound."""
         if bias is not None:
             raise ValueError("dgrad has no bias, but got one.")
         columns = self._columns
@@ -199,7 +199,7 @@ class _ColumnDgrad(_ColumnSlices):
                 torch.bmm(columns.filter_matrix.transpose(1, 2), gradient, out=columns.matrix)
                 self._add_back()
                 dx.copy_(columns.inside())
-        return self._is_as_pytorchs_own()
+        return self._is_sound()
 
     def _add_back(self) -> None:
         columns = self._columns

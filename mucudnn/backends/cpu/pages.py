@@ -11,7 +11,7 @@ _MADV_DONTNEED = 4
 
 
 def release_pages(tensor: Tensor) -> None:
-    """Give the whole pages within a contiguous tensor back to the system; elsewhere than on Linux, do nothing.
+    """Give the whole pages within a contiguous tensor back to the system; do nothing where it is not Linux.
 
     Raises:
         OSError: the kernel refuses, for example because the pages are locked in memory.
