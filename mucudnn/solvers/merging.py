@@ -26,7 +26,11 @@ Selection: TypeAlias = tuple[int, ...]
 
 _TICK_BITS = 52
 _PRICE_STEPS = 128
-_MOST_SUMS = 1 << 20
+_FRACTIONS = [4.0**exponent for exponent in range(-8, 0)]
+
+MOST_SUMS = 1 << 18
+"""How many sums are looked at for one site, at most: some 20 MB, and 50 ms."""
+
 _ROUNDING = 2.0**-36
 """Far above the relative error of regrets, which are sums of some hundred float64 products."""
 
@@ -102,19 +106,37 @@ class Prices:
         return upper - self.lower + self.rounding
 
 
-def best_selection(choices: Choices, prices: Prices, upper: float) -> Selection | None:
+class TooManySumsError(Exception):
+    """Merging would have to hold more sums than memory should be spent on."""
+
+
+def best_selection(choices: Choices, prices: Prices, upper: float) -> Selection:
     """Return the best selection within the limit, given that one takes `upper` ticks at most.
 
     It takes the least time; of equally fast ones, it has the least workspace; of those, the first site in
-    which they differ has less. None if there would be more than a million sums to look at.
+    which they differ has less. The nearer a bound is to the best time, the fewer sums there are; so bounds
+    near `prices.lower` are tried first, and one that the result does not exceed has lost nothing.
+
+    Raises:
+        TooManySumsError: one site would make more than `MOST_SUMS` sums.
     """
-    most_regret = prices.most_regret(upper)
+    bounds = [prices.lower + (upper - prices.lower) * fraction for fraction in _FRACTIONS]
+    return next(
+        selection
+        for bound in (*bounds, upper)
+        if (selection := _merged(choices, prices, bound)) and choices.time_of(selection) <= bound
+    )
+
+
+def _merged(choices: Choices, prices: Prices, bound: float) -> Selection | None:
+    """Return the best selection of at most `bound` ticks; if there is none, None or a slower one."""
+    most_regret = prices.most_regret(bound)
     ticks, extra, regrets = np.zeros(1), np.zeros(1, dtype=np.int64), np.zeros(1)
     steps: list[tuple[IntArray, IntArray]] = []
     for k in reversed(range(len(choices.ticks))):
         allowed = np.flatnonzero(prices.regrets[k] <= most_regret)
-        if len(allowed) * len(ticks) > _MOST_SUMS:
-            return None
+        if len(allowed) * len(ticks) > MOST_SUMS:
+            raise TooManySumsError
         column, former = np.tile(allowed, len(ticks)), np.repeat(np.arange(len(ticks)), len(allowed))
         ticks = ticks[former] + choices.ticks[k, column]
         extra = extra[former] + choices.extra_bytes[k, column]
@@ -123,7 +145,7 @@ def best_selection(choices: Choices, prices: Prices, upper: float) -> Selection 
         kept = useful[_front(extra[useful], ticks[useful], column[useful])]
         ticks, extra, regrets = ticks[kept], extra[kept], regrets[kept]
         steps.append((column[kept], former[kept]))
-    return _traced(steps)
+    return _traced(steps) if len(ticks) else None
 
 
 def _front(extra: IntArray, ticks: FloatArray, column: IntArray) -> IntArray:

@@ -1,0 +1,268 @@
+"""Sharing one total workspace, against tables by hand, against trying every selection, and bad solvers."""
+
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pulp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mucudnn.errors import InfeasibleError, SolverError
+from mucudnn.plan import Division
+from mucudnn.solvers import ilp, merging, solve_sharing
+from mucudnn.solvers.exhaustive import fastest_selection
+from mucudnn.solvers.ilp import STATUSES, Solver, Status, default_solver, solve_with_cbc, solve_with_highs
+from tests.solvers.cases import fronts, whole
+
+SOLVERS = pytest.mark.parametrize("solver", [solve_with_highs, solve_with_cbc])
+
+GIGA = 10**9
+TWO_SITES = {
+    "a": [whole(10, 0), whole(1, GIGA // 2 + 1)],
+    "b": [whole(10, 0), whole(2, GIGA // 2)],
+}
+"""Both fast divisions together take 1,000,000,001 bytes."""
+
+
+def _solved(
+    offers: dict[str, list[Division]], limit_bytes: int, solver: Solver | None = None
+) -> dict[str, Division] | None:
+    try:
+        return solve_sharing(offers, limit_bytes, solver)
+    except InfeasibleError:
+        return None
+
+
+def _taking(place: int) -> Callable[[pulp.LpProblem], None]:
+    """Return what sets the variables to the division at `place`, 0 or -1, of every site."""
+
+    def set_values(problem: pulp.LpProblem) -> None:
+        sites: dict[int, list[tuple[int, Any]]] = {}
+        for variable in problem.variables():
+            _, k, c = variable.name.split("_")
+            sites.setdefault(int(k), []).append((int(c), variable))
+            variable.varValue = 0.0
+        for offers in sites.values():
+            sorted(offers, key=lambda each: each[0])[place][1].varValue = 1.0
+
+    return set_values
+
+
+class Scripted:
+    """A solver that answers as it is told, and then as HiGHS does."""
+
+    def __init__(self, *answers: tuple[Callable[[pulp.LpProblem], None], Status]) -> None:
+        self._answers = list(answers)
+        self.rows: list[int] = []
+
+    def __call__(self, problem: pulp.LpProblem) -> Status:
+        self.rows.append(problem.numConstraints())
+        if not self._answers:
+            return solve_with_highs(problem)
+        set_values, status = self._answers.pop(0)
+        set_values(problem)
+        return status
+
+
+def _leaving(problem: pulp.LpProblem) -> None:
+    """Set nothing."""
+
+
+def _workspaces(selection: dict[str, Division]) -> list[int]:
+    return [division.workspace_bytes for division in selection.values()]
+
+
+@SOLVERS
+@settings(max_examples=200)
+@given(offers=fronts(), limit_bytes=st.integers(0, 30))
+def test_sharing_is_what_trying_every_selection_finds(
+    solver: Solver, offers: dict[str, list[Division]], limit_bytes: int
+) -> None:
+    assert _solved(offers, limit_bytes, solver) == fastest_selection(offers, limit_bytes)
+
+
+@settings(max_examples=100)
+@given(fronts(), st.integers(0, 30), st.randoms(use_true_random=False))
+def test_time_and_total_workspace_do_not_depend_on_the_order_of_the_sites(
+    offers: dict[str, list[Division]], limit_bytes: int, dice: random.Random
+) -> None:
+    shuffled = {key: offers[key] for key in dice.sample(sorted(offers), len(offers))}
+
+    one, other = _solved(offers, limit_bytes), _solved(shuffled, limit_bytes)
+
+    assert (one is None) == (other is None)
+    if one is not None and other is not None:
+        assert sum(each.time_s for each in one.values()) == sum(each.time_s for each in other.values())
+        assert sum(_workspaces(one)) == sum(_workspaces(other))
+
+
+@settings(max_examples=100)
+@given(fronts())
+def test_the_least_total_of_an_infeasible_case_is_exact(offers: dict[str, list[Division]]) -> None:
+    least_bytes = sum(min(each.workspace_bytes for each in offer) for offer in offers.values())
+
+    assert sum(_workspaces(solve_sharing(offers, least_bytes))) == least_bytes
+    with pytest.raises(InfeasibleError, match="the least workspace that would do") as caught:
+        solve_sharing(offers, least_bytes - 1)
+    assert caught.value.least_bytes == least_bytes
+
+
+@SOLVERS
+@pytest.mark.parametrize(
+    ("limit_bytes", "time_s", "workspaces"),
+    [
+        (0, 40, [0, 0, 0]),
+        (2, 40, [0, 0, 0]),
+        (3, 36, [3, 0, 0]),
+        (4, 35, [0, 4, 0]),
+        (7, 31, [3, 4, 0]),
+        (11, 31, [3, 4, 0]),
+        (12, 28, [0, 0, 12]),
+        (15, 24, [3, 0, 12]),
+        (16, 23, [0, 4, 12]),
+        (18, 23, [0, 4, 12]),
+        (19, 19, [3, 4, 12]),
+        (10**12, 19, [3, 4, 12]),
+    ],
+)
+def test_a_table_by_hand(solver: Solver, limit_bytes: int, time_s: float, workspaces: list[int]) -> None:
+    offers = {
+        "a": [whole(10, 0), whole(6, 3)],
+        "b": [whole(10, 0), whole(5, 4)],
+        "c": [whole(20, 0), whole(8, 12)],
+    }
+
+    selection = solve_sharing(offers, limit_bytes, solver)
+
+    assert _workspaces(selection) == workspaces
+    assert sum(division.time_s for division in selection.values()) == time_s
+
+
+def test_of_equally_fast_selections_the_one_with_less_workspace_is_taken() -> None:
+    offers = {"a": [whole(4, 0), whole(2, 3)], "b": [whole(4, 0), whole(2, 2)]}
+
+    assert _workspaces(solve_sharing(offers, 4)) == [0, 2]
+
+
+def test_of_equally_large_ones_the_first_site_takes_less() -> None:
+    offers = {key: [whole(4, 0), whole(2, 2)] for key in "abc"}
+
+    assert _workspaces(solve_sharing(offers, 4)) == [0, 2, 2]
+
+
+def test_divisions_that_others_beat_are_never_chosen() -> None:
+    offers = {"a": [whole(9, 5), whole(4, 3), whole(4, 4)]}
+
+    assert _workspaces(solve_sharing(offers, 9)) == [3]
+
+
+@SOLVERS
+def test_the_limit_holds_to_the_byte(solver: Solver) -> None:
+    assert _workspaces(solve_sharing(TWO_SITES, GIGA, solver)) == [GIGA // 2 + 1, 0]
+    assert _workspaces(solve_sharing(TWO_SITES, GIGA + 1, solver)) == [GIGA // 2 + 1, GIGA // 2]
+
+
+def test_an_answer_that_is_one_byte_over_the_limit_is_forbidden_and_solved_again() -> None:
+    solver = Scripted((_taking(-1), Status.OPTIMAL))
+
+    selection = solve_sharing(TWO_SITES, GIGA, solver)
+
+    assert _workspaces(selection) == [GIGA // 2 + 1, 0]
+    assert solver.rows == [3, 4]
+
+
+def test_a_solver_that_stays_over_the_limit_is_given_up() -> None:
+    solver = Scripted(*[(_taking(-1), Status.OPTIMAL)] * ilp.MAX_ROUNDS)
+
+    with pytest.raises(SolverError, match="must keep to the limit, but 100 answers were over it"):
+        solve_sharing(TWO_SITES, GIGA, solver)
+    assert len(solver.rows) == ilp.MAX_ROUNDS
+
+
+@pytest.mark.parametrize("status", [Status.OPTIMAL, Status.FEASIBLE])
+def test_a_worse_answer_than_the_best_is_improved(status: Status) -> None:
+    selection = solve_sharing(TWO_SITES, GIGA, Scripted((_taking(0), status)))
+
+    assert _workspaces(selection) == [GIGA // 2 + 1, 0]
+
+
+def test_a_solver_that_stops_without_an_answer_is_not_missed() -> None:
+    selection = solve_sharing(TWO_SITES, GIGA, Scripted((_leaving, Status.ERROR)))
+
+    assert _workspaces(selection) == [GIGA // 2 + 1, 0]
+
+
+def test_a_solver_that_denies_an_answer_is_refused() -> None:
+    with pytest.raises(SolverError, match="must find a selection, for there is one, but it denies that"):
+        solve_sharing(TWO_SITES, GIGA, Scripted((_leaving, Status.INFEASIBLE)))
+
+
+def test_a_solver_that_leaves_a_site_out_is_refused() -> None:
+    with pytest.raises(SolverError, match="must choose 1 division for each site, but chose 0"):
+        solve_sharing(TWO_SITES, GIGA, Scripted((_leaving, Status.OPTIMAL)))
+
+
+@pytest.mark.parametrize(("status", "warnings"), [(Status.OPTIMAL, 0), (Status.FEASIBLE, 1)])
+def test_where_merging_gives_up_the_answer_stands_and_a_possible_loss_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, status: Status, warnings: int
+) -> None:
+    monkeypatch.setattr(merging, "MOST_SUMS", 1)
+
+    with caplog.at_level(logging.WARNING):
+        selection = solve_sharing(TWO_SITES, GIGA, Scripted((_taking(0), status)))
+
+    assert _workspaces(selection) == [0, 0]
+    assert len(caplog.messages) == warnings
+    assert all("may save time, at most" in message for message in caplog.messages)
+
+
+def test_every_solution_status_of_pulp_has_a_meaning() -> None:
+    assert STATUSES.keys() == pulp.LpSolution.keys()
+    assert STATUSES[pulp.LpSolutionIntegerFeasible] is Status.FEASIBLE
+
+
+@SOLVERS
+def test_a_programme_without_an_answer_is_infeasible(solver: Solver) -> None:
+    problem = pulp.LpProblem("impossible", pulp.LpMinimize)
+    x = problem.add_variable("x", cat=pulp.LpBinary)
+    problem.setObjective(pulp.LpAffineExpression([(x, 1.0)]))
+    problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression([(x, 1.0)]), pulp.LpConstraintGE, rhs=2))
+
+    assert solver(problem) is Status.INFEASIBLE
+
+
+def test_a_solver_that_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulp.PULP_CBC_CMD, "pulp_cbc_path", "no-such-program")
+
+    with pytest.raises(SolverError, match="COIN_CMD must be able to run, but it failed"):
+        solve_sharing(TWO_SITES, GIGA, solve_with_cbc)
+
+
+@pytest.mark.parametrize(("found", "solver"), [(object(), solve_with_highs), (None, solve_with_cbc)])
+def test_highs_is_preferred_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, found: object, solver: Solver
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: found)
+
+    assert default_solver() is solver
+
+
+@SOLVERS
+def test_a_solver_says_nothing(solver: Solver, capfd: pytest.CaptureFixture[str]) -> None:
+    solve_sharing(TWO_SITES, GIGA, solver)
+
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_sites_need_nothing() -> None:
+    assert solve_sharing({}, 0) == {}
+
+
+def test_a_site_without_divisions_is_named() -> None:
+    with pytest.raises(InfeasibleError, match="layer4 fprop") as caught:
+        solve_sharing({"layer1 fprop": [whole(1, 0)], "layer4 fprop": []}, 5)
+
+    assert (caught.value.limit_bytes, caught.value.least_bytes) == (5, None)
