@@ -15,6 +15,7 @@ from torch import nn
 
 from bench.data import Digits, load
 from bench.networks import resnet18
+from bench.steps import in_float64
 from bench.training import perturbed, train
 from mucudnn import apply
 from mucudnn.errors import MucudnnError
@@ -64,7 +65,7 @@ class _Proof:
         """Train both in float64; tell whether their losses agree to 1e-8."""
         model = copy.deepcopy(self._model).double()
         plain = self._losses(model, steps)
-        divided = self._losses(self._patched(model, _in_float64(self._plan)), steps)
+        divided = self._losses(self._patched(model, in_float64(self._plan)), steps)
         worst = max(abs(a - b) / abs(a) for a, b in zip(plain, divided, strict=True))
         print(f"float64, {steps} steps: losses differ by at most {worst:.1e}, bound {_BOUND:.0e}", flush=True)
         return worst <= _BOUND
@@ -126,17 +127,6 @@ class _Proof:
 
     def _patched(self, model: nn.Module, plan: Plan) -> nn.Module:
         return apply(copy.deepcopy(model), plan)
-
-
-def _in_float64(plan: Plan) -> Plan:
-    """Return the plan with the same divisions for tensors of float64."""
-    return dataclasses.replace(
-        plan,
-        assignments=tuple(
-            dataclasses.replace(each, problem=dataclasses.replace(each.problem, dtype="float64"))
-            for each in plan.assignments
-        ),
-    )
 
 
 def _without_test(digits: Digits) -> Digits:

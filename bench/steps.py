@@ -69,8 +69,20 @@ class WeighedStep:
             apply(self._step.model, dataclasses.replace(plan, environment=here))
 
     def run(self) -> None:
-        """Run the step."""
-        self._step()
+        """Run the step; whoever weighs has switched gradients off."""
+        with torch.enable_grad():
+            self._step()
+
+
+def in_float64(plan: Plan) -> Plan:
+    """Return the plan with the same divisions for tensors of float64."""
+    return dataclasses.replace(
+        plan,
+        assignments=tuple(
+            dataclasses.replace(each, problem=dataclasses.replace(each.problem, dtype="float64"))
+            for each in plan.assignments
+        ),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
