@@ -41,6 +41,10 @@ def main() -> int:
     except MucudnnError as error:
         print(f"mucudnn: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        reason = error.strerror or error
+        print(f"mucudnn: {error.filename or 'A file'} cannot be used: {reason}.", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -200,5 +204,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     sys.exit(main())

@@ -12,7 +12,8 @@ from bench.data import load
 from bench.networks import resnet18
 from mucudnn.backends import backend_of
 from mucudnn.patching import apply
-from mucudnn.plan import Plan
+from mucudnn.plan import Division, Plan
+from mucudnn.profile import Candidate
 
 
 class TrainingStep:
@@ -75,14 +76,24 @@ class WeighedStep:
 
 
 def in_float64(plan: Plan) -> Plan:
-    """Return the plan with the same divisions for tensors of float64."""
+    """Return the plan with the same divisions for tensors of float64, which take twice the workspace."""
     return dataclasses.replace(
         plan,
+        limit_bytes=2 * plan.limit_bytes,
         assignments=tuple(
-            dataclasses.replace(each, problem=dataclasses.replace(each.problem, dtype="float64"))
+            dataclasses.replace(
+                each,
+                problem=dataclasses.replace(each.problem, dtype="float64"),
+                division=Division(tuple(_doubled(part) for part in each.division.parts)),
+                candidates=tuple(_doubled(candidate) for candidate in each.candidates),
+            )
             for each in plan.assignments
         ),
     )
+
+
+def _doubled(candidate: Candidate) -> Candidate:
+    return dataclasses.replace(candidate, workspace_bytes=2 * candidate.workspace_bytes)
 
 
 @dataclasses.dataclass(frozen=True)

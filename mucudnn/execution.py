@@ -277,7 +277,7 @@ class Runner:
             for part in group:
                 kernel = workspace.slice_kernel(part.step)
                 if not kernel.run(image[part.here], out[part.here], bias):
-                    self._own_slices(self._samples(part), image, weight, bias, unread, out)
+                    self._own_slices([self._by_own(part)], image, weight, bias, unread, out)
         return out
 
     def _sum(self, workspace: Workspace, image: Tensor, gradient: Tensor, unread: Tensor | None) -> Tensor:
@@ -293,14 +293,17 @@ class Runner:
                 kernel = workspace.sum_kernel(part.step, self._sum_bytes)
                 kernel.add(image[part.here], gradient[part.here], first=place == 0)
             if not kernel.finish(total, accumulate):
-                samples = list(itertools.chain.from_iterable(map(self._samples, group)))
-                self._own_sum(samples, image, gradient, unread, total, accumulate)
+                parts = [self._by_own(part) for part in group]
+                self._own_sum(parts, image, gradient, unread, total, accumulate)
         return dw if total is dw else dw.copy_(total)
 
-    def _samples(self, part: _Part) -> list[_Part]:
-        """Return the samples of a part as parts of PyTorch's own convolution: what takes least workspace."""
-        one = _Step(self._backend, self.problem.with_batch(1), self._backend.own)
-        return [_Part(one, slice(i, i + 1)) for i in range(part.here.start, part.here.stop)]
+    def _by_own(self, part: _Part) -> _Part:
+        """Return a part that PyTorch's own convolution computes: all of its samples at once.
+
+        One sample at a time would take less, but PyTorch may compute a single image by another algorithm,
+        which leaves other marks of what is not finite.
+        """
+        return _Part(_Step(self._backend, part.step.problem, self._backend.own), part.here)
 
     def _own_slices(
         self,

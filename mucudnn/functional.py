@@ -286,8 +286,8 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         image, weight = ctx.saved_tensors
-        # With create_graph=True the gradients are differentiated again, which only PyTorch's own can.
-        again = torch.is_grad_enabled()
+        # Gradients that are differentiated again, or batched, only PyTorch's own can compute.
+        again = torch.is_grad_enabled() or is_traced(gradients[0])
         convolution: DividedConvolution = ctx.convolution
         compute = convolution.differentiable_gradients if again else convolution.gradients
         return (*compute(gradients[0], image, weight, ctx.needs_input_grad[:3]), None)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, PlanError, PlanMismatchError, ProblemError, UntunedWarning
-from mucudnn.execution import Owner
+from mucudnn.execution import Owner, release_workspaces
 from mucudnn.extraction import convolution_of, undividable
 from mucudnn.functional import DividedConvolution, is_traced, obstacle, problem_of
 from mucudnn.plan import Assignment, Division, Mode, Plan
@@ -79,10 +79,31 @@ def _buffer_bytes(division: Division, own: str) -> int:
     return max((part.workspace_bytes for part in division.parts if part.algorithm != own), default=0)
 
 
+class _Notice:
+    """Whether a model has said that it met what it was not tuned for; its modules share one."""
+
+    def __init__(self) -> None:
+        self.is_given = False
+
+
+def _settings(conv: nn.Conv2d) -> tuple[object, ...]:
+    """What decides the module's convolution beside its tensors; a user may change it at any time."""
+    return (conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
+
+
 class PatchedForward:
     """What a patched module calls instead of its own `_conv_forward`."""
 
-    def __init__(self, conv: nn.Conv2d, path: str, variants: tuple[Variant, ...], memory: Memory) -> None:
+    is_mucudnn_patch = True
+
+    def __init__(
+        self,
+        conv: nn.Conv2d,
+        path: str,
+        variants: tuple[Variant, ...],
+        memory: Memory,
+        notice: _Notice,
+    ) -> None:
         """Bind to one module.
 
         Args:
@@ -90,7 +111,9 @@ class PatchedForward:
             path: its path, for messages.
             variants: the shapes that it was tuned for.
             memory: of the plan.
+            notice: shared by all modules of the model.
         """
+        self._notice = notice
         self._conv = conv
         self._path = path
         self._variants = variants
@@ -100,11 +123,10 @@ class PatchedForward:
     def _forget(self) -> None:
         self._routes: dict[object, DividedConvolution | None] = {}
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
-        self._has_warned = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep what was decided; what was built from it is built again."""
-        built = ("_routes", "_owners", "_has_warned")
+        built = ("_routes", "_owners")
         return {name: value for name, value in self.__dict__.items() if name not in built}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -123,7 +145,8 @@ class PatchedForward:
             return batch.squeeze(0)
         if image.dim() != 4:
             return self._own(image, weight, bias)
-        key = (image.shape, image.stride(), weight.stride(), image.dtype, bias is None)
+        tensors = (image.shape, image.stride(), image.dtype, weight.shape, weight.stride(), bias is None)
+        key: tuple[object, ...] = (*tensors, *_settings(self._conv))
         if key not in self._routes:
             self._routes[key] = self._route(backend, image, weight, bias)
         route = self._routes[key]
@@ -145,21 +168,26 @@ class PatchedForward:
             problem = problem_of(padded, weight, bias is not None, arguments)
         except ProblemError:
             return None  # PyTorch's own says what is wrong
-        for number, variant in enumerate(self._variants):
-            tuned = variant.problem
-            if problem.batch <= tuned.batch and tuned.with_batch(problem.batch) == problem:
-                return self._divided(backend, number, variant, problem)
+        served = [
+            (variant.problem.batch, number)
+            for number, variant in enumerate(self._variants)
+            if variant.problem.with_batch(problem.batch) == problem and problem.batch <= variant.problem.batch
+        ]
+        if served:
+            _, number = min(served)
+            return self._divided(backend, number, self._variants[number], problem)
         self._warn_once(problem)
         return None
 
     def _warn_once(self, problem: ConvProblem) -> None:
-        if self._has_warned:
+        if self._notice.is_given:
             return
-        self._has_warned = True
+        self._notice.is_given = True
         name = self._path or "The model itself"
         tuned = "; ".join(str(variant.problem) for variant in self._variants)
         warnings.warn(
-            f"{name} was tuned for {tuned}, but meets {problem}, which runs PyTorch's own convolution.",
+            f"{name} was tuned for {tuned}, but meets {problem}, which runs PyTorch's own convolution. "
+            "This is said once for the whole model.",
             UntunedWarning,
             stacklevel=2,
         )
@@ -217,13 +245,17 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         PlanError: the plan contradicts itself.
     """
     plan.check()
+    _check_environment(model, plan)
     modules = dict(model.named_modules())
     grouped: dict[str, dict[int, dict[ConvOp, Assignment]]] = {}
     for assigned in plan.assignments:
+        _check_runnable(assigned, plan)
         site = assigned.site
         grouped.setdefault(site.path, {}).setdefault(site.variant, {})[site.op] = assigned
-    patches = {path: _patch(modules.get(path), path, variants, plan) for path, variants in grouped.items()}
-    _check_environment(model, plan)
+    notice = _Notice()
+    patches = {
+        path: _patch(modules.get(path), path, variants, plan, notice) for path, variants in grouped.items()
+    }
     restore(model)
     for path, patch in patches.items():
         modules[path].__dict__[_PATCH] = patch
@@ -239,14 +271,18 @@ def arm(model: nn.Module, first_call: FirstCall) -> nn.Module:
 
 
 def restore(model: nn.Module) -> nn.Module:
-    """Take all patches off `model`, in place, and return it; nothing is left behind."""
+    """Take all patches off `model`, in place, and return it; nothing is left behind.
+
+    This thread's buffers go back to the system too; another patched model makes its own anew.
+    """
     for module in model.modules():
         if isinstance(module.__dict__.get(_PATCH), PatchedForward):
             del module.__dict__[_PATCH]
-    model.__dict__.pop(_PLAN, None)
-    hook = model.__dict__.pop(_ARMED, None)
-    if hook is not None:
-        hook.remove()
+        module.__dict__.pop(_PLAN, None)
+        hook = module.__dict__.pop(_ARMED, None)
+        if hook is not None:
+            hook.remove()
+    release_workspaces()
     return model
 
 
@@ -263,7 +299,11 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 def _patch(
-    module: nn.Module | None, path: str, variants: Mapping[int, Mapping[ConvOp, Assignment]], plan: Plan
+    module: nn.Module | None,
+    path: str,
+    variants: Mapping[int, Mapping[ConvOp, Assignment]],
+    plan: Plan,
+    notice: _Notice,
 ) -> PatchedForward:
     if module is None:
         raise PlanMismatchError(f"The plan is for a model with a module {path!r}, but this one has none.")
@@ -273,26 +313,57 @@ def _patch(
         )
     shapes = []
     for assignments in variants.values():
+        for assigned in assignments.values():
+            _check_module(module, path, assigned.problem)
         problem = next(iter(assignments.values())).problem
-        _check_module(module, path, problem)
         has_bias = module.bias is not None
         shapes.append(
             Variant(dataclasses.replace(problem, op=ConvOp.FPROP, bias=has_bias), dict(assignments))
         )
-    return PatchedForward(module, path, tuple(shapes), Memory.of(plan))
+    return PatchedForward(module, path, tuple(shapes), Memory.of(plan), notice)
 
 
 def _check_module(conv: nn.Conv2d, path: str, problem: ConvProblem) -> None:
+    """Compare a problem with what the module says of itself; computed weights are not asked for."""
+    weight = torch.empty(
+        (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size), device="meta"
+    )
+    _, arguments = convolution_of(conv, torch.empty(problem.input_shape, device="meta"), weight)
     planned = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
-    image = torch.empty(problem.input_shape, device="meta")
-    _, arguments = convolution_of(conv, image, conv.weight)
-    weight = tuple(conv.weight.shape)
-    present = (weight, arguments.stride, arguments.padding, arguments.dilation, arguments.groups)
+    present = (
+        tuple(weight.shape),
+        arguments.stride,
+        arguments.padding,
+        arguments.dilation,
+        arguments.groups,
+    )
     if planned != present:
         raise PlanMismatchError(
             f"The plan is for {path} with (weight, stride, padding, dilation, groups) {planned}, "
             f"but here it has {present}."
         )
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in conv.parameters()}
+    if dtypes and problem.dtype not in dtypes:
+        raise PlanMismatchError(
+            f"The plan is for {path} in {problem.dtype}, but here it is in {', '.join(sorted(dtypes))}."
+        )
+
+
+def _check_runnable(assigned: Assignment, plan: Plan) -> None:
+    """Raise unless every part's algorithm computes it here, in the workspace that the plan allots."""
+    backend = backend_of(f"{plan.environment.backend}:")
+    for part in assigned.division.parts:
+        problem = assigned.problem.with_batch(part.batch)
+        if part.algorithm not in backend.algorithms(problem):
+            raise PlanMismatchError(
+                f"The plan runs {part.algorithm} for {assigned.site}, which does not compute {problem} here."
+            )
+        needed = backend.buffer_bytes(problem, part.algorithm)
+        if needed > part.workspace_bytes:
+            raise PlanMismatchError(
+                f"The plan allots {part.workspace_bytes} bytes to {part.algorithm} for {assigned.site}, "
+                f"but here it needs {needed}."
+            )
 
 
 def _check_environment(model: nn.Module, plan: Plan) -> None:

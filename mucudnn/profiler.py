@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from mucudnn.backends import Backend
+from mucudnn.errors import BackendError
 from mucudnn.execution import division_job
 from mucudnn.plan import Division, Policy
 from mucudnn.problem import ConvProblem
@@ -174,18 +175,23 @@ class Profiler:
         return Record(trial, needed, refusal=refusal, limit_bytes=self.limit_bytes)
 
     def _check(self, record: Record, stand: Stand) -> tuple[Record, TrialRun | None]:
-        """Run once against the reference; what is wrong or breaks is refused, and has no run to be timed."""
+        """Run once against the reference; what is wrong or breaks is refused, and has no run to be timed.
+
+        PyTorch's own is what the model runs anyway: its error is kept, and never a reason to refuse it.
+        """
         self.measured += 1
         trial = record.trial
         try:
             run = stand.run(trial)
             error = run.error()
-        except Exception as failure:  # noqa: BLE001  # an algorithm that breaks, however, is no candidate
+        except Exception as failure:
+            if trial.algorithm == self._backend.own or _is_lack_of_memory(failure):
+                raise BackendError(f"{trial.problem} could not be measured: {failure}") from failure
             reason = str(failure) or type(failure).__name__
             refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
             return dataclasses.replace(record, refusal=refusal), None
-        bound = self._backend.error_bound(trial.problem)
-        if not error <= bound:
+        bound = self._backend.error_bound(trial.problem, trial.algorithm)
+        if trial.algorithm != self._backend.own and not error <= bound:
             reason = f"its relative error is {error:.1e}, the bound is {bound:.0e}"
             refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
             return dataclasses.replace(record, error=error, refusal=refusal), None
@@ -255,6 +261,11 @@ class Profiler:
     def _fits(self, seen_bytes: int | None) -> bool:
         """Whether what a finished division was seen to take is within the limit."""
         return seen_bytes is not None and seen_bytes <= self.limit_bytes + _WEIGHING_NOISE_BYTES
+
+
+def _is_lack_of_memory(failure: Exception) -> bool:
+    """Whether a run failed for a reason that may be gone tomorrow, and so says nothing of the algorithm."""
+    return isinstance(failure, MemoryError) or "alloc" in str(failure)
 
 
 def _division_trial(problem: ConvProblem, division: Division) -> Trial:

@@ -138,24 +138,28 @@ class _Reference:
         if self._stand.problem.op is ConvOp.WGRAD:
             return self._sum(size)
         if self._result is None:
-            self._result = self._compute(0, self._stand.problem.batch)
+            samples = [self._compute(sample) for sample in range(self._stand.problem.batch)]
+            self._result = torch.cat(samples)
         return self._result[:size]
 
     def _sum(self, size: int) -> Tensor:
         """Sum of the samples' dw; each stretch between sizes asked for is computed once."""
         if size not in self._sums:
             below = max((known for known in self._sums if known < size), default=0)
-            rest = self._compute(below, size)
-            self._sums[size] = self._sums[below] + rest if below else rest
+            first = self._sums[below] if below else self._compute(0)
+            total = first.clone()
+            for sample in range(max(below, 1), size):
+                total.add_(self._compute(sample))
+            self._sums[size] = total
         return self._sums[size]
 
-    def _compute(self, start: int, stop: int) -> Tensor:
-        stand = self._stand
-        problem = dataclasses.replace(stand.problem, batch=stop - start, dtype="float64")
-        first, second = stand.first[start:stop].double(), stand.second
-        second = second[start:stop] if problem.op is ConvOp.WGRAD else second
+    def _compute(self, sample: int) -> Tensor:
+        """Return the result of one sample, which takes least memory."""
+        stand, here = self._stand, slice(sample, sample + 1)
+        problem = dataclasses.replace(stand.problem, batch=1, dtype="float64")
+        second = stand.second[here] if problem.op is ConvOp.WGRAD else stand.second
         bias = None if stand.bias is None else stand.bias.double()
-        return stand.backend.own_convolution(problem, first, second.double(), bias)
+        return stand.backend.own_convolution(problem, stand.first[here].double(), second.double(), bias)
 
 
 class _OwnRun:

@@ -110,7 +110,7 @@ class ScriptedBackend:
     def release(self, buffer: Tensor) -> None:
         buffer.fill_(0xFF)  # whoever reads it afterwards finds no numbers
 
-    def error_bound(self, problem: ConvProblem) -> float:  # noqa: ARG002  # the protocol's
+    def error_bound(self, problem: ConvProblem, algorithm: str) -> float:  # noqa: ARG002  # the protocol's
         return 1e-5
 
     def own_convolution(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.own import operands, own_convolution, unread_operand
-from mucudnn.backends.cpu.own import own_job, prepare, workspace_bound
+from mucudnn.backends.cpu.own import own_job, prepare
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
@@ -131,9 +131,3 @@ def test_the_job_runs_the_problem_and_knows_its_result(name: str, op: ConvOp) ->
 
     assert prepared.problem == problem
     assert prepared.result_bytes == result.numel() * result.element_size()
-
-
-def test_the_bound_counts_padded_copies_partial_filters_and_the_unfolded_image() -> None:
-    image, output, taps, unfolded = 3 * 16 * 99, 3 * 16 * 99, 16 * 16 * 9, 3 * 8 * 9 * 99
-
-    assert workspace_bound(_PLAIN, threads=2) == 4 * (image + output + taps + unfolded) + 2 * 4 * taps

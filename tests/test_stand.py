@@ -27,7 +27,7 @@ PROBLEM = a_convolution(batch=6, in_channels=8, out_channels=8)
 SLICES = (ConvOp.FPROP, ConvOp.DGRAD)
 SIZES = (1, 2, 4, 6)
 
-BOUND = BACKEND.error_bound(PROBLEM)
+BOUND = BACKEND.error_bound(PROBLEM, "cpu:winograd4")
 """Above it, whoever asked for the error refuses the algorithm."""
 
 DOUBLE = "cpu:double"
@@ -131,7 +131,7 @@ def test_every_type_has_a_bound_that_pytorchs_own_keeps(op: ConvOp, dtype: str) 
     for size in SIZES:
         error = stand.run(Trial(problem.with_batch(size), BACKEND.own, whole=size == 6)).error()
 
-        assert error <= BACKEND.error_bound(problem)
+        assert error <= BACKEND.error_bound(problem, BACKEND.own)
 
 
 def test_the_doubles_of_these_tests_are_right_as_long_as_nobody_spoils_them() -> None:

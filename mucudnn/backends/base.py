@@ -74,8 +74,8 @@ class Backend(Protocol):
         Its addresses stay valid, and memory comes again when they are written to.
         """
 
-    def error_bound(self, problem: ConvProblem) -> float:
-        """Return the relative error against float64 above which an algorithm counts as wrong."""
+    def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
+        """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong."""
 
     def own_convolution(
         self,

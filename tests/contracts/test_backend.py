@@ -114,7 +114,9 @@ def test_pytorchs_own_computes_every_op(backend: Backend, problem: ConvProblem) 
 
         result = backend.own_convolution(each, *on_device(backend, *operands))
 
-        assert relative_error(result.cpu(), reference(each, *operands)) <= backend.error_bound(each)
+        assert relative_error(result.cpu(), reference(each, *operands)) <= backend.error_bound(
+            each, backend.own
+        )
 
 
 @pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
@@ -137,7 +139,7 @@ def test_a_slice_is_right_and_nothing_beside_it_is_touched(
         kernel.prepare(weight)
         kernel.run(image[here], out[here], *(bias or [None]))
 
-        assert relative_error(out[here].cpu(), expected) <= backend.error_bound(part)
+        assert relative_error(out[here].cpu(), expected) <= backend.error_bound(part, algorithm)
         assert out[:1].isnan().all()
         assert out[3:].isnan().all()
 
@@ -266,7 +268,7 @@ def test_the_environment_stays_the_same_from_one_look_to_the_next(backend: Backe
 def test_an_error_bound_allows_for_some_roundings_and_no_more(backend: Backend, dtype: str) -> None:
     rounding = torch.finfo(getattr(torch, dtype)).eps / 2
 
-    bound = backend.error_bound(a_convolution(dtype=dtype))
+    bound = backend.error_bound(a_convolution(dtype=dtype), backend.own)
 
     assert rounding < bound < math.sqrt(rounding)
 
@@ -282,4 +284,4 @@ def test_every_algorithm_stays_below_the_error_bound(backend: Backend, op: ConvO
 
         result = runner(Workspace(backend.device), *on_device(backend, *operands))
 
-        assert relative_error(result.cpu(), expected) <= backend.error_bound(problem)
+        assert relative_error(result.cpu(), expected) <= backend.error_bound(problem, algorithm)

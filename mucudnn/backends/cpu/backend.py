@@ -1,5 +1,6 @@
 """Convolutions on the processor: PyTorch's own, and the algorithms composed of torch operations."""
 
+import math
 from functools import cached_property
 
 import torch
@@ -18,8 +19,14 @@ from mucudnn.profile import Environment, Trial
 
 _PREFIX = "cpu:"
 
-_ERROR_BOUNDS = {"float64": 1e-11, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
-"""Largest relative error, in the 2-norm. Winograd's is below 5e-6 in float32, bfloat16's rounding 2e-3."""
+_ERROR_BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
+"""Largest relative error, in the 2-norm, of a sum of few terms."""
+
+_MANY_TERMS = 2**14
+"""Terms of a sum from which its rounding error is allowed to grow, as their square root."""
+
+_WINOGRAD4_FACTOR = 10.0
+"""The digit that F(4 x 4) loses: its matrices have entries from 1/90 to 8."""
 
 _FAST_MATH_BOUND = 3e-2
 """The bound where the user has let float32 convolutions compute in 16 bits."""
@@ -75,11 +82,16 @@ class CpuBackend:
         """Give the memory of `buffer` back to the system, in whole pages, where the system is Linux."""
         release_pages(buffer)
 
-    def error_bound(self, problem: ConvProblem) -> float:
-        """Return the relative error against float64 above which an algorithm counts as wrong."""
+    def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
+        """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
+
+        1e-6 in float32 and 1e-12 in float64, ten times that for winograd4, and more by the square root of
+        the number of terms where very many are added up.
+        """
         if problem.dtype == "float32" and fp32_precision("conv") in ("bf16", "tf32"):
             return _FAST_MATH_BOUND
-        return _ERROR_BOUNDS[problem.dtype]
+        factor = _WINOGRAD4_FACTOR if algorithm == f"{_PREFIX}winograd4" else 1.0
+        return _ERROR_BOUNDS[problem.dtype] * factor * max(1.0, math.sqrt(_terms(problem) / _MANY_TERMS))
 
     def own_convolution(
         self,
@@ -114,6 +126,14 @@ class CpuBackend:
             raise BackendError(
                 f"An algorithm must be one of {', '.join((self.own, *self._algorithms))}, but got {name!r}."
             ) from None
+
+
+def _terms(problem: ConvProblem) -> int:
+    """Number of products that add up to one value of the result."""
+    if problem.op is ConvOp.WGRAD:
+        return problem.batch * math.prod(problem.output_size)
+    channels = problem.in_channels if problem.op is ConvOp.FPROP else problem.out_channels
+    return channels // problem.groups * math.prod(problem.kernel_size)
 
 
 def _sum_bytes(problem: ConvProblem) -> int:
