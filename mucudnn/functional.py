@@ -173,6 +173,7 @@ def is_traced(*tensors: Tensor) -> bool:
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors)
+        or any(torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
     )
