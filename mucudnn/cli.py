@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
@@ -28,6 +28,14 @@ _INTERRUPTED = 130
 """Exit status of a program that Control-C has ended: 128 + SIGINT."""
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class _Failure(click.ClickException):
+    """What cannot be done, in a sentence; it ends the program with status 1."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the sentence as all our messages are printed."""
+        _tell(self.format_message(), file)
 
 
 class _Target(NamedTuple):
@@ -74,7 +82,7 @@ class _Commands(click.Group):
         except BrokenPipeError:
             raise  # whoever reads our output has seen enough; click ends quietly
         except (MucudnnError, OSError) as error:
-            raise click.ClickException(_sentence(error)) from error
+            raise _Failure(_sentence(error)) from error
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
 
@@ -230,7 +238,7 @@ def _load_model(target: _Target) -> "nn.Module":
     """Return the model that the user's module holds or makes.
 
     Raises:
-        ClickException: there is none; the message says what went wrong.
+        _Failure: there is none; the message says what went wrong.
     """
     from torch import nn
 
@@ -244,8 +252,8 @@ def _load_model(target: _Target) -> "nn.Module":
         with _failing_as(f"{target} fails"):
             made = made()
     if not isinstance(made, nn.Module):
-        got = _in_one_line(repr(made))
-        raise click.ClickException(f"{target} must give a torch.nn.Module, but got {got}.")
+        got = type(made).__name__
+        raise _Failure(f"{target} must give a torch.nn.Module, but got a value of type {got}.")
     return made
 
 
@@ -255,7 +263,7 @@ def _failing_as(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:  # a module may try to end the program
-        raise click.ClickException(f"{what}: {_in_one_line(repr(error))}.") from error
+        raise _Failure(f"{what}: {_reason(error)}.") from error
 
 
 def _prepare(model: "nn.Module", is_eval: bool, dtype: str | None, channels_last: bool) -> None:
@@ -292,7 +300,7 @@ def _telling_what_is_kept(store: Store) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if not isinstance(store, MemoryStore):
-            click.echo("mucudnn: interrupted; what was measured is kept in the store.", err=True)
+            _tell("interrupted; what was measured is kept in the store.")
         raise
 
 
@@ -312,11 +320,24 @@ def _say(line: str, as_json: bool) -> None:
     click.echo(line, err=as_json)
 
 
+def _tell(message: str, file: IO[Any] | None = None) -> None:
+    """Print a warning or an error, to standard error unless there is a file."""
+    click.echo(f"mucudnn: {message}", file=file, err=True)
+
+
 def _sentence(error: Exception) -> str:
     """Return what an error says, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'A file'} cannot be used: {error.strerror}."
     return _in_one_line(str(error))
+
+
+def _reason(error: BaseException) -> str:
+    """Return what an error of the user's code says, in one line that goes on with a full stop."""
+    text = _in_one_line(str(error)).removesuffix(".")
+    if text and not isinstance(error, KeyError):
+        return text
+    return f"{type(error).__name__} {text}".rstrip()  # which alone says nothing, or just names the key
 
 
 def _in_one_line(text: str) -> str:
@@ -339,7 +360,7 @@ def _warnings_as_lines() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if issubclass(category, StoreWarning):
-                click.echo(f"mucudnn: {_in_one_line(str(message))}", err=True)
+                _tell(_in_one_line(str(message)))
             else:
                 show_as_before(message, category, filename, lineno, file, line)
 

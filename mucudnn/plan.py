@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import operator
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -12,10 +11,11 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mucudnn.errors import OptionError, PlanError, PlanFormatError
 from mucudnn.intervals import Estimate, Verdict
+from mucudnn.plan_file import decode, encode, parse
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.sizes import format_bytes
@@ -281,7 +281,7 @@ class Plan:
 
     def to_text(self) -> str:
         """Return the plan as JSON text; equal plans give equal texts."""
-        return json.dumps(_plan_to_json(self), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        return json.dumps(encode(_File.of(self)), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> "Plan":
@@ -291,113 +291,94 @@ class Plan:
             PlanFormatError: the text is no plan, is damaged, or has a newer schema.
             PlanError: its numbers contradict one another.
         """
-        try:
-            fields = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PlanFormatError(f"A plan must be a JSON text, but this one is damaged: {error}.") from error
+        fields = parse(text)
         schema = fields.get("schema") if isinstance(fields, dict) else None
-        if not isinstance(schema, int):
+        if type(schema) is not int or schema < 1:  # true is no schema, though Python counts it as 1
             raise PlanFormatError("A plan must name its schema, but this text does not.")
         if schema > SCHEMA:
             raise PlanFormatError(
                 f"A plan must have schema {SCHEMA} or lower, but got {schema}: it comes from a newer mucudnn."
             )
         try:
-            plan = _plan_from_json(fields)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            file: _File = decode(_File, fields, "the plan")
+            plan = file.plan()
+        except ValueError as error:
+            reason = str(error).removesuffix(".")
             raise PlanFormatError(
-                f"A plan must be whole, but a field is missing or wrong: {error!r}."
+                f"A plan must be whole, but a field is missing or wrong: {reason}."
             ) from error
         plan.check()
         return plan
 
 
-# A problem and its candidates stand once in the file, however many sites have them.
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """An assignment as it stands in the file."""
+
+    path: str
+    op: ConvOp
+    variant: int
+    problem: int
+    division: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
+    evidence: Evidence | None
+
+    def assignment(self, problems: tuple[ConvProblem, ...]) -> Assignment:
+        if self.problem >= len(problems):
+            raise ValueError(f"there must be a problem {self.problem}, but got {len(problems)} problems")
+        site = ConvSite(self.path, self.op, self.variant)
+        division = Division(self.division)
+        return Assignment(site, problems[self.problem], division, self.candidates, self.evidence)
 
 
-def _plan_to_json(plan: Plan) -> dict[str, Any]:
-    problems = list(dict.fromkeys(assigned.problem for assigned in plan.assignments))
-    return {
-        "schema": SCHEMA,
-        "version": plan.version,
-        "mode": plan.mode,
-        "policy": plan.policy,
-        "limit_bytes": plan.limit_bytes,
-        "environment": plan.environment.to_json(),
-        "problems": [problem.to_json() for problem in problems],
-        "assignments": [
-            {
-                "path": assigned.site.path,
-                "op": assigned.site.op,
-                "variant": assigned.site.variant,
-                "problem": problems.index(assigned.problem),
-                "division": [dataclasses.astuple(part) for part in assigned.division.parts],
-                "candidates": [dataclasses.astuple(candidate) for candidate in assigned.candidates],
-                "evidence": _evidence_to_json(assigned.evidence),
-            }
-            for assigned in plan.assignments
-        ],
-        "untouched": [list(pair) for pair in plan.untouched],
-    }
+@dataclasses.dataclass(frozen=True)
+class _File:
+    """A plan as it stands in the file: a problem stands there once, however many sites have it."""
 
+    schema: int
+    version: str
+    mode: Mode
+    policy: Policy
+    limit_bytes: int
+    environment: Environment
+    problems: tuple[ConvProblem, ...]
+    assignments: tuple[_Row, ...]
+    untouched: tuple[tuple[str, str], ...]
 
-def _plan_from_json(fields: dict[str, Any]) -> Plan:
-    problems = dict(enumerate(ConvProblem.from_json(problem) for problem in fields["problems"]))
-    return Plan(
-        mode=Mode(fields["mode"]),
-        policy=Policy(fields["policy"]),
-        limit_bytes=operator.index(fields["limit_bytes"]),
-        environment=Environment(**fields["environment"]),
-        assignments=tuple(
-            Assignment(
-                site=ConvSite(row["path"], ConvOp(row["op"]), operator.index(row["variant"])),
-                problem=problems[row["problem"]],
-                division=Division(tuple(Candidate(*part) for part in row["division"])),
-                candidates=tuple(Candidate(*candidate) for candidate in row["candidates"]),
-                evidence=_evidence_from_json(row["evidence"]),
-            )
-            for row in fields["assignments"]
-        ),
-        untouched=tuple((path, reason) for path, reason in fields["untouched"]),
-        version=fields["version"],
-    )
+    @classmethod
+    def of(cls, plan: Plan) -> "_File":
+        problems = tuple(dict.fromkeys(assigned.problem for assigned in plan.assignments))
+        places = {problem: place for place, problem in enumerate(problems)}
+        return cls(
+            schema=SCHEMA,
+            version=plan.version,
+            mode=plan.mode,
+            policy=plan.policy,
+            limit_bytes=plan.limit_bytes,
+            environment=plan.environment,
+            problems=problems,
+            assignments=tuple(
+                _Row(
+                    path=assigned.site.path,
+                    op=assigned.site.op,
+                    variant=assigned.site.variant,
+                    problem=places[assigned.problem],
+                    division=assigned.division.parts,
+                    candidates=assigned.candidates,
+                    evidence=assigned.evidence,
+                )
+                for assigned in plan.assignments
+            ),
+            untouched=plan.untouched,
+        )
 
-
-def _evidence_to_json(evidence: Evidence | None) -> dict[str, Any] | None:
-    if evidence is None:
-        return None
-    return {
-        **{field.name: getattr(evidence, field.name) for field in dataclasses.fields(evidence)},
-        "reference": _estimate_to_json(evidence.reference),
-        "chosen": _estimate_to_json(evidence.chosen),
-        "rejected": [[key, _estimate_to_json(value)] for key, value in evidence.rejected],
-    }
-
-
-def _evidence_from_json(fields: dict[str, Any] | None) -> Evidence | None:
-    if fields is None:
-        return None
-    values = {
-        **fields,
-        "reference": _estimate_from_json(fields["reference"]),
-        "chosen": _estimate_from_json(fields["chosen"]),
-        "verdict": None if fields["verdict"] is None else Verdict(fields["verdict"]),
-        "rejected": tuple((key, _some_estimate(value)) for key, value in fields["rejected"]),
-    }
-    return Evidence(**values)
-
-
-def _estimate_to_json(value: Estimate | None) -> list[float | int | None] | None:
-    if value is None:
-        return None
-    ends = [end if math.isfinite(end) else None for end in (value.low, value.high)]
-    return [value.median, *ends, value.samples]
-
-
-def _estimate_from_json(fields: list[Any] | None) -> Estimate | None:
-    return None if fields is None else _some_estimate(fields)
-
-
-def _some_estimate(fields: list[Any]) -> Estimate:
-    middle, low, high, samples = fields
-    return Estimate(middle, -math.inf if low is None else low, math.inf if high is None else high, samples)
+    def plan(self) -> Plan:
+        return Plan(
+            mode=self.mode,
+            policy=self.policy,
+            limit_bytes=self.limit_bytes,
+            environment=self.environment,
+            assignments=tuple(row.assignment(self.problems) for row in self.assignments),
+            untouched=self.untouched,
+            version=self.version,
+        )

@@ -92,6 +92,8 @@ class ConvProblem:
         _check_groups(self)
         if self.dtype not in _ITEMSIZE:
             raise ProblemError(f"dtype must be one of {', '.join(_ITEMSIZE)}, but got {self.dtype!r}.")
+        if not isinstance(self.bias, bool):
+            raise ProblemError(f"bias must be True or False, but got {self.bias!r}.")
         if any(size < 1 for size in self.output_size):
             raise ProblemError(
                 f"The filter must fit into the padded image, but got input size {self.input_size}, "

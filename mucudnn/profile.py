@@ -24,6 +24,9 @@ class Environment:
         software: versions of the libraries that compute.
         policy: precision and determinism flags, threads.
         soft: load, clocks, kernel, as they were.
+
+    Raises:
+        ValueError: the backend is no text, or facts are no mapping from texts to texts.
     """
 
     backend: str
@@ -32,7 +35,20 @@ class Environment:
     policy: Mapping[str, str]
     soft: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
-    __hash__ = None  # type: ignore[assignment]  # it holds mappings; `key` stands for it in dictionaries
+    def __post_init__(self) -> None:
+        if not isinstance(self.backend, str):
+            raise ValueError(
+                f"backend must be a text, but got a value of type {type(self.backend).__name__}."
+            )
+        for name in ("device", "software", "policy", "soft"):
+            facts = getattr(self, name)
+            if not isinstance(facts, Mapping):
+                raise ValueError(f"{name} must be a mapping, but got a value of type {type(facts).__name__}.")
+            if not all(isinstance(word, str) for pair in facts.items() for word in pair):
+                raise ValueError(f"{name} must have texts only, but got {dict(facts)}.")
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
     @cached_property
     def key(self) -> str:
@@ -104,8 +120,8 @@ class Candidate:
             for every size of one algorithm.
 
     Raises:
-        ValueError: a size below 1, a time or workspace that is negative or not finite, or a size or
-            workspace that is no whole number.
+        ValueError: an algorithm that is no text, a size below 1, a time or workspace that is negative or
+            not finite, or a size or workspace that is no whole number.
     """
 
     algorithm: str
@@ -115,14 +131,17 @@ class Candidate:
     setup_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.algorithm, str):
+            raise ValueError(f"algorithm must be a text, but got {self.algorithm!r}.")
         for name, least in (("batch", 1), ("workspace_bytes", 0)):
             number = getattr(self, name)
-            if not isinstance(number, int) or number < least:
+            if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, but got {number!r}.")
         for name in ("time_s", "setup_s"):
             seconds = getattr(self, name)
-            if not (math.isfinite(seconds) and seconds >= 0):
-                raise ValueError(f"{name} must be finite and not negative, but got {seconds}.")
+            is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            if not (is_number and 0 <= seconds < math.inf):
+                raise ValueError(f"{name} must be finite and not negative, but got {seconds!r}.")
 
 
 class RefusalKind(StrEnum):

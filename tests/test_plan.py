@@ -1,8 +1,10 @@
 """Divisions, policies, and plans as files."""
 
+import copy
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,11 @@ from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan, Policy, choice
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
+from mucudnn.report import plan_as_json, render_plan
 from tests.examples import a_candidate, a_plan, a_problem, an_environment
+
+Place = tuple[str | int, ...]
+"""Keys and indices that lead to a value in a JSON value."""
 
 
 @pytest.mark.parametrize(
@@ -285,7 +291,9 @@ def test_a_contradiction_in_a_file_is_refused_by_name(tmp_path: Path) -> None:
         Plan.load(path)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "3", '{"schema": "1"}', '{"schema": null}'])
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "3", '{"schema": "1"}', '{"schema": null}', '{"schema": true}', '{"schema": 0}']
+)
 def test_json_that_is_no_plan_is_refused(text: str) -> None:
     with pytest.raises(PlanFormatError, match="must name its schema"):
         Plan.from_text(text)
@@ -306,7 +314,8 @@ def _edited(**fields: object) -> str:
         {"mode": "both"},
         {"policy": None},
         {"limit_bytes": 2048.5},
-        {"limit_bytes": math.inf},
+        {"limit_bytes": -1},
+        {"limit_bytes": True},
         {"limit_bytes": "2048"},
         {"environment": {"backend": "cpu"}},
         {"problems": []},
@@ -314,6 +323,9 @@ def _edited(**fields: object) -> str:
         {"assignments": [{}]},
         {"assignments": None},
         {"untouched": ["conv9"]},
+        {"untouched": [["conv9"]]},
+        {"version": 1},
+        {"colour": "red"},
     ],
 )
 def test_a_damaged_field_is_refused(fields: dict[str, object]) -> None:
@@ -327,10 +339,14 @@ def test_a_damaged_field_is_refused(fields: dict[str, object]) -> None:
         {"problem": -1},
         {"problem": 1},
         {"variant": 0.5},
-        {"division": [["cpu:direct", 32, 0.1, math.nan, 0.0]]},
+        {"division": [["cpu:direct", 32, 0.1, None, 0.0]]},
         {"division": [["cpu:direct", 32, 0.1, 10.5, 0.0]]},
         {"division": [["cpu:direct", 32, -0.1, 10, 0.0]]},
         {"division": [["cpu:direct", 32]]},
+        {"division": [[3, 32, 0.1, 10, 0.0]]},
+        {"path": []},
+        {"variant": -1},
+        {"op": "conv"},
         {"division": [["a", 8, 0.1, 0, 0.0], ["b", 16, 0.1, 0, 0.0], ["a", 8, 0.1, 0, 0.0]]},
         {"evidence": {}},
     ],
@@ -340,6 +356,121 @@ def test_a_damaged_assignment_is_refused(change: dict[str, object]) -> None:
 
     with pytest.raises(PlanFormatError, match="a field is missing or wrong"):
         Plan.from_text(_edited(assignments=[{**row, **change}]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "this one is nested too deeply"),
+        ('{"schema":' * 100_000, "this one is nested too deeply"),
+        (f'{{"schema": 1{"0" * 5000}}}', r"numbers must be at most 1e\+100 in size, but got 1(0){19}\.\.\."),
+        ('{"schema": NaN}', "numbers must be at most .* but got NaN"),
+        ('{"schema": 1, "version": -Infinity}', "numbers must be at most .* but got -Infinity"),
+        ('{"schema": 1, "limit_bytes": 1e999}', "numbers must be at most .* but got 1e999"),
+        ("\x00", "this one is damaged"),
+    ],
+    ids=["lists", "objects", "digits", "NaN", "Infinity", "1e999", "zero byte"],
+)
+def test_what_a_reader_of_json_stumbles_over_is_refused(text: str, message: str) -> None:
+    with pytest.raises(PlanFormatError, match=message):
+        Plan.from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (
+            ("environment", "software"),
+            ["torch"],
+            "the plan.environment.software must be an object, but got a",
+        ),
+        (
+            ("environment", "device"),
+            5,
+            "the plan.environment.device must be an object, but got a whole number",
+        ),
+        (
+            ("environment", "policy", "threads"),
+            8,
+            "environment.policy.threads must be a text, but got a whole",
+        ),
+        (("problems", 0, "bias"), [], r"problems\[0\].bias must be true or false, but got a list"),
+        (("problems", 0, "groups"), 7, r"problems\[0\]: groups must divide both c and k"),
+        (("assignments", 0, "problem"), 9, "there must be a problem 9, but got 2 problems"),
+        (("assignments", 0, "path"), [], r"assignments\[0\].path must be a text, but got a list"),
+        (("assignments", 0, "evidence", "error"), "small", "error must be a number, but got a text"),
+        (("assignments", 0, "evidence", "chosen", 0), "0.1", r"chosen\[0\] must be a number, but got a text"),
+        (("assignments", 0, "evidence", "chosen", 0), 1e-200, "must be 0 or at least 1e-100 seconds"),
+        (("assignments", 0, "evidence", "verdict"), "GOOD", "must be one of FASTER, .* but got 'GOOD'"),
+        (("assignments", 0, "evidence"), {}, "evidence must have reference, .* but got nothing"),
+        (
+            ("assignments", 0, "division", 0, 0),
+            3,
+            r"division\[0\]\[0\] must be a text, but got a whole number",
+        ),
+        (("untouched", 0), ["conv9"], r"untouched\[0\] must have 2 values, but got 1"),
+    ],
+)
+def test_a_message_names_the_damaged_field(keys: Place, value: object, message: str) -> None:
+    with pytest.raises(PlanFormatError, match=message):
+        Plan.from_text(_damaged(keys, value))
+
+
+def _damaged(place: Place, value: object) -> str:
+    """The plan with everything as text, with `value` at a place."""
+    root = [json.loads(_plan_with_everything().to_text())]
+    inner: Any = root
+    *way, last = (0, *place)
+    for key in way:
+        inner = inner[key]
+    inner[last] = copy.deepcopy(value)
+    return json.dumps(root[0])
+
+
+def _places(value: object, place: Place = ()) -> Iterator[Place]:
+    """Yield the places of a JSON value and of all values in it, containers and leaves."""
+    yield place
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _places(inner, (*place, key))
+
+
+DAMAGES = [None, "x", "", 5, -1, 0, 0.5, math.inf, math.nan, 1e308, 1e-308, 10**90, [], {}, True]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=repr)
+def test_a_plan_with_any_value_replaced_is_refused_or_can_be_used(damage: object) -> None:
+    for place in _places(json.loads(_plan_with_everything().to_text())):
+        try:
+            plan = Plan.from_text(_damaged(place, damage))
+        except PlanError:
+            continue
+        assert Plan.from_text(plan.to_text()) == plan
+        assert render_plan(plan)
+        assert json.dumps(plan_as_json(plan), allow_nan=False)
+        assert hash(plan) is not None
+
+
+def test_a_plan_with_any_value_removed_is_refused_or_can_be_used() -> None:
+    whole = json.loads(_plan_with_everything().to_text())
+    for *way, last in filter(None, _places(whole)):
+        damaged = copy.deepcopy(whole)
+        inner = damaged
+        for key in way:
+            inner = inner[key]
+        del inner[last]
+        try:
+            plan = Plan.from_text(json.dumps(damaged))
+        except PlanError:
+            continue
+        assert render_plan(plan)
+
+
+def test_equal_plans_have_equal_hashes() -> None:
+    plan = _plan_with_everything()
+    loaded = Plan.from_text(plan.to_text())
+
+    assert len({plan, loaded, dataclasses.replace(plan, limit_bytes=2**20)}) == 2
 
 
 def test_a_loaded_plan_knows_the_soft_facts_of_its_environment() -> None:

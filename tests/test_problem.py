@@ -146,6 +146,8 @@ def test_a_filter_larger_than_the_padded_image_is_refused_whatever_the_stride() 
     [
         ({"groups": 3}, "groups must divide both c and k, but got groups=3, c=16, k=24."),
         ({"dtype": "int8"}, "dtype must be one of float16, .*, but got 'int8'"),
+        ({"bias": ()}, r"bias must be True or False, but got \(\)"),
+        ({"bias": 1}, "bias must be True or False, but got 1"),
         ({"batch": -1}, "batch must be a number of at least 0, but got -1"),
         ({"in_channels": 0}, "in_channels must be a number of at least 1, but got 0"),
         ({"groups": 0}, "groups must be a number of at least 1, but got 0"),

@@ -75,9 +75,26 @@ def test_an_environment_survives_json_with_its_soft_facts() -> None:
     assert copy.soft == {"load": "0.3"}
 
 
-def test_an_environment_is_no_key_of_a_dictionary() -> None:
-    with pytest.raises(TypeError, match="unhashable type"):
-        hash(an_environment())
+def test_environments_are_keys_of_a_dictionary_whatever_their_soft_facts() -> None:
+    environments = [an_environment(), an_environment(soft={"load": "7.9"}), an_environment(backend="cudnn")]
+
+    assert len(set(environments)) == 2
+    assert hash(an_environment(policy={"deterministic": "no", "threads": "8"})) == hash(an_environment())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backend": None}, "backend must be a text, but got a value of type NoneType"),
+        ({"software": ["torch"]}, "software must be a mapping, but got a value of type list"),
+        ({"device": 5}, "device must be a mapping, but got a value of type int"),
+        ({"policy": {"threads": 8}}, "policy must have texts only, but got {'threads': 8}"),
+        ({"soft": {1: "load"}}, "soft must have texts only"),
+    ],
+)
+def test_what_no_environment_has_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        an_environment(**changes)
 
 
 def test_samples_are_seconds_per_call() -> None:
@@ -123,6 +140,10 @@ def test_a_candidate_may_cost_nothing() -> None:
         ),
         ({"time_s": float("nan")}, "time_s must be finite and not negative, but got nan"),
         ({"time_s": float("inf")}, "time_s must be finite"),
+        ({"algorithm": 3}, "algorithm must be a text, but got 3"),
+        ({"batch": True}, "batch must be a whole number of at least 1, but got True"),
+        ({"time_s": "0.1"}, "time_s must be finite and not negative, but got '0.1'"),
+        ({"time_s": False}, "time_s must be finite and not negative, but got False"),
         ({"setup_s": -0.1}, "setup_s must be finite and not negative, but got -0.1"),
     ],
 )

@@ -1,0 +1,160 @@
+"""The values of a plan as JSON and back. Reading is strict: what has another type or form is refused."""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from mucudnn.errors import PlanFormatError
+from mucudnn.intervals import Estimate
+from mucudnn.profile import Candidate
+
+_LARGEST = 1e100
+"""No number of a plan is larger, so that sums and products of a few stay finite."""
+_LEAST_SECONDS = 1e-100
+"""No time that was measured is less, unless it is 0, so that ratios stay finite."""
+
+_NAMES = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    type(None): "null",
+}
+"""What the types of JSON values are called in messages."""
+
+
+def parse(text: str) -> object:
+    """Return the JSON value that `text` describes; all its numbers are finite and of moderate size.
+
+    Raises:
+        PlanFormatError: the text is no JSON, is nested too deeply, or has a number that no plan has.
+    """
+    try:
+        return json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
+    except RecursionError:
+        raise PlanFormatError("A plan must be a JSON text, but this one is nested too deeply.") from None
+    except ValueError as error:
+        raise PlanFormatError(f"A plan must be a JSON text, but this one is damaged: {error}.") from error
+
+
+def _whole(text: str) -> int:
+    _real(text)  # before int, which refuses thousands of digits with advice that is of no use here
+    return int(text)
+
+
+def _real(text: str) -> float:
+    number = float(text)
+    if not abs(number) <= _LARGEST:
+        shown = text if len(text) <= 20 else f"{text[:20]}..."
+        raise PlanFormatError(f"A plan's numbers must be at most {_LARGEST:g} in size, but got {shown}.")
+    return number
+
+
+def encode(value: Any) -> Any:
+    """Return a value of a plan as a JSON value: dataclasses as objects, candidates and estimates as lists."""
+    if isinstance(value, Estimate):
+        ends = [end if math.isfinite(end) else None for end in (value.low, value.high)]
+        return [value.median, *ends, value.samples]
+    if isinstance(value, Candidate):
+        return [getattr(value, name) for name in _fields(Candidate)]
+    if dataclasses.is_dataclass(value):
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: encode(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return [encode(each) for each in value]
+    return value
+
+
+def decode(kind: Any, value: object, name: str = "it") -> Any:
+    """Return the value of type `kind` of which `encode` gave `value`.
+
+    Args:
+        kind: a dataclass, an enumeration, a tuple, a mapping of texts, `str`, `int`, `float`, `bool`, or one
+            of these or None. Numbers must not be negative: no plan has such.
+        value: a JSON value.
+        name: what the value is called in messages.
+
+    Raises:
+        ValueError: the value, or one in it, has another type or is refused by its class.
+    """
+    arguments = get_args(kind)
+    if isinstance(kind, UnionType):
+        return None if value is None else decode(arguments[0], value, name)
+    if get_origin(kind) is tuple:
+        return _decode_tuple(arguments, value, name)
+    if get_origin(kind) is Mapping:
+        facts = _as(dict, value, name)
+        return {fact: decode(arguments[1], each, f"{name}.{fact}") for fact, each in facts.items()}
+    if kind is Estimate:
+        return _decode_estimate(value, name)
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(kind, value, name)
+    if issubclass(kind, StrEnum):
+        return _decode_choice(kind, value, name)
+    return _as(kind, value, name)
+
+
+def _as(kind: type, value: Any, name: str) -> Any:
+    """Return `value`, if it has the JSON type `kind` and is not negative."""
+    kinds = (int, float) if kind is float else (kind,)
+    if type(value) not in kinds:  # not isinstance, for which true is a whole number
+        raise ValueError(f"{name} must be {_NAMES[kind]}, but got {_NAMES[type(value)]}")
+    if int in kinds and value < 0:
+        raise ValueError(f"{name} must not be negative, but got {value}")
+    return value
+
+
+def _decode_choice(kind: type[StrEnum], value: object, name: str) -> StrEnum:
+    text = _as(str, value, name)
+    if text not in list(kind):
+        raise ValueError(f"{name} must be one of {', '.join(kind)}, but got '{text}'")
+    return kind(text)
+
+
+def _decode_tuple(kinds: tuple[Any, ...], value: object, name: str) -> tuple[Any, ...]:
+    items = _as(list, value, name)
+    if kinds[-1] is Ellipsis:
+        kinds = (kinds[0],) * len(items)
+    if len(items) != len(kinds):
+        raise ValueError(f"{name} must have {len(kinds)} values, but got {len(items)}")
+    return tuple(
+        decode(kind, item, f"{name}[{index}]")
+        for index, (kind, item) in enumerate(zip(kinds, items, strict=True))
+    )
+
+
+def _decode_estimate(value: object, name: str) -> Estimate:
+    middle, low, high, samples = _decode_tuple((float, float | None, float | None, int), value, name)
+    if 0 < middle < _LEAST_SECONDS:
+        raise ValueError(f"{name} must be 0 or at least {_LEAST_SECONDS:g} seconds, but got {middle}")
+    return Estimate(middle, -math.inf if low is None else low, math.inf if high is None else high, samples)
+
+
+def _decode_dataclass(kind: Any, value: object, name: str) -> Any:
+    kinds = _fields(kind)
+    if kind is Candidate:
+        given = dict(zip(kinds, _decode_tuple(tuple(kinds.values()), value, name), strict=True))
+    else:
+        items = _as(dict, value, name)
+        if items.keys() != kinds.keys():
+            raise ValueError(f"{name} must have {', '.join(kinds)}, but got {', '.join(items) or 'nothing'}")
+        given = {field: decode(kinds[field], item, f"{name}.{field}") for field, item in items.items()}
+    try:
+        return kind(**given)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+@functools.cache
+def _fields(kind: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, by name and in order."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
