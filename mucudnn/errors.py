@@ -3,10 +3,11 @@
 MucudnnError
 ├── SizeError (ValueError)            an amount of memory that cannot be read
 ├── ProblemError (ValueError)         shapes that no convolution has
-├── OptionError (ValueError)          an unknown mode, policy, op or backend
+├── OptionError (ValueError)          an option that is none of the choices
 ├── InfeasibleError                   no division fits the workspace limit
 ├── SolverError                       a solver stopped without an answer
 ├── SampleError                       the model cannot be run on the sample, or has nothing to tune
+│   └── NothingToTuneError            the model runs on the sample, but has nothing to tune
 ├── BackendError                      a backend or an algorithm cannot be used here
 ├── StoreError                        a store that is damaged or newer than this version
 └── PlanError
@@ -28,7 +29,7 @@ class ProblemError(MucudnnError, ValueError):
 
 
 class OptionError(MucudnnError, ValueError):
-    """An unknown mode, policy, op or backend; the message lists the choices."""
+    """An option that is none of the choices; the message lists them."""
 
 
 class InfeasibleError(MucudnnError):
@@ -36,32 +37,42 @@ class InfeasibleError(MucudnnError):
 
     Attributes:
         limit_bytes: the limit that was asked for, in bytes.
-        least_bytes: the least limit for which there is an answer, in bytes; None where no candidates' sizes
-            add up to the batch, or where their workspaces are not known.
+        least_bytes: a limit that would do, in bytes: the least that is known without running anything above
+            the limit. What could not be weighed under the limit may turn out to need less. None where no
+            candidates' sizes add up to the batch, or where their workspaces are not known.
         site: where in the model, as text; None if it concerns no single site.
+        is_total: whether the limit is that of all convolutions together; then `least_bytes` is their sum,
+            and the site is the one that needs most.
     """
 
-    def __init__(self, limit_bytes: int, least_bytes: int | None, site: str | None = None) -> None:
+    def __init__(
+        self,
+        limit_bytes: int,
+        least_bytes: int | None,
+        site: str | None = None,
+        is_total: bool = False,
+    ) -> None:
         self.limit_bytes = limit_bytes
         self.least_bytes = least_bytes
         self.site = site
-        super().__init__(limit_bytes, least_bytes, site)
+        self.is_total = is_total
+        super().__init__(limit_bytes, least_bytes, site, is_total)
 
     def __str__(self) -> str:
-        where = f" for {self.site!r}" if self.site else ""
+        limit = f"the workspace limit of {_in_both_units(self.limit_bytes)}"
+        if self.is_total:
+            what = f"No divisions of all convolutions together fit {limit}"
+        else:
+            where = f" for {self.site!r}" if self.site else ""
+            what = f"No division{where} fits {limit}"
         if self.least_bytes is None:
-            return (
-                f"No division{where} fits the workspace limit of {_in_both_units(self.limit_bytes)}, "
-                "and it is not known what would do."
-            )
-        return (
-            f"No division{where} fits the workspace limit of {_in_both_units(self.limit_bytes)}; "
-            f"the least workspace that would do is {_in_both_units(self.least_bytes)}."
-        )
+            return f"{what}, and it is not known what would do."
+        most = f", of which {self.site!r} needs most" if self.is_total and self.site else ""
+        return f"{what}; a limit of {_in_both_units(self.least_bytes)} would do{most}."
 
     def at(self, site: str) -> "InfeasibleError":
         """Return the same error, naming the site in the model that it concerns."""
-        return InfeasibleError(self.limit_bytes, self.least_bytes, site)
+        return InfeasibleError(self.limit_bytes, self.least_bytes, site, self.is_total)
 
 
 class SolverError(MucudnnError):
@@ -70,6 +81,10 @@ class SolverError(MucudnnError):
 
 class SampleError(MucudnnError):
     """The model cannot be run on the sample, or it has nothing to tune."""
+
+
+class NothingToTuneError(SampleError):
+    """The model runs on the sample, but has nothing to tune; the message gives the reasons."""
 
 
 class BackendError(MucudnnError):

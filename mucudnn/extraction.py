@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,9 @@ from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 from torch.utils._pytree import tree_map_only
 
-from mucudnn.errors import OptionError, ProblemError, SampleError
+from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
 from mucudnn.functional import ConvArguments, explicit_padding, obstacle, problem_of
 from mucudnn.problem import ConvOp, ConvProblem
-
-ConvForward = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 _OTHER_KINDS = (nn.Conv1d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -74,6 +72,9 @@ def undividable(module: nn.Module) -> str | None:
         or getattr(kind, "_conv_forward", None) is not nn.Conv2d._conv_forward
     ):
         return f"{kind.__name__} computes its convolution itself"
+    replaced = module.__dict__.get("_conv_forward")
+    if replaced is not None and not getattr(type(replaced), "is_mucudnn_patch", False):
+        return "its _conv_forward has been replaced by something else"
     return None
 
 
@@ -92,6 +93,22 @@ def convolution_of(conv: nn.Conv2d, image: Tensor, weight: Tensor) -> tuple[Tens
     return explicit_padding(image, weight.shape[2:], arguments)
 
 
+def wanted_ops(ops: str | Collection[str], *, is_training: bool) -> frozenset[ConvOp]:
+    """Return the ops that `ops` names; "auto" names all in training mode, and else fprop.
+
+    Raises:
+        OptionError: `ops` names none, or one that there is not.
+    """
+    if isinstance(ops, str) and ops == "auto":
+        return frozenset(ConvOp) if is_training else frozenset({ConvOp.FPROP})
+    names = [ops] if isinstance(ops, str) or not isinstance(ops, Collection) else list(ops)
+    try:
+        return frozenset(ConvOp(name) for name in names or [""])
+    except ValueError:
+        choices = ", ".join(repr(str(op)) for op in ConvOp)
+        raise OptionError(f"ops must be 'auto' or some of {choices}, but got {ops!r}.") from None
+
+
 def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto") -> Extraction:
     """Return the convolutions that `model` computes on `sample`; the model is left as it was.
 
@@ -101,10 +118,11 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         ops: "auto", or the ops that are wanted, of those that the pass needs.
 
     Raises:
-        SampleError: the model cannot be run on the sample, or has no convolution that can be divided.
-        OptionError: an unknown op.
+        SampleError: the model cannot be run on the sample.
+        NothingToTuneError: it can, but has no convolution that can be divided, or none that needs the ops.
+        OptionError: `ops` is none of the choices.
     """
-    wanted = _wanted(ops, model.training)
+    wanted = wanted_ops(ops, is_training=model.training)
     modules = convolutions(model)
     refused = {path: undividable(module) for path, module in modules.items()}
     recorders = {
@@ -113,35 +131,40 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         if refused[path] is None and isinstance(module, nn.Conv2d)
     }
     _run(model, recorders, *_arguments(sample))
-    reasons = {**refused, **{path: recorder.reason for path, recorder in recorders.items()}}
+    reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
     order = sorted(recorders.items(), key=lambda named: named[1].turn)
     calls = tuple(
         SiteCall(path, variant, problem, needed)
         for path, recorder in order
         for variant, (problem, needed) in enumerate(recorder.calls.items())
+        if needed
     )
     untouched = tuple((path, reason) for path, reason in reasons.items() if reason is not None)
     if not calls:
         why = "; ".join(f"{path}: {reason}" for path, reason in untouched) or "it has none"
-        raise SampleError(f"The model must have a convolution that can be divided, but {why}.")
+        raise NothingToTuneError(f"The model must have a convolution that can be divided, but {why}.")
     return Extraction(calls, untouched)
 
 
 class _Recorder:
     """Stands in for a module's `_conv_forward` during the pass and notes what it is asked for."""
 
-    _turns = 0
-
     def __init__(self, conv: nn.Conv2d, wanted: frozenset[ConvOp]) -> None:
         self.conv = conv
         self.calls: dict[ConvProblem, tuple[ConvOp, ...]] = {}
         self.turn = 0
-        self.reason: str | None = "the sample does not reach its convolution"
+        self._obstacle: str | None = "the sample does not reach its convolution"
         self._wanted = wanted
 
     def start(self, turns: Iterator[int]) -> None:
         self._next_turn = turns
         self.calls.clear()
+
+    def verdict(self) -> str | None:
+        """Return why nothing of this module is to be tuned, or None if something is."""
+        if self._obstacle is None and not any(self.calls.values()):
+            return f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"
+        return self._obstacle
 
     def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         self._note(image, weight, bias)
@@ -151,7 +174,7 @@ class _Recorder:
     def _note(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         reason = obstacle(image, weight, bias)
         if reason is not None:
-            self.reason = reason
+            self._obstacle = reason
             return
         batched = image if image.dim() == 4 else image.unsqueeze(0)
         padded, arguments = convolution_of(self.conv, batched, weight)
@@ -159,23 +182,12 @@ class _Recorder:
             problem = problem_of(padded, weight, bias is not None, arguments)
         except ProblemError:
             return  # PyTorch's own says what is wrong, right after this
-        self.reason = None
+        self._obstacle = None
         if not self.calls:
             self.turn = next(self._next_turn)
         needs = {ConvOp.FPROP: True, ConvOp.DGRAD: image.requires_grad, ConvOp.WGRAD: weight.requires_grad}
         former = self.calls.get(problem, ())  # of a shared module any call may need an op
         self.calls[problem] = tuple(op for op in ConvOp if op in former or (op in self._wanted and needs[op]))
-
-
-def _wanted(ops: str | Collection[str], training: bool) -> frozenset[ConvOp]:
-    if ops == "auto":
-        return frozenset(ConvOp) if training else frozenset({ConvOp.FPROP})
-    names = [ops] if isinstance(ops, str) else list(ops)
-    try:
-        return frozenset(ConvOp(name) for name in names or [""])
-    except ValueError:
-        choices = ", ".join(repr(str(op)) for op in ConvOp)
-        raise OptionError(f"ops must be 'auto' or some of {choices}, but got {ops!r}.") from None
 
 
 def _arguments(sample: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -235,15 +247,36 @@ def _run_without_arithmetic(model: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 
 def _run_in_earnest(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the model on the sample; the values of its buffers and the random state are put back."""
+    """Run the model on a copy of the sample; its buffers' values and the random state are put back."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with torch.random.fork_rng(), torch.set_grad_enabled(model.training or torch.is_grad_enabled()):
-            model(*args, **kwargs)
+            copied_args, copied_kwargs = _copied((args, kwargs))
+            model(*copied_args, **copied_kwargs)
     finally:
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
+
+
+def _copied(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with a copy of every tensor: what a model changes in place is the user's."""
+    copies: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:  # a tensor that is passed twice stays one: models may ask
+            copies[id(tensor)] = _copy_of(tensor)
+        return copies[id(tensor)]
+
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, copy, arguments)
+    return copied
+
+
+def _copy_of(tensor: Tensor) -> Tensor:
+    if tensor.is_leaf:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    with torch.enable_grad():
+        return tensor.clone()  # no leaf either: only then may it be changed in place
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,9 +10,16 @@ import torch
 from torch import nn
 
 from mucudnn import patching
-from mucudnn.backends import backend_for
-from mucudnn.errors import InfeasibleError
-from mucudnn.extraction import CallArguments, Extraction, extract
+from mucudnn.backends import BACKENDS, Backend, backend_for
+from mucudnn.errors import (
+    BackendError,
+    InfeasibleError,
+    NothingToTuneError,
+    OptionError,
+    SampleError,
+    UntunedWarning,
+)
+from mucudnn.extraction import CallArguments, Extraction, extract, wanted_ops
 from mucudnn.functional import problems_of, undivided
 from mucudnn.intervals import Verdict, compare
 from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan, Policy, choice
@@ -51,7 +59,8 @@ def optimize(
         workspace_limit: an int of bytes, or a string with a unit ("64MiB"). In reuse mode each convolution
             may take that much, in sharing mode all together.
         sample: a tensor, a tuple of arguments, or a dict of keyword arguments, with the batch that the model
-            will meet. Without one the model is armed: the first call that reaches it is the sample.
+            will meet. Without one the model is armed: the first call that reaches it is the sample. Where
+            that has nothing to tune, an UntunedWarning says so and the model runs as before.
         mode: "reuse" (one buffer serves all convolutions in turn) or "sharing" (each owns its part).
         policy: which micro-batch sizes are tried: "undivided", "power_of_two" or "all".
         ops: "auto" (all three in training mode, fprop alone in eval mode), or some of "fprop", "dgrad" and
@@ -61,10 +70,10 @@ def optimize(
         progress: None shows a bar on a terminal, True always, False never; or a `Progress` to be told.
 
     Raises:
-        SizeError, OptionError: an argument cannot be read.
+        SizeError, OptionError: an argument cannot be read, or is none of the choices.
         SampleError: the model cannot be run on the sample, or has nothing to tune.
-        InfeasibleError: nothing fits the limit; it names the convolution and the least that would do.
-        BackendError: nothing tunes on the model's device.
+        InfeasibleError: nothing fits the limit; it names the convolution and a limit that would do.
+        BackendError: nothing tunes on the model's device, or `backend` does not.
         StoreError: the store is damaged or newer than this version.
     """
     options: dict[str, Any] = {
@@ -72,7 +81,7 @@ def optimize(
     }  # fmt: skip
     if sample is not None:
         return patching.apply(model, tune(model, sample, workspace_limit, **options))
-    _Settings.of(workspace_limit, mode, policy)
+    _Settings.of(workspace_limit, **options)
     return patching.arm(model, _FirstCall(workspace_limit, options))
 
 
@@ -89,9 +98,11 @@ def tune(
     progress: ProgressOption = None,
 ) -> Plan:
     """Return the plan for `model` on `sample`; the model is left untouched. For the rest see `optimize`."""
-    settings = _Settings.of(workspace_limit, mode, policy)
+    settings = _Settings.of(
+        workspace_limit, mode, policy, ops=ops, backend=backend, store=store, progress=progress
+    )
+    chosen = _backend_at(backend, _device_of(model))
     extraction = extract(model, sample, ops)
-    chosen = backend_for(backend, _device_of(model))
     own_store = not (store is None or isinstance(store, str | os.PathLike))
     opened = open_store(store)
     try:
@@ -106,7 +117,8 @@ def tune(
 class _FirstCall:
     """What an armed model does on its first call: tune on its arguments and be patched.
 
-    Where that fails the model stays armed.
+    Where the call has nothing to tune, the model is disarmed, with a warning, and runs as before. Where
+    tuning fails the model stays armed; arguments that the model rejects are left to its own error.
     """
 
     def __init__(self, workspace_limit: int | str, options: Mapping[str, Any]) -> None:
@@ -117,6 +129,12 @@ class _FirstCall:
         patching.restore(model)
         try:
             plan = tune(model, CallArguments(args, kwargs), self._workspace_limit, **self._options)
+        except NothingToTuneError as error:
+            warnings.warn(f"The model runs as before, untuned. {error}", UntunedWarning, stacklevel=2)
+            return
+        except SampleError:
+            patching.arm(model, self)
+            return
         except BaseException:
             patching.arm(model, self)
             raise
@@ -125,15 +143,54 @@ class _FirstCall:
 
 @dataclasses.dataclass(frozen=True)
 class _Settings:
-    """What the user asked for, read."""
+    """What the user asked for, read and checked."""
 
     limit_bytes: int
     mode: Mode
     policy: Policy
 
     @classmethod
-    def of(cls, workspace_limit: int | str, mode: str, policy: str) -> "_Settings":
-        return cls(parse_bytes(workspace_limit), choice(Mode, mode), choice(Policy, policy))
+    def of(
+        cls,
+        workspace_limit: int | str,
+        mode: str,
+        policy: str,
+        *,
+        ops: str | Collection[str],
+        backend: str,
+        store: object,
+        progress: object,
+    ) -> "_Settings":
+        """Read and check all options, before any work is done.
+
+        Raises:
+            SizeError, OptionError: one of them cannot be read, or is none of the choices.
+        """
+        settings = cls(parse_bytes(workspace_limit), choice(Mode, mode), choice(Policy, policy))
+        wanted_ops(ops, is_training=True)
+        names = ("auto", *BACKENDS)
+        if not isinstance(backend, str) or backend not in names:
+            raise OptionError(f"backend must be one of {', '.join(map(repr, names))}, but got {backend!r}.")
+        if not (store is None or isinstance(store, str | os.PathLike) or _offers(store, Store)):
+            raise OptionError(f"store must be a path, a Store or None, but got {store!r}.")
+        if not (progress is None or isinstance(progress, bool) or _offers(progress, Progress)):
+            raise OptionError(f"progress must be True, False, None or a Progress, but got {progress!r}.")
+        return settings
+
+
+def _offers(value: object, protocol: type) -> bool:
+    """Return whether `value` is an instance with all methods of `protocol`."""
+    names = [name for name in vars(protocol) if not name.startswith("_")]
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in names)
+
+
+def _backend_at(name: str, device: torch.device) -> Backend:
+    chosen = backend_for(name, device)
+    if device.type != chosen.device.type:
+        raise BackendError(
+            f"The backend {name!r} tunes models on {chosen.device.type}, but the model lies on {device}."
+        )
+    return chosen
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -236,16 +293,17 @@ class Tuning:
         }
 
     def _check_feasible(self, profiles: Mapping[ConvProblem, Profile]) -> None:
-        """Raise an InfeasibleError if the candidates of some problem make no division of its batch.
+        """Raise an InfeasibleError if some batch has no division, or all divisions share too little.
 
-        It names the site that needs most, and the least limit with which all sites would do.
+        It names the site that needs most, and a limit with which all sites would do.
         """
-        limit_bytes = self._profiler.limit_bytes
+        limit_bytes, is_sharing = self._profiler.limit_bytes, self._mode is Mode.SHARING
         leasts = {
             problem: least_workspace_bytes(profile.candidates, problem.batch)
             for problem, profile in profiles.items()
         }
-        if None not in leasts.values():
+        known = [least for problem in self._problems.values() if (least := leasts[problem]) is not None]
+        if len(known) == len(self._problems) and (not is_sharing or sum(known) <= limit_bytes):
             return
         needs: dict[ConvSite, int] = {}
         for site, problem in self._problems.items():
@@ -254,8 +312,8 @@ class Tuning:
                 raise InfeasibleError(limit_bytes, None, str(site))
             needs[site] = least
         neediest = max(needs, key=needs.__getitem__)
-        together = sum(needs.values()) if self._mode is Mode.SHARING else needs[neediest]
-        raise InfeasibleError(limit_bytes, together, str(neediest))
+        least_bytes = sum(needs.values()) if is_sharing else needs[neediest]
+        raise InfeasibleError(limit_bytes, least_bytes, str(neediest), is_sharing)
 
     def _base(self, profile: Profile) -> Division | None:
         """PyTorch's own convolution, undivided, if the limit allows to run it."""
@@ -288,8 +346,9 @@ class Tuning:
         if not seen:
             less = [each for each in fitting if each.workspace_bytes < division.workspace_bytes]
             if least_workspace_bytes(less, problem.batch) is None:
-                least = min(comparison.workspaces.values(), default=None)
-                raise InfeasibleError(self._profiler.limit_bytes, least, str(site))
+                # In sharing mode that one would do says nothing about what all would need.
+                seen_bytes = comparison.workspaces.values() if self._mode is Mode.REUSE else ()
+                raise InfeasibleError(self._profiler.limit_bytes, min(seen_bytes, default=None), str(site))
             smaller = solve_reuse(less, problem.batch, division.workspace_bytes)
             return self._confirm(site, smaller, less, base)
         chosen = _winner(seen, comparison)

@@ -37,8 +37,30 @@ def test_infeasible_names_site_limit_and_least_workspace_in_both_units() -> None
 
     assert str(error) == (
         "No division for 'layer1.conv fprop' fits the workspace limit of 64 bytes (6.104e-05 MiB); "
-        "the least workspace that would do is 3145728 bytes (3 MiB)."
+        "a limit of 3145728 bytes (3 MiB) would do."
     )
+
+
+def test_infeasible_of_all_together_says_so_and_names_the_site_that_needs_most() -> None:
+    error = errors.InfeasibleError(64, 3 * 2**20, "layer1.conv fprop", is_total=True)
+
+    assert str(error) == (
+        "No divisions of all convolutions together fit the workspace limit of 64 bytes (6.104e-05 MiB); "
+        "a limit of 3145728 bytes (3 MiB) would do, of which 'layer1.conv fprop' needs most."
+    )
+
+
+def test_infeasible_of_all_together_without_a_known_remedy_says_so() -> None:
+    error = errors.InfeasibleError(64, None, is_total=True)
+
+    assert str(error) == (
+        "No divisions of all convolutions together fit the workspace limit of 64 bytes (6.104e-05 MiB), "
+        "and it is not known what would do."
+    )
+
+
+def test_nothing_to_tune_is_a_matter_of_the_sample() -> None:
+    assert issubclass(errors.NothingToTuneError, errors.SampleError)
 
 
 def test_infeasible_without_a_known_remedy_says_so() -> None:
@@ -56,9 +78,9 @@ def test_infeasible_can_be_told_its_site_later() -> None:
 
 
 def test_infeasible_survives_pickling() -> None:
-    error = errors.InfeasibleError(5, None, "conv1 wgrad")
+    error = errors.InfeasibleError(5, None, "conv1 wgrad", is_total=True)
 
     copy = pickle.loads(pickle.dumps(error))
 
-    assert (copy.limit_bytes, copy.least_bytes, copy.site) == (5, None, "conv1 wgrad")
+    assert (copy.limit_bytes, copy.least_bytes, copy.site, copy.is_total) == (5, None, "conv1 wgrad", True)
     assert str(copy) == str(error)

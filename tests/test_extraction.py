@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from mucudnn.errors import OptionError, SampleError
+from mucudnn.errors import NothingToTuneError, OptionError, SampleError
 from mucudnn.extraction import CallArguments, Extraction, extract
 from mucudnn.problem import ConvOp, Layout
 from tests.models import a_batch, a_chain
@@ -172,12 +172,46 @@ def test_one_op_may_be_asked_for_by_its_name() -> None:
     assert _ops(extract(a_chain(), a_batch(), "wgrad")) == {"0": (ConvOp.WGRAD,), "3": (ConvOp.WGRAD,)}
 
 
-@pytest.mark.parametrize("ops", ["forward", ["fprop", "bprop"], []])
+@pytest.mark.parametrize(
+    "ops", ["forward", "", ["fprop", "bprop"], [], None, 5, [None], [["fprop"]], iter(["fprop"])]
+)
 def test_an_unknown_op_is_answered_with_those_that_there_are(ops: Any) -> None:
     with pytest.raises(
         OptionError, match=r"ops must be 'auto' or some of 'fprop', 'dgrad', 'wgrad', but got"
     ):
         extract(a_chain(), a_batch(), ops)
+
+
+def test_a_convolution_that_needs_none_of_the_ops_asked_for_is_listed_with_the_reason() -> None:
+    # Nobody asks for the gradient of the images.
+    extraction = extract(a_chain(), a_batch(), "dgrad")
+
+    assert _ops(extraction) == {"3": (ConvOp.DGRAD,)}
+    assert extraction.untouched == (("0", "it needs no dgrad"),)
+
+
+def test_a_model_that_needs_none_of_the_ops_asked_for_is_refused() -> None:
+    conv = nn.Conv2d(3, 4, 3).requires_grad_(requires_grad=False)
+
+    with pytest.raises(NothingToTuneError, match="0: it needs no dgrad or wgrad"):
+        extract(nn.Sequential(conv), a_batch(), ["wgrad", "dgrad"])
+
+
+def test_a_shape_that_needs_none_of_the_ops_asked_for_leaves_the_other_its_number() -> None:
+    class Pyramid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 4, 3)
+
+        def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+            return self.head(image), self.head(self.body(image[..., ::2, ::2].contiguous()))
+
+    extraction = extract(Pyramid(), a_batch(), "dgrad")
+
+    assert [(call.path, call.variant, call.ops) for call in extraction.calls] == [
+        ("head", 1, (ConvOp.DGRAD,))
+    ]
+    assert extraction.untouched == (("body", "it needs no dgrad"),)
 
 
 def test_a_shared_module_is_one_site() -> None:
@@ -275,6 +309,59 @@ def test_a_model_that_needs_values_runs_in_earnest() -> None:
     calls = extract(DependsOnValues(), a_batch()).calls
 
     assert [(call.path, call.variant) for call in calls] == [("first", 0), ("second", 0)]
+
+
+class ChangesItsInput(nn.Module):
+    """Adds to its input in place, and needs real numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.seen: list[Tensor] = []
+
+    def forward(self, image: Tensor, other: Tensor | None = None) -> Tensor:
+        self.seen.append(image)
+        if image.requires_grad and image.is_leaf:
+            return self.conv(image * image.sum().item())
+        image.add_(1 if image.sum().item() else 2)
+        if other is not None and other is not image:
+            raise ValueError("image and other must be one")
+        return self.conv(image)
+
+
+@pytest.mark.parametrize("dim", [3, 4])
+def test_the_sample_stays_as_it_was(dim: int) -> None:
+    image = a_batch() if dim == 4 else a_batch()[0]
+    before, version = image.clone(), image._version
+
+    extract(ChangesItsInput(), {"image": image})
+
+    assert torch.equal(image, before)
+    assert image._version == version
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_sample_for_a_run_in_earnest_keeps_its_gradient(is_leaf: bool) -> None:
+    image = a_batch().requires_grad_()
+    if not is_leaf:
+        image = image * 2
+
+    assert _ops(extract(ChangesItsInput(), image)) == {"conv": ALL}
+
+
+def test_a_sample_for_a_run_in_earnest_keeps_its_memory_format() -> None:
+    model = ChangesItsInput()
+
+    (call,) = extract(model, a_batch().to(memory_format=torch.channels_last)).calls
+
+    assert call.problem.layout is Layout.CHANNELS_LAST
+    assert model.seen[-1].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_tensor_that_a_sample_holds_twice_stays_one() -> None:
+    image = a_batch()
+
+    assert _ops(extract(ChangesItsInput(), (image, image)))["conv"] == (ConvOp.FPROP, ConvOp.WGRAD)
 
 
 @pytest.mark.parametrize("kind", [a_chain, DependsOnValues, RunningMean])
@@ -376,6 +463,31 @@ def test_a_subclass_that_computes_differently_is_listed_with_the_reason() -> Non
     model = nn.Sequential(nn.Conv2d(3, 4, 3), Doubled(4, 4, 3))
 
     assert extract(model, a_batch()).untouched == (("1", "Doubled computes its convolution itself"),)
+
+
+def test_a_convolution_whose_instance_computes_differently_is_listed_with_the_reason() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+
+    def doubled(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return nn.Conv2d._conv_forward(model[1], image, 2 * weight, bias)
+
+    model[1].__dict__["_conv_forward"] = doubled
+
+    assert extract(model, a_batch()).untouched == (
+        ("1", "its _conv_forward has been replaced by something else"),
+    )
+    assert model[1].__dict__["_conv_forward"] is doubled
+
+
+def test_a_convolution_that_carries_our_own_patch_is_divided() -> None:
+    class Patch:
+        is_mucudnn_patch = True
+
+    conv, patch = nn.Conv2d(3, 4, 3), Patch()
+    conv.__dict__["_conv_forward"] = patch
+
+    assert [call.path for call in extract(nn.Sequential(conv), a_batch()).calls] == ["0"]
+    assert conv.__dict__["_conv_forward"] is patch
 
 
 def test_a_subclass_that_only_initialises_differently_is_divided() -> None:

@@ -1,7 +1,10 @@
 """What goes wrong with files, and which file is used."""
 
+import copy
+import gc
 import json
 import os
+import pickle
 import re
 import resource
 import shutil
@@ -16,7 +19,7 @@ import pytest
 
 from mucudnn.errors import StoreError
 from mucudnn.profile import Measurement
-from mucudnn.store import MemoryStore, SqliteStore, StoreWarning, default_path, open_store
+from mucudnn.store import MemoryStore, SqliteStore, Store, StoreWarning, default_path, open_store
 from tests.data import make_store_schema_1 as released
 from tests.examples import a_record, a_trial, an_environment
 
@@ -318,13 +321,13 @@ def test_everything_can_be_copied_into_another_store(tmp_path: Path) -> None:
     with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as source:
         source.add_records(released.ENVIRONMENT, released.RECORDS)
         source.add_comparison(released.ENVIRONMENT, released.COMPARISON)
-        copy = MemoryStore()
-        source.copy_into(copy)
+        target = MemoryStore()
+        source.copy_into(target)
 
     trials = [record.trial for record in released.RECORDS]
-    compared = copy.comparison(released.ENVIRONMENT, released.COMPARISON.problem, released.COMPARISON.times)
-    assert copy.count() == 4
-    assert tuple(copy.records(released.ENVIRONMENT, trials).values()) == released.RECORDS
+    compared = target.comparison(released.ENVIRONMENT, released.COMPARISON.problem, released.COMPARISON.times)
+    assert target.count() == 4
+    assert tuple(target.records(released.ENVIRONMENT, trials).values()) == released.RECORDS
     assert compared == released.COMPARISON
 
 
@@ -429,3 +432,69 @@ def test_raw_spans_are_kept_in_order(tmp_path: Path) -> None:
 
     assert json.loads(str(times)) == {"spans_ns": [51_000, 50_000, 52_000], "calls": 4, "converged": True}
     assert a_record().times == Measurement((51_000, 50_000, 52_000), calls=4)
+
+
+def _through_pickle(store: Store) -> Store:
+    copied: Store = pickle.loads(pickle.dumps(store))
+    return copied
+
+
+COPYING = pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, _through_pickle])
+
+
+@COPYING
+def test_a_copy_of_a_store_in_a_file_is_the_same_file(tmp_path: Path, way: Callable[[Store], Store]) -> None:
+    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store, way(store) as copied:
+        copied.add_records(an_environment(), [a_record(a_trial("new"))])
+
+        assert isinstance(copied, SqliteStore)
+        assert (copied.path, store.count()) == (store.path, 2)
+
+
+def test_a_copy_of_a_read_only_store_is_read_only(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+
+    with (
+        SqliteStore(path, read_only=True) as store,
+        copy.copy(store) as copied,
+        pytest.raises(StoreError, match="readonly database"),
+    ):
+        copied.add_records(an_environment(), [a_record()])
+
+
+def test_a_copy_of_a_store_in_a_file_closes_itself_when_it_is_forgotten(tmp_path: Path) -> None:
+    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store:
+        copied = copy.copy(store)
+        connection = copied._connection
+        del copied
+        gc.collect()
+
+        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+            connection.execute("SELECT 1")
+
+
+def test_a_copy_of_a_store_whose_file_is_no_store_any_more_is_refused(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    with SqliteStore(path) as store:
+        pickled = pickle.dumps(store)
+    path.write_text("what was measured\n" * 1000)
+
+    with pytest.raises(StoreError, match="file is not a database"):
+        pickle.loads(pickled)
+
+
+@COPYING
+def test_a_copy_of_a_store_in_memory_holds_the_same_and_then_goes_its_own_way(
+    way: Callable[[Store], Store],
+) -> None:
+    store = MemoryStore()
+    store.add_records(an_environment(), [a_record()])
+    store.add_comparison(released.ENVIRONMENT, released.COMPARISON)
+
+    copied = way(store)
+    copied.add_records(an_environment(), [a_record(a_trial("new"))])
+
+    compared = copied.comparison(released.ENVIRONMENT, released.COMPARISON.problem, released.COMPARISON.times)
+    assert copied.records(an_environment(), [a_trial()]) == {a_trial(): a_record()}
+    assert compared == released.COMPARISON
+    assert (store.count(), copied.count()) == (1, 2)

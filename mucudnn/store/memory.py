@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
@@ -15,6 +15,15 @@ class MemoryStore:
     def __init__(self) -> None:
         self._records: dict[tuple[str, Trial], Record] = {}
         self._comparisons: dict[tuple[str, ConvProblem, frozenset[str]], Comparison] = {}
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is known; a lock cannot be copied."""
+        with self._lock:
+            return {"_records": dict(self._records), "_comparisons": dict(self._comparisons)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         self._lock = threading.Lock()
 
     def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:

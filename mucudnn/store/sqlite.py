@@ -4,7 +4,8 @@ import contextlib
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -58,7 +59,7 @@ class SqliteStore:
     Each call is one short transaction; a process that finds the file locked waits for up to half a minute.
     The journal is the plain one: a write-ahead log needs shared memory, which network file systems lack. A
     process that is killed leaves all that it had added. A file that is refused stays, byte for byte, as it
-    is.
+    is. A copy, pickled or not, is the same file opened once more; it closes itself when it is forgotten.
 
     Attributes:
         path: of the file, absolute.
@@ -73,6 +74,7 @@ class SqliteStore:
 
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
         self.path = Path(path).absolute()
+        self._read_only = read_only
         self._lock = threading.Lock()
         self._connection = _connect(self.path, read_only)
         try:
@@ -80,6 +82,9 @@ class SqliteStore:
         except BaseException:
             self.close()
             raise
+
+    def __reduce__(self) -> tuple[Callable[[Path, bool], "SqliteStore"], tuple[Path, bool]]:
+        return _reopened, (self.path, self._read_only)
 
     def _prepare(self, read_only: bool) -> None:
         with self._transaction("DEFERRED") as database:
@@ -168,6 +173,12 @@ class SqliteStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _reopened(path: Path, read_only: bool) -> SqliteStore:
+    store = SqliteStore(path, read_only=read_only)
+    weakref.finalize(store, store._connection.close)  # whoever copies a model knows of no store to close
+    return store
 
 
 @contextlib.contextmanager

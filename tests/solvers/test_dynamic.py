@@ -174,7 +174,7 @@ def test_only_algorithms_without_workspace_run_under_a_limit_of_zero() -> None:
 
 
 def test_an_infeasible_limit_is_told_with_the_least_that_would_do() -> None:
-    with pytest.raises(InfeasibleError, match="the least workspace that would do is 7 bytes") as caught:
+    with pytest.raises(InfeasibleError, match="a limit of 7 bytes") as caught:
         solve_reuse([Candidate("x", 2, 1, 7), Candidate("x", 1, 1, 8)], 4, 6)
 
     assert (caught.value.limit_bytes, caught.value.least_bytes) == (6, 7)

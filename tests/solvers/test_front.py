@@ -103,7 +103,7 @@ def test_no_samples_have_a_front_of_one_empty_division() -> None:
 
 @pytest.mark.parametrize(("limit_bytes", "least_bytes"), [(2, 3), (0, 3)])
 def test_a_front_without_points_is_infeasible(limit_bytes: int, least_bytes: int) -> None:
-    with pytest.raises(InfeasibleError, match="the least workspace that would do is 3 bytes") as caught:
+    with pytest.raises(InfeasibleError, match="a limit of 3 bytes") as caught:
         division_front([Candidate("x", 1, 1, 3)], 2, limit_bytes)
 
     assert (caught.value.limit_bytes, caught.value.least_bytes) == (limit_bytes, least_bytes)
