@@ -35,6 +35,7 @@ def train(
     learning_rate: float = 0.05,
     momentum: float = 0.9,
     weight_decay: float = 1e-4,
+    decay: bool = False,
     steps: int | None = None,
     drop_last: bool = False,
     channels_last: bool = False,
@@ -52,9 +53,10 @@ def train(
         epochs: how often every training image is seen.
         batch_size: images in a mini-batch, and in a batch of the test.
         seed: of the order of the training images, drawn anew for every epoch.
-        learning_rate: step per unit of gradient, constant.
+        learning_rate: step per unit of gradient.
         momentum: share of the previous step that is kept; 0.9 in He et al. 2015, section 4.2.
         weight_decay: gradient added per unit of weight; 1e-4 in the same place.
+        decay: whether the learning rate falls linearly to 0 over the epochs, rather than stay constant.
         steps: stop after so many steps; None goes through all epochs.
         drop_last: whether the smaller mini-batch at the end of an epoch is left out.
         channels_last: whether model and images are laid out with the channels innermost.
@@ -64,14 +66,23 @@ def train(
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in the overloads
     model.train()
     optimiser = torch.optim.SGD(model.parameters(), learning_rate, momentum, weight_decay=weight_decay)
+    rates = _rates(optimiser, epochs * (len(digits.train_labels) // batch_size) if decay else None)
     stream = _epochs(digits, epochs, batch_size, seed, drop_last)
     losses = []
     for step, (images, labels) in enumerate(islice(stream, steps)):
         losses.append(_step(model, optimiser, _placed(images, model, channels_last), labels))
+        rates.step()
         if on_step is not None:
             on_step(step, losses[-1])
     test = digits.test_images, digits.test_labels
     return TrainingRun(tuple(losses), accuracy(model, *test, batch_size, channels_last=channels_last))
+
+
+def _rates(optimiser: torch.optim.Optimizer, steps: int | None) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return what sets the learning rate of every step: constant, or falling to 0 over `steps`."""
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: 1.0 if steps is None else max(0.0, 1 - step / steps)
+    )
 
 
 def _epochs(
