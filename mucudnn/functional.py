@@ -342,26 +342,16 @@ def divided_conv(
         raise ProblemError(
             f"The bias must have shape {tuple(weight.shape[:1])}, but got {tuple(bias.shape)}."
         )
-    if input.dim() == rank + 1:
-        return divided_conv(
-            input.unsqueeze(0),
-            weight,
-            bias,
-            stride,
-            padding,
-            dilation,
-            groups,
-            fprop=fprop,
-            dgrad=dgrad,
-            wgrad=wgrad,
-        ).squeeze(0)
+    is_batched = input.dim() == rank + 2
     arguments = ConvArguments.of(rank, stride, padding, dilation, groups)
-    image, arguments = explicit_padding(input, weight.shape[2:], arguments)
+    batch = input if is_batched else input.unsqueeze(0)
+    image, arguments = explicit_padding(batch, weight.shape[2:], arguments)
     given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
     divisions = {op: division for op, division in given.items() if division is not None}
     backend = _backend_of(divisions, image)
     problem = problem_of(image, weight, bias is not None, arguments)
-    return DividedConvolution(backend, problem, divisions)(image, weight, bias)
+    result = DividedConvolution(backend, problem, divisions)(image, weight, bias)
+    return result if is_batched else result.squeeze(0)
 
 
 def _backend_of(divisions: Mapping[ConvOp, Division], image: Tensor) -> Backend:
