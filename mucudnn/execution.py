@@ -2,22 +2,23 @@
 
 The buffer grows to the largest part's need once and is then reused by every part and every layer; after that
 nothing is allocated but results (and what PyTorch's own convolution takes by itself). Every thread has
-buffers of its own.
+buffers of its own on the processor; on a device all threads that put work on one stream share one.
 """
 
+import dataclasses
 import itertools
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import SliceKernel, SumKernel
+from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
 from mucudnn.algorithms.base import ALIGNMENT_BYTES
 from mucudnn.algorithms.own import operands, result_bytes, unread_operand
-from mucudnn.backends import Backend, Job, backend_of
+from mucudnn.backends import Backend, Job, Queue, backend_of
 from mucudnn.errors import BackendError
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -40,14 +41,20 @@ def sum_dtype(problem: ConvProblem) -> torch.dtype:
 
 
 class Workspace:
-    """One buffer, and the kernels that are bound to it. Serves one thread.
+    """One buffer, and the kernels that are bound to it. Serves one queue, and one runner at a time.
 
     A kernel goes with the runner that it was made for.
+
+    Attributes:
+        lock: whoever runs a division holds it, from its first part to its last.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.lock = threading.Lock()
         self._buffer = _bytes(0, device)
         self._touched_bytes = 0
+        self._captured: list[Tensor] = []
+        self._is_captured = False
         self._slice_kernels: WeakKeyDictionary[_Step, SliceKernel] = WeakKeyDictionary()
         self._sum_kernels: WeakKeyDictionary[_Step, SumKernel] = WeakKeyDictionary()
 
@@ -56,24 +63,42 @@ class Workspace:
         """Bytes that the buffer takes."""
         return self._buffer.numel()
 
-    def reserve(self, n_bytes: int) -> None:
-        """Make the buffer hold at least `n_bytes`; if it must grow, all kernels are bound anew later."""
-        self._touched_bytes = max(self._touched_bytes, n_bytes)
-        if n_bytes <= self.n_bytes:
-            return
+    def reserve(self, n_bytes: int, capacity_bytes: int = 0) -> None:
+        """Make the buffer hold at least `n_bytes`; if it must grow, all kernels are bound anew later.
+
+        Args:
+            n_bytes: that are needed now.
+            capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need.
+        """
+        if self._buffer.is_cuda:
+            self._is_captured |= torch.cuda.is_current_stream_capturing()
+        if n_bytes > self.n_bytes:
+            self._grow(max(n_bytes, capacity_bytes))
+        storage = self._buffer.untyped_storage()
+        if storage.nbytes() < self.n_bytes:
+            storage.resize_(self.n_bytes)  # it was given back
+        # Host memory is taken page by page, as it is written to; a device's at once.
+        taken_bytes = self.n_bytes if self._buffer.is_cuda else n_bytes
+        self._touched_bytes = max(self._touched_bytes, taken_bytes)
+
+    def _grow(self, n_bytes: int) -> None:
         device = self._buffer.device
         self._slice_kernels.clear()
         self._sum_kernels.clear()
+        if self._is_captured:
+            self._captured.append(self._buffer)  # a graph that is replayed works in it still
+        self._is_captured = False
         self._buffer = _bytes(0, device)  # the old one goes before the new comes
         self._buffer = _bytes(n_bytes, device)
 
     def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend) -> None:
         """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
 
-        What lies behind in the buffer goes back to the system, and comes again when it is written to.
+        What lies behind in the buffer goes back to the system, and comes again when it is written to. A
+        buffer in which a captured graph works stays.
         """
         kept_bytes = max(limit_bytes - n_bytes, 0)
-        if self._touched_bytes > kept_bytes:
+        if self._touched_bytes > kept_bytes and not self._is_captured:
             backend.release(self._buffer[kept_bytes : self._touched_bytes])
             self._touched_bytes = kept_bytes
 
@@ -120,11 +145,12 @@ class DivisionJob:
         parts = cast("list[tuple[str, int]]", payload["parts"])
         division = Division(tuple(Candidate(name, batch, 0.0, 0) for name, batch in parts))
         backend = backend_of(division.parts[0].algorithm)
-        first, second, bias = operands(self._problem, torch.Generator())
-        unread = None if self._problem.op is ConvOp.FPROP else unread_operand(self._problem)
+        self._device = backend.device
+        first, second, bias = operands(self._problem, torch.Generator(self._device), self._device)
+        is_fprop = self._problem.op is ConvOp.FPROP
+        unread = None if is_fprop else unread_operand(self._problem, self._device)
         self._operands = (first, second, bias, unread)
         self._runner = Runner(backend, self._problem, division)
-        self._device = backend.device
 
     @property
     def result_bytes(self) -> int:
@@ -146,48 +172,50 @@ class Owner:
     """Whoever owns a workspace of its own; the workspace goes when its owner goes."""
 
 
-class _Workspaces(threading.local):
-    """This thread's workspaces: one for each device that all share, and those that have an owner."""
+class _Workspaces:
+    """The workspaces of one queue: one that all share, and those that have an owner."""
 
-    def __init__(self) -> None:
-        self.common: dict[torch.device, Workspace] = {}
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.common = Workspace(device)
         self.owned: WeakKeyDictionary[Owner, Workspace] = WeakKeyDictionary()
 
 
-_workspaces = _Workspaces()
+_workspaces: WeakKeyDictionary[Queue, _Workspaces] = WeakKeyDictionary()
+_making = threading.Lock()
 
 
-def workspace_of(device: torch.device, owner: Owner | None = None) -> Workspace:
-    """Return this thread's workspace on `device`: the common one, or the one that belongs to `owner`.
+def workspace_of(backend: Backend, owner: Owner | None = None) -> Workspace:
+    """Return the workspace of this thread's present queue: the common one, or the one of `owner`.
 
     In reuse mode all sites share the common one; in sharing mode each site owns its own.
     """
+    queue = backend.queue()
+    here = _workspaces.get(queue)
+    if here is None:
+        with _making:
+            here = _workspaces.setdefault(queue, _Workspaces(backend.device))
     if owner is None:
-        workspace = _workspaces.common.get(device)
-        if workspace is None:
-            workspace = _workspaces.common[device] = Workspace(device)
-        return workspace
-    owned = _workspaces.owned.get(owner)
+        return here.common
+    owned = here.owned.get(owner)
     if owned is None:
-        owned = _workspaces.owned[owner] = Workspace(device)
+        with _making:
+            owned = here.owned.setdefault(owner, Workspace(here.device))
     return owned
 
 
 def release_workspaces() -> None:
-    """Give back the memory of all of this thread's workspaces; they grow anew when needed."""
-    _workspaces.common.clear()
-    _workspaces.owned.clear()
+    """Give back the memory of all workspaces that nobody runs in; they grow anew when needed."""
+    _workspaces.clear()
 
 
 class _Step:
     """One distinct part of a division: kernels are kept by it, so it is compared by identity."""
 
     def __init__(self, backend: Backend, problem: ConvProblem, algorithm: str) -> None:
-        able = backend.algorithms(problem)
-        if algorithm not in able:
-            raise BackendError(
-                f"For {problem} the algorithm must be one of {', '.join(able)}, but got {algorithm!r}."
-            )
+        if not backend.computes(problem, algorithm):
+            able = ", ".join(backend.algorithms(problem))
+            raise BackendError(f"For {problem} the algorithm must be one of {able}, but got {algorithm!r}.")
         self.backend = backend
         self.problem = problem
         self.algorithm = algorithm
@@ -204,7 +232,12 @@ class Runner:
     """Runs one division of one problem, again and again."""
 
     def __init__(
-        self, backend: Backend, problem: ConvProblem, division: Division, limit_bytes: int | None = None
+        self,
+        backend: Backend,
+        problem: ConvProblem,
+        division: Division,
+        limit_bytes: int | None = None,
+        capacity_bytes: int = 0,
     ) -> None:
         """Work out the slices.
 
@@ -213,6 +246,7 @@ class Runner:
             problem: of the whole mini-batch.
             division: its parts; PyTorch's own take their workspace outside of the buffer.
             limit_bytes: what the buffer and that workspace may take together; None for no such bound.
+            capacity_bytes: what the buffer may grow to at once, since other divisions need it.
 
         Raises:
             ValueError: the division is of another batch.
@@ -233,6 +267,8 @@ class Runner:
         owns = [part.workspace_bytes for part in division.parts if part.algorithm == backend.own]
         self._elsewhere_bytes = max(owns, default=0)
         self._limit_bytes = limit_bytes
+        self._capacity_bytes = capacity_bytes
+        self._second_layout = problem.layout if problem.op is ConvOp.WGRAD else problem.filter_layout
 
     def __call__(
         self,
@@ -245,20 +281,23 @@ class Runner:
         """Return y from (x, w), dx from (dy, w), or dw from (x, dy), as the problem's op says.
 
         Args:
-            workspace: of this thread.
+            workspace: of this thread's present queue.
             first: x or dy, of the problem's shape and layout.
             second: w, or dy for wgrad.
             bias: of fprop, shape (k,); None for none.
             unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one.
         """
-        if self._elsewhere_bytes and self._limit_bytes is not None:
-            workspace.make_room(self._elsewhere_bytes, self._limit_bytes, self._backend)
-        if self.is_own:
-            return self._backend.own_convolution(self.problem, first, second, bias, unread)
-        workspace.reserve(self.buffer_bytes)
-        if self.problem.op is ConvOp.WGRAD:
-            return self._sum(workspace, first, second, unread)
-        return self._slices(workspace, first, second, bias, unread)
+        with workspace.lock:
+            if self._elsewhere_bytes and self._limit_bytes is not None:
+                workspace.make_room(self._elsewhere_bytes, self._limit_bytes, self._backend)
+            if self.is_own:
+                return self._backend.own_convolution(self.problem, first, second, bias, unread)
+            first = self._backend.operand(first, self.problem.layout)
+            second = self._backend.operand(second, self._second_layout)
+            workspace.reserve(self.buffer_bytes, self._capacity_bytes)
+            if self.problem.op is ConvOp.WGRAD:
+                return self._sum(workspace, first, second, unread)
+            return self._slices(workspace, first, second, bias, unread)
 
     def _is_own(self, group: list[_Part]) -> bool:
         return group[0].step.algorithm == self._backend.own
@@ -283,19 +322,26 @@ class Runner:
     def _sum(self, workspace: Workspace, image: Tensor, gradient: Tensor, unread: Tensor | None) -> Tensor:
         problem = self.problem
         dw = _empty(problem.filter_shape, problem.filter_layout, image)
-        total = workspace.head(problem.filter_shape, sum_dtype(problem)) if self._sum_bytes else dw
+        total = self._running_sum(workspace) if self._sum_bytes else dw
         for number, group in enumerate(self._groups):
-            accumulate = number > 0
+            into = GradientSum(total, number > 0, None if total is dw else dw)
             if self._is_own(group):
-                self._own_sum(group, image, gradient, unread, total, accumulate)
+                self._own_sum(group, image, gradient, unread, into)
                 continue
             for place, part in enumerate(group):
                 kernel = workspace.sum_kernel(part.step, self._sum_bytes)
-                kernel.add(image[part.here], gradient[part.here], first=place == 0)
-            if not kernel.finish(total, accumulate):
-                parts = [self._by_own(part) for part in group]
-                self._own_sum(parts, image, gradient, unread, total, accumulate)
+                kernel.add(image[part.here], gradient[part.here], into, first=place == 0)
+            if not kernel.finish(into):
+                self._own_sum([self._by_own(part) for part in group], image, gradient, unread, into)
         return dw if total is dw else dw.copy_(total)
+
+    def _running_sum(self, workspace: Workspace) -> Tensor:
+        """The sum at the start of the buffer, laid out as dw, so that adding runs through both in step."""
+        problem = self.problem
+        k, c, *taps = problem.filter_shape
+        if problem.filter_layout is Layout.CONTIGUOUS:
+            return workspace.head((k, c, *taps), sum_dtype(problem))
+        return workspace.head((k, *taps, c), sum_dtype(problem)).movedim(-1, 1)
 
     def _by_own(self, part: _Part) -> _Part:
         """Return a part that PyTorch's own convolution computes: all of its samples at once.
@@ -325,17 +371,14 @@ class Runner:
         image: Tensor,
         gradient: Tensor,
         unread: Tensor | None,
-        total: Tensor,
-        accumulate: bool,
+        into: GradientSum,
     ) -> None:
-        """Write the sum of PyTorch's own dw of `parts` to `total`, or add it."""
-        for place, (step, here) in enumerate(parts):
+        """Write the sum of PyTorch's own dw of `parts` to `into`, or add it."""
+        for step, here in parts:
             dw = self._backend.own_convolution(step.problem, image[here], gradient[here], None, unread)
-            if accumulate or place > 0:
-                total.add_(dw)
-            else:
-                total.copy_(dw)
+            into.take(dw)
             del dw  # before the next one is made
+            into = dataclasses.replace(into, accumulate=True)
 
 
 def _empty(shape: tuple[int, ...], layout: Layout, like: Tensor) -> Tensor:
@@ -347,21 +390,28 @@ def _groups(backend: Backend, problem: ConvProblem, division: Division) -> list[
     """The parts of each algorithm, each with the slice of the batch that it covers."""
     groups = []
     start = 0
-    for algorithm, candidates in itertools.groupby(division.parts, key=lambda part: part.algorithm):
+    parts = _aligned_first(backend, problem, division)
+    for algorithm, candidates in itertools.groupby(parts, key=lambda part: part.algorithm):
         steps: dict[int, _Step] = {}
         group = []
         for each in candidates:
-            step = steps.setdefault(each.batch, _Step(backend, problem.with_batch(each.batch), algorithm))
-            group.append(_Part(step, slice(start, start + each.batch)))
+            if each.batch not in steps:
+                steps[each.batch] = _Step(backend, problem.part(each.batch), algorithm)
+            group.append(_Part(steps[each.batch], slice(start, start + each.batch)))
             start += each.batch
         groups.append(group)
     return groups
 
 
+def _aligned_first(backend: Backend, problem: ConvProblem, division: Division) -> Sequence[Candidate]:
+    """The parts in an order in which each starts where its problem says: odd sizes go last."""
+    if backend.alignment_bytes == 1:
+        return division.parts
+    return sorted(division.parts, key=lambda part: -problem.part(part.batch).alignment_bytes)
+
+
 def _running_sum_bytes(problem: ConvProblem, division: Division) -> int:
     """Bytes of the float32 sum in which 16-bit weight gradients add up; a single part needs none."""
-    wide = sum_dtype(problem)
-    if problem.op is not ConvOp.WGRAD or wide.itemsize == problem.itemsize or division.is_undivided:
+    if division.is_undivided:
         return 0
-    n_bytes = torch.Size(problem.filter_shape).numel() * wide.itemsize
-    return -(-n_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return -(-problem.running_sum_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

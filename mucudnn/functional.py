@@ -197,6 +197,7 @@ class DividedConvolution:
         divisions: Mapping[ConvOp, Division],
         owners: Mapping[ConvOp, Owner] | None = None,
         limits: Mapping[ConvOp, int] | None = None,
+        capacity_bytes: int = 0,
     ) -> None:
         """Prepare the three ops.
 
@@ -206,13 +207,14 @@ class DividedConvolution:
             divisions: of the same batch.
             owners: of the workspaces, in sharing mode; without them all sites share one.
             limits: bytes that the buffer and what PyTorch's own takes beside it may take together.
+            capacity_bytes: what the buffer may grow to at once, since other convolutions need it.
         """
         self._backend = backend
         self._problem = problem
         self._owners = owners or {}
         own = undivided(backend.own, problem.batch)
         self._runners = {
-            op: Runner(backend, part, divisions.get(op, own), (limits or {}).get(op))
+            op: Runner(backend, part, divisions.get(op, own), (limits or {}).get(op), capacity_bytes)
             for op, part in problems_of(problem).items()
         }
         self._is_own = not limits and all(runner.is_own for runner in self._runners.values())
@@ -239,7 +241,7 @@ class DividedConvolution:
         unread: Tensor | None = None,
     ) -> Tensor:
         """Return the result of one op, outside of autograd; see `Runner`."""
-        workspace = workspace_of(self._backend.device, self._owners.get(op))
+        workspace = workspace_of(self._backend, self._owners.get(op))
         return self._runners[op](workspace, first, second, bias, unread)
 
     def gradients(

@@ -204,7 +204,8 @@ class PatchedForward:
             owners = {op: self._owners.setdefault((number, op), Owner()) for op in divisions}
         bounds = {op: self._memory.bound(division) for op, division in divisions.items()}
         limits = {op: bound for op, bound in bounds.items() if bound is not None}
-        return DividedConvolution(backend, problem, divisions, owners, limits)
+        capacity_bytes = 0 if self._memory.is_sharing else self._memory.buffer_bytes
+        return DividedConvolution(backend, problem, divisions, owners, limits, capacity_bytes)
 
 
 def division_for(assigned: Assignment, batch: int, own: str) -> Division:
@@ -273,7 +274,7 @@ def arm(model: nn.Module, first_call: FirstCall) -> nn.Module:
 def restore(model: nn.Module) -> nn.Module:
     """Take all patches off `model`, in place, and return it; nothing is left behind.
 
-    This thread's buffers go back to the system too; another patched model makes its own anew.
+    The buffers go back to the system too; another patched model makes its own anew.
     """
     for module in model.modules():
         if isinstance(module.__dict__.get(_PATCH), PatchedForward):
@@ -353,8 +354,8 @@ def _check_runnable(assigned: Assignment, plan: Plan) -> None:
     """Raise unless every part's algorithm computes it here, in the workspace that the plan allots."""
     backend = backend_of(f"{plan.environment.backend}:")
     for part in assigned.division.parts:
-        problem = assigned.problem.with_batch(part.batch)
-        if part.algorithm not in backend.algorithms(problem):
+        problem = assigned.problem.part(part.batch)
+        if not backend.computes(problem, part.algorithm):
             raise PlanMismatchError(
                 f"The plan runs {part.algorithm} for {assigned.site}, which does not compute {problem} here."
             )

@@ -54,6 +54,15 @@ class Policy(StrEnum):
         return (*powers, batch)
 
 
+class Search(StrEnum):
+    """Which of a backend's algorithms are tried."""
+
+    HEURISTIC = "heuristic"
+    """Those that the library recommends, and enough others for every class of workspace."""
+    EXHAUSTIVE = "exhaustive"
+    """All that there are."""
+
+
 def choice(kind: type[Choice], value: str) -> Choice:
     """Return the member of `kind` that `value` names; hyphens stand for underscores.
 

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.own import operands
 from mucudnn.backends import Backend
 from mucudnn.execution import Runner, Workspace, memory_format, sum_dtype
@@ -37,8 +38,8 @@ class TrialRun(Protocol):
         """Run once and return the 2-norm of the difference to the reference, relative to the reference's.
 
         Result and workspace are poisoned before, so that who reads what nobody wrote is found out. For wgrad
-        the part is added twice, and both ways to leave the sum are tried. Whoever writes beyond the end of
-        its workspace has an infinite error.
+        a part is added twice, from nothing and to a sum that is there. Whoever writes beyond the end of its
+        workspace has an infinite error.
         """
 
 
@@ -60,10 +61,8 @@ class Stand:
         """
         self.backend = backend
         self.problem = problem
-        generator = torch.Generator().manual_seed(seed)
-        first, second, bias = operands(problem, generator)
-        self.first, self.second = first.to(backend.device), second.to(backend.device)
-        self.bias = None if bias is None else bias.to(backend.device)
+        generator = torch.Generator(backend.device).manual_seed(seed)
+        self.first, self.second, self.bias = operands(problem, generator, backend.device)
         self.buffer = GuardedBuffer(buffer_bytes, backend.device)
         self.out = self._poisoned_result()
         self.reference = _Reference(self)
@@ -235,28 +234,44 @@ class _SumRun:
         buffer = stand.buffer.first(self._n_bytes)
         self._kernel = stand.backend.sum_kernel(trial.problem, trial.algorithm, buffer)
         self._slices = _rotation(stand.problem.batch, self._size)
-        self._total = torch.empty_like(stand.out, dtype=sum_dtype(stand.problem))
+        self._is_whole = trial.whole
+        self._into = _sum_of(stand, trial)
 
     def part(self) -> None:
-        here = next(self._slices)
-        self._kernel.add(self._stand.first[here], self._stand.second[here], first=False)
+        here, stand = next(self._slices), self._stand
+        self._kernel.add(stand.first[here], stand.second[here], self._into, first=self._is_whole)
 
     def setup(self) -> None:
-        self._kernel.finish(self._total, accumulate=False)
+        self._kernel.finish(self._into)
 
     def error(self) -> float:
-        stand, reference = self._stand, self._stand.reference.of(self._size)
-        image, gradient = stand.first[: self._size], stand.second[: self._size]
+        stand, into = self._stand, self._into
+        into.total.fill_(float("nan"))
         with stand.buffer.poisoned(self._n_bytes):
-            self._kernel.add(image, gradient, first=True)
-            self._kernel.add(image, gradient, first=False)
-            self._kernel.finish(self._total.fill_(float("nan")), accumulate=False)
-            written = relative_error(self._total, 2 * reference)
-            self._kernel.finish(self._total, accumulate=True)
-            added = relative_error(self._total, 4 * reference)
+            if into.total.dtype is not sum_dtype(stand.problem):  # 16 bits, in which nothing is added
+                errors = [self._error_after(into, times=1, multiple=1)]
+            else:
+                onto = dataclasses.replace(into, accumulate=True)
+                errors = [self._error_after(into, 2, 2), self._error_after(onto, 2, 4)]
         if not stand.buffer.is_intact(self._n_bytes):
             return math.inf
-        return math.nan if math.isnan(added) else max(written, added)
+        return math.nan if any(math.isnan(error) for error in errors) else max(errors)
+
+    def _error_after(self, into: GradientSum, times: int, multiple: int) -> float:
+        """Add the first part so many times; return the error of the total against a multiple of it."""
+        stand, reference = self._stand, self._stand.reference.of(self._size)
+        image, gradient = stand.first[: self._size], stand.second[: self._size]
+        for number in range(times):
+            self._kernel.add(image, gradient, into, first=number == 0)
+        self._kernel.finish(into)
+        return relative_error(into.total, multiple * reference)
+
+
+def _sum_of(stand: Stand, trial: Trial) -> GradientSum:
+    """Where the gradient goes: the whole into the result, parts into a sum of 32 bits at least."""
+    if trial.whole or sum_dtype(stand.problem) is stand.out.dtype:
+        return GradientSum(torch.empty_like(stand.out))
+    return GradientSum(torch.empty_like(stand.out, dtype=sum_dtype(stand.problem)), scratch=stand.out)
 
 
 def _rotation(batch: int, size: int) -> "itertools.cycle[slice]":

@@ -1,4 +1,4 @@
-"""What holds for every test: hypothesis has no deadline, and no test touches the user's store."""
+"""What holds for every test: no deadlines, no test touches the user's store, nothing is skipped unsaid."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,51 @@ import pytest
 
 hypothesis.settings.register_profile("mucudnn", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("mucudnn")
+
+_LEFT_OUT = pytest.StashKey[dict[str, int]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="Fail where a test finds no GPU.")
+    parser.addoption("--no-deviceless", action="store_true", help="Leave out what needs the cuDNN library.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "deviceless: needs the real cuDNN library, and no GPU")
+    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
+    config.stash[_LEFT_OUT] = {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what was told to be left out, and what cannot run; the summary says how much that is."""
+    if config.getoption("--no-deviceless"):
+        left_out = [item for item in items if item.get_closest_marker("deviceless")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[_LEFT_OUT]["of the real cuDNN library (--no-deviceless)"] = len(left_out)
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if on_gpu and not _has_gpu():
+        config.stash[_LEFT_OUT]["on a GPU, of which there is none"] = len(on_gpu)
+        if not config.getoption("--require-gpu"):
+            for item in on_gpu:
+                item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and item.config.getoption("--require-gpu") and not _has_gpu():
+        pytest.fail("A GPU is required, but there is none.")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for what, number in config.stash[_LEFT_OUT].items():
+        if number:
+            terminalreporter.write_line(f"NOT RUN: {number} tests {what}.", yellow=True, bold=True)
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 @pytest.fixture(autouse=True)

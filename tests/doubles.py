@@ -7,12 +7,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import SliceKernel, SumKernel
+from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
 from mucudnn.algorithms.own import own_convolution
-from mucudnn.backends import Job
+from mucudnn.backends import Job, Queue
 from mucudnn.execution import sum_dtype
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.plan import Search
+from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
+from mucudnn.timing import Clock
 from tests.worlds import World
 
 MS = 1_000_000
@@ -61,6 +63,7 @@ class ScriptedBackend:
     name = "scripted"
     own = "scripted:own"
     device = torch.device("cpu")
+    alignment_bytes = 1
 
     def __init__(
         self,
@@ -78,14 +81,28 @@ class ScriptedBackend:
         self._recipes = {f"scripted:{name}": recipe for name, recipe in recipes.items()}
         self._recipes[self.own] = own or Recipe(rate(MS), sample_bytes=1000)
         self.world = world or World()
+        self._queue = Queue()
         self.largest_bytes = 0
         self.weighed = 0
+
+    @property
+    def clock(self) -> Clock:
+        return self.world.clock
+
+    def queue(self) -> Queue:
+        return self._queue
+
+    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
+        return tensor
 
     def environment(self) -> Environment:
         return Environment(self.name, {"name": "made up"}, {"torch": torch.__version__}, {}, {"load": "0"})
 
-    def algorithms(self, problem: ConvProblem) -> tuple[str, ...]:  # noqa: ARG002  # the protocol's
+    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
         return (self.own, *(name for name in self._recipes if name != self.own))
+
+    def computes(self, problem: ConvProblem, algorithm: str) -> bool:
+        return algorithm in self._recipes
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         self.weighed += 1
@@ -110,7 +127,7 @@ class ScriptedBackend:
     def release(self, buffer: Tensor) -> None:
         buffer.fill_(0xFF)  # whoever reads it afterwards finds no numbers
 
-    def error_bound(self, problem: ConvProblem, algorithm: str) -> float:  # noqa: ARG002  # the protocol's
+    def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
         return 1e-5
 
     def own_convolution(
@@ -207,7 +224,7 @@ class _Sum(_Kernel):
         n_bytes = torch.Size(problem.filter_shape).numel() * dtype.itemsize
         self._sum = buffer[:n_bytes].view(dtype).view(problem.filter_shape)
 
-    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
         result = self._compute(image, gradient)
         self._spoil(result)
         if first:
@@ -215,12 +232,9 @@ class _Sum(_Kernel):
         else:
             self._sum.add_(result)
 
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
+    def finish(self, into: GradientSum) -> bool:
         self._set_up()
         if not self._sum.isfinite().all():
             return False
-        if accumulate:
-            total.add_(self._sum)
-        else:
-            total.copy_(self._sum)
+        into.take(self._sum)
         return True

@@ -209,28 +209,28 @@ def in_another_thread(call: Callable[[], Workspace]) -> Workspace:
 
 
 def test_all_who_have_no_workspace_of_their_own_share_one() -> None:
-    assert workspace_of(CPU) is workspace_of(CPU)
+    assert workspace_of(BACKEND) is workspace_of(BACKEND)
 
 
 def test_every_owner_has_a_workspace_of_its_own() -> None:
     first, second = Owner(), Owner()
 
-    workspaces = [workspace_of(CPU), workspace_of(CPU, first), workspace_of(CPU, second)]
+    workspaces = [workspace_of(BACKEND), workspace_of(BACKEND, first), workspace_of(BACKEND, second)]
 
     assert len({id(workspace) for workspace in workspaces}) == 3
-    assert workspace_of(CPU, first) is workspaces[1]
+    assert workspace_of(BACKEND, first) is workspaces[1]
 
 
 def test_every_thread_has_workspaces_of_its_own() -> None:
     owner = Owner()
 
-    assert in_another_thread(lambda: workspace_of(CPU)) is not workspace_of(CPU)
-    assert in_another_thread(lambda: workspace_of(CPU, owner)) is not workspace_of(CPU, owner)
+    assert in_another_thread(lambda: workspace_of(BACKEND)) is not workspace_of(BACKEND)
+    assert in_another_thread(lambda: workspace_of(BACKEND, owner)) is not workspace_of(BACKEND, owner)
 
 
 def test_a_workspace_goes_with_its_owner() -> None:
     owner = Owner()
-    workspace = weakref.ref(workspace_of(CPU, owner))
+    workspace = weakref.ref(workspace_of(BACKEND, owner))
 
     del owner
     gc.collect()
@@ -239,7 +239,7 @@ def test_a_workspace_goes_with_its_owner() -> None:
 
 
 def test_a_workspace_goes_with_its_thread() -> None:
-    workspace = weakref.ref(in_another_thread(lambda: workspace_of(CPU)))
+    workspace = weakref.ref(in_another_thread(lambda: workspace_of(BACKEND)))
 
     gc.collect()
 
@@ -248,7 +248,7 @@ def test_a_workspace_goes_with_its_thread() -> None:
 
 def test_released_workspaces_are_given_back() -> None:
     owner = Owner()
-    workspaces = [weakref.ref(workspace_of(CPU)), weakref.ref(workspace_of(CPU, owner))]
+    workspaces = [weakref.ref(workspace_of(BACKEND)), weakref.ref(workspace_of(BACKEND, owner))]
 
     release_workspaces()
     gc.collect()
@@ -260,11 +260,11 @@ def test_a_runner_that_has_run_runs_again_after_a_release() -> None:
     problem = for_op(WIDE, ConvOp.FPROP)
     operands = operands_of(problem)
     runner = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1))
-    before = runner(workspace_of(CPU), *operands)
+    before = runner(workspace_of(BACKEND), *operands)
 
     release_workspaces()
 
-    assert torch.equal(runner(workspace_of(CPU), *operands), before)
+    assert torch.equal(runner(workspace_of(BACKEND), *operands), before)
 
 
 # Divisions.
@@ -426,7 +426,7 @@ def test_two_threads_run_one_division_at_once(op: ConvOp) -> None:
 
     def run(number: int) -> list[Tensor]:
         both_are_there.wait()
-        return [runner(workspace_of(CPU), *cases[number]) for _ in range(10)]
+        return [runner(workspace_of(BACKEND), *cases[number]) for _ in range(10)]
 
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(run, range(2)))
@@ -512,3 +512,59 @@ def assert_same_numbers(result: Tensor, expected: Tensor) -> None:
     finite = expected.isfinite()
     assert finite.any()
     assert relative_error(result[finite], expected[finite].double()) <= FLOAT32_BOUND
+
+
+def test_a_workspace_that_must_grow_grows_to_what_is_known_to_be_needed() -> None:
+    workspace = Workspace(CPU)
+
+    workspace.reserve(100, capacity_bytes=300)
+    small = workspace.n_bytes
+    workspace.reserve(400, capacity_bytes=300)
+
+    assert [small, workspace.n_bytes] == [300, 400]
+
+
+def test_memory_that_a_backend_takes_back_comes_again() -> None:
+    workspace = Workspace(CPU)
+    workspace.reserve(1000)
+    workspace.head((1000,), torch.uint8).untyped_storage().resize_(0)
+
+    workspace.reserve(10)
+
+    assert workspace.head((1000,), torch.uint8).fill_(7).sum() == 7000
+
+
+class AligningBackend(CpuBackend):
+    """The processor, as if its algorithms needed aligned operands; it notes the parts that it runs."""
+
+    alignment_bytes = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[tuple[int, int]] = []
+
+    def own_convolution(self, problem: ConvProblem, first: Tensor, *others: Tensor | None) -> Tensor:  # type: ignore[override]  # as it is called here
+        self.ran.append((problem.batch, first.storage_offset() * first.itemsize))
+        return super().own_convolution(problem, first, *others)  # type: ignore[arg-type]  # the same
+
+
+def test_parts_of_odd_sizes_go_last_so_that_all_start_where_their_problem_says() -> None:
+    backend, problem = AligningBackend(), a_convolution(batch=11, dtype="float32")
+    sample_bytes = problem.with_batch(1).input_bytes
+    assert sample_bytes % 8 == 4
+    runner = Runner(backend, problem, equal_parts(backend.own, 1, 2, 4, 4))
+
+    runner(Workspace(CPU), *operands_of(problem))
+
+    assert backend.ran == [(size, start * sample_bytes) for size, start in [(4, 0), (4, 4), (2, 8), (1, 10)]]
+
+
+def test_a_lock_keeps_a_second_runner_out_of_the_workspace_until_the_first_is_done() -> None:
+    workspace, problem = Workspace(CPU), for_op(WIDE, ConvOp.WGRAD)
+    runner, operands = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1)), operands_of(problem)
+    expected = runner(Workspace(CPU), *operands)
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: runner(workspace, *operands), range(40)))
+
+    assert all(torch.equal(result, expected) for result in results)

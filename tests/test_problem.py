@@ -33,6 +33,37 @@ OTHER_VALUES: dict[str, Any] = {
 """For every field, a value that the example does not have."""
 
 
+def test_a_part_of_a_multiple_of_eight_samples_in_16_bits_stays_aligned() -> None:
+    problem = a_problem(batch=256, in_channels=3, input_size=(225, 225), dtype="bfloat16")
+
+    assert problem.part(8).alignment_bytes == 16
+    assert problem.part(24).alignment_bytes == 16
+
+
+def test_a_part_of_one_odd_sample_is_aligned_to_what_its_size_divides() -> None:
+    problem = a_problem(batch=256, in_channels=3, input_size=(225, 225), dtype="bfloat16")
+    assert problem.part(1).input_bytes == 303_750
+
+    assert problem.part(1).alignment_bytes == 2
+    assert problem.part(2).alignment_bytes == 4
+
+
+def test_the_whole_as_a_part_is_the_problem_itself() -> None:
+    problem = a_problem(batch=3, in_channels=3, input_size=(225, 225), dtype="bfloat16")
+
+    assert problem.part(3) is problem
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "n_bytes"),
+    [(ConvOp.WGRAD, "bfloat16", 4), (ConvOp.WGRAD, "float32", 0), (ConvOp.FPROP, "float16", 0)],
+)
+def test_16_bit_weight_gradients_add_up_in_32_bits(op: ConvOp, dtype: str, n_bytes: int) -> None:
+    problem = a_problem(op=op, dtype=dtype)
+
+    assert problem.running_sum_bytes == n_bytes * math.prod(problem.filter_shape)
+
+
 def test_shapes_follow_the_letters_of_the_op() -> None:
     problem = a_problem(groups=8)
 

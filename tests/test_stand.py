@@ -1,7 +1,5 @@
 """The stand finds out every algorithm that is wrong, by algorithms each of which is wrong in one way."""
 
-# ruff: noqa: ARG002  # what is wrong with an algorithm may be what it does not heed
-
 import dataclasses
 import math
 from collections.abc import Callable
@@ -10,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import SliceKernel, SumKernel
+from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
 from mucudnn.algorithms.own import own_convolution
 from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
-from mucudnn.plan import Division
+from mucudnn.plan import Division, Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
 from mucudnn.stand import Stand, relative_error
@@ -57,12 +55,12 @@ class Sums:
         self.buffer = buffer
         self.sum = torch.zeros(problem.filter_shape)
 
-    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
         dw = own_convolution(self.problem, image, gradient)
         self.sum = dw if first else self.sum + dw
 
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
-        total.copy_(total + self.sum if accumulate else self.sum)
+    def finish(self, into: GradientSum) -> bool:
+        into.take(self.sum)
         return True
 
 
@@ -73,7 +71,7 @@ class BackendWith(CpuBackend):
         super().__init__()
         self._kernel = kernel
 
-    def algorithms(self, problem: ConvProblem) -> tuple[str, ...]:
+    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
         return (*super().algorithms(problem), DOUBLE)
 
     def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
@@ -263,61 +261,61 @@ def test_slices_that_are_wrong_at_one_size_are_wrong_at_that_size_only(op: ConvO
 
 
 class SlightlyWrongSums(Sums):
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
+    def finish(self, into: GradientSum) -> bool:
         self.sum = self.sum * 1.0001
-        return super().finish(total, accumulate)
+        return super().finish(into)
 
 
 class SumsThatNeverAccumulate(Sums):
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
-        return super().finish(total, accumulate=False)
+    def finish(self, into: GradientSum) -> bool:
+        return super().finish(GradientSum(into.total))
 
 
 class SumsThatAlwaysAccumulate(Sums):
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
-        return super().finish(total, accumulate=True)
+    def finish(self, into: GradientSum) -> bool:
+        return super().finish(GradientSum(into.total, accumulate=True))
 
 
 class SumsOfTheLastPart(Sums):
     """The classic mistake: each part overwrites the sum."""
 
-    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
-        super().add(image, gradient, first=True)
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        super().add(image, gradient, into, first=True)
 
 
 class SumsThatNeverStartAnew(Sums):
     """Whatever the workspace held is part of the sum."""
 
-    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
         self.sum = self.sum + self.buffer.view(torch.float32)[0]
-        super().add(image, gradient, first=False)
+        super().add(image, gradient, into, first=False)
 
 
 class SumsThatBreakWhenTheyAccumulate(Sums):
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
-        super().finish(total, accumulate)
-        if accumulate:
-            total[0] = float("nan")
+    def finish(self, into: GradientSum) -> bool:
+        super().finish(into)
+        if into.accumulate:
+            into.total[0] = float("nan")
         return True
 
 
 class SumsWithOneWrongSize(Sums):
-    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
-        super().add(image, gradient, first)
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        super().add(image, gradient, into, first)
         if self.problem.batch == 2:
             self.sum = 2 * self.sum
 
 
 class SumsThatWriteBeyond(Sums):
-    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
         write_beyond(self.buffer)
-        super().add(image, gradient, first)
+        super().add(image, gradient, into, first)
 
 
 class SumsThatWriteBeyondInTheEnd(Sums):
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
+    def finish(self, into: GradientSum) -> bool:
         write_beyond(self.buffer)
-        return super().finish(total, accumulate)
+        return super().finish(into)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Convolution algorithms composed of torch operations: written once, at home on every torch device."""
 
-from mucudnn.algorithms.base import Algorithm, SliceKernel, SumKernel
+from mucudnn.algorithms.base import Algorithm, GradientSum, SliceKernel, SumKernel
 from mucudnn.algorithms.columns import ColumnAlgorithm
 from mucudnn.algorithms.tiles import TileAlgorithm
 
@@ -16,4 +16,4 @@ ALGORITHMS: tuple[Algorithm, ...] = (
 REVISION = 1
 """Raised whenever an algorithm changes in a way that makes its recorded times or errors worthless."""
 
-__all__ = ["ALGORITHMS", "REVISION", "Algorithm", "SliceKernel", "SumKernel"]
+__all__ = ["ALGORITHMS", "REVISION", "Algorithm", "GradientSum", "SliceKernel", "SumKernel"]

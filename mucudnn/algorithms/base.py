@@ -5,9 +5,10 @@ a kernel bound to a buffer. A kernel runs one micro-batch after another:
 
 * `SliceKernel` (fprop, dgrad): `prepare(weight)` once per mini-batch, then `run(image, out, bias)` for each
   part; `out` is the part's slice of the result.
-* `SumKernel` (wgrad): `add(x, dy, first)` for each part, then `finish(total, accumulate)` once: with
-  `accumulate` false it overwrites `total` whatever that held, NaN included, with true it adds exactly what
-  its parts summed up to. The sum is held in float32 or wider.
+* `SumKernel` (wgrad): `add(x, dy, into, first)` for each part, then `finish(into)` once. Afterwards
+  `into.total` holds what the parts summed up to, whatever it held before, NaN included; with
+  `into.accumulate` that is added to what it held. The sum is held in float32 or wider: in the workspace, or
+  in `into.total` from the first part on.
 
 All kernels of one (algorithm, problem apart from its batch) may be bound to one buffer: what outlives a
 part (the transformed filter, the running sum) lies at its start, in the same place for every batch size.
@@ -42,14 +43,37 @@ class SliceKernel(Protocol):
         """Write the part's result into `out`; return whether it is sound."""
 
 
+@dataclasses.dataclass(frozen=True)
+class GradientSum:
+    """Where a weight gradient is wanted.
+
+    Attributes:
+        total: where the parts add up; float32 for 16-bit gradients of more than one part.
+        accumulate: whether what `total` holds before the first part counts.
+        scratch: of the gradient's own type and layout, free to be overwritten; None where `total` has that
+            type.
+    """
+
+    total: Tensor
+    accumulate: bool = False
+    scratch: Tensor | None = None
+
+    def take(self, dw: Tensor) -> None:
+        """Write `dw` to the total, or add it, as `accumulate` says."""
+        if self.accumulate:
+            self.total.add_(dw)
+        else:
+            self.total.copy_(dw)
+
+
 class SumKernel(Protocol):
     """Computes dw, summed over its parts."""
 
-    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
         """Add the part's dw to the running sum, or start the sum with it if it is the `first`."""
 
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
-        """Write the sum to `total`, or add it; return whether it is sound (if not, `total` is untouched)."""
+    def finish(self, into: GradientSum) -> bool:
+        """Have the sum in `into`; return whether it is sound (if not, kernels that sum apart leave it be)."""
 
 
 class Algorithm(Protocol):

@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms.base import Region, SliceKernel, SumKernel, carve, total_bytes
+from mucudnn.algorithms.base import GradientSum, Region, SliceKernel, SumKernel, carve, total_bytes
 from mucudnn.algorithms.tile_kernels import is_finite
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
@@ -217,7 +217,7 @@ class _ColumnWgrad:
     def __init__(self, columns: _Columns) -> None:
         self._columns = columns
 
-    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's dw to the running sum, or start the sum with it if it is the `first`."""
         columns = self._columns
         total = columns.filter_matrix
@@ -229,13 +229,10 @@ class _ColumnWgrad:
             else:
                 total.baddbmm_(left, right)
 
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
-        """Write the sum to `total`, or add it; return whether it is finite (if not, `total` is untouched)."""
+    def finish(self, into: GradientSum) -> bool:
+        """Write the sum to `into`, or add it; return whether it is finite (if not, `into` is untouched)."""
         summed = self._columns.filter
         if not is_finite(summed):
             return False
-        if accumulate:
-            total.add_(summed)
-        else:
-            total.copy_(summed)
+        into.take(summed)
         return True

@@ -1,10 +1,13 @@
 """PyTorch's own convolution: one op of a problem exactly as autograd runs it."""
 
+import functools
+
 import torch
 from torch import Tensor
 
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
+_PROCESSOR = torch.device("cpu")
 _FORWARD = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 
 
@@ -35,7 +38,7 @@ def own_convolution(
         forward = _FORWARD[len(problem.input_size)]
         return forward(first, second, bias, problem.stride, problem.padding, problem.dilation, problem.groups)
     if unread is None:
-        unread = unread_operand(problem)
+        unread = unread_operand(problem, first.device)
     dy, x, w = (first, unread, second) if problem.op is ConvOp.DGRAD else (second, first, unread)
     dx, dw, _ = torch.ops.aten.convolution_backward(
         dy,
@@ -53,22 +56,27 @@ def own_convolution(
     return dx if problem.op is ConvOp.DGRAD else dw  # type: ignore[no-any-return]  # torch.ops has no types
 
 
-def operands(problem: ConvProblem, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def operands(
+    problem: ConvProblem, generator: torch.Generator | None, device: torch.device = _PROCESSOR
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return buffers of standard normal values for `own_convolution`: first, second and bias or None.
 
-    The same state of the generator gives the same values; without one nothing is filled, for those whom
-    values do not concern. Channels-last tensors have the strides of PyTorch's memory formats; those of one
-    spatial dimension follow the same rule.
+    The same state of the generator, which must be the device's, gives the same values; without one nothing
+    is filled, for those whom values do not concern. Channels-last tensors have the strides of PyTorch's
+    memory formats; those of one spatial dimension follow the same rule.
     """
+    make = functools.partial(_allocate, problem, device, generator)
+    image, gradient = (problem.input_shape, problem.layout), (problem.output_shape, problem.layout)
+    weight = (problem.filter_shape, problem.filter_layout)
     if problem.op is ConvOp.DGRAD:
-        return _output(problem, generator), _filter(problem, generator), None
+        return make(*gradient), make(*weight), None
     if problem.op is ConvOp.WGRAD:
-        return _image(problem, generator), _output(problem, generator), None
-    bias = _allocate((problem.out_channels,), problem, Layout.CONTIGUOUS, generator) if problem.bias else None
-    return _image(problem, generator), _filter(problem, generator), bias
+        return make(*image), make(*gradient), None
+    bias = make((problem.out_channels,), Layout.CONTIGUOUS) if problem.bias else None
+    return make(*image), make(*weight), bias
 
 
-def unread_operand(problem: ConvProblem) -> Tensor:
+def unread_operand(problem: ConvProblem, device: torch.device = _PROCESSOR) -> Tensor:
     """Return the tensor that a backward op takes and never reads, in its layout: x for dgrad, w for wgrad.
 
     Raises:
@@ -76,7 +84,9 @@ def unread_operand(problem: ConvProblem) -> Tensor:
     """
     if problem.op is ConvOp.FPROP:
         raise ValueError("Only dgrad and wgrad take an operand that they do not read, but got fprop.")
-    return _image(problem) if problem.op is ConvOp.DGRAD else _filter(problem)
+    if problem.op is ConvOp.DGRAD:
+        return _allocate(problem, device, None, problem.input_shape, problem.layout)
+    return _allocate(problem, device, None, problem.filter_shape, problem.filter_layout)
 
 
 def result_bytes(problem: ConvProblem) -> int:
@@ -89,24 +99,17 @@ def result_bytes(problem: ConvProblem) -> int:
     return sizes[problem.op]
 
 
-def _image(problem: ConvProblem, generator: torch.Generator | None = None) -> Tensor:
-    return _allocate(problem.input_shape, problem, problem.layout, generator)
-
-
-def _filter(problem: ConvProblem, generator: torch.Generator | None = None) -> Tensor:
-    return _allocate(problem.filter_shape, problem, problem.filter_layout, generator)
-
-
-def _output(problem: ConvProblem, generator: torch.Generator | None = None) -> Tensor:
-    return _allocate(problem.output_shape, problem, problem.layout, generator)
-
-
 def _allocate(
-    shape: tuple[int, ...], problem: ConvProblem, layout: Layout, generator: torch.Generator | None
+    problem: ConvProblem,
+    device: torch.device,
+    generator: torch.Generator | None,
+    shape: tuple[int, ...],
+    layout: Layout,
 ) -> Tensor:
     dtype: torch.dtype = getattr(torch, problem.dtype)
     is_channels_last = layout is Layout.CHANNELS_LAST
-    in_memory = torch.empty((shape[0], *shape[2:], shape[1]) if is_channels_last else shape, dtype=dtype)
+    lengths = (shape[0], *shape[2:], shape[1]) if is_channels_last else shape
+    in_memory = torch.empty(lengths, dtype=dtype, device=device)
     if generator is not None:
         in_memory.normal_(generator=generator)
     return in_memory.movedim(-1, 1) if is_channels_last else in_memory

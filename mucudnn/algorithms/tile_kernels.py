@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms.base import carve, channels_last_view
+from mucudnn.algorithms.base import GradientSum, carve, channels_last_view
 from mucudnn.problem import ConvOp
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class TileSumKernel:
         self._is_cropped = any(size % m for size, m in zip(geometry.y_size, self._blocks, strict=True))
         self._staged = space["staged"] if geometry.is_staged else None
 
-    def add(self, image: Tensor, gradient: Tensor, first: bool) -> None:
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sum, or start the sum with them if it is the `first`."""
         self._x_tiles.copy_(self._image.tiles_of(image))
         self._x_to_products.apply()
@@ -120,15 +120,12 @@ class TileSumKernel:
         else:
             self._sum.baddbmm_(self._d, self._v)
 
-    def finish(self, total: Tensor, accumulate: bool) -> bool:
-        """Write the sum to `total`, or add it; return whether it is finite (if not, `total` is untouched)."""
+    def finish(self, into: GradientSum) -> bool:
+        """Write the sum to `into`, or add it; return whether it is finite (if not, `into` is untouched)."""
         taps = self._filter.undo()
         if not is_finite(taps):
             return False
-        if accumulate:
-            total.add_(taps)
-        else:
-            total.copy_(taps)
+        into.take(taps)
         return True
 
 

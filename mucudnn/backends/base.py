@@ -20,8 +20,14 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms import SliceKernel, SumKernel
-from mucudnn.problem import ConvProblem
+from mucudnn.plan import Search
+from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
+from mucudnn.timing import Clock
+
+
+class Queue:
+    """Work put on one queue runs in the order in which it was put there; two of them may overlap."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +59,28 @@ class Backend(Protocol):
     def device(self) -> torch.device:
         """Where its tensors lie."""
 
+    @property
+    def clock(self) -> Clock:
+        """Nanoseconds; on a device that runs behind the host, it waits for the device first."""
+
+    @property
+    def alignment_bytes(self) -> int:
+        """What operands start at a multiple of, and parts as far as their sizes allow; 1 for anywhere."""
+
+    def queue(self) -> Queue:
+        """Return where this thread's work is put now."""
+
+    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """Return `tensor`, or a copy of it, dense in `layout` and aligned as this backend's kernels need."""
+
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
 
-    def algorithms(self, problem: ConvProblem) -> tuple[str, ...]:
-        """Return the ids of the algorithms that compute `problem`, PyTorch's own first."""
+    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
+        """Return the ids of the algorithms to try for `problem`, PyTorch's own first."""
+
+    def computes(self, problem: ConvProblem, algorithm: str) -> bool:
+        """Return whether `algorithm` computes `problem`, whether or not it would be tried."""
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.

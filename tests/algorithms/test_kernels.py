@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from mucudnn.algorithms import ALGORITHMS, Algorithm
+from mucudnn.algorithms import ALGORITHMS, Algorithm, GradientSum
 from mucudnn.algorithms.tiles import TileAlgorithm, TileGeometry
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.convolutions import (
@@ -156,8 +156,9 @@ def compute(
     out = poisoned_result(problem)
     if problem.op is ConvOp.WGRAD:
         sums = algorithm.sum_kernel(problem, buffer)
-        sums.add(first, second, first=True)
-        return out, sums.finish(out, accumulate=False)
+        into = GradientSum(out)
+        sums.add(first, second, into, first=True)
+        return out, sums.finish(into)
     slices = algorithm.slice_kernel(problem, buffer)
     slices.prepare(second)
     return out, slices.run(first, out, bias)
@@ -306,15 +307,15 @@ def test_kernels_of_all_sizes_share_the_filter_that_one_prepared(
     assert relative_error(out, reference(problem, image, weight, bias)) <= FLOAT64_BOUND
 
 
-def summed(
-    algorithm: Algorithm, problem: ConvProblem, image: Tensor, gradient: Tensor
-) -> Callable[..., bool]:
-    """Sum the parts in one poisoned buffer, the running sum too; return the last kernel's `finish`."""
+def sum_parts(
+    algorithm: Algorithm, problem: ConvProblem, image: Tensor, gradient: Tensor, into: GradientSum
+) -> bool:
+    """Sum the parts in one poisoned buffer, the running sum too; return whether `into` has a sound sum."""
     buffer = shared_buffer(algorithm, problem)
     kernels = {size: algorithm.sum_kernel(problem.with_batch(size), buffer) for size in PART_SIZES}
     for number, (part, here) in enumerate(parts(problem)):
-        kernels[part.batch].add(image[here], gradient[here], first=number == 0)
-    return kernels[PART_SIZES[-1]].finish
+        kernels[part.batch].add(image[here], gradient[here], into, first=number == 0)
+    return kernels[PART_SIZES[-1]].finish(into)
 
 
 @accepted(DIVIDED, ConvOp.WGRAD)
@@ -322,7 +323,7 @@ def test_the_parts_of_a_weight_gradient_add_up(algorithm: Algorithm, problem: Co
     image, gradient, _ = operands_of(problem)
     total = poisoned_result(problem)
 
-    summed(algorithm, problem, image, gradient)(total, accumulate=False)
+    sum_parts(algorithm, problem, image, gradient, GradientSum(total))
 
     assert relative_error(total, reference(problem, image, gradient)) <= FLOAT64_BOUND
 
@@ -333,7 +334,7 @@ def test_a_weight_gradient_is_added_to_what_is_there(algorithm: Algorithm, probl
     total = normal(problem.filter_shape, torch.Generator().manual_seed(1))
     expected = reference(problem, image, gradient) + total
 
-    summed(algorithm, problem, image, gradient)(total, accumulate=True)
+    sum_parts(algorithm, problem, image, gradient, GradientSum(total, accumulate=True))
 
     assert relative_error(total, expected) <= FLOAT64_BOUND
 
@@ -344,9 +345,11 @@ def test_a_first_part_starts_the_sum_anew(algorithm: Algorithm, problem: ConvPro
     total = poisoned_result(problem)
     kernel = algorithm.sum_kernel(problem, GuardedBuffer(algorithm.workspace_bytes(problem)).inside)
 
-    kernel.add(image, gradient, first=True)
-    kernel.add(image, gradient, first=True)
-    kernel.finish(total, accumulate=False)
+    into = GradientSum(total)
+
+    kernel.add(image, gradient, into, first=True)
+    kernel.add(image, gradient, into, first=True)
+    kernel.finish(into)
 
     assert relative_error(total, reference(problem, image, gradient)) <= FLOAT64_BOUND
 
@@ -358,7 +361,7 @@ def test_the_parts_of_a_weight_gradient_of_integers_add_up_bit_by_bit(
     image, gradient, _ = operands_of(problem, small_integers)
     total = poisoned_result(problem)
 
-    summed(algorithm, problem, image, gradient)(total, accumulate=False)
+    sum_parts(algorithm, problem, image, gradient, GradientSum(total))
 
     assert torch.equal(total, reference(problem, image, gradient).float())
 
@@ -422,7 +425,7 @@ def test_a_sum_that_is_not_finite_leaves_the_total_alone(algorithm: Algorithm, p
     image[4, 0] = float("nan")
     total = torch.ones(problem.filter_shape)
 
-    is_good = summed(algorithm, problem, image, gradient)(total, accumulate=True)
+    is_good = sum_parts(algorithm, problem, image, gradient, GradientSum(total, accumulate=True))
 
     assert not is_good
     assert torch.equal(total, torch.ones(problem.filter_shape))
@@ -503,10 +506,10 @@ def sum_call(algorithm: Algorithm, problem: ConvProblem) -> Callable[[], None]:
     kernel = algorithm.sum_kernel(problem, GuardedBuffer(algorithm.workspace_bytes(problem)).inside)
 
     def call() -> None:
-        kernel.add(image, gradient, first=True)
-        kernel.add(image, gradient, first=False)
-        kernel.finish(total, accumulate=False)
-        kernel.finish(total, accumulate=True)
+        kernel.add(image, gradient, GradientSum(total), first=True)
+        kernel.add(image, gradient, GradientSum(total), first=False)
+        kernel.finish(GradientSum(total))
+        kernel.finish(GradientSum(total, accumulate=True))
 
     return call
 

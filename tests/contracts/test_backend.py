@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mucudnn.algorithms import GradientSum
 from mucudnn.backends import BACKENDS, Backend, backend_of
 from mucudnn.errors import BackendError
 from mucudnn.execution import Runner, Workspace, division_job
@@ -159,11 +160,11 @@ def test_the_parts_of_a_weight_gradient_of_integers_add_up_to_the_same_integers(
         sizes = (backend.buffer_bytes(two, algorithm), backend.buffer_bytes(one, algorithm))
         buffer, total = workspace(backend, max(sizes)), poisoned_result(whole).to(backend.device)
 
-        backend.sum_kernel(two, algorithm, buffer).add(image[:2], gradient[:2], first=True)
-        last = backend.sum_kernel(one, algorithm, buffer)
-        last.add(image[2:], gradient[2:], first=False)
-        last.finish(total, accumulate=False)
-        last.finish(total, accumulate=True)
+        for into in (GradientSum(total), GradientSum(total, accumulate=True)):
+            backend.sum_kernel(two, algorithm, buffer).add(image[:2], gradient[:2], into, first=True)
+            last = backend.sum_kernel(one, algorithm, buffer)
+            last.add(image[2:], gradient[2:], into, first=False)
+            assert last.finish(into)
 
         # All is below 2**12, so that no algorithm is off by half: a lost or doubled sample is seen.
         assert torch.equal(total.cpu().double().round(), 2 * exact)

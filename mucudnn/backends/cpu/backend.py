@@ -1,6 +1,8 @@
 """Convolutions on the processor: PyTorch's own, and the algorithms composed of torch operations."""
 
 import math
+import threading
+import time
 from functools import cached_property
 
 import torch
@@ -8,14 +10,16 @@ from torch import Tensor
 
 from mucudnn.algorithms import ALGORITHMS, Algorithm, SliceKernel, SumKernel
 from mucudnn.algorithms.own import own_convolution, result_bytes
-from mucudnn.backends.base import Job
+from mucudnn.backends.base import Job, Queue
 from mucudnn.backends.cpu.environment import fp32_precision, present_environment
 from mucudnn.backends.cpu.footprint import FootprintMeter
 from mucudnn.backends.cpu.own import own_job
 from mucudnn.backends.cpu.pages import release_pages
 from mucudnn.errors import BackendError
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.plan import Search
+from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
+from mucudnn.timing import Clock
 
 _PREFIX = "cpu:"
 
@@ -32,15 +36,37 @@ _FAST_MATH_BOUND = 3e-2
 """The bound where the user has let float32 convolutions compute in 16 bits."""
 
 
+class _ThisThread(threading.local):
+    """A queue for each thread, which goes with it."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+
+
 class CpuBackend:
     """The processor."""
 
     name = "cpu"
     own = _PREFIX + "aten"
     device = torch.device("cpu")
+    alignment_bytes = 1
 
     def __init__(self) -> None:
         self._algorithms: dict[str, Algorithm] = {_PREFIX + each.name: each for each in ALGORITHMS}
+        self._here = _ThisThread()
+
+    @property
+    def clock(self) -> Clock:
+        """Nanoseconds of the host, which computes itself."""
+        return time.perf_counter_ns
+
+    def queue(self) -> Queue:
+        """Return this thread's queue: what a thread computes comes one after the other."""
+        return self._here.queue
+
+    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:  # noqa: ARG002  # the protocol's
+        """Return `tensor`: these algorithms read any strides, from anywhere."""
+        return tensor
 
     @cached_property
     def _meter(self) -> FootprintMeter:
@@ -51,10 +77,14 @@ class CpuBackend:
         """Return all that a time measured now depends on."""
         return present_environment()
 
-    def algorithms(self, problem: ConvProblem) -> tuple[str, ...]:
+    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:  # noqa: ARG002  # all are tried
         """Return the ids of the algorithms that compute `problem`, PyTorch's own first."""
         others = (name for name, each in self._algorithms.items() if each.refusal(problem) is None)
         return (self.own, *others)
+
+    def computes(self, problem: ConvProblem, algorithm: str) -> bool:
+        """Return whether `algorithm` computes `problem`."""
+        return algorithm in self.algorithms(problem)
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
@@ -67,7 +97,7 @@ class CpuBackend:
         hidden = self.footprint(own_job(trial.problem), limit_bytes)
         if hidden is None or trial.whole:
             return hidden
-        return hidden + result_bytes(trial.problem) + _sum_bytes(trial.problem)
+        return hidden + result_bytes(trial.problem) + trial.problem.running_sum_bytes
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
@@ -134,10 +164,3 @@ def _terms(problem: ConvProblem) -> int:
         return problem.batch * math.prod(problem.output_size)
     channels = problem.in_channels if problem.op is ConvOp.FPROP else problem.out_channels
     return channels // problem.groups * math.prod(problem.kernel_size)
-
-
-def _sum_bytes(problem: ConvProblem) -> int:
-    """Bytes of the float32 sum in which the parts of a 16-bit weight gradient add up."""
-    if problem.op is ConvOp.WGRAD and problem.itemsize == 2:
-        return 2 * problem.filter_bytes
-    return 0
