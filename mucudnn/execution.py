@@ -15,10 +15,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
+from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import ALIGNMENT_BYTES
 from mucudnn.algorithms.own import operands, result_bytes, unread_operand
-from mucudnn.backends import Backend, Job, Queue, backend_of
+from mucudnn.backends import Backend, Job, PartKernel, PartSumKernel, Queue, backend_of
 from mucudnn.errors import BackendError
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -55,8 +55,8 @@ class Workspace:
         self._touched_bytes = 0
         self._captured: list[Tensor] = []
         self._is_captured = False
-        self._slice_kernels: WeakKeyDictionary[_Step, SliceKernel] = WeakKeyDictionary()
-        self._sum_kernels: WeakKeyDictionary[_Step, SumKernel] = WeakKeyDictionary()
+        self._slice_kernels: WeakKeyDictionary[_Step, PartKernel] = WeakKeyDictionary()
+        self._sum_kernels: WeakKeyDictionary[_Step, PartSumKernel] = WeakKeyDictionary()
 
     @property
     def n_bytes(self) -> int:
@@ -107,7 +107,7 @@ class Workspace:
         elements = torch.Size(shape).numel()
         return self._buffer[: elements * dtype.itemsize].view(dtype).view(shape)
 
-    def slice_kernel(self, step: "_Step") -> SliceKernel:
+    def slice_kernel(self, step: "_Step") -> PartKernel:
         """Return the kernel of a step of fprop or dgrad, bound to this buffer."""
         kernel = self._slice_kernels.get(step)
         if kernel is None:
@@ -116,7 +116,7 @@ class Workspace:
             self._slice_kernels[step] = kernel
         return kernel
 
-    def sum_kernel(self, step: "_Step", skipped_bytes: int) -> SumKernel:
+    def sum_kernel(self, step: "_Step", skipped_bytes: int) -> PartSumKernel:
         """Return the kernel of a step of wgrad, bound to this buffer behind `skipped_bytes`."""
         kernel = self._sum_kernels.get(step)
         if kernel is None:
@@ -315,7 +315,7 @@ class Runner:
             workspace.slice_kernel(group[0].step).prepare(weight)
             for part in group:
                 kernel = workspace.slice_kernel(part.step)
-                if not kernel.run(image[part.here], out[part.here], bias):
+                if not kernel.run(image, weight, out, bias, part.here):
                     self._own_slices([self._by_own(part)], image, weight, bias, unread, out)
         return out
 
@@ -330,7 +330,7 @@ class Runner:
                 continue
             for place, part in enumerate(group):
                 kernel = workspace.sum_kernel(part.step, self._sum_bytes)
-                kernel.add(image[part.here], gradient[part.here], into, first=place == 0)
+                kernel.add(image, gradient, into, place == 0, part.here)
             if not kernel.finish(into):
                 self._own_sum([self._by_own(part) for part in group], image, gradient, unread, into)
         return dw if total is dw else dw.copy_(total)

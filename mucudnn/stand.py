@@ -208,17 +208,18 @@ class _SliceRun:
     def part(self) -> None:
         here = next(self._slices)
         stand = self._stand
-        self._kernel.run(stand.first[here], stand.out[here], stand.bias)
+        self._kernel.run(stand.first, stand.second, stand.out, stand.bias, here)
 
     def setup(self) -> None:
         self._kernel.prepare(self._stand.second)
 
     def error(self) -> float:
         stand = self._stand
-        out = stand.out[: self._size].fill_(float("nan"))
+        here = slice(0, self._size)
+        out = stand.out[here].fill_(float("nan"))
         with stand.buffer.poisoned(self._n_bytes):
             self.setup()
-            self._kernel.run(stand.first[: self._size], out, stand.bias)
+            self._kernel.run(stand.first, stand.second, stand.out, stand.bias, here)
         if not stand.buffer.is_intact(self._n_bytes):
             return math.inf
         return relative_error(out, stand.reference.of(self._size))
@@ -239,7 +240,7 @@ class _SumRun:
 
     def part(self) -> None:
         here, stand = next(self._slices), self._stand
-        self._kernel.add(stand.first[here], stand.second[here], self._into, first=self._is_whole)
+        self._kernel.add(stand.first, stand.second, self._into, self._is_whole, here)
 
     def setup(self) -> None:
         self._kernel.finish(self._into)
@@ -260,9 +261,8 @@ class _SumRun:
     def _error_after(self, into: GradientSum, times: int, multiple: int) -> float:
         """Add the first part so many times; return the error of the total against a multiple of it."""
         stand, reference = self._stand, self._stand.reference.of(self._size)
-        image, gradient = stand.first[: self._size], stand.second[: self._size]
         for number in range(times):
-            self._kernel.add(image, gradient, into, first=number == 0)
+            self._kernel.add(stand.first, stand.second, into, number == 0, slice(0, self._size))
         self._kernel.finish(into)
         return relative_error(into.total, multiple * reference)
 

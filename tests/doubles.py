@@ -7,9 +7,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
+from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.own import own_convolution
-from mucudnn.backends import Job, Queue
+from mucudnn.backends import Job, PartKernel, PartSumKernel, Queue
+from mucudnn.backends.base import OnSlices, SumOnSlices
 from mucudnn.execution import sum_dtype
 from mucudnn.plan import Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -142,11 +143,11 @@ class ScriptedBackend:
             self.ran(problem, self.own, self._needed(problem, self.own))
         return own_convolution(problem, first, second, bias, unread)
 
-    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
-        return _Slices(self, problem, algorithm, buffer)
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
+        return OnSlices(_Slices(self, problem, algorithm, buffer))
 
-    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
-        return _Sum(self, problem, algorithm, buffer)
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
+        return SumOnSlices(_Sum(self, problem, algorithm, buffer))
 
     def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
         return 0 if algorithm == self.own else self._needed(problem, algorithm)

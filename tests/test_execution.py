@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import SliceKernel, SumKernel
-from mucudnn.backends import backend_of
+from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.errors import BackendError
 from mucudnn.execution import (
@@ -137,12 +136,12 @@ class WatchedBackend(CpuBackend):
         super().__init__()
         self.kernels: weakref.WeakSet[object] = weakref.WeakSet()
 
-    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         kernel = super().slice_kernel(problem, algorithm, buffer)
         self.kernels.add(kernel)
         return kernel
 
-    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
         kernel = super().sum_kernel(problem, algorithm, buffer)
         self.kernels.add(kernel)
         return kernel

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from mucudnn.algorithms import SliceKernel, SumKernel
-from mucudnn.backends import backend_of
+from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.errors import BackendError, OptionError, ProblemError
 from mucudnn.execution import Owner, release_workspaces, workspace_of
@@ -296,11 +295,11 @@ class CountingBackend(CpuBackend):
         super().__init__()
         self.ops: set[ConvOp] = set()
 
-    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         self.ops.add(problem.op)
         return super().slice_kernel(problem, algorithm, buffer)
 
-    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
         self.ops.add(problem.op)
         return super().sum_kernel(problem, algorithm, buffer)
 

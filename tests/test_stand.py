@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
+from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.own import own_convolution
-from mucudnn.backends import backend_of
+from mucudnn.backends import PartKernel, PartSumKernel, backend_of
+from mucudnn.backends.base import OnSlices, SumOnSlices
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.plan import Division, Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -77,11 +78,11 @@ class BackendWith(CpuBackend):
     def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
         return BUFFER_BYTES if algorithm == DOUBLE else super().buffer_bytes(problem, algorithm)
 
-    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
-        return self._kernel(problem, buffer)  # type: ignore[return-value]  # the test chose the op
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
+        return OnSlices(self._kernel(problem, buffer))  # type: ignore[arg-type]  # the test chose the op
 
-    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
-        return self._kernel(problem, buffer)  # type: ignore[return-value]  # the test chose the op
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
+        return SumOnSlices(self._kernel(problem, buffer))  # type: ignore[arg-type]  # the test chose the op
 
 
 def error_of(kernel: Callable[[ConvProblem, Tensor], object], problem: ConvProblem, size: int = 6) -> float:

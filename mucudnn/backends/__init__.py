@@ -4,10 +4,10 @@ import functools
 
 import torch
 
-from mucudnn.backends.base import Backend, Job, Queue
+from mucudnn.backends.base import Backend, Job, PartKernel, PartSumKernel, Queue
 from mucudnn.errors import BackendError, OptionError
 
-__all__ = ["BACKENDS", "Backend", "Job", "Queue", "backend_for", "backend_of"]
+__all__ = ["BACKENDS", "Backend", "Job", "PartKernel", "PartSumKernel", "Queue", "backend_for", "backend_of"]
 
 BACKENDS = ("cpu",)
 """Names of the backends; also the prefixes of their algorithms' ids."""

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import SliceKernel, SumKernel
+from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
 from mucudnn.plan import Search
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
@@ -42,6 +42,57 @@ class Job:
 
     function: str
     payload: Mapping[str, object]
+
+
+class PartKernel(Protocol):
+    """Computes parts of y or dx, with addresses of whole tensors and the samples of the part."""
+
+    def prepare(self, weight: Tensor) -> None:
+        """Transform the filter; once per mini-batch, before the first part."""
+
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, here: slice) -> bool:
+        """Write the result of the samples `here` of `image` to those of `out`; return whether it is sound."""
+
+
+class PartSumKernel(Protocol):
+    """Computes dw, summed over parts."""
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool, here: slice) -> None:
+        """Add the dw of the samples `here` to the running sum, or start it if they are the `first`."""
+
+    def finish(self, into: GradientSum) -> bool:
+        """Have the sum in `into`; return whether it is sound."""
+
+
+class OnSlices:
+    """An algorithm composed of torch operations, run on views of the samples."""
+
+    def __init__(self, kernel: SliceKernel) -> None:
+        self._kernel = kernel
+        self.prepare = kernel.prepare
+
+    def run(
+        self,
+        image: Tensor,
+        weight: Tensor,  # noqa: ARG002  # prepared before
+        out: Tensor,
+        bias: Tensor | None,
+        here: slice,
+    ) -> bool:
+        """Write the result of the samples `here` of `image` to those of `out`; return whether it is sound."""
+        return self._kernel.run(image[here], out[here], bias)
+
+
+class SumOnSlices:
+    """The same for weight gradients."""
+
+    def __init__(self, kernel: SumKernel) -> None:
+        self._kernel = kernel
+        self.finish = kernel.finish
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool, here: slice) -> None:
+        """Add the dw of the samples `here` to the running sum, or start it if they are the `first`."""
+        self._kernel.add(image[here], gradient[here], into, first)
 
 
 class Backend(Protocol):
@@ -113,10 +164,10 @@ class Backend(Protocol):
         The third tensor that the backward ops name but never read, x or w, may be given as `unread`.
         """
 
-    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
 
-    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
         """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
 
     def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:

@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import ALGORITHMS, Algorithm, SliceKernel, SumKernel
+from mucudnn.algorithms import ALGORITHMS, Algorithm
 from mucudnn.algorithms.own import own_convolution, result_bytes
-from mucudnn.backends.base import Job, Queue
+from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
 from mucudnn.backends.cpu.environment import fp32_precision, present_environment
 from mucudnn.backends.cpu.footprint import FootprintMeter
 from mucudnn.backends.cpu.own import own_job
@@ -137,13 +137,13 @@ class CpuBackend:
         """
         return own_convolution(problem, first, second, bias, unread)
 
-    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SliceKernel:
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
-        return self._algorithm(algorithm).slice_kernel(problem, buffer)
+        return OnSlices(self._algorithm(algorithm).slice_kernel(problem, buffer))
 
-    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> SumKernel:
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
         """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
-        return self._algorithm(algorithm).sum_kernel(problem, buffer)
+        return SumOnSlices(self._algorithm(algorithm).sum_kernel(problem, buffer))
 
     def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
         """Return the bytes of buffer that such a kernel needs; what else it takes, it takes elsewhere."""
