@@ -1,0 +1,145 @@
+"""Descriptions of devices: with one, cuDNN lists and plans without the device."""
+
+import dataclasses
+import importlib.resources
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from mucudnn.backends.cudnn.constants import Attribute, Kind
+from mucudnn.backends.cudnn.descriptors import Descriptor
+from mucudnn.backends.cudnn.library import Library
+from mucudnn.errors import BackendError, OptionError
+
+DEVICES = ("h200", "h100", "a100")
+"""Names of the descriptions that are shipped; written from public figures, not read from the devices."""
+
+MANDATORY_KEYS = (
+    "deviceName",
+    "deviceVer",
+    "driverVer",
+    "cudaDeviceId",
+    "pciDeviceId",
+    "multiProcessorCount",
+    "warpSize",
+    "maxThreadsPerBlock",
+    "maxThreadsPerSM",
+    "maxCtasPerSM",
+    "regsPerBlock",
+    "maxRegistersPerSM",
+    "maxSharedMemoryPerBlock",
+    "maxSharedMemoryPerBlockOptin",
+    "reservedSharedMemoryPerBlock",
+    "maxBlockSize",
+    "maxGridSize",
+    "l2CacheSize",
+    "totalGlobalMem",
+    "smClockRateKHz",
+    "memClockRateKHz",
+    "isTccDriver",
+    "supportCoopLaunch",
+)
+"""What cuDNN 9.8 to 9.26 will not do without."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceDescription:
+    """What cuDNN must know of a device to choose engines for it.
+
+    Attributes:
+        name: as its driver calls it.
+        compute_capability: a hundred times the major version and ten times the minor one: 900 for 9.0.
+        multiprocessors: their number.
+        text: the whole description, JSON as cuDNN reads it.
+    """
+
+    name: str
+    compute_capability: int
+    multiprocessors: int
+    text: str
+
+    @classmethod
+    def from_json(cls, description: str | Mapping[str, object]) -> "DeviceDescription":
+        """Return the device that a JSON object describes, given as its text or as a mapping.
+
+        Raises:
+            BackendError: no JSON object, a missing key, or a number that is none.
+        """
+        fields = _object_of(description) if isinstance(description, str) else description
+        missing = [key for key in MANDATORY_KEYS if key not in fields]
+        if missing:
+            raise BackendError(
+                f"A device description must have the keys {', '.join(MANDATORY_KEYS)}, "
+                f"but got one without {', '.join(missing)}."
+            )
+        return cls(
+            name=str(fields["deviceName"]),
+            compute_capability=_number(fields, "deviceVer"),
+            multiprocessors=_number(fields, "multiProcessorCount"),
+            text=description if isinstance(description, str) else json.dumps(dict(description)),
+        )
+
+    def descriptor(self, library: Library) -> Descriptor:
+        """Return the finalised descriptor of the device.
+
+        Raises:
+            CudnnError: cuDNN cannot read the description.
+        """
+        return (
+            Descriptor(library, Kind.DEVICE_PROPERTIES).set_text(Attribute.DEVICE_JSON, self.text).finalized()
+        )
+
+
+def device_described(name_or_path: str) -> DeviceDescription:
+    """Return a shipped description by its name, in any case, or that of a JSON file by its path.
+
+    Raises:
+        OptionError: neither a shipped name nor a file.
+        BackendError: the file describes no device.
+    """
+    if name_or_path.lower() in DEVICES:
+        return DeviceDescription.from_json(_shipped(name_or_path.lower()))
+    try:
+        text = Path(name_or_path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"A device must be one of {', '.join(DEVICES)} or the path of a JSON file, "
+            f"but got {name_or_path!r}."
+        ) from error
+    return DeviceDescription.from_json(text)
+
+
+def live_device(library: Library, index: int) -> DeviceDescription:
+    """Return the description that cuDNN itself makes of a device of this machine.
+
+    Args:
+        library: cuDNN.
+        index: the device's number, as CUDA counts.
+
+    Raises:
+        CudnnError: there is no such device, or no driver.
+    """
+    properties = Descriptor(library, Kind.DEVICE_PROPERTIES).set_int32(Attribute.DEVICE_ID, index).finalized()
+    return DeviceDescription.from_json(properties.text(Attribute.DEVICE_JSON))
+
+
+def _shipped(name: str) -> str:
+    folder = importlib.resources.files("mucudnn.backends.cudnn") / "descriptions"
+    return (folder / f"{name}.json").read_text(encoding="utf-8")
+
+
+def _object_of(text: str) -> Mapping[str, object]:
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise BackendError(f"A device description must be JSON, but got {text[:80]!r}.") from error
+    if not isinstance(fields, dict):
+        raise BackendError(f"A device description must be a JSON object, but got {text[:80]!r}.")
+    return fields
+
+
+def _number(fields: Mapping[str, object], key: str) -> int:
+    value = fields[key]
+    if not isinstance(value, int):
+        raise BackendError(f"{key} of a device description must be a whole number, but got {value!r}.")
+    return value

@@ -1,0 +1,313 @@
+"""What cuDNN 9.19 lists for a described H200, and what becomes of layouts, types, alignment and flags."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from mucudnn.backends.cudnn.constants import Attribute
+from mucudnn.backends.cudnn.devices import DEVICES, device_described
+from mucudnn.backends.cudnn.engines import (
+    EngineConfiguration,
+    Enumerator,
+    Rules,
+    Search,
+    Source,
+    accumulates_by_beta,
+)
+from mucudnn.backends.cudnn.library import CudnnError, Library
+from mucudnn.errors import BackendError
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from tests.cudnn.problems import LAYERS, conv, conv_in
+
+pytestmark = pytest.mark.deviceless
+
+CONTIGUOUS = {"layout": Layout.CONTIGUOUS, "filter_layout": Layout.CONTIGUOUS}
+FPROP, DGRAD, WGRAD = ConvOp
+
+
+def _counts(enumerator: Enumerator, **changes: object) -> list[int]:
+    """Return how many configurations are listed for fprop, dgrad and wgrad."""
+    return [len(enumerator.listed(conv(op, **changes))) for op in ConvOp]
+
+
+def _pairs(configurations: tuple[EngineConfiguration, ...]) -> list[tuple[str, int]]:
+    return [(configuration.id, configuration.workspace_bytes) for configuration in configurations]
+
+
+def test_a_list_is_in_cudnns_order_and_without_repetition(enumerator: Enumerator) -> None:
+    listed = enumerator.listed(conv())
+
+    assert [configuration.rank for configuration in listed] == list(range(36))
+    assert len({configuration.id for configuration in listed}) == 36
+    assert [configuration.source for configuration in listed] == [Source.A] * 33 + [Source.FALLBACK] * 3
+
+
+def test_candidates_are_the_list_pruned_to_16(enumerator: Enumerator) -> None:
+    listed, candidates = enumerator.listed(conv()), enumerator.candidates(conv())
+
+    assert len(candidates) == 16
+    assert candidates[:6] == listed[:6]
+    assert set(candidates) < set(listed)
+
+
+def test_an_unsupported_problem_has_no_engines(enumerator: Enumerator) -> None:
+    assert enumerator.listed(conv(batch=0)) == ()
+    assert enumerator.configuration(conv(batch=0), 0, ()) is None
+    with pytest.raises(BackendError, match=r"^The batch must hold a sample at least, but got 0\.$"):
+        enumerator.plan(conv(batch=0), 0, (), accumulate=False)
+
+
+def test_a_bias_changes_nothing(enumerator: Enumerator) -> None:
+    assert enumerator.listed(conv(bias=True)) is enumerator.listed(conv())
+
+
+def test_below_16_bytes_of_alignment_almost_nothing_is_left(enumerator: Enumerator) -> None:
+    assert _counts(enumerator, alignment_bytes=16) == [36, 39, 43]
+    assert _counts(enumerator, alignment_bytes=8) == [3, 2, 3]
+    assert _counts(enumerator, alignment_bytes=2) == [3, 2, 2]
+    assert _counts(enumerator, alignment_bytes=4, dtype="float32") == [13, 7, 6]
+
+
+def test_an_alignment_counts_as_the_power_of_two_that_divides_it(enumerator: Enumerator) -> None:
+    lists = [enumerator.listed(conv(dtype="float32", alignment_bytes=alignment)) for alignment in (4, 12)]
+
+    assert lists[0] == lists[1]
+
+
+def test_more_than_16_bytes_of_alignment_gain_nothing(enumerator: Enumerator) -> None:
+    for op in ConvOp:
+        assert enumerator.listed(conv(op, alignment_bytes=512)) == enumerator.listed(conv(op))
+
+
+def test_contiguous_tensors_lose_little_by_alignment(enumerator: Enumerator) -> None:
+    aligned, misaligned = (
+        _counts(enumerator, alignment_bytes=alignment, **CONTIGUOUS) for alignment in (16, 2)
+    )
+
+    assert all(0 <= before - after <= 4 for before, after in zip(aligned, misaligned, strict=True))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"kernel_size": (1, 1), "padding": (0, 0), "out_channels": 128, "batch": 64}, {"groups": 64}],
+    ids=["1x1", "depthwise"],
+)
+def test_the_filters_layout_does_not_count_where_it_makes_no_difference(
+    enumerator: Enumerator, changes: dict[str, object]
+) -> None:
+    for op in ConvOp:
+        lists = [enumerator.listed(conv(op, filter_layout=layout, **changes)) for layout in Layout]
+
+        assert lists[0] == lists[1]
+
+
+def test_one_dimension_lists_what_one_row_lists(enumerator: Enumerator) -> None:
+    row = {
+        "input_size": (1, 16),
+        "kernel_size": (1, 3),
+        "stride": (1, 1),
+        "padding": (0, 1),
+        "dilation": (1, 1),
+    }
+
+    for op, number in zip(ConvOp, (35, 37, 41), strict=True):
+        listed = enumerator.listed(conv_in(1, op))
+        assert len(listed) == number
+        assert listed == enumerator.listed(conv(op, **row))
+
+
+def test_three_dimensions_are_listed(enumerator: Enumerator) -> None:
+    assert [len(enumerator.listed(conv_in(3, op))) for op in ConvOp] == [34, 40, 43]
+
+
+def test_groups_and_depthwise_are_listed(enumerator: Enumerator) -> None:
+    assert _counts(enumerator, groups=8) == [24, 22, 25]
+    assert _counts(enumerator, groups=64) == [18, 19, 19]
+
+
+def test_dilation_is_listed(enumerator: Enumerator) -> None:
+    assert _counts(enumerator, dilation=(2, 2), padding=(2, 2)) == [34, 38, 43]
+
+
+@pytest.mark.parametrize("size", [55, 56])
+def test_a_transposed_convolution_is_dgrad_with_any_output_padding(enumerator: Enumerator, size: int) -> None:
+    problem = conv(DGRAD, stride=(2, 2), input_size=(size, size))
+
+    assert problem.output_size == (28, 28)
+    assert len(enumerator.listed(problem)) == 41
+
+
+def test_mixed_layouts_are_another_problem_with_a_workspace_of_its_own(enumerator: Enumerator) -> None:
+    uniform = enumerator.listed(conv())
+    mixed = enumerator.listed(conv(filter_layout=Layout.CONTIGUOUS))
+
+    assert (len(uniform), len(mixed)) == (36, 36)
+    assert uniform != mixed
+
+
+def test_double_precision_has_few_engines_and_no_tensor_cores(enumerator: Enumerator) -> None:
+    assert _counts(enumerator, dtype="float64") == [4, 6, 5]
+    assert not any(
+        "TENSOR_CORE" in configuration.notes
+        for op in ConvOp
+        for configuration in enumerator.listed(conv(op, dtype="float64"))
+    )
+
+
+def test_half_has_more_engines_than_bfloat16(enumerator: Enumerator) -> None:
+    assert _counts(enumerator, dtype="float16") == [43, 43, 43]
+    assert _counts(enumerator, dtype="bfloat16") == [36, 39, 43]
+
+
+def test_without_tf32_float32_lists_what_has_no_tensor_cores(
+    library: Library, enumerator: Enumerator
+) -> None:
+    strict = Enumerator(library, device_described("h200"), Rules(allow_tf32=False))
+
+    assert _counts(enumerator, dtype="float32") == [38, 34, 22]
+    assert _counts(strict, dtype="float32") == [8, 7, 6]
+    assert _counts(strict, dtype="bfloat16") == [36, 39, 43]
+
+
+def test_determinism_drops_what_is_not_deterministic(library: Library, enumerator: Enumerator) -> None:
+    deterministic = Enumerator(library, device_described("h200"), Rules(deterministic=True))
+
+    assert _counts(enumerator, dtype="float32") == [38, 34, 22]
+    assert _counts(deterministic, dtype="float32") == [38, 32, 20]
+
+
+def test_ranks_have_no_gaps_where_the_rules_drop_something(library: Library) -> None:
+    strict = Enumerator(library, device_described("h200"), Rules(allow_tf32=False))
+
+    assert [configuration.rank for configuration in strict.listed(conv(dtype="float32"))] == list(range(8))
+
+
+def test_other_devices_have_other_lists(library: Library) -> None:
+    counts = [_counts(Enumerator(library, device_described(name))) for name in DEVICES]
+
+    assert counts == [[36, 39, 43], [36, 39, 43], [30, 36, 32]]
+
+
+def test_only_single_and_double_precision_wgrad_accumulates_by_beta() -> None:
+    accumulating = {
+        (op, dtype)
+        for op in ConvOp
+        for dtype in ("float16", "bfloat16", "float32", "float64")
+        if accumulates_by_beta(conv(op, dtype=dtype))
+    }
+
+    assert accumulating == {(WGRAD, "float32"), (WGRAD, "float64")}
+
+
+@pytest.mark.parametrize(
+    "problem", [conv(FPROP, dtype="float32"), conv(DGRAD, dtype="float32"), conv(WGRAD)], ids=str
+)
+def test_what_does_not_accumulate_by_beta_declares_no_workspace_for_it(
+    enumerator: Enumerator, problem: ConvProblem
+) -> None:
+    assert {one.workspace_bytes_accumulating for one in enumerator.listed(problem)} == {None}
+
+
+def test_the_declared_workspace_is_the_larger_of_beta_0_and_beta_1(enumerator: Enumerator) -> None:
+    problem = next(one for one in LAYERS["alex2"].problems("float32") if one.op is WGRAD)
+
+    for one in enumerator.listed(problem):
+        overwriting, accumulating = (
+            enumerator.plan(problem, one.engine, one.knobs, accumulate).int_value(Attribute.PLAN_WORKSPACE)
+            for accumulate in (False, True)
+        )
+        assert one.workspace_bytes == max(overwriting, accumulating)
+        assert one.workspace_bytes_accumulating == accumulating
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_plan_is_rebuilt_from_its_engine_and_knobs(enumerator: Enumerator, op: ConvOp, dtype: str) -> None:
+    problem = conv(op, dtype=dtype, **CONTIGUOUS)
+
+    for one in enumerator.listed(problem):
+        rebuilt = enumerator.configuration(problem, one.engine, one.knobs)
+        assert rebuilt is not None
+        assert (rebuilt.id, rebuilt.notes) == (one.id, one.notes)
+        assert rebuilt.workspace_bytes == one.workspace_bytes
+        assert rebuilt.workspace_bytes_accumulating == one.workspace_bytes_accumulating
+        assert (rebuilt.source, rebuilt.rank) == (Source.REBUILT, -1)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_configuration_of_one_batch_is_rebuilt_at_another(enumerator: Enumerator, op: ConvOp) -> None:
+    whole, part = conv(op, batch=32, **CONTIGUOUS), conv(op, batch=5, **CONTIGUOUS)
+
+    for one in enumerator.listed(whole):
+        rebuilt = enumerator.configuration(part, one.engine, one.knobs)
+        plan = enumerator.plan(part, one.engine, one.knobs, accumulate=False)
+        assert rebuilt is not None
+        assert rebuilt.workspace_bytes == plan.int_value(Attribute.PLAN_WORKSPACE)
+
+
+def test_what_the_rules_forbid_is_not_rebuilt(library: Library, enumerator: Enumerator) -> None:
+    strict = Enumerator(library, device_described("h200"), Rules(allow_tf32=False))
+    first = enumerator.listed(conv(dtype="float32"))[0]
+
+    assert "TENSOR_CORE" in first.notes
+    assert strict.configuration(conv(dtype="float32"), first.engine, first.knobs) is None
+
+
+def test_what_is_not_supported_here_is_not_rebuilt(enumerator: Enumerator) -> None:
+    first = enumerator.listed(conv())[0]
+
+    assert enumerator.configuration(conv(dtype="float64"), first.engine, first.knobs) is None
+    with pytest.raises(CudnnError, match=r"\(3\d\d\d\)"):
+        enumerator.plan(conv(dtype="float64"), first.engine, first.knobs, accumulate=False)
+
+
+@pytest.mark.parametrize(("op", "listed", "scanned"), [(FPROP, 38, 1), (DGRAD, 34, 3), (WGRAD, 22, 4)])
+def test_an_exhaustive_search_finds_further_engines(
+    enumerator: Enumerator, op: ConvOp, listed: int, scanned: int
+) -> None:
+    problem = conv(op, dtype="float32")
+
+    found = enumerator.candidates(problem, Search.EXHAUSTIVE)
+
+    assert found[:listed] == enumerator.listed(problem)
+    assert [one.source for one in found[listed:]] == [Source.SCAN] * scanned
+    assert not {one.engine for one in found[:listed]} & {one.engine for one in found[listed:]}
+
+
+def test_explicit_gemm_asks_for_the_whole_im2col_matrix(enumerator: Enumerator) -> None:
+    problem = conv(
+        batch=128,
+        in_channels=96,
+        out_channels=256,
+        input_size=(27, 27),
+        kernel_size=(5, 5),
+        padding=(2, 2),
+        dtype="float32",
+        **CONTIGUOUS,
+    )
+
+    (gemm,) = [one for one in enumerator.listed(problem, Search.EXHAUSTIVE) if one.engine == 2]
+
+    assert gemm.id == "cudnn:eng2"
+    assert gemm.workspace_bytes == (96 * 5 * 5) * (128 * 27 * 27) * 4
+
+
+def test_the_workspace_of_a_contiguous_first_choice_is_a_copy_of_all_tensors(
+    enumerator: Enumerator,
+) -> None:
+    problem = next(LAYERS["vgg_c12"].problems("bfloat16"))
+    first = enumerator.listed(problem)[0]
+
+    assert (problem.op, problem.batch) == (FPROP, 256)
+    copies = problem.input_bytes + problem.output_bytes + problem.filter_bytes
+    assert 0 <= first.workspace_bytes - copies < 256
+
+
+def test_six_threads_at_once_find_the_same_lists(library: Library, enumerator: Enumerator) -> None:
+    problems = [conv(op, batch=batch) for op in ConvOp for batch in (16, 8, 4, 2)]
+    fresh = Enumerator(library, device_described("h200"))
+
+    with ThreadPoolExecutor(6) as threads:
+        lists = list(threads.map(lambda problem: _pairs(fresh.listed(problem)), problems * 2))
+
+    assert lists == [_pairs(enumerator.listed(problem)) for problem in problems] * 2
