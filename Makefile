@@ -4,6 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
+# The tests of cuDNN run on its real library, without a GPU: two wheels of 0.8 GB, for Linux on x86-64 only.
+DEVICELESS ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),yes,no)
+CUDNN := $(VENV)/cudnn
+
 .PHONY: help run proof test check bench clean
 
 help:  ## list the targets
@@ -22,8 +26,13 @@ run: $(READY)  ## tune a ResNet-18 on real images, divide its convolutions, prov
 proof: $(READY)  ## train with and without division from one seed; needs the plan that run wrote
 	@$(BIN)/python -m bench.proof $(ARGS)
 
-test: $(READY)  ## run the test suite
-	@$(BIN)/pytest
+$(CUDNN): $(READY)
+	@echo "adding cuDNN (once, 0.8 GB; make test DEVICELESS=no goes without it)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deviceless]'
+	@touch $(CUDNN)
+
+test: $(READY) $(if $(filter yes,$(DEVICELESS)),$(CUDNN))  ## run the test suite; DEVICELESS=no leaves out the real cuDNN
+	@$(BIN)/pytest $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
 
 check: $(READY)  ## format, lint, types, import rules
 	@$(BIN)/ruff format --check .

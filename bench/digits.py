@@ -20,9 +20,10 @@ from mucudnn.backends import Backend, Job, backend_of
 from mucudnn.errors import MucudnnError
 from mucudnn.functional import undivided
 from mucudnn.intervals import Estimate, compare, ratio
+from mucudnn.live import LiveMeasurer
+from mucudnn.outcome import Outcome
 from mucudnn.plan import Evidence, Plan, Policy
 from mucudnn.problem import Layout
-from mucudnn.profile import Comparison
 from mucudnn.profiler import Profiler
 from mucudnn.report import render_plan
 from mucudnn.sizes import format_bytes, parse_bytes
@@ -111,7 +112,7 @@ def _with_bases(plan: Plan, store: Store) -> Plan:
     runs now.
     """
     backend = backend_of(f"{plan.environment.backend}:")
-    profiler = Profiler(backend, store, _UNCAPPED, Policy.UNDIVIDED)
+    profiler = Profiler(LiveMeasurer(backend), store, _UNCAPPED, Policy.UNDIVIDED)
     assignments = []
     for assigned in plan.assignments:
         evidence = assigned.evidence
@@ -123,13 +124,12 @@ def _with_bases(plan: Plan, store: Store) -> Plan:
     return dataclasses.replace(plan, assignments=tuple(assignments))
 
 
-def _against(own: str, division: str, seen: Comparison, evidence: Evidence) -> Evidence:
-    base, present = seen.times[own], seen.times[division]
+def _against(own: str, division: str, seen: Outcome, evidence: Evidence) -> Evidence:
     return dataclasses.replace(
         evidence,
-        reference=base.estimate,
-        chosen=present.estimate,
-        verdict=compare(base.samples_s, present.samples_s),
+        reference=seen.estimates[own],
+        chosen=seen.estimates[division],
+        verdict=seen.verdict(own, division),
         reference_workspace_bytes=seen.workspaces.get(own),
     )
 

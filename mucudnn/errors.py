@@ -91,6 +91,10 @@ class BackendError(MucudnnError):
     """A backend or an algorithm cannot be used here."""
 
 
+class BackendWarning(UserWarning):
+    """A backend works, but not with all that it could offer."""
+
+
 class StoreError(MucudnnError):
     """A store that is damaged or newer than this version; it is left as it is."""
 

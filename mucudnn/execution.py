@@ -16,22 +16,13 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
-from mucudnn.algorithms.base import ALIGNMENT_BYTES
+from mucudnn.algorithms.base import ALIGNMENT_BYTES, memory_format
 from mucudnn.algorithms.own import operands, result_bytes, unread_operand
 from mucudnn.backends import Backend, Job, PartKernel, PartSumKernel, Queue, backend_of
 from mucudnn.errors import BackendError
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
-
-_MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def memory_format(layout: Layout, dimensions: int) -> torch.memory_format:
-    """Return torch's memory format for tensors of so many dimensions in `layout`."""
-    if layout is Layout.CHANNELS_LAST:
-        return _MEMORY_FORMATS[dimensions]
-    return torch.contiguous_format
 
 
 def sum_dtype(problem: ConvProblem) -> torch.dtype:
@@ -144,8 +135,8 @@ class DivisionJob:
         self._problem = ConvProblem.from_json(cast("Mapping[str, object]", payload["problem"]))
         parts = cast("list[tuple[str, int]]", payload["parts"])
         division = Division(tuple(Candidate(name, batch, 0.0, 0) for name, batch in parts))
-        backend = backend_of(division.parts[0].algorithm)
-        self._device = backend.device
+        self._device = torch.device(str(payload["device"]))
+        backend = backend_of(division.parts[0].algorithm, self._device)
         first, second, bias = operands(self._problem, torch.Generator(self._device), self._device)
         is_fprop = self._problem.op is ConvOp.FPROP
         unread = None if is_fprop else unread_operand(self._problem, self._device)
@@ -162,10 +153,14 @@ class DivisionJob:
         return self._runner(Workspace(self._device), *self._operands)
 
 
-def division_job(problem: ConvProblem, division: Division) -> Job:
-    """Return the job that weighs a whole division: its buffer, and whatever else it takes."""
+def division_job(problem: ConvProblem, division: Division, device: torch.device | None = None) -> Job:
+    """Return the job that weighs a whole division: its buffer, and whatever else it takes.
+
+    Without a device it runs on the processor.
+    """
     parts = [[part.algorithm, part.batch] for part in division.parts]
-    return Job("mucudnn.execution:DivisionJob", {"problem": problem.to_json(), "parts": parts})
+    payload = {"problem": problem.to_json(), "parts": parts, "device": str(device or torch.device("cpu"))}
+    return Job("mucudnn.execution:DivisionJob", payload)
 
 
 class Owner:

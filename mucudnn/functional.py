@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
-from mucudnn.backends import Backend, backend_of
+from mucudnn.algorithms.base import memory_format
+from mucudnn.backends import Backend, backend_for
 from mucudnn.errors import OptionError, ProblemError
-from mucudnn.execution import Owner, Runner, memory_format, workspace_of
+from mucudnn.execution import Owner, Runner, workspace_of
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
@@ -360,4 +361,4 @@ def _backend_of(divisions: Mapping[ConvOp, Division], image: Tensor) -> Backend:
     names = {part.algorithm.partition(":")[0] for division in divisions.values() for part in division.parts}
     if len(names) > 1:
         raise OptionError(f"All divisions must belong to one backend, but got {', '.join(sorted(names))}.")
-    return backend_of(f"{names.pop() if names else image.device.type}:")
+    return backend_for(names.pop() if names else "auto", image.device)

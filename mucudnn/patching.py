@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mucudnn.backends import Backend, backend_for, backend_of
+from mucudnn.backends import Backend, backend_for, backend_name, backend_of
 from mucudnn.errors import BackendError, PlanError, PlanMismatchError, ProblemError, UntunedWarning
 from mucudnn.execution import Owner, release_workspaces
 from mucudnn.extraction import convolution_of, undividable
@@ -48,12 +48,14 @@ class Memory:
     """How a plan's sites take memory.
 
     Attributes:
+        backend: name of the plan's backend.
         own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
         is_sharing: whether each site owns a buffer, rather than all one in common.
         limit_bytes: of the plan.
         buffer_bytes: what the common buffer comes to.
     """
 
+    backend: str
     own: str
     is_sharing: bool
     limit_bytes: int
@@ -62,9 +64,10 @@ class Memory:
     @classmethod
     def of(cls, plan: Plan) -> "Memory":
         """Return what `plan` says of memory."""
-        own = backend_of(f"{plan.environment.backend}:").own
+        name = plan.environment.backend
+        own = backend_of(f"{name}:").own
         buffers = (_buffer_bytes(assigned.division, own) for assigned in plan.assignments)
-        return cls(own, plan.mode is Mode.SHARING, plan.limit_bytes, max(buffers, default=0))
+        return cls(name, own, plan.mode is Mode.SHARING, plan.limit_bytes, max(buffers, default=0))
 
     def bound(self, division: Division) -> int | None:
         """Return what buffer and PyTorch's own workspace may take together, or None if they always fit."""
@@ -137,8 +140,8 @@ class PatchedForward:
         """Return the module's convolution, divided where the shapes were tuned."""
         if is_traced(image, weight):
             return self._own(image, weight, bias)
-        backend = backend_of(self._memory.own)
-        if image.device != backend.device or obstacle(image, weight, bias) is not None:
+        is_served = backend_name(image.device) == self._memory.backend
+        if not is_served or obstacle(image, weight, bias) is not None:
             return self._own(image, weight, bias)
         if image.dim() == 3:
             batch: Tensor = self(image.unsqueeze(0), weight, bias)
@@ -146,8 +149,9 @@ class PatchedForward:
         if image.dim() != 4:
             return self._own(image, weight, bias)
         tensors = (image.shape, image.stride(), image.dtype, weight.shape, weight.stride(), bias is None)
-        key: tuple[object, ...] = (*tensors, *_settings(self._conv))
+        key: tuple[object, ...] = (*tensors, image.device, *_settings(self._conv))
         if key not in self._routes:
+            backend = backend_of(self._memory.own, image.device)
             self._routes[key] = self._route(backend, image, weight, bias)
         route = self._routes[key]
         if route is None:

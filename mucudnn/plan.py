@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from mucudnn.errors import OptionError, PlanError, PlanFormatError
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan_file import decode, encode, parse
+from mucudnn.plan_file import OPTIONAL, decode, encode, parse
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.sizes import format_bytes
@@ -172,6 +172,8 @@ class Evidence:
         workspace_bytes: what the division was seen to take, at most.
         error: largest relative error of its algorithms against float64.
         rejected: keys of the divisions that were timed too and not chosen, with their estimates.
+        is_predicted: whether no whole division was run: the times are sums of recorded parts' times, the
+            workspaces those of the largest parts.
     """
 
     reference: Estimate | None = None
@@ -181,6 +183,7 @@ class Evidence:
     workspace_bytes: int | None = None
     error: float | None = None
     rejected: tuple[tuple[str, Estimate], ...] = ()
+    is_predicted: bool = dataclasses.field(default=False, metadata=OPTIONAL)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from enum import StrEnum
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from mucudnn.errors import PlanFormatError
@@ -17,6 +17,12 @@ _LARGEST = 1e100
 """No number of a plan is larger, so that sums and products of a few stay finite."""
 _LEAST_SECONDS = 1e-100
 """No time that was measured is less, unless it is 0, so that ratios stay finite."""
+
+OPTIONAL: Mapping[str, bool] = MappingProxyType({"is_optional": True})
+"""Marks a dataclass's field that stands in the file only where it differs from its default.
+
+Files without such a field, those of older versions among them, stay byte for byte what they are.
+"""
 
 _NAMES = {
     dict: "an object",
@@ -65,7 +71,11 @@ def encode(value: Any) -> Any:
     if isinstance(value, Candidate):
         return [getattr(value, name) for name in _fields(Candidate)]
     if dataclasses.is_dataclass(value):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {
+            field.name: encode(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+            if not (_is_optional(field) and getattr(value, field.name) == field.default)
+        }
     if isinstance(value, Mapping):
         return {name: encode(each) for name, each in value.items()}
     if isinstance(value, tuple):
@@ -144,13 +154,18 @@ def _decode_dataclass(kind: Any, value: object, name: str) -> Any:
         given = dict(zip(kinds, _decode_tuple(tuple(kinds.values()), value, name), strict=True))
     else:
         items = _as(dict, value, name)
-        if items.keys() != kinds.keys():
+        optional = {field.name for field in dataclasses.fields(kind) if _is_optional(field)}
+        if not kinds.keys() - optional <= items.keys() <= kinds.keys():
             raise ValueError(f"{name} must have {', '.join(kinds)}, but got {', '.join(items) or 'nothing'}")
         given = {field: decode(kinds[field], item, f"{name}.{field}") for field, item in items.items()}
     try:
         return kind(**given)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def _is_optional(field: dataclasses.Field[Any]) -> bool:
+    return "is_optional" in field.metadata
 
 
 @functools.cache

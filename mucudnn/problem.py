@@ -155,6 +155,14 @@ class ConvProblem:
         return 2 * math.prod(self.output_shape) * math.prod(self.filter_shape[1:])
 
     @property
+    def terms(self) -> int:
+        """Number of products that add up to one value of the result, padding counted."""
+        if self.op is ConvOp.WGRAD:
+            return self.batch * math.prod(self.output_size)
+        channels = self.in_channels if self.op is ConvOp.FPROP else self.out_channels
+        return channels // self.groups * math.prod(self.kernel_size)
+
+    @property
     def running_sum_bytes(self) -> int:
         """Bytes of the float32 sum in which the parts of a 16-bit weight gradient add up; else 0."""
         if self.op is not ConvOp.WGRAD or self.itemsize != 2:

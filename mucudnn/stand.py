@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
+from mucudnn.algorithms.base import memory_format
 from mucudnn.algorithms.own import operands
 from mucudnn.backends import Backend
-from mucudnn.execution import Runner, Workspace, memory_format, sum_dtype
+from mucudnn.execution import Runner, Workspace, sum_dtype
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial

@@ -65,6 +65,7 @@ class ScriptedBackend:
     own = "scripted:own"
     device = torch.device("cpu")
     alignment_bytes = 1
+    least_span_ns = 50_000
 
     def __init__(
         self,

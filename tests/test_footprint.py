@@ -18,7 +18,7 @@ import torch
 from mucudnn.backends.base import Job
 from mucudnn.backends.cpu.footprint import FootprintMeter
 from mucudnn.backends.cpu.footprint_child import ALLOWANCE_BYTES, NOISE_BYTES
-from mucudnn.backends.cpu.own import own_job
+from mucudnn.backends.own import own_job
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.own import operands, own_convolution, unread_operand
-from mucudnn.backends.cpu.own import own_job, prepare
+from mucudnn.backends.own import own_job, prepare
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}

@@ -1,5 +1,6 @@
 """What is measured, what is refused, and what is known already: on a device whose time is scripted."""
 
+import dataclasses
 import itertools
 import re
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from mucudnn.plan import Division, Mode, Policy
+from mucudnn.live import LiveMeasurer
+from mucudnn.plan import Division, Mode, Policy, Search
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate, Profile, RefusalKind
+from mucudnn.profile import Candidate, Profile, RefusalKind, Trial
 from mucudnn.profiler import Profiler
 from mucudnn.store import Store
 from mucudnn.store.memory import MemoryStore
-from mucudnn.tuner import Tuning
+from mucudnn.tuning import Tuning
 from tests.convolutions import a_convolution
 from tests.doubles import MS, Damage, Recipe, ScriptedBackend, rate
 from tests.models import Listener, a_chain, an_extraction
@@ -35,9 +37,10 @@ def _profiler(
     limit_bytes: int = MIB,
     store: Store | None = None,
     policy: Policy = Policy.POWER_OF_TWO,
+    search: Search = Search.HEURISTIC,
 ) -> Profiler:
     return Profiler(
-        backend, MemoryStore() if store is None else store, limit_bytes, policy, clock=backend.world.clock
+        LiveMeasurer(backend), MemoryStore() if store is None else store, limit_bytes, policy, search
     )
 
 
@@ -101,6 +104,44 @@ def test_every_algorithm_is_tried_at_every_size_of_the_policy() -> None:
     assert {(each.algorithm, each.batch) for each in profile.candidates} == set(
         itertools.product(["scripted:own", "scripted:other"], [1, 2, 3])
     )
+
+
+@pytest.mark.parametrize(
+    ("search", "names"), [(Search.HEURISTIC, ["own"]), (Search.EXHAUSTIVE, ["own", "rare"])]
+)
+def test_the_search_decides_which_algorithms_are_tried(search: Search, names: list[str]) -> None:
+    class Library(ScriptedBackend):
+        def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
+            return super().algorithms(problem)[: 2 if search is Search.EXHAUSTIVE else 1]
+
+    profile = _profiler(Library({"rare": Recipe(rate(MS))}), search=search).profile(_problem())
+
+    assert {each.algorithm for each in profile.candidates} == {f"scripted:{name}" for name in names}
+
+
+def test_parts_are_measured_with_the_alignment_of_their_slices() -> None:
+    # An image of 3·25 floats has 300 bytes, a result of 5·25 has 500.
+    store, problem = MemoryStore(), dataclasses.replace(_problem(), input_size=(5, 5))
+    profiler = _profiler(ScriptedBackend({}), store=store)
+    profiler.profile(problem)
+
+    alignments = {1: 4, 2: 8, 4: 16, 8: 16}
+    trials = [
+        Trial(dataclasses.replace(problem, batch=size, alignment_bytes=alignment), "scripted:own", size == 8)
+        for size, alignment in alignments.items()
+    ]
+    assert list(store.records(profiler.environment, trials)) == trials
+    assert store.count() == 4
+
+
+def test_the_clock_may_be_another_than_the_backends() -> None:
+    backend, ticks = ScriptedBackend({}), itertools.count(step=5 * MS)
+    measurer = LiveMeasurer(backend, clock=lambda: next(ticks))
+    profiler = Profiler(measurer, MemoryStore(), MIB, Policy.UNDIVIDED)
+
+    profile = profiler.profile(_problem())
+
+    assert [each.time_s for each in profile.candidates] == pytest.approx([0.005])
 
 
 def test_a_second_profile_measures_nothing() -> None:
@@ -200,7 +241,7 @@ def test_an_algorithm_that_is_wrong_at_one_size_is_refused_at_that_size(op: Conv
 
 def test_an_algorithm_that_cannot_be_built_is_refused() -> None:
     class Unbuildable(ScriptedBackend):
-        def slice_kernel(self, *arguments: object) -> Any:  # noqa: ARG002  # whatever is asked for
+        def slice_kernel(self, *arguments: object) -> Any:  # whatever is asked for
             raise ValueError("no kernel for this shape")
 
     profile = _profiler(Unbuildable({"other": Recipe(rate(MS))})).profile(_problem())
@@ -287,9 +328,9 @@ def test_divisions_are_compared_by_the_time_of_the_whole() -> None:
     backend = ScriptedBackend({"winograd": Recipe(rate(0.5 * MS), setup_ns=MS)})
     divisions = [_division("scripted:own", 8, 1), _division("scripted:winograd", 4, 2)]
 
-    comparison = _profiler(backend).compare(_problem(), divisions)
+    outcome = _profiler(backend).compare(_problem(), divisions)
 
-    medians = [times.estimate.median for times in comparison.times.values()]
+    medians = [each.median for each in outcome.estimates.values()]
     assert medians == pytest.approx([0.008, 0.005])
 
 
@@ -307,10 +348,10 @@ def test_a_division_that_takes_more_than_it_declares_is_not_timed() -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
     divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
 
-    comparison = _profiler(backend).compare(_problem(), divisions)
+    outcome = _profiler(backend).compare(_problem(), divisions)
 
-    assert list(comparison.times) == ["scripted:own@8*1"]
-    assert comparison.workspaces == {"scripted:own@8*1": 8000}
+    assert list(outcome.estimates) == ["scripted:own@8*1"]
+    assert outcome.workspaces == {"scripted:own@8*1": 8000}
 
 
 def test_a_division_that_takes_more_than_the_limit_is_weighed_once() -> None:
@@ -330,9 +371,9 @@ def test_a_division_that_was_too_large_is_weighed_again_under_a_larger_limit() -
     divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
     _profiler(backend, MIB, store).compare(_problem(), divisions)
 
-    comparison = _profiler(backend, 3 * MIB, store).compare(_problem(), divisions)
+    outcome = _profiler(backend, 3 * MIB, store).compare(_problem(), divisions)
 
-    assert list(comparison.times) == ["scripted:own@8*1", "scripted:greedy@4*2"]
+    assert list(outcome.estimates) == ["scripted:own@8*1", "scripted:greedy@4*2"]
 
 
 def test_what_was_compared_under_a_larger_limit_is_held_to_the_present_one() -> None:
@@ -341,10 +382,10 @@ def test_what_was_compared_under_a_larger_limit_is_held_to_the_present_one() -> 
     divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
     _profiler(backend, 3 * MIB, store).compare(_problem(), divisions)
 
-    comparison = _profiler(backend, MIB, store).compare(_problem(), divisions)
+    outcome = _profiler(backend, MIB, store).compare(_problem(), divisions)
 
-    assert list(comparison.times) == ["scripted:own@8*1"]
-    assert comparison.workspaces["scripted:greedy@4*2"] == 2 * MIB
+    assert list(outcome.estimates) == ["scripted:own@8*1"]
+    assert outcome.workspaces["scripted:greedy@4*2"] == 2 * MIB
 
 
 def test_a_killed_tuning_goes_on_from_what_it_measured() -> None:

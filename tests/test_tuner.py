@@ -26,6 +26,7 @@ from mucudnn.errors import (
     UntunedWarning,
 )
 from mucudnn.extraction import Extraction, extract
+from mucudnn.live import LiveMeasurer
 from mucudnn.patching import plan_of
 from mucudnn.plan import Mode, Plan, Policy
 from mucudnn.problem import ConvOp
@@ -34,7 +35,7 @@ from mucudnn.store import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.opening import StoreWarning
 from mucudnn.store.sqlite import SqliteStore
-from mucudnn.tuner import Tuning
+from mucudnn.tuning import Tuning
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.models import Listener, a_batch, a_chain, on_one_thread
 
@@ -62,9 +63,8 @@ def _tuned(
     listener: Listener | None = None,
 ) -> Plan:
     """The plan for a machine whose time is scripted."""
-    profiler = Profiler(
-        backend, MemoryStore() if store is None else store, limit_bytes, policy, clock=backend.world.clock
-    )
+    opened = MemoryStore() if store is None else store
+    profiler = Profiler(LiveMeasurer(backend), opened, limit_bytes, policy)
     return Tuning(profiler, mode, extraction, listener or Listener()).plan()
 
 
@@ -316,13 +316,15 @@ WRONG_OPTIONS = pytest.mark.parametrize(
     [
         ({"mode": "both"}, "mode must be one of 'reuse', 'sharing', but got 'both'"),
         ({"policy": "some"}, "policy must be one of 'undivided', 'power_of_two', 'all', but got 'some'"),
+        ({"search": "all"}, "search must be one of 'heuristic', 'exhaustive', but got 'all'"),
         ({"ops": ["forward"]}, "ops must be 'auto' or some of 'fprop', 'dgrad', 'wgrad'"),
         ({"ops": "bogus"}, "ops must be 'auto' or some of 'fprop', 'dgrad', 'wgrad', but got 'bogus'"),
         ({"ops": None}, "ops must be 'auto' or some of 'fprop', 'dgrad', 'wgrad', but got None"),
         ({"ops": 5}, "ops must be 'auto' or some of 'fprop', 'dgrad', 'wgrad', but got 5"),
-        ({"backend": "abacus"}, "backend must be one of 'auto', 'cpu', but got 'abacus'"),
-        ({"backend": None}, "backend must be one of 'auto', 'cpu', but got None"),
-        ({"backend": []}, r"backend must be one of 'auto', 'cpu', but got \[\]"),
+        ({"backend": "abacus"}, "backend must be one of 'auto', .*or 'replay:FILE', but got 'abacus'"),
+        ({"backend": None}, "backend must be one of 'auto', .*or 'replay:FILE', but got None"),
+        ({"backend": []}, r"backend must be one of 'auto', .*or 'replay:FILE', but got \[\]"),
+        ({"backend": "replay:"}, "backend must be one of 'auto', .*or 'replay:FILE', but got 'replay:'"),
         ({"store": 5}, "store must be a path, a Store or None, but got 5"),
         ({"store": MemoryStore}, "store must be a path, a Store or None, but got <class"),
         ({"progress": "x"}, "progress must be True, False, None or a Progress, but got 'x'"),

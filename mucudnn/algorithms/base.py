@@ -27,10 +27,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvProblem, Layout
 
 ALIGNMENT_BYTES = 64
 """Every region of a workspace starts at a multiple of this: one cache line."""
+
+
+_MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def memory_format(layout: Layout, dimensions: int) -> torch.memory_format:
+    """Return torch's memory format for tensors of so many dimensions in `layout`."""
+    if layout is Layout.CHANNELS_LAST:
+        return _MEMORY_FORMATS[dimensions]
+    return torch.contiguous_format
 
 
 class SliceKernel(Protocol):

@@ -7,30 +7,56 @@ import torch
 from mucudnn.backends.base import Backend, Job, PartKernel, PartSumKernel, Queue
 from mucudnn.errors import BackendError, OptionError
 
-__all__ = ["BACKENDS", "Backend", "Job", "PartKernel", "PartSumKernel", "Queue", "backend_for", "backend_of"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Job",
+    "PartKernel",
+    "PartSumKernel",
+    "Queue",
+    "backend_for",
+    "backend_name",
+    "backend_of",
+]
 
-BACKENDS = ("cpu",)
+BACKENDS = ("cpu", "cudnn")
 """Names of the backends; also the prefixes of their algorithms' ids."""
+
+_OF_DEVICES = {"cpu": "cpu", "cuda": "cudnn"}
+
+
+def backend_name(device: torch.device) -> str | None:
+    """Return the name of the backend for tensors on `device`, or None if there is none."""
+    return _OF_DEVICES.get(device.type)
 
 
 @functools.cache
-def _backend(name: str) -> Backend:
-    from mucudnn.backends.cpu.backend import CpuBackend  # not loaded before it is needed
+def _backend(name: str, index: int) -> Backend:
+    """Return the one backend of this process for a device; it is not loaded before it is needed."""
+    if name == "cpu":
+        from mucudnn.backends.cpu.backend import CpuBackend
 
-    if name != "cpu":
-        raise OptionError(
-            f"backend must be one of 'auto', {', '.join(map(repr, BACKENDS))}, but got {name!r}."
-        )
-    return CpuBackend()
+        return CpuBackend()
+    from mucudnn.backends.cudnn.backend import CudnnBackend
+
+    return CudnnBackend.on(index)
 
 
-def backend_of(algorithm: str) -> Backend:
-    """Return the backend that runs `algorithm`, one for the whole process.
+def backend_of(algorithm: str, device: torch.device | None = None) -> Backend:
+    """Return the backend that runs `algorithm` on `device`, one for the whole process.
+
+    Without a device it is that of the current card.
 
     Raises:
         OptionError: the id's prefix names no backend.
+        BackendError: the backend cannot be used on this machine.
     """
-    return _backend(algorithm.partition(":")[0])
+    name = algorithm.partition(":")[0]
+    if name not in BACKENDS:
+        raise OptionError(
+            f"backend must be one of 'auto', {', '.join(map(repr, BACKENDS))}, but got {name!r}."
+        )
+    return _backend(name, _index(device) if name == "cudnn" else 0)
 
 
 def backend_for(name: str, device: torch.device) -> Backend:
@@ -41,9 +67,24 @@ def backend_for(name: str, device: torch.device) -> Backend:
         BackendError: no backend serves the device.
     """
     if name != "auto":
-        return _backend(name)
-    if device.type not in BACKENDS:
+        return backend_of(f"{name}:", device)
+    served = backend_name(device)
+    if served is None:
+        kinds = ", ".join(_OF_DEVICES)
+        raise BackendError(f"Convolutions can be tuned on {kinds}, but the model lies on {device}.")
+    return backend_of(f"{served}:", device)
+
+
+def _index(device: torch.device | None) -> int:
+    """Return the number of a card, the current one if none is named.
+
+    Raises:
+        BackendError: there is none.
+    """
+    if not torch.cuda.is_available():
         raise BackendError(
-            f"Convolutions can be tuned on {', '.join(BACKENDS)}, but the model lies on {device}."
+            "The backend 'cudnn' needs a CUDA build of torch and an NVIDIA GPU, but torch sees none."
         )
-    return _backend(device.type)
+    if device is not None and device.type == "cuda" and device.index is not None:
+        return device.index
+    return torch.cuda.current_device()

@@ -13,8 +13,9 @@ The contract, tested on every backend by one suite:
 """
 
 import dataclasses
+import importlib
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -30,18 +31,37 @@ class Queue:
     """Work put on one queue runs in the order in which it was put there; two of them may overlap."""
 
 
+class Prepared(Protocol):
+    """What a job's function returns: work whose operands are in place.
+
+    What the process keeps anyhow, such as a pool of threads, should be there already: stacks of threads
+    that a run starts count as its memory.
+    """
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the tensor that `run` returns; 0 if it writes into one that is there before."""
+
+    def run(self) -> object:
+        """Do the work, and return the result if it is new. It is run at least twice."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A piece of work to be weighed, perhaps in another process.
 
     Attributes:
-        function: "package.module:name" of a function that takes the payload and returns something with a
-            method `run() -> Tensor`; operands are made before, the result counts as no workspace.
+        function: "package.module:name" of a function that takes the payload and returns what is `Prepared`.
         payload: JSON values.
     """
 
     function: str
     payload: Mapping[str, object]
+
+    def prepare(self) -> Prepared:
+        """Return the work with its operands in place."""
+        module, _, name = self.function.partition(":")
+        return cast(Prepared, getattr(importlib.import_module(module), name)(self.payload))
 
 
 class PartKernel(Protocol):
@@ -113,6 +133,10 @@ class Backend(Protocol):
     @property
     def clock(self) -> Clock:
         """Nanoseconds; on a device that runs behind the host, it waits for the device first."""
+
+    @property
+    def least_span_ns(self) -> int:
+        """Nanoseconds of a timed span against which reading the clock is little."""
 
     @property
     def alignment_bytes(self) -> int:

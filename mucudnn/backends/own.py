@@ -2,12 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from mucudnn.algorithms.own import operands, own_convolution, result_bytes, unread_operand
 from mucudnn.backends.base import Job
 from mucudnn.problem import ConvOp, ConvProblem
+
+_PROCESSOR = torch.device("cpu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,18 +42,19 @@ class OwnConvolution:
         return own_convolution(self.problem, self.first, self.second, self.bias, self.unread)
 
 
-def own_job(problem: ConvProblem) -> Job:
-    """Return the job of which `FootprintMeter.measure` tells the workspace of PyTorch's own convolution."""
-    return Job(f"{__name__}:prepare", problem.to_json())
+def own_job(problem: ConvProblem, device: torch.device = _PROCESSOR) -> Job:
+    """Return the job that tells the workspace of PyTorch's own convolution when it is weighed."""
+    return Job(f"{__name__}:prepare", {"problem": problem.to_json(), "device": str(device)})
 
 
-def prepare(fields: Mapping[str, object]) -> OwnConvolution:
-    """Return the problem of which `fields` are the JSON values, ready to run on operands nobody filled.
+def prepare(payload: Mapping[str, object]) -> OwnConvolution:
+    """Return the problem that `own_job` put into `payload`, ready to run on operands nobody filled.
 
     How much memory a convolution takes does not depend on the values, and normal ones for a large batch
     take longer than the convolution.
     """
-    problem = ConvProblem.from_json(fields)
-    first, second, bias = operands(problem, None)
-    unread = None if problem.op is ConvOp.FPROP else unread_operand(problem)
+    problem = ConvProblem.from_json(cast("Mapping[str, object]", payload["problem"]))
+    device = torch.device(str(payload["device"]))
+    first, second, bias = operands(problem, None, device)
+    unread = None if problem.op is ConvOp.FPROP else unread_operand(problem, device)
     return OwnConvolution(problem, first, second, bias, unread)

@@ -38,6 +38,12 @@ _ADD_RECORD = f"""
     WHERE records.refusal_kind = '{RefusalKind.OVER_LIMIT}'
         AND records.limit_bytes < ifnull(excluded.limit_bytes, {rows.LARGEST_INTEGER})"""
 
+_FIND_RECORDS = f"SELECT * FROM records WHERE environment = {_ENVIRONMENT} AND problem = ?"
+
+_FIND_COMPARISONS = (
+    f"SELECT * FROM comparisons WHERE environment = {_ENVIRONMENT} AND problem = ? ORDER BY id"
+)
+
 _FIND_COMPARED = f"""
     SELECT compared.* FROM compared JOIN comparisons ON comparisons.id = compared.comparison
     WHERE environment = {_ENVIRONMENT} AND problem = ? AND divisions = ? ORDER BY position"""
@@ -45,6 +51,10 @@ _FIND_COMPARED = f"""
 _ADD_COMPARISON = f"""
     INSERT INTO comparisons (environment, problem, divisions) VALUES ({_ENVIRONMENT}, ?, ?)
     ON CONFLICT DO NOTHING"""
+
+_FIND_WITHOUT_SETUP = f"""
+    SELECT algorithm FROM records WHERE environment = {_ENVIRONMENT} AND times IS NOT NULL
+    GROUP BY algorithm HAVING count(setup) = 0 ORDER BY algorithm"""
 
 _ADD_COMPARED = "INSERT INTO compared VALUES (?, ?, ?, ?, ?)"
 
@@ -146,6 +156,29 @@ class SqliteStore:
         with self._transaction("DEFERRED") as database:
             return int(database.execute("SELECT count(*) FROM records").fetchone()[0])
 
+    def environments(self) -> list[Environment]:
+        """Return all environments, in the order in which they were first added."""
+        with self._transaction("DEFERRED") as database:
+            found = database.execute("SELECT * FROM environments ORDER BY id").fetchall()
+            return [rows.environment_from_row(row) for row in found]
+
+    def records_of(self, environment: Environment, problem: ConvProblem) -> list[Record]:
+        """Return the records in `environment` of all trials whose micro-batch has this `problem`."""
+        with self._transaction("DEFERRED") as database:
+            found = database.execute(_FIND_RECORDS, (environment.key, problem.key)).fetchall()
+            return [rows.record_from_row(rows.trial_from_row(row), row) for row in found]
+
+    def comparisons_of(self, environment: Environment, problem: ConvProblem) -> list[Comparison]:
+        """Return the comparisons of divisions of `problem` in `environment`, in the order of adding."""
+        with self._transaction("DEFERRED") as database:
+            found = database.execute(_FIND_COMPARISONS, (environment.key, problem.key)).fetchall()
+            return [_comparison_of(database, row) for row in found]
+
+    def timed_without_setup(self, environment: Environment) -> list[str]:
+        """Return the ids of the algorithms that have times in `environment`, but no set-up in any of them."""
+        with self._transaction("DEFERRED") as database:
+            return [row["algorithm"] for row in database.execute(_FIND_WITHOUT_SETUP, (environment.key,))]
+
     def copy_into(self, store: Store) -> None:
         """Add all that is here to `store`, under its rules."""
         with self._transaction("DEFERRED") as database:
@@ -220,10 +253,10 @@ def _comparisons_of(database: sqlite3.Connection, environment: int) -> list[Comp
     found = database.execute(
         "SELECT * FROM comparisons WHERE environment = ? ORDER BY id", (environment,)
     ).fetchall()
+    return [_comparison_of(database, row) for row in found]
+
+
+def _comparison_of(database: sqlite3.Connection, row: sqlite3.Row) -> Comparison:
     compared = "SELECT * FROM compared WHERE comparison = ? ORDER BY position"
-    return [
-        rows.comparison_from_rows(
-            rows.problem_from_text(row["problem"]), database.execute(compared, (row["id"],)).fetchall()
-        )
-        for row in found
-    ]
+    problem = rows.problem_from_text(row["problem"])
+    return rows.comparison_from_rows(problem, database.execute(compared, (row["id"],)).fetchall())

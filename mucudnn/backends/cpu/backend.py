@@ -13,11 +13,11 @@ from mucudnn.algorithms.own import own_convolution, result_bytes
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
 from mucudnn.backends.cpu.environment import fp32_precision, present_environment
 from mucudnn.backends.cpu.footprint import FootprintMeter
-from mucudnn.backends.cpu.own import own_job
 from mucudnn.backends.cpu.pages import release_pages
+from mucudnn.backends.own import own_job
 from mucudnn.errors import BackendError
 from mucudnn.plan import Search
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock
 
@@ -50,6 +50,7 @@ class CpuBackend:
     own = _PREFIX + "aten"
     device = torch.device("cpu")
     alignment_bytes = 1
+    least_span_ns = 50_000
 
     def __init__(self) -> None:
         self._algorithms: dict[str, Algorithm] = {_PREFIX + each.name: each for each in ALGORITHMS}
@@ -121,7 +122,7 @@ class CpuBackend:
         if problem.dtype == "float32" and fp32_precision("conv") in ("bf16", "tf32"):
             return _FAST_MATH_BOUND
         factor = _WINOGRAD4_FACTOR if algorithm == f"{_PREFIX}winograd4" else 1.0
-        return _ERROR_BOUNDS[problem.dtype] * factor * max(1.0, math.sqrt(_terms(problem) / _MANY_TERMS))
+        return _ERROR_BOUNDS[problem.dtype] * factor * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
 
     def own_convolution(
         self,
@@ -156,11 +157,3 @@ class CpuBackend:
             raise BackendError(
                 f"An algorithm must be one of {', '.join((self.own, *self._algorithms))}, but got {name!r}."
             ) from None
-
-
-def _terms(problem: ConvProblem) -> int:
-    """Number of products that add up to one value of the result."""
-    if problem.op is ConvOp.WGRAD:
-        return problem.batch * math.prod(problem.output_size)
-    channels = problem.in_channels if problem.op is ConvOp.FPROP else problem.out_channels
-    return channels // problem.groups * math.prod(problem.kernel_size)

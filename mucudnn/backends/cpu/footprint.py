@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Protocol, cast
+from typing import IO, cast
 
 import torch
 
@@ -48,21 +48,6 @@ _START_TIMEOUT_S = 120.0
 """Seconds after which a child that has not greeted is taken for stuck; it takes about two."""
 
 _DEATHS_BY_LACK_OF_MEMORY = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
-
-
-class Prepared(Protocol):
-    """What a job's function returns: work whose operands are in place.
-
-    What the process keeps anyhow, such as a pool of threads, should be there already: stacks of threads
-    that a run starts count as its memory.
-    """
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes of the tensor that `run` returns; 0 if it writes into one that is there before."""
-
-    def run(self) -> object:
-        """Do the work, and return the result if it is new. It is run at least twice."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,6 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
-import importlib
 import json
 import mmap
 import os
@@ -39,7 +38,8 @@ from typing import TextIO, cast
 
 import torch
 
-from mucudnn.backends.cpu.footprint import Prepared, adopt_settings
+from mucudnn.backends.base import Job, Prepared
+from mucudnn.backends.cpu.footprint import adopt_settings
 from mucudnn.sizes import format_bytes
 
 NOISE_BYTES = 64 * 2**10
@@ -92,23 +92,19 @@ def _answer(meter: "_Scales", request: Mapping[str, object], replies: TextIO) ->
     limit_bytes = cast("int | None", request["limit_bytes"])
     try:
         meter.adopt(cast("Mapping[str, object]", request["settings"]))
-        prepared = _prepare(str(request["function"]), cast("Mapping[str, object]", request["payload"]))
+        job = Job(str(request["function"]), cast("Mapping[str, object]", request["payload"]))
+        prepared = job.prepare()
         if limit_bytes is not None:
             _say(replies, {"capped": True})
         n_bytes = meter.weigh(prepared, limit_bytes)
         if meter.has_kept_more:  # a library may have, once in a while (1.1 MiB seen); the job would again
-            prepared = _prepare(str(request["function"]), cast("Mapping[str, object]", request["payload"]))
+            prepared = job.prepare()
             n_bytes = min(n_bytes, meter.weigh(prepared, limit_bytes))
     except _OverLimitError as error:
         return {"n_bytes": None, "reason": str(error)}
     except Exception as error:  # noqa: BLE001  # whatever a job raises is its owner's to judge
         return {"failed": f"{type(error).__name__}: {error}"}
     return {"n_bytes": n_bytes, "reason": "Measured as the growth of a process's address space."}
-
-
-def _prepare(function: str, payload: Mapping[str, object]) -> Prepared:
-    module, _, name = function.partition(":")
-    return cast("Prepared", getattr(importlib.import_module(module), name)(payload))
 
 
 class _Scales:

@@ -1,0 +1,195 @@
+"""Convolutions on an NVIDIA card: cuDNN's engines, each with its knobs and workspace, and PyTorch's own."""
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms.base import memory_format
+from mucudnn.algorithms.own import own_convolution, result_bytes
+from mucudnn.backends.base import Job, PartKernel, PartSumKernel, Queue
+from mucudnn.backends.cudnn.card import Card, TorchCard
+from mucudnn.backends.cudnn.configurations import EngineConfiguration, is_id
+from mucudnn.backends.cudnn.engines import accumulates_by_beta
+from mucudnn.backends.cudnn.library import load_library
+from mucudnn.backends.cudnn.workshop import Workshop
+from mucudnn.backends.own import own_job
+from mucudnn.errors import BackendError, BackendWarning
+from mucudnn.plan import Search
+from mucudnn.problem import ConvProblem, Layout
+from mucudnn.profile import Environment, Trial
+from mucudnn.timing import Clock
+
+_ERROR_BOUNDS = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+"""Largest relative error, in the 2-norm, of a sum of few terms; transforms of float32 lose a digit."""
+
+_TF32_BOUND = 2e-3
+"""The same where the user lets float32 be multiplied in TF32: 10 bits, each product off by 2^-11."""
+
+_MANY_TERMS = 2**14
+"""Terms of a sum from which its rounding error is allowed to grow, as their square root."""
+
+_ALIGNMENT_BYTES = 16
+"""Below this most engines that use tensor cores are gone; more gains nothing."""
+
+
+class CudnnBackend:
+    """One NVIDIA card.
+
+    Args:
+        card: where PyTorch works.
+        workshop: cuDNN's engines on that card; None where the library cannot be used, and PyTorch's own
+            convolution on slices is all there is.
+    """
+
+    name = "cudnn"
+    own = "cudnn:aten"
+    alignment_bytes = _ALIGNMENT_BYTES
+    least_span_ns = 1_000_000  # waiting for a card takes some 10 µs
+
+    def __init__(self, card: Card, workshop: Workshop | None) -> None:
+        self._card = card
+        self._workshop = workshop
+
+    @classmethod
+    def on(cls, index: int) -> "CudnnBackend":
+        """Return the backend for a card of this machine; a warning says so if cuDNN cannot be used directly.
+
+        Args:
+            index: the card's number, as PyTorch counts.
+        """
+        card = TorchCard(index)
+        try:
+            workshop = Workshop(load_library(), card)
+        except BackendError as error:
+            warnings.warn(
+                f"Only PyTorch's own convolution can be divided, without a choice of algorithms. {error}",
+                BackendWarning,
+                stacklevel=2,
+            )
+            return cls(card, None)
+        return cls(card, workshop)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return self._card.device
+
+    @property
+    def clock(self) -> Clock:
+        """Nanoseconds of the host, once the card has done what it was given.
+
+        A span of many calls then takes as long as the slower of the two: what the host pays to launch is
+        part of a candidate's time wherever it exceeds the kernel's.
+        """
+        return self._card.clock
+
+    def queue(self) -> Queue:
+        """Return the queue of this thread's present stream, which other threads may share."""
+        return self._card.queue()
+
+    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
+        """Return `tensor`, or a copy of it, dense in `layout` and at a multiple of 16 bytes."""
+        dense = tensor.contiguous(memory_format=memory_format(layout, tensor.dim()))
+        return dense.clone() if dense.data_ptr() % _ALIGNMENT_BYTES else dense
+
+    def environment(self) -> Environment:
+        """Return all that a time measured now depends on."""
+        return self._card.environment(None if self._workshop is None else self._workshop.version)
+
+    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
+        """Return PyTorch's own, then the engines to try for `problem` in cuDNN's order."""
+        if self._workshop is None or not self._card.uses_cudnn:
+            return (self.own,)
+        found = self._workshop.candidates(problem, search)
+        return (self.own, *(each.id for each in found if _divides(problem, each)))
+
+    def computes(self, problem: ConvProblem, algorithm: str) -> bool:
+        """Return whether `algorithm` computes `problem` under the present flags."""
+        return algorithm == self.own or self._found(problem, algorithm) is not None
+
+    def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
+        """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
+
+        Engines declare theirs; PyTorch's own is weighed by its allocator, held to the limit. The float32 sum
+        of 16-bit weight gradients counts with every part.
+        """
+        extra = 0 if trial.whole else trial.problem.running_sum_bytes
+        if trial.algorithm != self.own:
+            return self.buffer_bytes(trial.problem, trial.algorithm) + extra
+        hidden = self.footprint(own_job(trial.problem, self.device), limit_bytes)
+        if hidden is None or trial.whole:
+            return hidden
+        return hidden + result_bytes(trial.problem) + extra
+
+    def footprint(self, job: Job, limit_bytes: int) -> int | None:
+        """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
+        return self._card.weigh(job, limit_bytes)
+
+    def release(self, buffer: Tensor) -> None:
+        """Give all memory of the tensor behind `buffer` back to the allocator."""
+        buffer.untyped_storage().resize_(0)
+
+    def error_bound(self, problem: ConvProblem, algorithm: str) -> float:  # noqa: ARG002  # engines round alike
+        """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
+
+        1e-5 in float32, 2e-3 where TF32 is allowed, 4e-3 in float16 and 3e-2 in bfloat16, and more by the
+        square root of the number of terms where very many are added up.
+        """
+        is_tf32 = problem.dtype == "float32" and self._card.rules.allow_tf32
+        bound = _TF32_BOUND if is_tf32 else _ERROR_BOUNDS[problem.dtype]
+        return bound * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
+
+    def own_convolution(
+        self,
+        problem: ConvProblem,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        unread: Tensor | None = None,
+    ) -> Tensor:
+        """Return what PyTorch itself computes: y from (x, w), dx from (dy, w), or dw from (x, dy).
+
+        The third tensor that the backward ops name but never read, x or w, may be given as `unread`.
+        """
+        return own_convolution(problem, first, second, bias, unread)
+
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
+        """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
+        found, workshop = self._configuration(problem, algorithm)
+        return workshop.kernel(problem, found, buffer)
+
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
+        """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
+        found, workshop = self._configuration(problem, algorithm)
+        return workshop.sum_kernel(problem, found, buffer)
+
+    def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
+        """Return the bytes of buffer that such a kernel needs; what else it takes, it takes elsewhere."""
+        if algorithm == self.own:
+            return 0
+        found, _ = self._configuration(problem, algorithm)
+        return found.workspace_bytes
+
+    def _found(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
+        """Return the engine that an id names, if it computes `problem` here."""
+        if self._workshop is None or not is_id(algorithm):
+            return None
+        found = self._workshop.configuration(problem, algorithm)
+        return found if found is not None and _divides(problem, found) else None
+
+    def _configuration(self, problem: ConvProblem, algorithm: str) -> tuple[EngineConfiguration, Workshop]:
+        found = self._found(problem, algorithm)
+        if found is None or self._workshop is None:
+            some = ", ".join(self.algorithms(problem)[1:4]) or "an engine's id"
+            raise BackendError(
+                f"An algorithm must be one of {self.own}, {some} and so on for {problem}, "
+                f"but got {algorithm!r}."
+            )
+        return found, self._workshop
+
+
+def _divides(problem: ConvProblem, found: EngineConfiguration) -> bool:
+    """Return whether an engine can run the parts of a division: those of wgrad must add up somewhere."""
+    return not accumulates_by_beta(problem) or found.workspace_bytes_accumulating is not None

@@ -1,0 +1,107 @@
+"""The card as PyTorch has it: streams, memory, flags, and a clock that waits for it."""
+
+import threading
+import time
+from typing import Protocol
+
+import torch
+
+from mucudnn.backends.base import Job, Queue
+from mucudnn.backends.cudnn.configurations import Rules
+from mucudnn.backends.cudnn.environment import present_environment, present_rules
+from mucudnn.backends.cudnn.footprint import allocated_bytes
+from mucudnn.backends.cudnn.handles import Handle
+from mucudnn.backends.cudnn.library import Library
+from mucudnn.profile import Environment
+
+
+class Card(Protocol):
+    """What the backend must know of a card beside cuDNN itself."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+
+    @property
+    def rules(self) -> Rules:
+        """What PyTorch's flags permit now."""
+
+    @property
+    def uses_cudnn(self) -> bool:
+        """Whether PyTorch may use cuDNN at all."""
+
+    def clock(self) -> int:
+        """Return nanoseconds of the host, once the card has done what it was given."""
+
+    def stream(self) -> int:
+        """Return the address of the stream on which the calling thread puts its work now."""
+
+    def queue(self) -> Queue:
+        """Return the queue of that stream."""
+
+    def handle(self, library: Library) -> Handle:
+        """Return a new handle of cuDNN on this card."""
+
+    def environment(self, cudnn_version: int | None) -> Environment:
+        """Return all that a time measured now depends on."""
+
+    def weigh(self, job: Job, limit_bytes: int) -> int | None:
+        """Return the bytes that a job takes beside operands and result; None if above the limit."""
+
+
+class TorchCard:
+    """A card of this machine.
+
+    Args:
+        index: its number, as PyTorch counts.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+        self._index = index
+        self._queues: dict[int, Queue] = {}
+        self._making = threading.Lock()
+        # What torch.cuda.current_stream asks, without a Python object for every launch.
+        self._raw_stream = torch._C._cuda_getCurrentRawStream
+
+    @property
+    def rules(self) -> Rules:
+        """What PyTorch's flags permit now."""
+        return present_rules()
+
+    @property
+    def uses_cudnn(self) -> bool:
+        """Whether PyTorch may use cuDNN at all."""
+        return torch.backends.cudnn.enabled
+
+    def clock(self) -> int:
+        """Return nanoseconds of the host, once the card has done what it was given."""
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter_ns()
+
+    def stream(self) -> int:
+        """Return the address of the stream on which the calling thread puts its work now."""
+        address: int = self._raw_stream(self._index)
+        return address
+
+    def queue(self) -> Queue:
+        """Return the queue of that stream: threads that put work on one stream share it."""
+        address = self.stream()
+        found = self._queues.get(address)
+        if found is None:
+            with self._making:
+                found = self._queues.setdefault(address, Queue())
+        return found
+
+    def handle(self, library: Library) -> Handle:
+        """Return a new handle of cuDNN, made while this card is the current one."""
+        with torch.cuda.device(self.device):
+            return Handle(library)
+
+    def environment(self, cudnn_version: int | None) -> Environment:
+        """Return card, libraries and flags, as they are now."""
+        return present_environment(self._index, cudnn_version)
+
+    def weigh(self, job: Job, limit_bytes: int) -> int | None:
+        """Return the bytes that a job takes from PyTorch's allocator; None if above the limit."""
+        return allocated_bytes(job, limit_bytes, self.device)

@@ -1,0 +1,87 @@
+"""cuDNN's engines at work on one card: lists, plans that are built once, and kernels that launch them."""
+
+import functools
+
+from torch import Tensor
+
+from mucudnn.backends.cudnn.card import Card
+from mucudnn.backends.cudnn.configurations import EngineConfiguration, Knobs, Rules, parse_id
+from mucudnn.backends.cudnn.devices import DeviceDescription
+from mucudnn.backends.cudnn.engines import Enumerator
+from mucudnn.backends.cudnn.handles import Handles
+from mucudnn.backends.cudnn.kernels import Bench, EngineKernel, EngineSumKernel
+from mucudnn.backends.cudnn.launch import Launch
+from mucudnn.backends.cudnn.library import Library
+from mucudnn.plan import Search
+from mucudnn.problem import ConvProblem
+
+_MOST_LAUNCHES = 2048
+"""Built plans that are kept: 30 KiB of the host's memory each, and a model of 200 sites has some hundreds."""
+
+_MOST_CONFIGURATIONS = 16384
+
+
+class Workshop:
+    """The engines of cuDNN on one card, under whatever flags PyTorch has at the time.
+
+    Args:
+        library: cuDNN.
+        card: where kernels run.
+        device: what the card is described as; without it, cuDNN asks the card itself.
+    """
+
+    def __init__(self, library: Library, card: Card, device: DeviceDescription | None = None) -> None:
+        self._library = library
+        self._card = card
+        self._device = device
+        self._handles = Handles(library, card.stream, card.handle)
+        self._enumerator = functools.cache(self._enumerator_under)
+        self._launch = functools.lru_cache(_MOST_LAUNCHES)(self._launch_of)
+        self._configuration = functools.lru_cache(_MOST_CONFIGURATIONS)(self._configuration_of)
+
+    @property
+    def version(self) -> int:
+        """cuDNN's version: 91900 is 9.19.0."""
+        return self._library.version
+
+    def candidates(self, problem: ConvProblem, search: Search) -> tuple[EngineConfiguration, ...]:
+        """Return what is worth measuring for `problem`, in cuDNN's order."""
+        return self._enumerator(self._card.rules).candidates(problem, search)
+
+    def configuration(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
+        """Return the engine that an id names; None if it does not compute `problem`, or may not.
+
+        Raises:
+            BackendError: the id names no engine.
+        """
+        return self._configuration(problem, *parse_id(algorithm), self._card.rules)
+
+    def kernel(self, problem: ConvProblem, found: EngineConfiguration, buffer: Tensor) -> EngineKernel:
+        """Return a kernel for fprop or dgrad."""
+        launch = self._launch(problem, found.engine, found.knobs, accumulate=False)
+        return EngineKernel(problem, launch, self._bench(found, buffer))
+
+    def sum_kernel(self, problem: ConvProblem, found: EngineConfiguration, buffer: Tensor) -> EngineSumKernel:
+        """Return a kernel for wgrad."""
+        overwriting = self._launch(problem, found.engine, found.knobs, accumulate=False)
+        accumulating = None
+        if found.workspace_bytes_accumulating is not None:
+            accumulating = self._launch(problem, found.engine, found.knobs, accumulate=True)
+        return EngineSumKernel(problem, overwriting, accumulating, self._bench(found, buffer))
+
+    def _bench(self, found: EngineConfiguration, buffer: Tensor) -> Bench:
+        return Bench(self._handles.here, buffer, found.workspace_bytes)
+
+    def _enumerator_under(self, rules: Rules) -> Enumerator:
+        if self._device is not None:
+            return Enumerator(self._library, self._device, rules)
+        return Enumerator(self._library, self._handles.here, rules)
+
+    def _configuration_of(
+        self, problem: ConvProblem, engine: int, knobs: Knobs, rules: Rules
+    ) -> EngineConfiguration | None:
+        return self._enumerator(rules).configuration(problem, engine, knobs)
+
+    def _launch_of(self, problem: ConvProblem, engine: int, knobs: Knobs, accumulate: bool) -> Launch:
+        plan = self._enumerator(self._card.rules).plan(problem, engine, knobs, accumulate)
+        return Launch(self._library, plan, problem.alignment_bytes)

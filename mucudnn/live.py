@@ -1,0 +1,180 @@
+"""Measuring on a device that is here: weigh, check against float64, race, and time finished divisions."""
+
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+
+from mucudnn.backends import Backend
+from mucudnn.errors import BackendError
+from mucudnn.execution import division_job
+from mucudnn.measuring import Compared, division_trial, fits_as_seen
+from mucudnn.outcome import Outcome
+from mucudnn.plan import Division, Search
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
+from mucudnn.sizes import format_bytes
+from mucudnn.stand import Stand, TrialRun
+from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
+
+
+class LiveMeasurer:
+    """Measures on the device of a backend.
+
+    Attributes:
+        own: id of PyTorch's own convolution on this backend.
+        measured: trials and divisions that were really run, so far.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        profiling: SamplingRule = PROFILING,
+        confirming: SamplingRule = CONFIRMING,
+        clock: Clock | None = None,
+    ) -> None:
+        """Remember what to measure with; nothing is measured yet.
+
+        Args:
+            backend: that computes.
+            profiling: how candidates are sampled.
+            confirming: how finished divisions are sampled.
+            clock: nanoseconds; None takes the backend's.
+        """
+        self.own = backend.own
+        self.measured = 0
+        self._backend = backend
+        self._profiling = _with_span(profiling, backend.least_span_ns)
+        self._confirming = _with_span(confirming, backend.least_span_ns)
+        self._clock = backend.clock if clock is None else clock
+
+    def environment(self) -> Environment:
+        """Return all that a time measured now depends on."""
+        return self._backend.environment()
+
+    def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:  # noqa: ARG002  # in both roles the same
+        """Return the ids of the backend's algorithms for `problem`, PyTorch's own first."""
+        return self._backend.algorithms(problem, search)
+
+    def declared_bytes(self, trial: Trial) -> int | None:
+        """Return the buffer that `trial` needs; None for PyTorch's own, which declares nothing."""
+        if trial.algorithm == self.own:
+            return None
+        return self._backend.buffer_bytes(trial.problem, trial.algorithm)
+
+    def measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
+        """Weigh, check and time `trials`, as far as each earns the next step; return their records.
+
+        Raises:
+            BackendError: PyTorch's own fails, or memory is lacking, which says nothing of an algorithm.
+        """
+        records = {trial: self._weigh(trial, limit_bytes) for trial in trials}
+        fitting = [trial for trial, record in records.items() if record.refusal is None]
+        if fitting:
+            buffers = [self._backend.buffer_bytes(trial.problem, trial.algorithm) for trial in fitting]
+            stand = self._stand(problem, max(buffers))
+            right: dict[Trial, TrialRun] = {}
+            for trial in fitting:
+                records[trial], run = self._check(records[trial], stand)
+                if run is not None:
+                    right[trial] = run
+            records |= self._time(records, right)
+        return list(records.values())
+
+    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
+        """Weigh `divisions`, time those that fit in the same rounds; return both."""
+        self.measured += len(divisions)
+        weights = {
+            division.key: self._backend.footprint(
+                division_job(problem, division, self._backend.device), limit_bytes
+            )
+            for division in divisions
+        }
+        fitting = [each for each in divisions if fits_as_seen(weights[each.key], limit_bytes)]
+        refusals = tuple(
+            _too_large(division_trial(problem, division), weights[division.key], limit_bytes)
+            for division in divisions
+            if division not in fitting
+        )
+        stand = self._stand(problem, 0)
+        calls = {division.key: stand.division(division) for division in fitting}
+        comparison = Comparison(
+            problem,
+            compare_runs(calls, self._confirming, self._clock),
+            {key: weight for key in calls if (weight := weights[key]) is not None},
+        )
+        return Compared(Outcome.of(comparison), refusals)
+
+    def _stand(self, problem: ConvProblem, buffer_bytes: int) -> Stand:
+        return Stand(self._backend, problem, buffer_bytes, seed=zlib.crc32(problem.key.encode()))
+
+    def _weigh(self, trial: Trial, limit_bytes: int) -> Record:
+        declared = self.declared_bytes(trial)
+        if declared is not None and declared > limit_bytes:
+            return _too_large(trial, declared, limit_bytes)
+        needed = self._backend.workspace_bytes(trial, limit_bytes)
+        if needed is None or needed > limit_bytes:
+            return _too_large(trial, needed, limit_bytes)
+        return Record(trial, needed, limit_bytes=limit_bytes)
+
+    def _check(self, record: Record, stand: Stand) -> tuple[Record, TrialRun | None]:
+        """Run once against the reference; what is wrong or breaks is refused, and has no run to be timed.
+
+        PyTorch's own is what the model runs anyway: its error is kept, and never a reason to refuse it.
+        """
+        self.measured += 1
+        trial = record.trial
+        try:
+            run = stand.run(trial)
+            error = run.error()
+        except Exception as failure:
+            if trial.algorithm == self.own or _is_lack_of_memory(failure):
+                raise BackendError(f"{trial.problem} could not be measured: {failure}") from failure
+            reason = str(failure) or type(failure).__name__
+            refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
+            return dataclasses.replace(record, refusal=refusal), None
+        bound = self._backend.error_bound(trial.problem, trial.algorithm)
+        if trial.algorithm != self.own and not error <= bound:
+            reason = f"its relative error is {error:.1e}, the bound is {bound:.0e}"
+            refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
+            return dataclasses.replace(record, error=error, refusal=refusal), None
+        return dataclasses.replace(record, error=error), run
+
+    def _time(self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun]) -> dict[Trial, Record]:
+        """Race all runs against one another, and time each algorithm's set-up beside them.
+
+        The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
+        then knows it. PyTorch's own alone has none, which is how a recording tells it from the others.
+        """
+        entrants: dict[tuple[str, Trial], Entrant] = {}
+        set_ups: dict[str, Trial] = {}
+        for trial, run in runs.items():
+            workspace = records[trial].workspace_bytes or 0
+            entrants["part", trial] = Entrant(run.part, trial.problem.batch, workspace)
+            if trial.algorithm != self.own:
+                set_ups.setdefault(trial.algorithm, trial)
+        for algorithm, trial in set_ups.items():
+            entrants["setup", trial] = Entrant(runs[trial].setup, ("setup", algorithm), 0)
+        times = race(entrants, self._profiling, self._clock)
+        measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
+        return {
+            trial: dataclasses.replace(
+                records[trial], times=times["part", trial], setup=measured_set_ups.get(trial.algorithm)
+            )
+            for trial in runs
+        }
+
+
+def _too_large(trial: Trial, needed: int | None, limit_bytes: int) -> Record:
+    what = "more" if needed is None else format_bytes(needed)
+    reason = f"it needs {what}, the limit is {format_bytes(limit_bytes)}"
+    refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, reason)
+    return Record(trial, needed, refusal=refusal, limit_bytes=limit_bytes)
+
+
+def _is_lack_of_memory(failure: Exception) -> bool:
+    """Whether a run failed for a reason that may be gone tomorrow, and so says nothing of the algorithm."""
+    return isinstance(failure, MemoryError) or "alloc" in str(failure)
+
+
+def _with_span(rule: SamplingRule, least_span_ns: int) -> SamplingRule:
+    return dataclasses.replace(rule, min_span_ns=max(rule.min_span_ns, least_span_ns))

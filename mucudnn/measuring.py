@@ -1,0 +1,94 @@
+"""Who measures: what a profiler asks of a device that is here, or of the recording of one that is not."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from mucudnn.outcome import Outcome
+from mucudnn.plan import Division, Search
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Environment, Record, RefusalKind, Trial
+
+_WEIGHING_NOISE_BYTES = 16 * 2**10
+"""How much more than it takes a finished division may be seen to take: four pages (9 KiB seen)."""
+
+
+class Compared(NamedTuple):
+    """What came of a comparison.
+
+    Attributes:
+        outcome: of the divisions that fit.
+        refusals: a record, as `division_trial` names it, of each division that was seen to be too large.
+    """
+
+    outcome: Outcome
+    refusals: tuple[Record, ...]
+
+
+class Measurer(Protocol):
+    """Answers what a trial or a finished division takes; every implementation keeps these rules.
+
+    * It answers for one environment, whether or not that is this machine's.
+    * Nothing whose workspace is above the limit is run.
+    * Every trial asked for has one record in the answer. Whoever cannot answer raises: nothing is guessed,
+      but for the time of a whole division, and then the outcome says that it is predicted.
+    * A candidate in an answer may need more than the limit, where that was measured under a larger one.
+    """
+
+    @property
+    def own(self) -> str:
+        """Id of PyTorch's own convolution."""
+
+    @property
+    def measured(self) -> int:
+        """Trials and divisions that were really run, so far."""
+
+    def environment(self) -> Environment:
+        """Return all that the times depend on."""
+
+    def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
+        """Return the ids of the algorithms to try, PyTorch's own first.
+
+        Args:
+            problem: of the micro-batch.
+            search: how many of them.
+            whole: whether the micro-batch is the whole mini-batch.
+
+        Raises:
+            BackendError: nothing is known of the problem in this role, or can be.
+        """
+
+    def declared_bytes(self, trial: Trial) -> int | None:
+        """Return the bytes that `trial` needs, as far as that is known without running anything."""
+
+    def measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
+        """Return what is known of `trials`, which are all of mini-batches of `problem`, in their order.
+
+        Raises:
+            BackendError: a trial cannot be measured here and now.
+        """
+
+    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
+        """Return how finished `divisions` of `problem` do against one another, the base first.
+
+        Raises:
+            BackendError: a division cannot be measured here and now.
+        """
+
+
+def division_trial(problem: ConvProblem, division: Division) -> Trial:
+    """Return the trial as which a finished division that is too large is kept."""
+    return Trial(problem, division.key, whole=True)
+
+
+def is_settled(record: Record | None, limit_bytes: int) -> bool:
+    """Return whether a record answers under the limit: a refusal for size does up to its own limit."""
+    if record is None:
+        return False
+    if record.refusal is None or record.refusal.kind is not RefusalKind.OVER_LIMIT:
+        return True
+    return record.limit_bytes is not None and record.limit_bytes >= limit_bytes
+
+
+def fits_as_seen(seen_bytes: int | None, limit_bytes: int) -> bool:
+    """Return whether what a finished division was seen to take is within the limit; None is not."""
+    return seen_bytes is not None and seen_bytes <= limit_bytes + _WEIGHING_NOISE_BYTES

@@ -1,0 +1,87 @@
+"""What a user may ask of the tuner, read and checked before any work is done."""
+
+import dataclasses
+import os
+from collections.abc import Collection
+
+from mucudnn.backends import BACKENDS
+from mucudnn.errors import OptionError
+from mucudnn.extraction import wanted_ops
+from mucudnn.plan import Mode, Policy, Search, choice
+from mucudnn.progress import Progress
+from mucudnn.replay import PREFIX
+from mucudnn.sizes import parse_bytes
+from mucudnn.store import Store
+
+StoreOption = Store | str | os.PathLike[str] | None
+ProgressOption = bool | Progress | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the user asked for.
+
+    Attributes:
+        limit_bytes: the workspace limit, inclusive.
+        mode: whose the limit is.
+        policy: which micro-batch sizes are tried.
+        search: which algorithms are tried.
+        backend: "auto", a backend's name, or a recording's with its prefix.
+    """
+
+    limit_bytes: int
+    mode: Mode
+    policy: Policy
+    search: Search
+    backend: str
+
+    @classmethod
+    def of(
+        cls,
+        workspace_limit: int | str,
+        *,
+        mode: str,
+        policy: str,
+        search: str,
+        ops: str | Collection[str],
+        backend: str,
+        store: object,
+        progress: object,
+    ) -> "Settings":
+        """Read and check all options.
+
+        Raises:
+            SizeError, OptionError: one of them cannot be read, or is none of the choices.
+        """
+        settings = cls(
+            parse_bytes(workspace_limit),
+            choice(Mode, mode),
+            choice(Policy, policy),
+            choice(Search, search),
+            _checked_backend(backend),
+        )
+        wanted_ops(ops, is_training=True)
+        if not (store is None or isinstance(store, str | os.PathLike) or _offers(store, Store)):
+            raise OptionError(f"store must be a path, a Store or None, but got {store!r}.")
+        if not (progress is None or isinstance(progress, bool) or _offers(progress, Progress)):
+            raise OptionError(f"progress must be True, False, None or a Progress, but got {progress!r}.")
+        return settings
+
+    @property
+    def recording(self) -> str | None:
+        """The recording that is to be replayed, without its prefix; None to measure."""
+        return self.backend.removeprefix(PREFIX) if self.backend.startswith(PREFIX) else None
+
+
+def _checked_backend(backend: object) -> str:
+    names = ("auto", *BACKENDS)
+    if isinstance(backend, str) and (backend in names or backend.removeprefix(PREFIX) not in ("", backend)):
+        return backend
+    choices = ", ".join(map(repr, names))
+    raise OptionError(f"backend must be one of {choices}, or '{PREFIX}FILE', but got {backend!r}.")
+
+
+def _offers(value: object, protocol: type) -> bool:
+    """Return whether `value` is an instance with all methods of `protocol`."""
+    names = [name for name in vars(protocol) if not name.startswith("_")]
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in names)

@@ -1,0 +1,228 @@
+"""One run of the tuner: profile a model's problems, solve, confirm what was chosen, write it into a plan."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from mucudnn.errors import InfeasibleError
+from mucudnn.extraction import Extraction
+from mucudnn.functional import problems_of, undivided
+from mucudnn.intervals import Verdict
+from mucudnn.outcome import Outcome
+from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate, Profile
+from mucudnn.profiler import Profiler
+from mucudnn.progress import Progress
+from mucudnn.solvers import (
+    division_front,
+    least_workspace_bytes,
+    solve_reuse,
+    solve_sharing,
+)
+from mucudnn.version import __version__
+
+
+class _Solution(NamedTuple):
+    """What a solver chose for a site, and the candidates that fit into the same workspace."""
+
+    division: Division
+    fitting: Sequence[Candidate]
+
+
+class Tuning:
+    """One run of the tuner: what a model computes, and a profiler that measures it under a limit."""
+
+    def __init__(self, profiler: Profiler, mode: Mode, extraction: Extraction, progress: Progress) -> None:
+        """Collect the sites and their problems.
+
+        Args:
+            profiler: it has the limit and the policy.
+            mode: whose the limit is.
+            extraction: what the model computes.
+            progress: who is told.
+        """
+        self._profiler = profiler
+        self._mode = mode
+        self._extraction = extraction
+        self._progress = progress
+        self._problems = {
+            ConvSite(call.path, op, call.variant): problems_of(call.problem)[op]
+            for call in extraction.calls
+            for op in call.ops
+        }
+        self._done = 0
+
+    def plan(self) -> Plan:
+        """Profile, solve, confirm; return the checked plan."""
+        distinct = list(dict.fromkeys(self._problems.values()))
+        confirming = self._problems.values()
+        self._progress.begin(sum(problem.flops for problem in (*distinct, *confirming)))
+        profiles = {problem: self._profile(problem) for problem in distinct}
+        solution = self._solve(profiles)
+        confirmed: dict[tuple[ConvProblem, str], tuple[Division, Evidence]] = {}
+        assignments = []
+        for site, problem in self._problems.items():
+            division, fitting = solution[site]
+            key = (problem, division.key)
+            if key not in confirmed:
+                confirmed[key] = self._confirm(site, division, fitting, self._base(profiles[problem]))
+            self._done += problem.flops
+            chosen, evidence = confirmed[key]
+            assignments.append(Assignment(site, problem, chosen, tuple(sorted(fitting)), evidence))
+        plan = Plan(
+            mode=self._mode,
+            policy=self._profiler.policy,
+            limit_bytes=self._profiler.limit_bytes,
+            environment=dataclasses.replace(self._profiler.environment, soft={}),
+            assignments=tuple(assignments),
+            untouched=self._extraction.untouched,
+            version=__version__,
+        )
+        plan.check()
+        self._progress.end(self._profiler.measured)
+        return plan
+
+    def _profile(self, problem: ConvProblem) -> Profile:
+        self._progress.at(f"profiling {problem}", self._done)
+        profile = self._profiler.profile(problem)
+        self._done += problem.flops
+        return profile
+
+    def _solve(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
+        """Return a division for every site, and the candidates that fit where it does."""
+        self._check_feasible(profiles)
+        if self._mode is Mode.SHARING:
+            return self._solve_sharing(profiles)
+        limit_bytes = self._profiler.limit_bytes
+        solved = {
+            problem: _Solution(
+                solve_reuse(profile.candidates, problem.batch, limit_bytes), profile.candidates
+            )
+            for problem, profile in profiles.items()
+        }
+        return {site: solved[problem] for site, problem in self._problems.items()}
+
+    def _solve_sharing(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
+        limit_bytes = self._profiler.limit_bytes
+        fronts = {
+            problem: division_front(profile.candidates, problem.batch, limit_bytes)
+            for problem, profile in profiles.items()
+        }
+        divisions = solve_sharing(
+            {site: fronts[problem] for site, problem in self._problems.items()}, limit_bytes
+        )
+        return {
+            site: _Solution(division, _within(profiles[self._problems[site]].candidates, division))
+            for site, division in divisions.items()
+        }
+
+    def _check_feasible(self, profiles: Mapping[ConvProblem, Profile]) -> None:
+        """Raise an InfeasibleError if some batch has no division, or all divisions share too little.
+
+        It names the site that needs most, and a limit with which all sites would do.
+        """
+        limit_bytes, is_sharing = self._profiler.limit_bytes, self._mode is Mode.SHARING
+        leasts = {
+            problem: least_workspace_bytes(profile.candidates, problem.batch)
+            for problem, profile in profiles.items()
+        }
+        known = [least for problem in self._problems.values() if (least := leasts[problem]) is not None]
+        if len(known) == len(self._problems) and (not is_sharing or sum(known) <= limit_bytes):
+            return
+        needs: dict[ConvSite, int] = {}
+        for site, problem in self._problems.items():
+            least = least_workspace_bytes(self._profiler.known_workspaces(problem), problem.batch)
+            if least is None:
+                raise InfeasibleError(limit_bytes, None, str(site))
+            needs[site] = least
+        neediest = max(needs, key=needs.__getitem__)
+        least_bytes = sum(needs.values()) if is_sharing else needs[neediest]
+        raise InfeasibleError(limit_bytes, least_bytes, str(neediest), is_sharing)
+
+    def _base(self, profile: Profile) -> Division | None:
+        """PyTorch's own convolution, undivided, if the limit allows to run it."""
+        own = (each for each in profile.candidates if each.algorithm == self._profiler.own)
+        return next((Division((each,)) for each in own if each.batch == profile.problem.batch), None)
+
+    def _confirm(
+        self, site: ConvSite, division: Division, fitting: Sequence[Candidate], base: Division | None
+    ) -> tuple[Division, Evidence]:
+        """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
+
+        The rivals, in the order in which each must beat the best before it: PyTorch's own undivided, the
+        best undivided candidate, the best division without PyTorch's own, the division. A base that does
+        not fit the site's share is timed for comparison only. If all were seen to take more than the limit,
+        whatever they declared, the best division with less workspace takes their place.
+        """
+        problem = self._problems[site]
+        own = undivided(self._profiler.own, problem.batch).key
+        self._progress.at(f"confirming {problem}", self._done)
+        rivals = _rivals(problem, division, fitting, self._profiler.own)
+        if base is not None:
+            rivals = {base.key: base} | rivals
+        outcome = self._profiler.compare(problem, list(rivals.values()))
+        fits = base is None or base.parts[0] in fitting
+        seen = {
+            key: rival
+            for key, rival in rivals.items()
+            if key in outcome.estimates and (fits or rival is not base)
+        }
+        if not seen:
+            less = [each for each in fitting if each.workspace_bytes < division.workspace_bytes]
+            if least_workspace_bytes(less, problem.batch) is None:
+                # In sharing mode that one would do says nothing about what all would need.
+                seen_bytes = outcome.workspaces.values() if self._mode is Mode.REUSE else ()
+                raise InfeasibleError(self._profiler.limit_bytes, min(seen_bytes, default=None), str(site))
+            smaller = solve_reuse(less, problem.batch, division.workspace_bytes)
+            return self._confirm(site, smaller, less, base)
+        chosen = _winner(seen, outcome)
+        errors = self._profiler.errors(problem)
+        worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in chosen.parts), default=0.0)
+        return chosen, _evidence(chosen, outcome, own, worst)
+
+
+def _within(candidates: Iterable[Candidate], division: Division) -> list[Candidate]:
+    return [each for each in candidates if each.workspace_bytes <= division.workspace_bytes]
+
+
+def _rivals(
+    problem: ConvProblem, division: Division, fitting: Sequence[Candidate], own: str
+) -> dict[str, Division]:
+    """The best undivided candidate, the best division without PyTorch's own, and the division, by key.
+
+    The second is there because profiles are quick and noisy: what was measured slow by chance gets a
+    second chance.
+    """
+    rivals = []
+    wholes = [each for each in fitting if each.batch == problem.batch]
+    others = [each for each in fitting if each.algorithm != own]
+    for candidates in (wholes, others):
+        if least_workspace_bytes(candidates, problem.batch) is not None:
+            most_bytes = max(each.workspace_bytes for each in candidates)
+            rivals.append(solve_reuse(candidates, problem.batch, most_bytes))
+    return {rival.key: rival for rival in (*rivals, division)}
+
+
+def _winner(rivals: Mapping[str, Division], outcome: Outcome) -> Division:
+    """The first rival, unless a later one is FASTER than the best before it."""
+    best, *others = rivals
+    for key in others:
+        if outcome.verdict(best, key) is Verdict.FASTER:
+            best = key
+    return rivals[best]
+
+
+def _evidence(chosen: Division, outcome: Outcome, own: str, error: float) -> Evidence:
+    estimates, workspaces = outcome.estimates, outcome.workspaces
+    has_reference = own in estimates
+    return Evidence(
+        reference=estimates.get(own),
+        chosen=estimates[chosen.key],
+        verdict=outcome.verdict(own, chosen.key) if has_reference else None,
+        reference_workspace_bytes=workspaces.get(own) if has_reference else None,
+        workspace_bytes=workspaces.get(chosen.key),
+        error=error,
+        rejected=tuple((key, estimates[key]) for key in sorted(estimates) if key not in (own, chosen.key)),
+        is_predicted=outcome.is_predicted,
+    )
