@@ -11,10 +11,11 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import Backend, backend_for
 from mucudnn.errors import OptionError, ProblemError
-from mucudnn.execution import Owner, Runner, workspace_of
+from mucudnn.execution import Runner
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
+from mucudnn.workspace import Owner, workspace_of
 
 Numbers = int | Sequence[int]
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Backend, backend_for, backend_name, backend_of
 from mucudnn.errors import BackendError, PlanError, PlanMismatchError, ProblemError, UntunedWarning
-from mucudnn.execution import Owner, release_workspaces
 from mucudnn.extraction import convolution_of, undividable
 from mucudnn.functional import DividedConvolution, is_traced, obstacle, problem_of
 from mucudnn.plan import Assignment, Division, Mode, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.solvers import ReuseTable
+from mucudnn.workspace import Owner, release_workspaces
 
 _PATCH = "_conv_forward"
 _PLAN = "_mucudnn_plan"

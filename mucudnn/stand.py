@@ -14,10 +14,11 @@ from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
 from mucudnn.algorithms.own import operands
 from mucudnn.backends import Backend
-from mucudnn.execution import Runner, Workspace, sum_dtype
+from mucudnn.execution import Runner, sum_dtype
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial
+from mucudnn.workspace import Workspace
 
 _GUARD_BYTES = 4096
 _GUARD = 0xA5

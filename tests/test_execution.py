@@ -15,18 +15,11 @@ from torch import Tensor
 from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.errors import BackendError
-from mucudnn.execution import (
-    DivisionJob,
-    Owner,
-    Runner,
-    Workspace,
-    division_job,
-    release_workspaces,
-    workspace_of,
-)
+from mucudnn.execution import DivisionJob, Runner, division_job
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
+from mucudnn.workspace import Owner, Workspace, release_workspaces, workspace_of
 from tests.convolutions import (
     a_convolution,
     finite_mask,
@@ -523,14 +516,34 @@ def test_a_workspace_that_must_grow_grows_to_what_is_known_to_be_needed() -> Non
     assert [small, workspace.n_bytes] == [300, 400]
 
 
+class Whole:
+    """Binds the whole buffer."""
+
+    def bind(self, buffer: Tensor) -> Tensor:
+        return buffer
+
+
 def test_memory_that_a_backend_takes_back_comes_again() -> None:
-    workspace = Workspace(CPU)
+    workspace, whole = Workspace(CPU), Whole()
     workspace.reserve(1000)
-    workspace.head((1000,), torch.uint8).untyped_storage().resize_(0)
+    workspace.bound(whole).untyped_storage().resize_(0)
 
     workspace.reserve(10)
 
-    assert workspace.head((1000,), torch.uint8).fill_(7).sum() == 7000
+    assert workspace.bound(whole).fill_(7).sum() == 7000
+
+
+def test_what_is_bound_is_bound_once_and_anew_after_growth() -> None:
+    workspace, whole = Workspace(CPU), Whole()
+    workspace.reserve(10)
+    first = workspace.bound(whole)
+
+    workspace.reserve(5)
+    second = workspace.bound(whole)
+    workspace.reserve(20)
+
+    assert second is first
+    assert workspace.bound(whole).numel() == 20
 
 
 class AligningBackend(CpuBackend):

@@ -14,11 +14,11 @@ from torch.autograd import forward_ad
 from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.errors import BackendError, OptionError, ProblemError
-from mucudnn.execution import Owner, release_workspaces, workspace_of
 from mucudnn.functional import ConvArguments, DividedConvolution, divided_conv, problem_of
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
+from mucudnn.workspace import Owner, release_workspaces, workspace_of
 from tests.convolutions import CONVOLUTIONS, a_convolution, relative_error
 
 pytestmark = [

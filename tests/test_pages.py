@@ -8,10 +8,11 @@ from torch import Tensor
 
 from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.pages import release_pages
-from mucudnn.execution import Runner, Workspace
+from mucudnn.execution import Runner
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
+from mucudnn.workspace import Workspace
 
 MIB = 2**20
 SLACK = MIB  # what a process grows and shrinks by on its own account, in bytes
@@ -33,6 +34,16 @@ def operands() -> tuple[Tensor, Tensor]:
     shapes = (PROBLEM.input_shape, PROBLEM.filter_shape)
     x, w = (torch.randn(shape, generator=generator) for shape in shapes)
     return x, w
+
+
+class Whole:
+    """Binds the whole buffer."""
+
+    def bind(self, buffer: Tensor) -> Tensor:
+        return buffer
+
+
+WHOLE = Whole()
 
 
 def winograd(limit_bytes: int | None = None) -> Runner:
@@ -77,9 +88,9 @@ def test_no_page_is_given_back_while_both_fit(operands: tuple[Tensor, Tensor]) -
     workspace = Workspace(torch.device("cpu"))
     runner = winograd()
     runner(workspace, *operands)
-    kept = workspace.head((1024,), torch.uint8).clone()
+    kept = workspace.bound(WHOLE)[:1024].clone()
     own(MIB, runner.buffer_bytes + MIB)(workspace, *operands)
-    assert torch.equal(workspace.head((1024,), torch.uint8), kept)
+    assert torch.equal(workspace.bound(WHOLE)[:1024], kept)
 
 
 def test_results_are_the_same_before_and_after_the_buffer_made_room(operands: tuple[Tensor, Tensor]) -> None:

@@ -18,12 +18,12 @@ from torch.nn.utils import parametrizations
 
 from mucudnn.backends import backend_of
 from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
-from mucudnn.execution import _workspaces, release_workspaces, workspace_of
 from mucudnn.patching import apply, division_for, plan_of, restore
 from mucudnn.plan import Assignment, ConvSite, Division, Mode, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from mucudnn.solvers.exhaustive import fastest_division
+from mucudnn.workspace import _workspaces, release_workspaces, workspace_of
 from tests.examples import a_problem
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for, algorithms_of

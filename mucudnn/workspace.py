@@ -1,0 +1,147 @@
+"""The buffers in which divisions run: one for each queue, reused by all layers, or one for each owner.
+
+A queue is a thread of the processor, or a stream of a device: what is put there runs in order, so one buffer
+serves all of it, whichever threads put it there.
+"""
+
+import threading
+from typing import Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from mucudnn.backends import Backend, Queue
+
+Bound = TypeVar("Bound", covariant=True)
+
+
+class Binder(Protocol[Bound]):
+    """Whoever makes something for one buffer, such as kernels that work in it."""
+
+    def bind(self, buffer: Tensor) -> Bound:
+        """Return it; the buffer has the bytes that were reserved."""
+
+
+class Workspace:
+    """One buffer, and what is bound to it. Serves one queue, and one runner at a time.
+
+    Attributes:
+        lock: whoever runs a division holds it, from its first part to its last.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.lock = threading.Lock()
+        self._buffer = _bytes(0, device)
+        self._touched_bytes = 0
+        self._captured: list[Tensor] = []
+        self._is_captured = False
+        self._bound: WeakKeyDictionary[Binder[object], object] = WeakKeyDictionary()
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the buffer takes."""
+        return self._buffer.numel()
+
+    def reserve(self, n_bytes: int, capacity_bytes: int = 0) -> None:
+        """Make the buffer hold at least `n_bytes`; if it must grow, all is bound anew later.
+
+        Args:
+            n_bytes: that are needed now.
+            capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need.
+        """
+        if self._buffer.is_cuda:
+            self._is_captured |= torch.cuda.is_current_stream_capturing()
+        if n_bytes > self.n_bytes:
+            self._grow(max(n_bytes, capacity_bytes))
+        storage = self._buffer.untyped_storage()
+        if storage.nbytes() < self.n_bytes:
+            storage.resize_(self.n_bytes)  # it was given back
+        # Host memory is taken page by page, as it is written to; a device's at once.
+        taken_bytes = self.n_bytes if self._buffer.is_cuda else n_bytes
+        self._touched_bytes = max(self._touched_bytes, taken_bytes)
+
+    def _grow(self, n_bytes: int) -> None:
+        device = self._buffer.device
+        self._bound.clear()
+        if self._is_captured:
+            self._captured.append(self._buffer)  # a graph that is replayed works in it still
+        self._is_captured = False
+        self._buffer = _bytes(0, device)  # the old one goes before the new comes
+        self._buffer = _bytes(n_bytes, device)
+
+    def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend) -> None:
+        """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
+
+        What lies behind in the buffer goes back to the system, and comes again when it is written to. A
+        buffer in which a captured graph works stays.
+        """
+        kept_bytes = max(limit_bytes - n_bytes, 0)
+        if self._touched_bytes > kept_bytes and not self._is_captured:
+            backend.release(self._buffer[kept_bytes : self._touched_bytes])
+            self._touched_bytes = kept_bytes
+
+    def bound(self, binder: Binder[Bound]) -> Bound:
+        """Return what `binder` makes for this buffer; it is made once, and anew when the buffer has grown."""
+        found = self._bound.get(binder)
+        if found is None:
+            with _lasting():
+                found = self._bound[binder] = binder.bind(self._buffer)
+        return cast(Bound, found)
+
+
+def head(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor at the start of a buffer of bytes."""
+    elements = torch.Size(shape).numel()
+    return buffer[: elements * dtype.itemsize].view(dtype).view(shape)
+
+
+def _bytes(n_bytes: int, device: torch.device) -> Tensor:
+    with _lasting():
+        return torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+
+
+def _lasting() -> torch.inference_mode:
+    """Have tensors made that can be written to at any time: those of inference mode only inside of it."""
+    return torch.inference_mode(mode=False)
+
+
+class Owner:
+    """Whoever owns a workspace of its own; the workspace goes when its owner goes."""
+
+
+class _Workspaces:
+    """The workspaces of one queue: one that all share, and those that have an owner."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.common = Workspace(device)
+        self.owned: WeakKeyDictionary[Owner, Workspace] = WeakKeyDictionary()
+
+
+_workspaces: WeakKeyDictionary[Queue, _Workspaces] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def workspace_of(backend: Backend, owner: Owner | None = None) -> Workspace:
+    """Return the workspace of this thread's present queue: the common one, or the one of `owner`.
+
+    In reuse mode all sites share the common one; in sharing mode each site owns its own.
+    """
+    queue = backend.queue()
+    here = _workspaces.get(queue)
+    if here is None:
+        with _making:
+            here = _workspaces.setdefault(queue, _Workspaces(backend.device))
+    if owner is None:
+        return here.common
+    owned = here.owned.get(owner)
+    if owned is None:
+        with _making:
+            owned = here.owned.setdefault(owner, Workspace(here.device))
+    return owned
+
+
+def release_workspaces() -> None:
+    """Give back the memory of all workspaces that nobody runs in; they grow anew when needed."""
+    _workspaces.clear()
