@@ -1,7 +1,10 @@
 """The networks of the demonstrations, written from their papers."""
 
+import itertools
 from collections import OrderedDict
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 STAGES = 4
@@ -39,6 +42,32 @@ class BasicBlock(nn.Module):
         return nn.functional.relu(residual + self.shortcut(x))
 
 
+class Bottleneck(nn.Module):
+    """y = relu(F(x) + shortcut(x)), where F narrows by 1 x 1, convolves by 3 x 3 and widens by 1 x 1.
+
+    x has shape (n, c, h, w), y has shape (n, 4 `width`, h / stride, w / stride). The stride is that of the
+    3 x 3 convolution, as in most public models; the shortcut is that of a `BasicBlock`.
+    Source: He et al. 2015, Figure 5 right; the stride: Goyal et al. 2017, arXiv 1706.02677, section 5.1.
+    """
+
+    EXPANSION = 4
+
+    def __init__(self, c: int, width: int, stride: int) -> None:
+        super().__init__()
+        k = self.EXPANSION * width
+        self.narrow = conv_norm(c, width, size=1, stride=1)
+        self.convolve = conv_norm(width, width, size=3, stride=stride)
+        self.widen = conv_norm(width, k, size=1, stride=1)
+        keeps_shape = stride == 1 and c == k
+        self.shortcut = nn.Identity() if keeps_shape else conv_norm(c, k, size=1, stride=stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return y."""
+        narrowed = nn.functional.relu(self.narrow(x))
+        residual = self.widen(nn.functional.relu(self.convolve(narrowed)))
+        return nn.functional.relu(residual + self.shortcut(x))
+
+
 def _stage(number: int, width: int) -> nn.Sequential:
     """Return the blocks of stage `number`, from 1: each stage doubles the channels and halves the image."""
     k = width * 2 ** (number - 1)
@@ -53,7 +82,7 @@ def _initialise(network: nn.Module) -> None:
     Source: He et al. 2015, "Delving deep into rectifiers", arXiv 1502.01852, equation 10.
     """
     for layer in network.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
+        if isinstance(layer, nn.Conv2d | nn.Conv3d | nn.ConvTranspose3d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
@@ -72,5 +101,111 @@ def resnet18(classes: int = 10, width: int = 64) -> nn.Module:
     features = width * 2 ** (STAGES - 1)
     layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), scores=nn.Linear(features, classes))
     network = nn.Sequential(layers)
+    _initialise(network)
+    return network
+
+
+def resnet50(classes: int = 1000) -> nn.Module:
+    """Return ResNet-50: (n, 3, 224, 224) to the (n, `classes`) scores before softmax.
+
+    The 50-layer column of Table 1 of He et al. 2015, arXiv 1512.03385.
+    The weights come from torch's global random generator.
+    """
+    layers = OrderedDict[str, nn.Module](
+        stem=conv_norm(3, 64, size=7, stride=2), relu=nn.ReLU(), shrink=nn.MaxPool2d(3, stride=2, padding=1)
+    )
+    c = 64
+    for number, blocks in enumerate((3, 4, 6, 3), start=1):
+        width = 64 * 2 ** (number - 1)
+        layers[f"stage{number}"] = _bottlenecks(c, width, blocks, stride=1 if number == 1 else 2)
+        c = Bottleneck.EXPANSION * width
+    layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), scores=nn.Linear(c, classes))
+    network = nn.Sequential(layers)
+    _initialise(network)
+    return network
+
+
+def _bottlenecks(c: int, width: int, blocks: int, stride: int) -> nn.Sequential:
+    rest = [Bottleneck(Bottleneck.EXPANSION * width, width, stride=1) for _ in range(blocks - 1)]
+    return nn.Sequential(Bottleneck(c, width, stride), *rest)
+
+
+def vgg16(classes: int = 1000) -> nn.Module:
+    """Return VGG-16: (n, 3, 224, 224) to the (n, `classes`) scores before softmax.
+
+    Configuration D of Table 1 of Simonyan and Zisserman 2014, arXiv 1409.1556: 3 x 3 convolutions with
+    biases and without normalisation. They are called conv1_1 to conv5_3, as is usual.
+    The weights come from torch's global random generator.
+    """
+    layers = OrderedDict[str, nn.Module]()
+    c = 3
+    for stage, (k, convolutions) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), start=1):
+        for number in range(1, convolutions + 1):
+            layers[f"conv{stage}_{number}"] = nn.Conv2d(c, k, 3, padding=1)
+            layers[f"relu{stage}_{number}"] = nn.ReLU()
+            c = k
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    layers.update(flatten=nn.Flatten(), **_vgg_classifier(7 * 7 * c, 4096, classes))
+    network = nn.Sequential(layers)
+    _initialise(network)
+    return network
+
+
+def _vgg_classifier(features: int, hidden: int, classes: int) -> dict[str, nn.Module]:
+    return {
+        "full6": nn.Linear(features, hidden), "relu6": nn.ReLU(), "drop6": nn.Dropout(0.5),
+        "full7": nn.Linear(hidden, hidden), "relu7": nn.ReLU(), "drop7": nn.Dropout(0.5),
+        "full8": nn.Linear(hidden, classes),
+    }  # fmt: skip
+
+
+class UNet3d(nn.Module):
+    """A 3-D U-Net: (n, c, d, h, w) to the (n, `classes`, d, h, w) scores of every voxel before softmax.
+
+    Going down, each level doubles its channels before it is pooled; going up, a transposed convolution
+    doubles the size and what was seen at that size is appended. Unlike the paper's, the convolutions pad, as
+    is usual in medical use, so that sizes are kept: d, h and w must be multiples of 2^(levels - 1).
+    Source: Çiçek et al. 2016, arXiv 1606.06650, Figure 2.
+    """
+
+    def __init__(self, c: int, classes: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        inputs = (c, *(2 * width for width in widths[:-1]))
+        self.down = nn.ModuleList(_twice(k, w, 2 * w) for k, w in zip(inputs, widths, strict=True))
+        self.pool = nn.MaxPool3d(2)
+        rising = [2 * width for width in reversed(widths)]
+        steps = list(itertools.pairwise(rising))
+        self.enlarge = nn.ModuleList(nn.ConvTranspose3d(below, below, 2, 2, bias=False) for below, _ in steps)
+        self.up = nn.ModuleList(_twice(below + k, k, k) for below, k in steps)
+        self.scores = nn.Conv3d(2 * widths[0], classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores."""
+        seen: list[Tensor] = []
+        for level in self.down:
+            x = level(self.pool(x) if seen else x)
+            seen.append(x)
+        for enlarge, level, skip in zip(self.enlarge, self.up, reversed(seen[:-1]), strict=True):
+            x = level(torch.cat((skip, enlarge(x)), dim=1))
+        scores: Tensor = self.scores(x)
+        return scores
+
+
+def _twice(c: int, middle: int, k: int) -> nn.Sequential:
+    """Return two 3 x 3 x 3 convolutions, each with a bias, then normalised and rectified."""
+    layers = OrderedDict[str, nn.Module]()
+    for number, (inputs, outputs) in enumerate(((c, middle), (middle, k)), start=1):
+        layers[f"conv{number}"] = nn.Conv3d(inputs, outputs, 3, padding=1)
+        layers[f"norm{number}"] = nn.BatchNorm3d(outputs)
+        layers[f"relu{number}"] = nn.ReLU()
+    return nn.Sequential(layers)
+
+
+def unet3d(channels: int = 3, classes: int = 3, width: int = 32) -> nn.Module:
+    """Return the 3-D U-Net of the paper, padded: four levels, the first with `width` channels.
+
+    The weights come from torch's global random generator.
+    """
+    network = UNet3d(channels, classes, [width * 2**level for level in range(4)])
     _initialise(network)
     return network

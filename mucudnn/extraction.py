@@ -3,33 +3,27 @@
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
-from torch.utils._pytree import tree_map_only
 
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
 from mucudnn.functional import ConvArguments, explicit_padding, obstacle, problem_of
+from mucudnn.passes import CallArguments, run_in_earnest, run_without_arithmetic
 from mucudnn.problem import ConvOp, ConvProblem
 
+__all__ = [
+    "CallArguments",
+    "Extraction",
+    "SiteCall",
+    "convolution_of",
+    "convolutions",
+    "extract",
+    "undividable",
+    "wanted_ops",
+]
+
 _OTHER_KINDS = (nn.Conv1d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class CallArguments:
-    """A sample of both kinds of arguments.
-
-    Attributes:
-        args: by position.
-        kwargs: by keyword.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +124,7 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         for path, module in modules.items()
         if refused[path] is None and isinstance(module, nn.Conv2d)
     }
-    _run(model, recorders, *_arguments(sample))
+    _run(model, recorders, CallArguments.of(sample))
     reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
     order = sorted(recorders.items(), key=lambda named: named[1].turn)
     calls = tuple(
@@ -190,31 +184,17 @@ class _Recorder:
         self.calls[problem] = tuple(op for op in ConvOp if op in former or (op in self._wanted and needs[op]))
 
 
-def _arguments(sample: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(sample, CallArguments):
-        return sample.args, dict(sample.kwargs)
-    if isinstance(sample, Mapping):
-        return (), dict(sample)
-    if isinstance(sample, tuple | list):
-        return tuple(sample), {}
-    return (sample,), {}
-
-
-def _run(
-    model: nn.Module, recorders: Mapping[str, _Recorder], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _run(model: nn.Module, recorders: Mapping[str, _Recorder], sample: CallArguments) -> None:
     """Run the model once: with tensors that have shapes only, or if that fails, in earnest."""
     with _recording(recorders):
         try:
-            with _left_as_it_was(model):
-                _run_without_arithmetic(model, args, kwargs)
+            run_without_arithmetic(model, sample)
             return
         except Exception:  # noqa: BLE001  # whatever a model cannot do without values, it may do with them
             for recorder in recorders.values():
                 recorder.calls.clear()
         try:
-            with _left_as_it_was(model):
-                _run_in_earnest(model, args, kwargs)
+            run_in_earnest(model, sample)
         except Exception as error:
             raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
 
@@ -234,63 +214,3 @@ def _recording(recorders: Mapping[str, _Recorder]) -> Iterator[None]:
             del recorder.conv.__dict__["_conv_forward"]
             if former[path] is not None:
                 recorder.conv.__dict__["_conv_forward"] = former[path]
-
-
-def _run_without_arithmetic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the model on stand-ins for all tensors, its own parameters and buffers included."""
-    with torch.random.fork_rng(devices=[]), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        fakes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in state.items()}
-        fake_args, fake_kwargs = tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
-        with torch.set_grad_enabled(model.training or torch.is_grad_enabled()):
-            functional_call(model, fakes, fake_args, fake_kwargs)
-
-
-def _run_in_earnest(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Run the model on a copy of the sample; its buffers' values and the random state are put back."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        with torch.random.fork_rng(), torch.set_grad_enabled(model.training or torch.is_grad_enabled()):
-            copied_args, copied_kwargs = _copied((args, kwargs))
-            model(*copied_args, **copied_kwargs)
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
-
-
-def _copied(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with a copy of every tensor: what a model changes in place is the user's."""
-    copies: dict[int, Tensor] = {}
-
-    def copy(tensor: Tensor) -> Tensor:
-        if id(tensor) not in copies:  # a tensor that is passed twice stays one: models may ask
-            copies[id(tensor)] = _copy_of(tensor)
-        return copies[id(tensor)]
-
-    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, copy, arguments)
-    return copied
-
-
-def _copy_of(tensor: Tensor) -> Tensor:
-    if tensor.is_leaf:
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    with torch.enable_grad():
-        return tensor.clone()  # no leaf either: only then may it be changed in place
-
-
-@contextlib.contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put back what the modules' attributes were bound to: a model may remember what it has computed.
-
-    Of a pass without arithmetic that would be a tensor without values, on which every later pass fails.
-    """
-    before = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes, buffers in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            module._buffers.clear()
-            module._buffers.update(buffers)

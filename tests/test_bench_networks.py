@@ -1,10 +1,12 @@
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from bench.networks import BasicBlock, resnet18
+from bench.networks import BasicBlock, Bottleneck, resnet18, resnet50, unet3d, vgg16
+from mucudnn.tracing import trace
 
 
 def weights_of_conv_norm(c: int, k: int, size: int) -> int:
@@ -92,3 +94,110 @@ def test_the_same_random_state_builds_the_same_network() -> None:
         torch.manual_seed(5)
         states.append(resnet18(width=8).state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def weights(network: nn.Module) -> int:
+    return sum(weight.numel() for weight in network.parameters())
+
+
+def shapes_in_order(network: nn.Module, *sample: int) -> dict[str, tuple[int, ...]]:
+    """The output shape of each of the network's children, without arithmetic."""
+    seen: dict[str, tuple[int, ...]] = {}
+    for name, child in network.named_children():
+        child.register_forward_hook(lambda _, __, y, name=name: seen.update({name: tuple(y.shape)}))
+    trace(network, torch.empty(sample, device="meta"))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("build", "number"),
+    [(resnet50, 25_557_032), (vgg16, 138_357_544)],
+)
+def test_a_public_network_has_as_many_weights_as_is_published(
+    build: Callable[[], nn.Module], number: int
+) -> None:
+    with torch.device("meta"):
+        assert weights(build()) == number
+
+
+def test_the_3d_unet_has_as_many_weights_as_its_paper_counts_without_normalisation() -> None:
+    with torch.device("meta"):
+        network = unet3d()
+
+    scales = sum(weights(layer) for layer in network.modules() if isinstance(layer, nn.BatchNorm3d))
+    assert weights(network) - scales == 19_069_955
+
+
+def test_resnet50_has_the_sizes_of_its_table() -> None:
+    with torch.device("meta"):
+        network = resnet50()
+
+    assert shapes_in_order(network, 2, 3, 224, 224) == {
+        "stem": (2, 64, 112, 112),
+        "relu": (2, 64, 112, 112),
+        "shrink": (2, 64, 56, 56),
+        "stage1": (2, 256, 56, 56),
+        "stage2": (2, 512, 28, 28),
+        "stage3": (2, 1024, 14, 14),
+        "stage4": (2, 2048, 7, 7),
+        "pool": (2, 2048, 1, 1),
+        "flatten": (2, 2048),
+        "scores": (2, 1000),
+    }
+
+
+def test_resnet50_takes_its_strides_in_the_3x3_convolutions() -> None:
+    with torch.device("meta"):
+        blocks = [block for block in resnet50().modules() if isinstance(block, Bottleneck)]
+
+    assert len(blocks) == 16
+    assert [number for number, block in enumerate(blocks) if block.convolve.conv.stride == (2, 2)] == [
+        3,
+        7,
+        13,
+    ]
+    assert all(block.narrow.conv.stride == block.widen.conv.stride == (1, 1) for block in blocks)
+
+
+def test_the_second_convolution_of_vgg_takes_64_to_64_channels_at_full_size() -> None:
+    with torch.device("meta"):
+        network = vgg16()
+
+    problems = {
+        each.site.path: each.problem for each in trace(network, torch.empty(2, 3, 224, 224, device="meta"))
+    }
+
+    assert list(problems) == [
+        "conv1_1", "conv1_2", "conv2_1", "conv2_2", "conv3_1", "conv3_2", "conv3_3", "conv4_1", "conv4_2",
+        "conv4_3", "conv5_1", "conv5_2", "conv5_3",
+    ]  # fmt: skip
+    assert problems["conv1_2"].input_shape == problems["conv1_2"].output_shape == (2, 64, 224, 224)
+    assert problems["conv5_3"].output_shape == (2, 512, 14, 14)
+
+
+def test_the_3d_unet_scores_every_voxel() -> None:
+    network = unet3d(channels=1, classes=2, width=2)
+
+    scores = network(torch.zeros(1, 1, 8, 16, 24))
+
+    assert scores.shape == (1, 2, 8, 16, 24)
+
+
+def test_the_3d_unet_has_the_channels_of_its_figure() -> None:
+    with torch.device("meta"):
+        network = unet3d()
+
+    found = trace(network, torch.empty(1, 3, 32, 32, 32, device="meta"))
+
+    ends = {each.site.path: (each.problem.in_channels, each.problem.out_channels) for each in found}
+    assert ends == {
+        "down.0.conv1": (3, 32), "down.0.conv2": (32, 64),
+        "down.1.conv1": (64, 64), "down.1.conv2": (64, 128),
+        "down.2.conv1": (128, 128), "down.2.conv2": (128, 256),
+        "down.3.conv1": (256, 256), "down.3.conv2": (256, 512),
+        "enlarge.0": (512, 512), "up.0.conv1": (768, 256), "up.0.conv2": (256, 256),
+        "enlarge.1": (256, 256), "up.1.conv1": (384, 128), "up.1.conv2": (128, 128),
+        "enlarge.2": (128, 128), "up.2.conv1": (192, 64), "up.2.conv2": (64, 64),
+        "scores": (64, 3),
+    }  # fmt: skip
+    assert {each.site.path for each in found if each.is_transposed} == {"enlarge.0", "enlarge.1", "enlarge.2"}

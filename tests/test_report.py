@@ -1,5 +1,6 @@
 """Plans as text and as JSON."""
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -43,6 +44,7 @@ FASTER = Evidence(
     error=2e-6,
     rejected=(("cpu:im2col@32*1", seconds(0.007)),),
 )
+PREDICTED = dataclasses.replace(FASTER, is_predicted=True)
 KEPT = Evidence(seconds(0.010, 45), seconds(0.010, 45), Verdict.SAME, 3 * MIB, 3 * MIB)
 OVER_LIMIT = Evidence(chosen=seconds(0.004), workspace_bytes=MIB)
 
@@ -416,3 +418,37 @@ def test_json_has_limit_totals_environment_and_untouched() -> None:
     assert value["totals"]["predicted_s"] == pytest.approx(plan.time_s)
     assert value["environment"] == an_environment().to_json()
     assert value["untouched"] == [{"path": "stem", "reason": "it is 3-D"}]
+
+
+def a_plan_of_a_recording() -> Plan:
+    """Two sites, of which one was run when it was recorded."""
+    rows = (
+        assigned("conv1", ConvOp.FPROP, WINOGRAD, PREDICTED),
+        assigned("conv2", ConvOp.DGRAD, OWN, KEPT),
+    )
+    return a_plan(assignments=rows, limit_bytes=8 * MIB)
+
+
+def test_a_predicted_site_says_so_in_its_row_and_below() -> None:
+    text = render_plan(a_plan_of_a_recording())
+
+    assert row(text, "fprop")[-1] == "FASTER, predicted"
+    assert row(text, "dgrad")[-1] == "SAME"
+    assert note(text, "predicted").startswith("Sites of which no whole division was run: 1.")
+
+
+def test_a_predicted_site_is_no_measurement() -> None:
+    text = render_plan(a_plan_of_a_recording())
+
+    assert note(text, "measured once").startswith("Measurements: 1, sites: 2;")
+    assert note(text, "verdicts").endswith("Comparisons made: 1.")
+
+
+def test_json_says_which_sites_are_predicted() -> None:
+    value = json.loads(json.dumps(plan_as_json(a_plan_of_a_recording())))
+
+    assert [site["is_predicted"] for site in value["sites"]] == [True, False]
+
+
+def test_a_plan_of_which_everything_was_run_says_nothing_of_predictions() -> None:
+    assert "predicted" not in render_plan(a_mixed_plan())

@@ -3,22 +3,18 @@
 import dataclasses
 import itertools
 import math
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, median
 from mucudnn.plan import Assignment, Division, Evidence, Mode, Plan
-from mucudnn.problem import ConvProblem, Layout
-from mucudnn.profile import Environment
+from mucudnn.report.table import table
+from mucudnn.report.words import describe_environment, describe_shape, render_notes
 from mucudnn.sizes import format_bytes
 
 _PERCENT = f"{CONFIDENCE * 100:g} %"
 _TITLE = f"Before: PyTorch's own convolutions. Times: median and {_PERCENT} interval in ms."
 _HEADINGS = ("", "before, ms", "workspace", "now runs", "now, ms", "workspace", "speedup", "verdict")
 _ALIGNMENT = "<>><>>><"
-
-_NOTE_WIDTH = 118
-_LABEL_WIDTH = 15
 
 _TIMES = (
     "Medians of {} rounds, each of which ran all rivals once in an order drawn anew; intervals come from "
@@ -29,13 +25,14 @@ _VERDICTS = (
     f"more than {TOLERANCE * 100:g} % from 1, SAME if wholly within, else AMBIGUOUS; limit: there is no "
     "base. Comparisons made: {}."
 )
+_PREDICTED = (
+    "Sites of which no whole division was run: {}. Their times add up what a recording says of the parts, "
+    "their workspaces are those of the largest parts."
+)
 _MEASURED_ONCE = (
     "Measurements: {}, sites: {}; those with the same problem and the same division were measured once and "
     "show the same numbers."
 )
-
-_SAID_BY_THE_NAME = ("vendor_id", "cpu family", "model", "stepping")
-"""Facts of a processor that its name tells better."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,55 +128,6 @@ def describe_runs(division: Division) -> list[str]:
     return [f"{name.partition(':')[2] or name} {len(list(parts))}×{batch}" for (name, batch), parts in runs]
 
 
-def describe_shape(problem: ConvProblem) -> str:
-    """Return shapes and type in short, such as "64x64x32x32 -> 64, 3x3, padding 1, float32".
-
-    A stride of 1, a padding of 0, a dilation of 1, a single group and the contiguous layout are not named.
-    """
-    words = [f"{_by(problem.input_shape)} -> {problem.out_channels}", _by(problem.kernel_size)]
-    for name, sizes, usual in (
-        ("stride", problem.stride, 1),
-        ("padding", problem.padding, 0),
-        ("dilation", problem.dilation, 1),
-        ("groups", (problem.groups,), 1),
-    ):
-        if set(sizes) != {usual}:
-            words.append(f"{name} {sizes[0] if len(set(sizes)) == 1 else _by(sizes)}")
-    layout = [] if problem.layout is Layout.CONTIGUOUS else [str(problem.layout)]
-    return ", ".join([*words, problem.dtype, *layout])
-
-
-def describe_environment(environment: Environment) -> dict[str, str]:
-    """Return what times depend on, as texts by label; equal environments give equal texts."""
-    device = {name: fact for name, fact in environment.device.items() if name not in _SAID_BY_THE_NAME}
-    return {
-        "device": f"{environment.backend}: {describe_facts(device)}",
-        "software": describe_facts(environment.software),
-        "settings": describe_facts(environment.policy),
-    }
-
-
-def describe_facts(facts: Mapping[str, str]) -> str:
-    """Return named facts in the order of the alphabet: "oneDNN 3.7, torch 2.11.0"."""
-    return ", ".join(f"{name} {facts[name]}" for name in sorted(facts, key=str.casefold))
-
-
-def render_notes(notes: Iterable[tuple[str, str]]) -> list[str]:
-    """Return labelled texts as lines of at most 118 columns, the labels standing out on the left."""
-    return [
-        line
-        for label, text in notes
-        for line in textwrap.wrap(
-            text,
-            _NOTE_WIDTH,
-            initial_indent=f"{label:{_LABEL_WIDTH}}",
-            subsequent_indent=" " * _LABEL_WIDTH,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    ]
-
-
 def _seen(assigned: Assignment) -> Evidence:
     """What was seen at a site; all of it None if it was not timed."""
     return assigned.evidence or Evidence()
@@ -193,7 +141,8 @@ def _speedup(seen: Evidence) -> float | None:
 
 def _measurements(plan: Plan) -> list[Assignment]:
     """One site of each problem and division that was timed: the others have its numbers."""
-    timed = [assigned for assigned in plan.assignments if _seen(assigned).chosen is not None]
+    evidence = ((assigned, _seen(assigned)) for assigned in plan.assignments)
+    timed = [assigned for assigned, seen in evidence if seen.chosen is not None and not seen.is_predicted]
     return list({(assigned.problem, assigned.division.key): assigned for assigned in timed}.values())
 
 
@@ -206,14 +155,7 @@ def _table(plan: Plan) -> list[str]:
         (heading, [_cells(assigned, plan.mode) for assigned in rows])
         for heading, rows in itertools.groupby(plan.assignments, key=_heading)
     ]
-    cells = [_HEADINGS, *(row for _, rows in convolutions for row in rows)]
-    widths = [
-        max(len(line) for cell in column for line in cell.split("\n")) for column in zip(*cells, strict=True)
-    ]
-    lines = [_TITLE, "", *_laid_out(_HEADINGS, widths), "-" * (sum(widths) + 2 * len(widths) - 2)]
-    for heading, rows in convolutions:
-        lines += [heading, *(line for row in rows for line in _laid_out(row, widths))]
-    return lines
+    return [_TITLE, "", *table(_HEADINGS, _ALIGNMENT, convolutions)]
 
 
 def _heading(assigned: Assignment) -> str:
@@ -242,7 +184,8 @@ def _cells(assigned: Assignment, mode: Mode) -> tuple[str, ...]:
 def _verdict(assigned: Assignment) -> str:
     if assigned.evidence is None:
         return "-"
-    return "limit" if assigned.evidence.reference is None else str(assigned.evidence.verdict or "-")
+    verdict = "limit" if assigned.evidence.reference is None else str(assigned.evidence.verdict or "-")
+    return f"{verdict}, predicted" if assigned.evidence.is_predicted else verdict
 
 
 def _why_no_base(assigned: Assignment, mode: Mode) -> str:
@@ -268,17 +211,6 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.{_decimals(seconds * 1e3)}f} ms"
 
 
-def _laid_out(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    """Yield the lines of a row, as many as its highest cell has."""
-    for texts in itertools.zip_longest(*(cell.split("\n") for cell in cells), fillvalue=""):
-        columns = zip(texts, _ALIGNMENT, widths, strict=True)
-        yield "  ".join(f"{text:{side}{width}}" for text, side, width in columns).rstrip()
-
-
-def _by(sizes: tuple[int, ...]) -> str:
-    return "x".join(str(size) for size in sizes)
-
-
 # The notes below the table
 
 
@@ -296,6 +228,7 @@ def _notes(plan: Plan) -> list[str]:
         ("chosen in", f"mode {plan.mode}, policy {plan.policy}, mucudnn {plan.version}"),
         *describe_environment(plan.environment).items(),
         *_untouched_notes(plan),
+        *_predicted_notes(plan),
         *_evidence_notes(plan),
     ]
     return render_notes(notes)
@@ -329,6 +262,11 @@ def _workspace_note(plan: Plan) -> str:
 def _untouched_notes(plan: Plan) -> list[tuple[str, str]]:
     texts = [f"{path or 'the model itself'}: {reason}." for path, reason in plan.untouched]
     return [("" if number else "untouched", text) for number, text in enumerate(texts or ["Nothing."])]
+
+
+def _predicted_notes(plan: Plan) -> list[tuple[str, str]]:
+    predicted = sum(_seen(assigned).is_predicted for assigned in plan.assignments)
+    return [("predicted", _PREDICTED.format(predicted))] if predicted else []
 
 
 def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
@@ -384,6 +322,7 @@ def _site_as_json(assigned: Assignment) -> dict[str, object]:
         "verdict": seen.verdict,
         "is_kept": is_kept(assigned),
         "error": seen.error,
+        "is_predicted": seen.is_predicted,
         "rejected": [{"division": key, "time": _as_json(estimate)} for key, estimate in seen.rejected],
     }
 

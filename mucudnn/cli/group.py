@@ -1,0 +1,49 @@
+"""The program `mucudnn`: how it begins and how it ends."""
+
+import io
+import sys
+from typing import Any
+
+import click
+
+from mucudnn.cli.output import Failure, sentence, warnings_as_lines
+from mucudnn.errors import MucudnnError
+from mucudnn.version import __version__
+
+_INTERRUPTED = 130
+"""Exit status of a program that Control-C has ended: 128 + SIGINT."""
+
+
+class _Commands(click.Group):
+    """Commands whose failures are sentences, listed in the order in which a user meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        """Return the names of the commands as they were added."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; what it cannot do ends it with a sentence and status 1, an interrupt with 130."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "×" shows a question mark
+        try:
+            with warnings_as_lines():
+                return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever reads our output has seen enough; click ends quietly
+        except (MucudnnError, OSError) as error:
+            raise Failure(sentence(error)) from error
+        except KeyboardInterrupt:
+            ctx.exit(_INTERRUPTED)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mucudnn", message="%(prog)s %(version)s")
+def main() -> None:
+    """Make the convolutions of a PyTorch model as fast as they can be within a workspace limit.
+
+    \b
+    Example:
+      mucudnn tune models:make_resnet --input 64x3x32x32 --workspace-limit 16MiB -o plan.json
+    and then, in the program that runs the model:
+      mucudnn.apply(model, mucudnn.Plan.load("plan.json"))
+    """

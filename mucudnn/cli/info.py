@@ -1,0 +1,124 @@
+"""`mucudnn info`: what there is here, and what a time depends on."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from mucudnn.cli.cudnn import version_of
+from mucudnn.cli.options import json_option
+from mucudnn.cli.output import print_json
+from mucudnn.errors import BackendError, StoreError
+from mucudnn.profile import Environment
+from mucudnn.report import describe_environment, describe_facts, render_notes
+from mucudnn.store import default_path, open_store
+from mucudnn.version import __version__
+
+_STANDARD_OUTPUT = "-"
+
+
+@click.command("info")
+@click.option(
+    "--export-device", "exported", is_flag=False, flag_value=_STANDARD_OUTPUT, metavar="[FILE]",
+    help="Write the description of this machine's GPU, for mucudnn forecast --device FILE, and nothing else.",
+)  # fmt: skip
+@json_option
+def info_command(exported: str | None, as_json: bool) -> None:
+    """Show what a time measured here and now depends on, where profiles are kept, and what cuDNN there is.
+
+    \b
+    Example:
+      MUCUDNN_STORE=profiles.sqlite3 mucudnn info
+      mucudnn info --export-device my_gpu.json
+    """
+    if exported is not None:
+        _export_device(exported)
+        return
+    import torch
+
+    from mucudnn.backends import backend_for
+    from mucudnn.backends.cudnn.devices import DEVICES
+
+    environment = backend_for("auto", torch.device("cpu")).environment()
+    cudnn = _Cudnn.here()
+    path = default_path()
+    records, failure = _records_in(path)
+    if as_json:
+        store = {"path": str(path), "records": records}
+        print_json(
+            {
+                "version": __version__,
+                "environment": environment.to_json(),
+                "store": store,
+                "cudnn": cudnn._asdict(),
+                "devices": list(DEVICES),
+            }
+        )
+    else:
+        described = "which cannot be read" if records is None else f"{records} records"
+        notes = [
+            *_environment_notes(environment),
+            ("store", f"{path}, {described}"),
+            ("cuDNN", cudnn.problem or f"{cudnn.version}, {cudnn.path}"),
+            ("described GPUs", f"{', '.join(DEVICES)} (for mucudnn forecast --device)"),
+        ]
+        click.echo("\n".join(render_notes(notes)))
+    if failure is not None:
+        raise failure
+
+
+def _environment_notes(environment: Environment) -> list[tuple[str, str]]:
+    return [
+        ("mucudnn", __version__),
+        *describe_environment(environment).items(),
+        ("system", describe_facts(environment.soft)),
+    ]
+
+
+class _Cudnn(NamedTuple):
+    """The library that would be used here, or why there is none."""
+
+    version: str | None = None
+    path: str | None = None
+    problem: str | None = None
+
+    @classmethod
+    def here(cls) -> "_Cudnn":
+        from mucudnn.backends.cudnn.library import load_library
+
+        try:
+            library = load_library()
+        except BackendError as error:
+            return cls(problem=str(error))
+        return cls(version_of(library), library.path)
+
+
+def _records_in(path: Path) -> tuple[int | None, StoreError | None]:
+    """Return how many records a store has, or None and why; a file that does not exist is not made."""
+    if not path.exists():
+        return 0, None
+    try:
+        with open_store(path) as store:
+            return store.count(), None
+    except StoreError as error:
+        return None, error
+
+
+def _export_device(file: str) -> None:
+    """Write what cuDNN says of the first GPU that this process sees.
+
+    Raises:
+        BackendError: there is no cuDNN, or it finds no GPU.
+    """
+    from mucudnn.backends.cudnn.devices import live_device
+    from mucudnn.backends.cudnn.library import CudnnError, load_library
+
+    library = load_library()
+    try:
+        text = live_device(library, 0).text
+    except CudnnError as error:
+        raise BackendError(f"There must be a GPU to export, but cuDNN finds none: {error}") from error
+    if file == _STANDARD_OUTPUT:
+        click.echo(text)
+    else:
+        Path(file).write_text(f"{text}\n", encoding="utf-8")

@@ -1,0 +1,102 @@
+"""The user's model and its inputs, as the options want them."""
+
+import importlib
+import sys
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mucudnn.cli.options import Target
+from mucudnn.cli.output import Failure, failing_as
+from mucudnn.errors import BackendError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def load_model(target: Target) -> "nn.Module":
+    """Return the model that the user's module holds or makes.
+
+    Raises:
+        Failure: there is none; the message says what went wrong.
+    """
+    from torch import nn
+
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    with failing_as(f"{target.module} cannot be imported"):
+        module = importlib.import_module(target.module)
+    with failing_as(f"{target} cannot be found"):
+        made = attrgetter(target.name)(module)
+    if callable(made) and not isinstance(made, nn.Module):
+        with failing_as(f"{target} fails"):
+            made = made()
+    if not isinstance(made, nn.Module):
+        got = type(made).__name__
+        raise Failure(f"{target} must give a torch.nn.Module, but got a value of type {got}.")
+    return made
+
+
+def prepare(model: "nn.Module", *, is_eval: bool, dtype: str | None, channels_last: bool) -> None:
+    """Bring the model into the mode, type and layout that are asked for."""
+    import torch
+
+    model.train(not is_eval)
+    if dtype is not None:
+        model.to(dtype=getattr(torch, dtype))
+    if channels_last:
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = laid_out_channels_last(tensor.data)
+
+
+def laid_out_channels_last(tensor: "Tensor") -> "Tensor":
+    """Return a tensor of 4 or 5 dimensions with the channels innermost, any other as it is."""
+    import torch
+
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    known = formats.get(tensor.dim())
+    return tensor if known is None else tensor.contiguous(memory_format=known)
+
+
+def device_of_backend(backend: str) -> "torch.device | None":
+    """Return where a model must lie that `backend` tunes, or None where it may stay.
+
+    Raises:
+        BackendError: the backend needs a GPU, and torch can use none.
+    """
+    import torch
+
+    if backend != "cudnn":
+        return None
+    if not torch.cuda.is_available():
+        raise BackendError(
+            "The backend 'cudnn' must have a GPU that torch can use, but torch.cuda.is_available() is False."
+        )
+    return torch.device("cuda")
+
+
+def random_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool) -> "tuple[Tensor, ...]":
+    """Return random inputs of the given shapes, of the model's type and on its device."""
+    import torch
+
+    pattern = _pattern(model)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(shape, generator=generator).to(pattern) for shape in shapes]
+    return tuple(laid_out_channels_last(each) if channels_last else each for each in inputs)
+
+
+def shapeless_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool) -> "tuple[Tensor, ...]":
+    """Return inputs of the given shapes and of the model's type that have no values and take no memory."""
+    import torch
+
+    inputs = [torch.empty(shape, dtype=_pattern(model).dtype, device="meta") for shape in shapes]
+    return tuple(laid_out_channels_last(each) if channels_last else each for each in inputs)
+
+
+def _pattern(model: "nn.Module") -> "Tensor":
+    import torch
+
+    return next((each for each in model.parameters() if each.dtype.is_floating_point), torch.empty(0))

@@ -1,0 +1,88 @@
+"""Arguments and options that commands share, and how they are read."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from mucudnn.errors import SizeError
+from mucudnn.plan import Policy
+from mucudnn.sizes import parse_bytes
+
+DTYPES = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "float16": "float16",
+    "f32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+    "float32": "float32",
+    "f64": "float64",
+    "fp64": "float64",
+    "double": "float64",
+    "float64": "float64",
+}
+"""torch's names of types by the names that people give them."""
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class Target(NamedTuple):
+    """What makes the user's model."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+
+def _target(text: str) -> Target:
+    module, _, name = text.partition(":")
+    if not all(word.isidentifier() for word in (*module.split("."), *name.split("."))):
+        raise click.BadParameter(f"it must read PACKAGE.MODULE:CALLABLE, but got {text!r}.")
+    return Target(module, name)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    sizes = text.split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise click.BadParameter(f"it must read like 64x3x32x32, but got {text!r}.")
+    return tuple(int(size) for size in sizes)
+
+
+def size(text: str) -> int:
+    """Return the bytes that the text of an option names.
+
+    Raises:
+        BadParameter: it names none.
+    """
+    try:
+        return parse_bytes(text)
+    except SizeError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def _dtype(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
+    return None if name is None else DTYPES[name]
+
+
+target_argument = click.argument("target", type=_target, metavar="PACKAGE.MODULE:CALLABLE")
+inputs_option = click.option(
+    "--input", "shapes", type=_shape, multiple=True, required=True, metavar="SHAPE",
+    help="Shape of an input, such as 64x3x32x32; once for each positional argument of the model.",
+)  # fmt: skip
+policy_option = click.option(
+    "--policy", type=click.Choice([str(policy).replace("_", "-") for policy in Policy]),
+    default="power-of-two", show_default=True, help="Which micro-batch sizes are tried.",
+)  # fmt: skip
+dtype_option = click.option(
+    "--dtype", type=click.Choice(list(DTYPES), case_sensitive=False), callback=_dtype, metavar="TYPE",
+    help="Type of model and inputs: bf16, fp16, f32, f64 or torch's names.  [default: the model's]",
+)  # fmt: skip
+channels_last_option = click.option(
+    "--channels-last", is_flag=True, help="Lay out the model and its 4-D and 5-D inputs channels-last."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead: seconds and bytes.")

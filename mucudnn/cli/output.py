@@ -1,0 +1,93 @@
+"""What commands print, and errors as sentences."""
+
+import contextlib
+import json
+import shutil
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import IO, Any, TextIO
+
+import click
+
+from mucudnn.store import StoreWarning
+
+
+class Failure(click.ClickException):
+    """What cannot be done, in a sentence; it ends the program with status 1."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the sentence as all our messages are printed."""
+        tell(self.format_message(), file)
+
+
+def say(line: str, as_json: bool) -> None:
+    """Print a line to standard output or, where that is JSON, to standard error."""
+    click.echo(line, err=as_json)
+
+
+def tell(message: str, file: IO[Any] | None = None) -> None:
+    """Print a warning or an error, to standard error unless there is a file."""
+    click.echo(f"mucudnn: {message}", file=file, err=True)
+
+
+def print_json(value: dict[str, object]) -> None:
+    """Print JSON values to standard output."""
+    click.echo(json.dumps(value, indent=1, allow_nan=False))
+
+
+def columns(default: int) -> int:
+    """Return the columns of the terminal that standard output is, or `default` where it is none."""
+    return shutil.get_terminal_size((default, 0)).columns if sys.stdout.isatty() else default
+
+
+def sentence(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'A file'} cannot be used: {error.strerror}."
+    return _in_one_line(str(error))
+
+
+@contextlib.contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into one sentence that begins with `what`."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:  # a module may try to end the program
+        raise Failure(f"{what}: {_reason(error)}.") from error
+
+
+@contextlib.contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Show warnings of the store as one line on standard error; others as Python shows them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", StoreWarning)
+        show_as_before = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, StoreWarning):
+                tell(_in_one_line(str(message)))
+            else:
+                show_as_before(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
+
+
+def _reason(error: BaseException) -> str:
+    """Return what an error of the user's code says, in one line that goes on with a full stop."""
+    text = _in_one_line(str(error)).removesuffix(".")
+    if text and not isinstance(error, KeyError):
+        return text
+    return f"{type(error).__name__} {text}".rstrip()  # which alone says nothing, or just names the key
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,116 @@
+"""`mucudnn tune`: from a model to a plan."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from mucudnn.cli.model import Shapes, device_of_backend, load_model, prepare, random_inputs
+from mucudnn.cli.options import (
+    FILE,
+    Target,
+    channels_last_option,
+    dtype_option,
+    inputs_option,
+    json_option,
+    policy_option,
+    size,
+    target_argument,
+)
+from mucudnn.cli.output import say, tell
+from mucudnn.cli.show import print_plan
+from mucudnn.plan import Mode, Search
+from mucudnn.store import MemoryStore, Store, open_store
+
+
+@click.command("tune")
+@target_argument
+@inputs_option
+@click.option(
+    "--workspace-limit", "limit_bytes", type=size, required=True, metavar="SIZE",
+    help="Most workspace, with its unit: 16MiB, 1.5GiB, 512KB.",
+)  # fmt: skip
+@click.option(
+    "--mode", type=click.Choice([str(mode) for mode in Mode]), default=str(Mode.REUSE), show_default=True,
+    help="Whose the limit is: each convolution's, which take turns in one buffer, or that of all together.",
+)  # fmt: skip
+@policy_option
+@click.option(
+    "--search", type=click.Choice([str(search) for search in Search]), default=str(Search.HEURISTIC),
+    show_default=True, help="Which algorithms are tried: those that the library recommends, or all.",
+)  # fmt: skip
+@click.option("--eval", "is_eval", is_flag=True, help="Tune for inference: the forward pass alone.")
+@dtype_option
+@channels_last_option
+@click.option(
+    "--backend", default="auto", show_default=True, metavar="NAME",
+    help="What computes: cpu, cudnn (on the GPU), or replay:FILE, a store that was filled elsewhere; "
+    "auto is what the model's device asks for.",
+)  # fmt: skip
+@click.option("--store", type=FILE, help="Where profiles are kept.  [default: as mucudnn info says]")
+@click.option("-o", "--output", type=FILE, help="Where to save the plan; without it, it is only shown.")
+@json_option
+def tune_command(
+    target: Target,
+    shapes: Shapes,
+    limit_bytes: int,
+    mode: str,
+    policy: str,
+    search: str,
+    is_eval: bool,
+    dtype: str | None,
+    channels_last: bool,
+    backend: str,
+    store: Path | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure, choose a division for every convolution of a model, and save the plan.
+
+    CALLABLE is called without arguments and returns the model (a model itself will do, too). It is found as
+    Python finds modules, the current directory first. The model is tuned in training mode, on inputs of
+    random values.
+
+    \b
+    Example:
+      mucudnn tune torchvision.models:resnet18 --input 32x3x224x224 --workspace-limit 64MiB -o plan.json
+    """
+    if output is not None and not output.absolute().parent.is_dir():
+        raise click.BadParameter(
+            f"its folder must exist, but got '{output}'.", param_hint="'-o' / '--output'"
+        )
+    from mucudnn.tuner import tune  # here, so that help and the other commands do not wait for torch
+
+    start = time.perf_counter()
+    to_stderr = contextlib.redirect_stdout(sys.stderr)  # whatever the model prints, stdout has the plan alone
+    with open_store(store) as opened, _telling_what_is_kept(opened), to_stderr:
+        device = device_of_backend(backend)
+        model = load_model(target)
+        prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
+        if device is not None:
+            model.to(device)
+        sample = random_inputs(model, shapes, channels_last=channels_last)
+        plan = tune(
+            model, sample, limit_bytes, mode=mode, policy=policy, search=search, backend=backend, store=opened
+        )
+    print_plan(plan, as_json)
+    say(f"Tuned in {time.perf_counter() - start:.1f} s.", as_json)
+    if output is None:
+        say("The plan is not saved; -o FILE saves it.", as_json)
+    else:
+        plan.save(output)
+        say(f"The plan is saved in {output}.", as_json)
+
+
+@contextlib.contextmanager
+def _telling_what_is_kept(store: Store) -> Iterator[None]:
+    """On an interrupt, say what remains of the work, and let it pass."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not isinstance(store, MemoryStore):
+            tell("interrupted; what was measured is kept in the store.")
+        raise

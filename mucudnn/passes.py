@@ -1,0 +1,142 @@
+"""One pass of a model over a sample, without arithmetic if possible, that leaves both as they were."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
+
+_NOTHING = contextlib.nullcontext()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CallArguments:
+    """A sample of both kinds of arguments.
+
+    Attributes:
+        args: by position.
+        kwargs: by keyword.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, sample: object) -> "CallArguments":
+        """Return the arguments that a sample stands for: a tensor, a tuple, a dict, or both kinds."""
+        if isinstance(sample, CallArguments):
+            return sample
+        if isinstance(sample, Mapping):
+            return cls((), dict(sample))
+        if isinstance(sample, tuple | list):
+            return cls(tuple(sample), {})
+        return cls((sample,), {})
+
+
+def run_without_arithmetic(
+    model: nn.Module,
+    sample: CallArguments,
+    under: contextlib.AbstractContextManager[object] = _NOTHING,
+) -> None:
+    """Run the model on stand-ins for all tensors, its own parameters and buffers included.
+
+    A tensor on the device "meta" stands for one where the model's first parameter lies.
+
+    Args:
+        model: that is to run.
+        sample: what it takes.
+        under: a context for the model alone, such as a dispatcher, which sees stand-ins only.
+    """
+    with (
+        _left_as_it_was(model),
+        torch.random.fork_rng(devices=[]),
+        FakeTensorMode(allow_non_fake_inputs=True) as mode,
+    ):
+        home = _home(model)
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        fakes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in state.items()}
+        args, kwargs = tree_map_only(
+            Tensor,
+            lambda tensor: _empty_like(tensor, home) if tensor.is_meta else mode.from_tensor(tensor),
+            (sample.args, dict(sample.kwargs)),
+        )
+        with torch.set_grad_enabled(model.training or torch.is_grad_enabled()), under:
+            functional_call(model, fakes, args, kwargs)
+
+
+def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
+    """Run the model on a copy of the sample; its buffers' values and the random state are put back.
+
+    A tensor on the device "meta" stands for one of ones.
+    """
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        with (
+            _left_as_it_was(model),
+            torch.random.fork_rng(),
+            torch.set_grad_enabled(model.training or torch.is_grad_enabled()),
+        ):
+            args, kwargs = _copied(sample, _home(model))
+            model(*args, **kwargs)
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+def _home(model: nn.Module) -> torch.device:
+    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device, requires_grad=tensor.requires_grad
+    )
+
+
+def _copied(sample: CallArguments, home: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with a copy of every tensor: what a model changes in place is the user's."""
+    copies: dict[int, Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        if id(tensor) not in copies:  # a tensor that is passed twice stays one: models may ask
+            copies[id(tensor)] = _copy_of(tensor, home)
+        return copies[id(tensor)]
+
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
+        Tensor, copy, (sample.args, dict(sample.kwargs))
+    )
+    return copied
+
+
+def _copy_of(tensor: Tensor, home: torch.device) -> Tensor:
+    if tensor.is_meta:
+        with torch.no_grad():
+            return _empty_like(tensor, home).fill_(1)
+    if tensor.is_leaf:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    with torch.enable_grad():
+        return tensor.clone()  # no leaf either: only then may it be changed in place
+
+
+@contextlib.contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Put back what the modules' attributes were bound to: a model may remember what it has computed.
+
+    Of a pass without arithmetic that would be a tensor without values, on which every later pass fails.
+    """
+    before = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes, buffers in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)

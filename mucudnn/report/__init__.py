@@ -1,0 +1,25 @@
+"""Plans and forecasts as text and as JSON values; measures nothing and never loads torch."""
+
+from mucudnn.report.forecasts import DEFAULT_WIDTH, forecast_as_json, render_forecast
+from mucudnn.report.plans import Totals, describe_runs, is_kept, plan_as_json, render_plan
+from mucudnn.report.words import (
+    describe_environment,
+    describe_facts,
+    describe_shape,
+    render_notes,
+)
+
+__all__ = [
+    "DEFAULT_WIDTH",
+    "Totals",
+    "describe_environment",
+    "describe_facts",
+    "describe_runs",
+    "describe_shape",
+    "forecast_as_json",
+    "is_kept",
+    "plan_as_json",
+    "render_forecast",
+    "render_notes",
+    "render_plan",
+]

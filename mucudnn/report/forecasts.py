@@ -1,0 +1,190 @@
+"""Forecasts as text and as JSON values: what every convolution's plans would take as workspace."""
+
+from collections.abc import Mapping
+
+from mucudnn.forecast import Fit, Forecast, Need, ProblemForecast, SiteForecast, Total
+from mucudnn.problem import Layout
+from mucudnn.report.forecast_table import forecast_table
+from mucudnn.report.words import render_notes
+from mucudnn.sizes import format_bytes
+
+DEFAULT_WIDTH = 118
+
+_TITLE = "Workspace in MiB of the first-ranked plan, undivided and by micro-batch size:"
+_FIGURES = (
+    "Workspaces are the library's own figures for the device named above, which need not be present. "
+    "First-ranked is the plan that the library predicts to be the fastest; least is the least of all that it "
+    "lists. Nothing was run: no time was measured, and none is claimed."
+)
+_PARTS = (
+    "A batch that is no multiple of a size ends with smaller parts. Weight gradients: a part in 16 bits "
+    "counts the float32 sum in which the parts add up; in 32 and 64 bits a plan counts what it takes to add "
+    "to the parts before, if that is more."
+)
+_LAYOUT = (
+    "Sites with contiguous tensors (channels before space) whose first-ranked plan computes on tensor cores, "
+    "and so on copies with the channels last: {}. A model in channels_last does without most of the copies: "
+    "that is the honest baseline for any saving; --channels-last shows it."
+)
+_TRANSPOSED = "The forward pass of a transposed convolution is dgrad, the gradient of its input fprop."
+
+
+def render_forecast(
+    forecast: Forecast,
+    limit_bytes: int | None = None,
+    *,
+    width: int = DEFAULT_WIDTH,
+    names_sites: bool = False,
+) -> str:
+    """Return a forecast for people to read: a row for each op of each distinct convolution, then totals.
+
+    Plain text, without a line break at its end. As many micro-batch sizes have a column as fit.
+
+    Args:
+        forecast: what is told.
+        limit_bytes: a workspace limit for each site, with which the rows say what fits.
+        width: columns of a line; only names and numbers of unusual length make it longer.
+        names_sites: whether a convolution that occurs several times names all its sites.
+    """
+    notes = render_notes(_notes(forecast, limit_bytes), width)
+    return "\n".join([_TITLE, "", *forecast_table(forecast, limit_bytes, width, names_sites), "", *notes])
+
+
+def forecast_as_json(forecast: Forecast, limit_bytes: int | None = None) -> dict[str, object]:
+    """Return a forecast as JSON values, all micro-batch sizes included; null where there is no plan."""
+    return {
+        "device": forecast.device,
+        "library": forecast.library,
+        "settings": list(forecast.settings),
+        "policy": forecast.policy,
+        "limit_bytes": limit_bytes,
+        "totals": {
+            "undivided": _total_as_json(forecast.undivided),
+            "best": _total_as_json(forecast.best),
+            "least": _total_as_json(forecast.least),
+        },
+        "sites": [_site_as_json(site, limit_bytes) for site in forecast.sites],
+    }
+
+
+# The notes below the table
+
+
+def _notes(forecast: Forecast, limit_bytes: int | None) -> list[tuple[str, str]]:
+    settings = [("settings", ", ".join(forecast.settings))] if forecast.settings else []
+    return [
+        ("device", forecast.device),
+        ("library", forecast.library),
+        *settings,
+        ("sites", f"{len(forecast.sites)}, with {len(forecast.forecasts)} distinct problems"),
+        ("undivided", f"First-ranked plans need {_total(forecast.undivided)}."),
+        ("best size", f"First-ranked plans, each at the size that needs least: {_total(forecast.best)}."),
+        ("least", f"Whatever plan and size: {_total(forecast.least)}.{_off_tensor_cores(forecast)}"),
+        *_limit_notes(forecast, limit_bytes),
+        *_layout_notes(forecast),
+        *_transposed_notes(forecast),
+        ("figures", _FIGURES),
+        ("parts", _PARTS),
+    ]
+
+
+def _total(total: Total) -> str:
+    where = f" ({total.largest})" if total.largest and total.largest_bytes else ""
+    return (
+        f"{format_bytes(total.sum_bytes)} all together, where each site owns its workspace; "
+        f"{format_bytes(total.largest_bytes)} in one buffer that all reuse{where}"
+    )
+
+
+def _off_tensor_cores(forecast: Forecast) -> str:
+    """Say at how many sites the plan of least workspace does without the tensor cores of the first-ranked."""
+    using = [site.forecast for site in forecast.sites if _uses_tensor_cores(site.forecast.undivided)]
+    leaving = sum(each.least is not None and not each.least.least_on_tensor_cores for each in using)
+    if not leaving:
+        return ""
+    return (
+        f" At {leaving} of the {len(using)} sites whose first-ranked plan computes on tensor cores, no plan "
+        "of so little workspace does."
+    )
+
+
+def _uses_tensor_cores(need: Need | None) -> bool:
+    return need is not None and need.on_tensor_cores
+
+
+def _limit_notes(forecast: Forecast, limit_bytes: int | None) -> list[tuple[str, str]]:
+    if limit_bytes is None:
+        return []
+    by_fit: dict[Fit, list[SiteForecast]] = {fit: [] for fit in Fit}
+    for site in forecast.sites:
+        by_fit[site.forecast.fit(limit_bytes)].append(site)
+    text = (
+        f"Sites that fit into {format_bytes(limit_bytes)} with the first-ranked plan undivided: "
+        f"{len(by_fit[Fit.UNDIVIDED])}; with that of a micro-batch: {len(by_fit[Fit.DIVIDED])}; with a "
+        f"lower-ranked plan only: {len(by_fit[Fit.LOWER_RANKED])}; not at all: {len(by_fit[Fit.NEVER])}"
+    )
+    never = ", ".join(str(site.occurrence.site) for site in by_fit[Fit.NEVER])
+    return [("limit", f"{text}{never and f' ({never})'}.")]
+
+
+def _layout_notes(forecast: Forecast) -> list[tuple[str, str]]:
+    """Name the honest baseline where the contiguous layout makes tensor cores work on copies."""
+    copying = sum(
+        site.forecast.problem.layout is Layout.CONTIGUOUS
+        and len(site.forecast.problem.input_size) > 1
+        and _uses_tensor_cores(site.forecast.undivided)
+        for site in forecast.sites
+    )
+    return [("layout", _LAYOUT.format(copying))] if copying else []
+
+
+def _transposed_notes(forecast: Forecast) -> list[tuple[str, str]]:
+    has_any = any(site.occurrence.is_transposed for site in forecast.sites)
+    return [("transposed", _TRANSPOSED)] if has_any else []
+
+
+# JSON
+
+
+def _total_as_json(total: Total) -> dict[str, object]:
+    return {
+        "sum_bytes": total.sum_bytes,
+        "largest_bytes": total.largest_bytes,
+        "largest": None if total.largest is None else str(total.largest),
+    }
+
+
+def _site_as_json(site: SiteForecast, limit_bytes: int | None) -> dict[str, object]:
+    where, each = site.occurrence.site, site.forecast
+    return {
+        "path": where.path,
+        "op": where.op,
+        "variant": where.variant,
+        "is_transposed": site.occurrence.is_transposed,
+        "problem": site.occurrence.problem.to_json(),
+        "undivided_bytes": each.undivided_bytes,
+        "best": _at_size(each.best, each.best_bytes),
+        "least": _at_size(each.least, each.least_bytes),
+        "limit": None if limit_bytes is None else _fit_as_json(each, limit_bytes),
+        "sizes": [_need_as_json(need) for need in each.needs],
+    }
+
+
+def _at_size(need: Need | None, workspace_bytes: int | None) -> Mapping[str, object] | None:
+    return None if need is None else {"batch": need.batch, "workspace_bytes": workspace_bytes}
+
+
+def _fit_as_json(each: ProblemForecast, limit_bytes: int) -> dict[str, object]:
+    largest = each.largest_within(limit_bytes)
+    return {"fit": each.fit(limit_bytes), "largest_batch": None if largest is None else largest.batch}
+
+
+def _need_as_json(need: Need) -> dict[str, object]:
+    return {
+        "batch": need.batch,
+        "plans": need.plans,
+        "first_bytes": need.first_bytes,
+        "least_bytes": need.least_bytes,
+        "on_tensor_cores": need.on_tensor_cores,
+        "least_on_tensor_cores": need.least_on_tensor_cores,
+    }

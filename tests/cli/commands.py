@@ -1,0 +1,124 @@
+"""The command line as tests run it: in this process, or in one of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from mucudnn.cli import main
+
+MODELS = '''
+import sys
+import torch
+from torch import nn
+
+instance = nn.Conv2d(3, 4, 3)
+number = 3
+
+def conv():
+    print("a model is being made")
+    return nn.Conv2d(3, 4, 3)
+
+def wide():
+    return nn.Conv2d(64, 64, 3)
+
+def wide_224():
+    return nn.Conv2d(64, 64, 3, padding=1)
+
+def linear():
+    return nn.Linear(3, 4)
+
+def broken():
+    raise ValueError("no weights\\nare here")
+
+def silent():
+    raise AssertionError
+
+def keyless():
+    return {}["weights"]
+
+def leaving():
+    sys.exit("enough")
+
+def interrupted():
+    raise KeyboardInterrupt
+
+class Volumes(nn.Module):
+    """Convolutions in three dimensions, one of them transposed, and a functional one of one dimension."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv3d(3, 8, 3, padding=1)
+        self.enlarge = nn.ConvTranspose3d(8, 4, 2, stride=2)
+
+    def forward(self, volume):
+        print("volumes are computed")
+        lines = self.enlarge(self.conv(volume)).flatten(2)
+        return nn.functional.conv1d(lines, torch.ones(1, 4, 3, dtype=lines.dtype))
+
+class Twins(nn.Module):
+    """The same convolution twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 3, 3, padding=1)
+        self.second = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, image):
+        return self.second(self.first(image))
+
+class Shown(nn.Module):
+    """Says on what it is run, in an error."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, *images):
+        planes = [image for image in images if image.dim() == 4]
+        layouts = [image.is_contiguous(memory_format=torch.channels_last) for image in planes]
+        weight = self.conv.weight
+        raise TypeError(
+            f"training {self.training}, weight {weight.dtype} "
+            f"{weight.is_contiguous(memory_format=torch.channels_last)}, "
+            f"inputs {[tuple(image.shape) for image in images]} {images[0].dtype} {layouts}"
+        )
+'''
+
+SMALL = ("--input", "4x3x8x8", "--workspace-limit", "1MiB", "--eval", "--policy", "undivided")
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def tune(name: str, *arguments: str | Path) -> Result:
+    return run("tune", f"models_of_a_test:{name}", *(arguments or SMALL))
+
+
+def in_a_process(
+    *arguments: str | Path, stdout: int = subprocess.PIPE, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    """Run the command line as a user does, with standard streams that are no terminal."""
+    package = Path(__file__).parents[2]
+    return subprocess.run(
+        [sys.executable, "-m", "mucudnn", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(package), "PYTHONSAFEPATH": "1", **environment},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+
+
+def assert_one_sentence(result: Result, start: str, status: int = 1) -> None:
+    """The command has printed nothing but one line on standard error, and ended with `status`."""
+    assert result.stderr.startswith(start)
+    assert (result.stderr.count("\n"), result.stdout, result.exit_code) == (1, "", status)
+    assert result.stderr.endswith(".\n")
+
+
+def damage(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("what was measured\n" * 1000)

@@ -1,0 +1,67 @@
+"""What holds for all commands, and for the demonstration, which is a program of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import digits
+from mucudnn.version import __version__
+from tests.cli.commands import run
+
+
+@pytest.mark.parametrize("command", ["tune", "forecast", "info"])
+def test_help_loads_no_torch(command: str) -> None:
+    program = (
+        "import sys, mucudnn.cli\n"
+        f"try: mucudnn.cli.main(['{command}', '--help'])\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert finished.stdout.endswith("0 False False\n")
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert run("--version").stdout == f"mucudnn {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["tune"], ["forecast"], ["show"], ["info"]])
+def test_every_help_has_an_example(command: list[str]) -> None:
+    result = run(*command, "--help")
+
+    assert result.exit_code == 0
+    assert "Example:\n" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (PermissionError(13, "Permission denied", "build"), "build cannot be used: Permission denied."),
+        (OSError("the disk is gone"), "A file cannot be used: the disk is gone."),
+    ],
+)
+def test_the_demonstration_ends_with_a_sentence_if_a_file_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: OSError, sentence: str
+) -> None:
+    def fail(options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(digits, "_demonstrate", fail)
+    monkeypatch.setattr(sys, "argv", ["digits"])
+
+    assert digits.main() == 1
+    assert capsys.readouterr().err == f"mucudnn: {sentence}\n"
+
+
+def test_help_lists_the_commands_in_the_order_in_which_they_are_used() -> None:
+    _, _, listed = run("--help").stdout.partition("Commands:\n")
+
+    assert [line.split()[0] for line in listed.splitlines()] == ["tune", "forecast", "show", "info"]

@@ -1,0 +1,100 @@
+"""`mucudnn info`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mucudnn.backends.cudnn.devices import device_described
+from mucudnn.store import SqliteStore
+from mucudnn.version import __version__
+from tests.cli.commands import assert_one_sentence, damage, run
+from tests.examples import a_record, an_environment
+
+
+def test_info_tells_version_environment_and_store(store_path: Path) -> None:
+    with SqliteStore(store_path) as store:
+        store.add_records(an_environment(), [a_record()])
+
+    result = run("info")
+
+    labels = [line.split()[0] for line in result.stdout.splitlines() if not line.startswith(" ")]
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert labels == ["mucudnn", "device", "software", "settings", "system", "store", "cuDNN", "described"]
+    assert f"{store_path}, 1 records" in " ".join(result.stdout.split())  # a long path breaks the line
+
+
+def test_info_makes_no_store(store_path: Path) -> None:
+    assert json.loads(run("info", "--json").stdout)["store"] == {"path": str(store_path), "records": 0}
+    assert not store_path.exists()
+
+
+def test_info_has_facts_as_json() -> None:
+    value = json.loads(run("info", "--json").stdout)
+
+    assert value["version"] == __version__
+    assert "torch" in value["environment"]["software"]
+    assert "threads" in value["environment"]["policy"]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_info_works_beside_a_damaged_store(store_path: Path, options: list[str]) -> None:
+    damage(store_path)
+
+    result = run("info", *options)
+
+    assert result.exit_code == 1
+    assert result.stderr == f"mucudnn: {store_path} cannot be used as a store: file is not a database.\n"
+    assert str(store_path) in result.stdout
+    assert __version__ in result.stdout
+
+
+def test_info_names_the_gpus_that_can_be_described() -> None:
+    assert json.loads(run("info", "--json").stdout)["devices"] == ["h200", "h100", "a100"]
+
+
+@pytest.mark.deviceless
+def test_info_tells_version_and_path_of_cudnn() -> None:
+    cudnn = json.loads(run("info", "--json").stdout)["cudnn"]
+
+    assert cudnn["problem"] is None
+    assert cudnn["version"].startswith("9.")
+    assert Path(cudnn["path"]).name == "libcudnn.so.9"
+
+
+def test_info_tells_why_there_is_no_cudnn() -> None:
+    # Of a process's second platform nothing is found: cuDNN runs on Linux only.
+    program = "import sys; sys.platform = 'plan9'; import mucudnn.cli; mucudnn.cli.main(['info', '--json'])"
+    finished = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, check=True
+    )
+
+    assert json.loads(finished.stdout)["cudnn"] == {
+        "version": None,
+        "path": None,
+        "problem": "cuDNN can be used on Linux only, but this system is 'plan9'.",
+    }
+
+
+@pytest.mark.deviceless
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_where_there_is_no_gpu_none_is_exported(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+
+    result = run("info", "--export-device", path)
+
+    assert_one_sentence(result, "mucudnn: There must be a GPU to export, but cuDNN finds none: ")
+    assert not path.exists()
+
+
+@pytest.mark.gpu
+def test_an_exported_gpu_is_one_to_forecast_for(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+
+    result = run("info", "--export-device", path)
+
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert device_described(str(path)).name == torch.cuda.get_device_name(0)

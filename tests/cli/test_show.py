@@ -1,0 +1,104 @@
+"""`mucudnn show`."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from mucudnn.report import render_plan
+from tests.cli.commands import assert_one_sentence, in_a_process, run
+from tests.examples import a_plan
+
+
+@pytest.fixture
+def plan_path(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    a_plan().save(path)
+    return path
+
+
+def test_show_prints_a_saved_plan(plan_path: Path) -> None:
+    result = run("show", plan_path)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == render_plan(a_plan()) + "\n"
+
+
+def test_show_prints_json_and_nothing_else(plan_path: Path) -> None:
+    result = run("show", "--json", plan_path)
+
+    assert json.loads(result.stdout)["limit_bytes"] == 2048
+
+
+def test_show_works_where_output_knows_no_multiplication_sign(plan_path: Path) -> None:
+    finished = in_a_process("show", plan_path, PYTHONIOENCODING="koi8-r")
+
+    assert b"direct 2?16" in finished.stdout
+
+
+def test_a_reader_who_leaves_early_sees_no_error(plan_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+
+    finished = in_a_process("show", plan_path, stdout=writing)
+
+    os.close(writing)
+    assert finished.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "{path} cannot be used: A plan must be a JSON text, but this one is damaged: "),
+        ("[]", "{path} cannot be used: A plan must name its schema, but this text does not."),
+        (
+            "[" * 100_000,
+            "{path} cannot be used: A plan must be a JSON text, but this one is nested too deeply.",
+        ),
+        (
+            '{"schema": 1' + "0" * 5000 + "}",
+            "{path} cannot be used: A plan's numbers must be at most 1e+100 ",
+        ),
+        ('{"schema": NaN}', "{path} cannot be used: A plan's numbers must be at most 1e+100 in size, "),
+        ('{"schema": 1}', "{path} cannot be used: A plan must be whole, but a field is missing or wrong: "),
+        ('{"schema": 99}', "{path} cannot be used: A plan must have schema 1 or lower, but got 99: "),
+    ],
+)
+def test_a_plan_that_cannot_be_used_ends_with_a_sentence(tmp_path: Path, content: str, sentence: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(content)
+
+    assert_one_sentence(run("show", path), "mucudnn: " + sentence.format(path=path))
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [
+        ("environment", "software", ["torch"]),
+        ("environment", "device", 5),
+        ("problems", "bias", []),
+        ("assignments", "path", []),
+        ("assignments", "division", [[3, 32, 0.1, 10, 0.0]]),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_plan_with_a_damaged_field_ends_with_a_sentence_that_names_it(
+    tmp_path: Path, part: str, field: str, value: object, options: list[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    fields = json.loads(a_plan().to_text())
+    holder = fields[part] if isinstance(fields[part], dict) else fields[part][0]
+    holder[field] = value
+    path.write_text(json.dumps(fields))
+
+    result = run("show", path, *options)
+
+    assert_one_sentence(result, f"mucudnn: {path} cannot be used: A plan must be whole, ")
+    assert f".{field}" in result.stderr
+
+
+def test_a_plan_that_is_not_there_ends_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+
+    assert_one_sentence(run("show", path), f"mucudnn: {path} cannot be used: No such file or directory.")

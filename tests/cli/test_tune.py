@@ -1,0 +1,259 @@
+"""`mucudnn tune`."""
+
+import contextlib
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from mucudnn.plan import Plan
+from mucudnn.report import render_plan
+from mucudnn.store import SqliteStore
+from tests.cli.commands import SMALL, assert_one_sentence, damage, in_a_process, run, tune
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What one tuning in a process of its own has left behind."""
+
+    status: int
+    stdout: str
+    stderr: str
+    plan: Path
+    store: Path
+
+
+@pytest.fixture(scope="module")
+def tuned(folder: Path) -> Tuned:
+    plan, store = folder / "plan.json", folder / "profiles.sqlite3"
+    with contextlib.chdir(folder):
+        finished = in_a_process("tune", "models_of_a_test:conv", *SMALL, "--store", store, "-o", "plan.json")
+    return Tuned(finished.returncode, finished.stdout.decode(), finished.stderr.decode(), plan, store)
+
+
+def test_tuning_prints_the_plan_and_where_it_is_saved(tuned: Tuned) -> None:
+    table, _, rest = tuned.stdout.partition("\nTuned in ")
+
+    assert (tuned.status, tuned.stderr) == (0, "a model is being made\n")
+    assert table == render_plan(Plan.load(tuned.plan))
+    assert rest.endswith(" s.\nThe plan is saved in plan.json.\n")
+
+
+def test_tuning_keeps_what_it_measures_in_the_store(tuned: Tuned) -> None:
+    with SqliteStore(tuned.store) as store:
+        assert store.count() > 0
+
+
+def test_tuning_again_gives_the_same_plan_and_can_print_it_as_json(tuned: Tuned, tmp_path: Path) -> None:
+    again = tmp_path / "again.json"
+
+    result = tune("conv", *SMALL, "--store", tuned.store, "-o", again, "--json")
+
+    assert result.exit_code == 0
+    assert (
+        json.loads(result.stdout)["sites"][0]["now"]["division"]
+        == next(iter(Plan.load(again).sites.values())).key
+    )
+    assert f"The plan is saved in {again}.\n" in result.stderr
+
+
+def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
+    result = tune("instance", *SMALL, "--store", tuned.store)
+
+    assert result.exit_code == 0
+    assert result.stdout.endswith("The plan is not saved; -o FILE saves it.\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--workspace-limit", "16", "A size in a string must name its unit"),
+        ("--workspace-limit", "-1MiB", "A size must not be negative, but got '-1MiB'."),
+        ("--workspace-limit", "1XB", "A unit must be one of"),
+        ("--input", "4x3x8x", "it must read like 64x3x32x32, but got '4x3x8x'."),
+        ("--input", "0x3x8x8", "it must read like 64x3x32x32, but got '0x3x8x8'."),
+        ("--mode", "both", "'both' is not one of 'reuse', 'sharing'."),
+        ("--policy", "some", "'some' is not one of 'undivided', 'power-of-two', 'all'."),
+        ("--dtype", "int8", "'int8' is not one of"),
+        ("--search", "some", "'some' is not one of 'heuristic', 'exhaustive'."),
+        (
+            "--output",
+            "no_such_folder/plan.json",
+            "its folder must exist, but got 'no_such_folder/plan.json'.",
+        ),
+        ("--output", ".", "is a directory."),
+    ],
+)
+def test_a_wrong_option_is_a_usage_error(option: str, value: str, message: str) -> None:
+    result = tune("conv", *SMALL, option, value)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"{option}'" in result.stderr
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("target", ["models_of_a_test", "models_of_a_test:", ":conv", "models/a.py:conv"])
+def test_a_target_that_names_no_callable_is_a_usage_error(target: str) -> None:
+    result = run("tune", target, *SMALL)
+
+    assert result.exit_code == 2
+    assert f"it must read PACKAGE.MODULE:CALLABLE, but got '{target}'." in result.stderr
+
+
+def test_a_missing_option_is_a_usage_error() -> None:
+    result = run("tune", "models_of_a_test:conv", "--input", "4x3x8x8")
+
+    assert result.exit_code == 2
+    assert "Missing option '--workspace-limit'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("no_such_module:conv", "no_such_module cannot be imported: No module named 'no_such_module'."),
+        (
+            "broken_models_of_a_test:conv",
+            "broken_models_of_a_test cannot be imported: No module named 'a_module_that_is_not_there'.\n",
+        ),
+        (
+            "models_of_a_test:nothing",
+            "models_of_a_test:nothing cannot be found: "
+            "module 'models_of_a_test' has no attribute 'nothing'.\n",
+        ),
+        ("models_of_a_test:broken", "models_of_a_test:broken fails: no weights are here.\n"),
+        ("models_of_a_test:silent", "models_of_a_test:silent fails: AssertionError.\n"),
+        ("models_of_a_test:keyless", "models_of_a_test:keyless fails: KeyError 'weights'.\n"),
+        ("models_of_a_test:leaving", "models_of_a_test:leaving fails: enough.\n"),
+        (
+            "models_of_a_test:number",
+            "models_of_a_test:number must give a torch.nn.Module, but got a value of type int.\n",
+        ),
+        (
+            "models_of_a_test:nn.Module",
+            "The model must run on the sample, but it raised NotImplementedError(",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_had_ends_with_a_sentence(target: str, sentence: str) -> None:
+    assert_one_sentence(run("tune", target, *SMALL), f"mucudnn: {sentence}")
+
+
+def test_a_model_without_convolutions_ends_with_a_sentence() -> None:
+    result = tune("linear", "--input", "4x3", "--workspace-limit", "1MiB")
+
+    assert_one_sentence(
+        result, "mucudnn: The model must have a convolution that can be divided, but it has none."
+    )
+
+
+def test_a_sample_that_the_model_rejects_ends_with_a_sentence() -> None:
+    result = tune("instance", "--input", "4x5x8x8", "--workspace-limit", "1MiB")
+
+    assert_one_sentence(result, "mucudnn: The model must run on the sample, but it raised RuntimeError(")
+
+
+def test_a_limit_that_nothing_fits_ends_with_a_sentence_that_names_the_least() -> None:
+    result = tune(
+        "wide", "--input", "4x64x32x32", "--workspace-limit", "0B", "--eval", "--policy", "undivided"
+    )
+
+    assert_one_sentence(
+        result, "mucudnn: No division for 'the model itself fprop' fits the workspace limit of 0 "
+    )
+    assert re.search(r"a limit of \d+ bytes \(.* MiB\) would do", result.stderr)
+
+
+def test_a_damaged_store_ends_tuning_before_anything_is_run(store_path: Path) -> None:
+    damage(store_path)
+
+    assert_one_sentence(
+        tune("broken"), f"mucudnn: {store_path} cannot be used as a store: file is not a database."
+    )
+
+
+def test_a_store_that_cannot_be_written_is_told_in_one_line(folder: Path) -> None:
+    store = folder / "models_of_a_test.py" / "profiles.sqlite3"
+
+    result = tune("conv", *SMALL, "--store", store, "--json")
+
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["mode"] == "reuse"
+    assert result.stderr.splitlines()[0].startswith(
+        f"mucudnn: What is measured now is not kept: {store} cannot be used as a store: "
+    )
+
+
+def test_an_interrupt_says_that_what_was_measured_is_kept() -> None:
+    assert_one_sentence(
+        tune("interrupted"), "mucudnn: interrupted; what was measured is kept in the store.", status=130
+    )
+
+
+def test_an_interrupt_promises_nothing_where_nothing_is_kept(folder: Path) -> None:
+    store = folder / "models_of_a_test.py" / "profiles.sqlite3"
+
+    result = tune("interrupted", *SMALL, "--store", store)
+
+    assert (result.exit_code, result.stderr.count("\n")) == (130, 1)
+    assert "is not kept" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "training True, weight torch.float32 False, inputs [(4, 3, 8, 8)] torch.float32 [False]"),
+        (
+            ["--eval", "--dtype", "float64"],
+            "training False, weight torch.float64 False, inputs [(4, 3, 8, 8)] torch.float64",
+        ),
+        (
+            ["--channels-last", "--input", "4x5"],
+            "weight torch.float32 True, inputs [(4, 3, 8, 8), (4, 5)] torch.float32 [True]",
+        ),
+    ],
+)
+def test_model_and_inputs_are_prepared_as_the_options_say(options: list[str], sentence: str) -> None:
+    result = tune("Shown", "--input", "4x3x8x8", "--workspace-limit", "1MiB", *options)
+
+    assert sentence in result.stderr
+
+
+@pytest.mark.parametrize("name", ["bf16", "BF16", "bfloat16"])
+def test_types_have_the_names_that_people_give_them(name: str) -> None:
+    result = tune("Shown", "--input", "4x3x8x8", "--workspace-limit", "1MiB", "--dtype", name)
+
+    assert "weight torch.bfloat16 False, inputs [(4, 3, 8, 8)] torch.bfloat16" in result.stderr
+
+
+def test_an_unknown_backend_ends_with_the_sentence_of_the_tuner() -> None:
+    result = tune("conv", *SMALL, "--backend", "tpu")
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "mucudnn: backend must be one of 'auto', 'cpu'" in result.stderr
+    assert result.stderr.endswith("but got 'tpu'.\n")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_gpu_backend_without_a_gpu_ends_with_a_sentence() -> None:
+    assert_one_sentence(
+        tune("conv", *SMALL, "--backend", "cudnn"),
+        "mucudnn: The backend 'cudnn' must have a GPU that torch can use, but torch.cuda.is_available() is",
+    )
+
+
+def test_a_store_answers_for_the_machine_that_filled_it(tuned: Tuned, tmp_path: Path) -> None:
+    replayed = tmp_path / "replayed.json"
+
+    result = tune("conv", *SMALL, "--backend", f"replay:{tuned.store}", "-o", replayed)
+
+    assert result.exit_code == 0
+    assert replayed.read_text() == tuned.plan.read_text()
+
+
+def test_an_exhaustive_search_may_be_asked_for(tuned: Tuned) -> None:
+    result = tune("conv", *SMALL, "--backend", f"replay:{tuned.store}", "--search", "exhaustive")
+
+    assert result.exit_code == 0
