@@ -9,6 +9,7 @@ MucudnnError
 ├── SampleError                       the model cannot be run on the sample, or has nothing to tune
 │   └── NothingToTuneError            the model runs on the sample, but has nothing to tune
 ├── BackendError                      a backend or an algorithm cannot be used here
+│   └── DeviceLostError               an algorithm has broken the device for this process
 ├── StoreError                        a store that is damaged or newer than this version
 └── PlanError
     ├── PlanFormatError               a plan that is damaged or newer than this version
@@ -89,6 +90,29 @@ class NothingToTuneError(SampleError):
 
 class BackendError(MucudnnError):
     """A backend or an algorithm cannot be used here."""
+
+
+class DeviceLostError(BackendError):
+    """An algorithm has broken the device for this process: nothing can be measured before another one.
+
+    Attributes:
+        algorithm: id of the algorithm.
+        batch: micro-batch size with which it ran.
+        reason: the device's words.
+    """
+
+    def __init__(self, algorithm: str, batch: int, reason: str) -> None:
+        self.algorithm = algorithm
+        self.batch = batch
+        self.reason = reason
+        super().__init__(algorithm, batch, reason)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.algorithm} with {self.batch} samples has broken the device for this process: "
+            f"{self.reason} It is not tried again for this convolution. What was measured before is kept: "
+            "run once more, in a new process."
+        )
 
 
 class BackendWarning(UserWarning):

@@ -21,8 +21,12 @@ class Listed(Protocol):
     """One plan of a library for a problem."""
 
     @property
+    def overwriting_bytes(self) -> int:
+        """Workspace that it takes when it overwrites its result, as the whole mini-batch does."""
+
+    @property
     def workspace_bytes(self) -> int:
-        """What it takes, whether it overwrites its result or adds to it."""
+        """Workspace that it takes whether it overwrites its result or adds to it, as parts do."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -292,15 +296,19 @@ def _need(lister: Lister, problem: ConvProblem, size: int) -> Need | None:
     plans = lister.listed(problem.part(size))
     if not plans:
         return None
-    least_bytes = min(plan.workspace_bytes for plan in plans)
-    sum_bytes = problem.running_sum_bytes if size < problem.batch else 0
+    is_part = size < problem.batch
+    workspaces = [plan.workspace_bytes if is_part else plan.overwriting_bytes for plan in plans]
+    least_bytes = min(workspaces)
+    sum_bytes = problem.running_sum_bytes if is_part else 0
     return Need(
         batch=size,
         plans=len(plans),
-        first_bytes=plans[0].workspace_bytes + sum_bytes,
+        first_bytes=workspaces[0] + sum_bytes,
         least_bytes=least_bytes + sum_bytes,
         on_tensor_cores=_TENSOR_CORE in plans[0].notes,
         least_on_tensor_cores=any(
-            _TENSOR_CORE in plan.notes for plan in plans if plan.workspace_bytes == least_bytes
+            _TENSOR_CORE in plan.notes
+            for plan, n_bytes in zip(plans, workspaces, strict=True)
+            if n_bytes == least_bytes
         ),
     )

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from mucudnn.backends import Backend
-from mucudnn.errors import BackendError
+from mucudnn.errors import BackendError, DeviceLostError
 from mucudnn.execution import division_job
 from mucudnn.measuring import Compared, division_trial, fits_as_seen
 from mucudnn.outcome import Outcome
@@ -130,6 +130,8 @@ class LiveMeasurer:
             if trial.algorithm == self.own or _is_lack_of_memory(failure):
                 raise BackendError(f"{trial.problem} could not be measured: {failure}") from failure
             reason = str(failure) or type(failure).__name__
+            if not self._is_alive():
+                raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
             refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
             return dataclasses.replace(record, refusal=refusal), None
         bound = self._backend.error_bound(trial.problem, trial.algorithm)
@@ -138,6 +140,14 @@ class LiveMeasurer:
             refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
             return dataclasses.replace(record, error=error, refusal=refusal), None
         return dataclasses.replace(record, error=error), run
+
+    def _is_alive(self) -> bool:
+        """Return whether the device still works: after a fault in its memory, every later call fails too."""
+        try:
+            self._backend.clock()
+        except Exception:  # noqa: BLE001  # whatever it says, it does not work
+            return False
+        return True
 
     def _time(self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun]) -> dict[Trial, Record]:
         """Race all runs against one another, and time each algorithm's set-up beside them.

@@ -3,11 +3,12 @@
 import statistics
 from collections.abc import Sequence
 
+from mucudnn.errors import DeviceLostError
 from mucudnn.measuring import Measurer, division_trial, fits_as_seen, is_settled
 from mucudnn.outcome import Outcome
 from mucudnn.plan import Division, Policy, Search
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Candidate, Environment, Profile, Record, RefusalKind, Trial
+from mucudnn.profile import Candidate, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.store import Store
 
 
@@ -54,11 +55,23 @@ class Profiler:
         known = self._store.records(self.environment, trials)
         missing = [trial for trial in trials if not is_settled(known.get(trial), self.limit_bytes)]
         if missing:
-            fresh = self._measurer.measure(problem, missing, self.limit_bytes)
+            fresh = self._measure(problem, missing)
             self._store.add_records(self.environment, fresh)
             # What is kept is what another process may have written first, so that all plan from the same.
             known = {record.trial: record for record in fresh} | self._store.records(self.environment, trials)
         return _profile(problem, self.environment, [known[trial] for trial in trials], self.limit_bytes)
+
+    def _measure(self, problem: ConvProblem, missing: Sequence[Trial]) -> list[Record]:
+        """Have `missing` measured; what has broken the device is kept as refused, at every size."""
+        try:
+            return self._measurer.measure(problem, missing, self.limit_bytes)
+        except DeviceLostError as lost:
+            reason = f"with {lost.batch} samples it broke the device: {lost.reason}"
+            self._store.add_records(
+                self.environment,
+                [_failed(trial, reason) for trial in missing if trial.algorithm == lost.algorithm],
+            )
+            raise
 
     def known_workspaces(self, problem: ConvProblem) -> list[Candidate]:
         """Return every algorithm at every size with the workspace that it needs, as far as known, untimed.
@@ -139,6 +152,11 @@ class Profiler:
             kept = self._store.comparison(self.environment, problem, list(outcome.comparison.times))
             outcome = outcome if kept is None else Outcome.of(kept)
         return outcome, {record.trial.algorithm: record.workspace_bytes for record in refusals}
+
+
+def _failed(trial: Trial, reason: str) -> Record:
+    refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
+    return Record(trial, refusal=refusal)
 
 
 def _profile(

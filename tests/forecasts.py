@@ -14,8 +14,13 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class ScriptedPlan:
-    workspace_bytes: int
+    overwriting_bytes: int
     notes: tuple[str, ...] = ()
+    accumulating_bytes: int = 0
+
+    @property
+    def workspace_bytes(self) -> int:
+        return max(self.overwriting_bytes, self.accumulating_bytes)
 
 
 Rule = Callable[[ConvProblem], Sequence[ScriptedPlan]]

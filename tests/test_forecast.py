@@ -183,3 +183,12 @@ def test_the_policy_decides_which_sizes_are_looked_at() -> None:
     made = forecast_of([occurrence("conv", batch=3)], plans_of(1), policy=Policy.ALL)
 
     assert [need.batch for need in made.sites[0].forecast.needs] == [1, 2, 3]
+
+
+def test_only_parts_need_what_adding_to_the_gradient_takes_more() -> None:
+    plan = ScriptedPlan(MIB, accumulating_bytes=3 * MIB)
+
+    found = forecast_of([occurrence("conv", ConvOp.WGRAD, dtype="float32")], lambda _: (plan,))
+
+    first_bytes = {need.batch: need.first_bytes for need in found.sites[0].forecast.needs}
+    assert first_bytes == {16: MIB, **dict.fromkeys((1, 2, 4, 8), 3 * MIB)}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from mucudnn.errors import DeviceLostError
 from mucudnn.live import LiveMeasurer
 from mucudnn.plan import Division, Mode, Policy, Search
 from mucudnn.problem import ConvOp, ConvProblem
@@ -15,6 +16,7 @@ from mucudnn.profile import Candidate, Profile, RefusalKind, Trial
 from mucudnn.profiler import Profiler
 from mucudnn.store import Store
 from mucudnn.store.memory import MemoryStore
+from mucudnn.timing import Clock
 from mucudnn.tuning import Tuning
 from tests.convolutions import a_convolution
 from tests.doubles import MS, Damage, Recipe, ScriptedBackend, rate
@@ -401,3 +403,47 @@ def test_a_killed_tuning_goes_on_from_what_it_measured() -> None:
 
     assert killed.measured > 0
     assert killed.measured + resumed.measured == whole.measured
+
+
+class BreakableBackend(ScriptedBackend):
+    """A device whose clock, too, fails once an algorithm has broken it."""
+
+    is_broken = False
+
+    @property
+    def clock(self) -> Clock:
+        def read() -> int:
+            if self.is_broken:
+                raise RuntimeError("an illegal memory access was encountered")
+            return self.world.clock()
+
+        return read
+
+
+def _breakable() -> BreakableBackend:
+    def break_device(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+        backend.is_broken = True
+        raise RuntimeError("an illegal memory access was encountered.")
+
+    recipes = {"fine": Recipe(rate(MS)), "fatal": Recipe(rate(MS), damage=break_device)}
+    backend = BreakableBackend(recipes)
+    return backend
+
+
+def test_an_algorithm_that_breaks_the_device_ends_the_process_s_measuring_with_its_name() -> None:
+    message = "scripted:fatal with 1 samples has broken the device for this process: an illegal memory access"
+
+    with pytest.raises(DeviceLostError, match=message):
+        _profiler(_breakable()).profile(_problem())
+
+
+def test_an_algorithm_that_broke_the_device_is_not_tried_again() -> None:
+    store = MemoryStore()
+    with pytest.raises(DeviceLostError, match="scripted:fatal"):
+        _profiler(_breakable(), store=store).profile(_problem())
+
+    profile = _profiler(_breakable(), store=store).profile(_problem())
+
+    fatal = {("scripted:fatal", size): RefusalKind.FAILED for size in (1, 2, 4, 8)}
+    assert _refused(profile) == fatal
+    assert {each.algorithm for each in profile.candidates} == {"scripted:own", "scripted:fine"}

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import dataclasses
 import threading
+import time
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -212,6 +213,7 @@ class PaperCard:
 
     device = torch.device("cpu")
     uses_cudnn = True
+    plans_tried = 1
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
@@ -219,7 +221,10 @@ class PaperCard:
         self._queues: dict[int, Queue] = {}
 
     def clock(self) -> int:
-        return 0
+        return time.perf_counter_ns()
+
+    def runs_cudnn(self, problem: ConvProblem) -> bool:
+        return True
 
     def stream(self) -> int:
         return self.present_stream

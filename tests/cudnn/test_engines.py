@@ -205,7 +205,7 @@ def test_only_single_and_double_precision_wgrad_accumulates_by_beta() -> None:
 def test_what_does_not_accumulate_by_beta_declares_no_workspace_for_it(
     enumerator: Enumerator, problem: ConvProblem
 ) -> None:
-    assert {one.workspace_bytes_accumulating for one in enumerator.listed(problem)} == {None}
+    assert {one.accumulating_bytes for one in enumerator.listed(problem)} == {None}
 
 
 def test_the_declared_workspace_is_the_larger_of_beta_0_and_beta_1(enumerator: Enumerator) -> None:
@@ -217,7 +217,7 @@ def test_the_declared_workspace_is_the_larger_of_beta_0_and_beta_1(enumerator: E
             for accumulate in (False, True)
         )
         assert one.workspace_bytes == max(overwriting, accumulating)
-        assert one.workspace_bytes_accumulating == accumulating
+        assert one.accumulating_bytes == accumulating
 
 
 @pytest.mark.parametrize("op", ConvOp)
@@ -230,7 +230,7 @@ def test_a_plan_is_rebuilt_from_its_engine_and_knobs(enumerator: Enumerator, op:
         assert rebuilt is not None
         assert (rebuilt.id, rebuilt.notes) == (one.id, one.notes)
         assert rebuilt.workspace_bytes == one.workspace_bytes
-        assert rebuilt.workspace_bytes_accumulating == one.workspace_bytes_accumulating
+        assert rebuilt.accumulating_bytes == one.accumulating_bytes
         assert (rebuilt.source, rebuilt.rank) == (Source.REBUILT, -1)
 
 

@@ -424,7 +424,7 @@ def test_the_declared_workspace_is_the_larger_of_overwriting_and_adding(backend:
     assert backend._workshop is not None
     found = backend._workshop.candidates(problem, Search.HEURISTIC)
 
-    grown = [each for each in found if each.workspace_bytes == each.workspace_bytes_accumulating]
+    grown = [each for each in found if each.workspace_bytes == each.accumulating_bytes]
 
     assert grown
     assert all(backend.buffer_bytes(problem, each.id) == each.workspace_bytes for each in grown)

@@ -23,8 +23,8 @@ def _configuration(problem: ConvProblem, row: Row) -> EngineConfiguration:
         engine=row.engine,
         knobs=row.knobs,
         notes=row.notes,
-        workspace_bytes=max(row.workspace_bytes, accumulating or 0),
-        workspace_bytes_accumulating=accumulating,
+        overwriting_bytes=row.workspace_bytes,
+        accumulating_bytes=accumulating,
         source=row.source,
         rank=row.rank,
     )

@@ -112,12 +112,16 @@ class CudnnBackend:
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
 
-        Engines declare theirs; PyTorch's own is weighed by its allocator, held to the limit. The float32 sum
-        of 16-bit weight gradients counts with every part.
+        Engines declare theirs. PyTorch's own is weighed by its allocator, held to the limit; but not run at
+        all where the plan that it takes is known to need more. Not only would it fail: it would find another
+        plan, and keep to that one in this process. The float32 sum of 16-bit weight gradients counts with
+        every part.
         """
         extra = 0 if trial.whole else trial.problem.running_sum_bytes
         if trial.algorithm != self.own:
             return self.buffer_bytes(trial.problem, trial.algorithm) + extra
+        if self._foreseen_bytes(trial.problem) > limit_bytes:
+            return None
         hidden = self.footprint(own_job(trial.problem, self.device), limit_bytes)
         if hidden is None or trial.whole:
             return hidden
@@ -172,6 +176,16 @@ class CudnnBackend:
         found, _ = self._configuration(problem, algorithm)
         return found.workspace_bytes
 
+    def _foreseen_bytes(self, problem: ConvProblem) -> int:
+        """Return what PyTorch's own will need as far as cuDNN tells: it takes the first of the same list.
+
+        With `torch.backends.cudnn.benchmark` it tries as many as its limit says.
+        """
+        if self._workshop is None or not self._card.runs_cudnn(problem):
+            return 0
+        tried = self._workshop.first(problem, self._card.plans_tried)
+        return max((each.overwriting_bytes for each in tried), default=0)
+
     def _found(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
         """Return the engine that an id names, if it computes `problem` here."""
         if self._workshop is None or not is_id(algorithm):
@@ -192,4 +206,4 @@ class CudnnBackend:
 
 def _divides(problem: ConvProblem, found: EngineConfiguration) -> bool:
     """Return whether an engine can run the parts of a division: those of wgrad must add up somewhere."""
-    return not accumulates_by_beta(problem) or found.workspace_bytes_accumulating is not None
+    return not accumulates_by_beta(problem) or found.accumulating_bytes is not None

@@ -5,14 +5,37 @@ import time
 from typing import Protocol
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mucudnn.algorithms.base import memory_format
 from mucudnn.backends.base import Job, Queue
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.environment import present_environment, present_rules
-from mucudnn.backends.cudnn.footprint import allocated_bytes
+from mucudnn.backends.cudnn.footprint import TorchAllocator, taken_bytes
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
+from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
+
+_ALL = 2**31
+_CUDNN = ("Cudnn", "CudnnTranspose")
+
+
+def pytorchs_choice(problem: ConvProblem, device: torch.device) -> str:
+    """Return PyTorch's name of the implementation that it takes for a convolution; nothing is computed."""
+    with FakeTensorMode():
+        dtype: torch.dtype = getattr(torch, problem.dtype)
+        image, weight = (
+            torch.empty(shape, dtype=dtype, device=device).contiguous(
+                memory_format=memory_format(layout, len(shape))
+            )
+            for shape, layout in (
+                (problem.input_shape, problem.layout),
+                (problem.filter_shape, problem.filter_layout),
+            )
+        )
+        arguments = (problem.stride, problem.padding, problem.dilation, False, [0] * len(problem.stride))
+        return str(torch._C._select_conv_backend(image, weight, None, *arguments, problem.groups).name)
 
 
 class Card(Protocol):
@@ -29,6 +52,13 @@ class Card(Protocol):
     @property
     def uses_cudnn(self) -> bool:
         """Whether PyTorch may use cuDNN at all."""
+
+    @property
+    def plans_tried(self) -> int:
+        """How many of cuDNN's plans PyTorch tries before it settles for one."""
+
+    def runs_cudnn(self, problem: ConvProblem) -> bool:
+        """Return whether PyTorch's own convolution is cuDNN's, rather than a kernel of PyTorch's."""
 
     def clock(self) -> int:
         """Return nanoseconds of the host, once the card has done what it was given."""
@@ -59,6 +89,7 @@ class TorchCard:
     def __init__(self, index: int) -> None:
         self.device = torch.device("cuda", index)
         self._index = index
+        self._allocator = TorchAllocator(self.device)
         self._queues: dict[int, Queue] = {}
         self._making = threading.Lock()
         # What torch.cuda.current_stream asks, without a Python object for every launch.
@@ -73,6 +104,16 @@ class TorchCard:
     def uses_cudnn(self) -> bool:
         """Whether PyTorch may use cuDNN at all."""
         return torch.backends.cudnn.enabled
+
+    @property
+    def plans_tried(self) -> int:
+        """How many of cuDNN's plans PyTorch tries before it settles for one."""
+        cudnn = torch.backends.cudnn
+        return (cudnn.benchmark_limit or _ALL) if cudnn.benchmark else 1  # a limit of 0 is none
+
+    def runs_cudnn(self, problem: ConvProblem) -> bool:
+        """Return whether PyTorch's own convolution is cuDNN's, rather than a kernel of PyTorch's."""
+        return pytorchs_choice(problem, self.device) in _CUDNN
 
     def clock(self) -> int:
         """Return nanoseconds of the host, once the card has done what it was given."""
@@ -104,4 +145,4 @@ class TorchCard:
 
     def weigh(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes from PyTorch's allocator; None if above the limit."""
-        return allocated_bytes(job, limit_bytes, self.device)
+        return taken_bytes(job, limit_bytes, self._allocator)

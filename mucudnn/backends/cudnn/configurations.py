@@ -36,9 +36,8 @@ class EngineConfiguration:
         engine: its number, per op and cuDNN version.
         knobs: its choices, in cuDNN's order; empty for the engine's defaults.
         notes: names of cuDNN's notes on numerics and behaviour.
-        workspace_bytes: the larger of what it declares with beta 0 and, where the parts of a division add
-            up by beta 1, with beta 1.
-        workspace_bytes_accumulating: what it declares with beta 1; None where parts do not add up that way,
+        overwriting_bytes: workspace that it declares with beta 0.
+        accumulating_bytes: workspace that it declares with beta 1; None where parts do not add up that way,
             or where beta 1 does not offer it.
         source: how it was found.
         rank: place in the list in which it was found, after what the rules forbid is dropped; -1 if rebuilt.
@@ -47,10 +46,15 @@ class EngineConfiguration:
     engine: int
     knobs: Knobs
     notes: tuple[str, ...]
-    workspace_bytes: int
-    workspace_bytes_accumulating: int | None
+    overwriting_bytes: int
+    accumulating_bytes: int | None
     source: Source
     rank: int
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What a division with several parts of it needs: the larger of both."""
+        return max(self.overwriting_bytes, self.accumulating_bytes or 0)
 
     @property
     def id(self) -> str:

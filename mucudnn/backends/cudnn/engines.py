@@ -159,8 +159,8 @@ def _configuration(offer: Offer, accumulating_bytes: int | None, rank: int) -> E
         engine=offer.engine,
         knobs=offer.knobs,
         notes=offer.notes,
-        workspace_bytes=max(offer.workspace_bytes, accumulating_bytes or 0),
-        workspace_bytes_accumulating=accumulating_bytes,
+        overwriting_bytes=offer.workspace_bytes,
+        accumulating_bytes=accumulating_bytes,
         source=offer.source,
         rank=rank,
     )

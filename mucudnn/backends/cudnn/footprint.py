@@ -2,63 +2,101 @@
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 
 from mucudnn.backends.base import Job, Prepared
 
-ALLOWANCE_BYTES = 32 * 2**20
+_ALLOWANCE_BYTES = 32 * 2**20
 """By how much the allocator's reserve may pass the limit: it takes blocks of 2 or 20 MiB from the driver."""
 
 _WEIGHINGS = 2
 """The first run of a kind may take what stays for all that come later; the lesser counts."""
 
 
-def allocated_bytes(job: Job, limit_bytes: int, device: torch.device) -> int | None:
+class Allocator(Protocol):
+    """What an allocator tells of a device, and how it is held to a limit."""
+
+    def settle(self) -> None:
+        """Wait for the device, give back what is cached, and forget the peak."""
+
+    def allocated_bytes(self) -> int:
+        """Return the bytes that tensors take now."""
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes that tensors took at once since `settle`, once the device is done."""
+
+    def refusals(self) -> int:
+        """Return how often memory was refused so far."""
+
+    def held_to(self, n_bytes: int) -> AbstractContextManager[None]:
+        """Refuse whatever goes beyond what is taken now, and `n_bytes`; a few blocks more may pass."""
+
+
+class TorchAllocator:
+    """PyTorch's caching allocator on one card."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def settle(self) -> None:
+        """Wait for the device, give back what is cached, and forget the peak."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def allocated_bytes(self) -> int:
+        """Return the bytes that tensors take now."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def peak_bytes(self) -> int:
+        """Return the most bytes that tensors took at once since `settle`, once the device is done."""
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def refusals(self) -> int:
+        """Return how often memory was refused so far."""
+        return int(torch.cuda.memory_stats(self._device).get("num_ooms", 0))
+
+    @contextlib.contextmanager
+    def held_to(self, n_bytes: int) -> Iterator[None]:
+        """Refuse whatever goes beyond what is taken now, and `n_bytes`; a few blocks more may pass."""
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        former = torch.cuda.get_per_process_memory_fraction(self._device)
+        allowed = torch.cuda.memory_reserved(self._device) + n_bytes + _ALLOWANCE_BYTES
+        torch.cuda.set_per_process_memory_fraction(min(former, allowed / total), self._device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(former, self._device)
+
+
+def taken_bytes(job: Job, limit_bytes: int, allocator: Allocator) -> int | None:
     """Return the most bytes that a job holds at once beside operands and result; None if above the limit.
 
     The process is held to the limit meanwhile. PyTorch's convolution then takes another algorithm if the
     first one's workspace is refused, which it would not do later: that counts as above the limit too.
     """
     prepared = job.prepare()
-    weights = [_weigh(prepared, limit_bytes, device) for _ in range(_WEIGHINGS)]
-    known = [weight for weight in weights if weight is not None]
-    return min(known) if known and min(known) <= limit_bytes else None
+    weights = [_weigh(prepared, limit_bytes, allocator) for _ in range(_WEIGHINGS)]
+    least = min((weight for weight in weights if weight is not None), default=None)
+    return least if least is not None and least <= limit_bytes else None
 
 
-def _weigh(prepared: Prepared, limit_bytes: int, device: torch.device) -> int | None:
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    failures = _failures(device)
-    with _capped(prepared.result_bytes + limit_bytes, device):
+def _weigh(prepared: Prepared, limit_bytes: int, allocator: Allocator) -> int | None:
+    allocator.settle()
+    before, refusals = allocator.allocated_bytes(), allocator.refusals()
+    with allocator.held_to(prepared.result_bytes + limit_bytes):
         try:
             result = prepared.run()
-            torch.cuda.synchronize(device)
+            peak = allocator.peak_bytes()
         except torch.OutOfMemoryError:
             return None
-    peak = torch.cuda.max_memory_allocated(device)
-    after = torch.cuda.memory_allocated(device)
-    is_new = prepared.result_bytes > 0 and result is not None
-    if _failures(device) > failures:
+    if allocator.refusals() > refusals:
         return None
-    return peak - (after if is_new else before)
-
-
-def _failures(device: torch.device) -> int:
-    """Return how often the allocator has refused memory so far."""
-    return int(torch.cuda.memory_stats(device).get("num_ooms", 0))
-
-
-@contextlib.contextmanager
-def _capped(n_bytes: int, device: torch.device) -> Iterator[None]:
-    """Hold PyTorch's allocator to what it has now and `n_bytes` more, and its allowance."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    former = torch.cuda.get_per_process_memory_fraction(device)
-    allowed = torch.cuda.memory_reserved(device) + n_bytes + ALLOWANCE_BYTES
-    torch.cuda.set_per_process_memory_fraction(min(former, allowed / total), device)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(former, device)
+    # The result, if it is new, is still there, rounded up to the allocator's blocks.
+    kept = allocator.allocated_bytes() if prepared.result_bytes else before
+    del result
+    return peak - kept

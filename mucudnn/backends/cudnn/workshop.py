@@ -48,6 +48,10 @@ class Workshop:
         """Return what is worth measuring for `problem`, in cuDNN's order."""
         return self._enumerator(self._card.rules).candidates(problem, search)
 
+    def first(self, problem: ConvProblem, number: int) -> tuple[EngineConfiguration, ...]:
+        """Return as many engines from the head of cuDNN's list as there are, `number` at most."""
+        return self._enumerator(self._card.rules).listed(problem, Search.HEURISTIC)[:number]
+
     def configuration(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
         """Return the engine that an id names; None if it does not compute `problem`, or may not.
 
@@ -65,7 +69,7 @@ class Workshop:
         """Return a kernel for wgrad."""
         overwriting = self._launch(problem, found.engine, found.knobs, accumulate=False)
         accumulating = None
-        if found.workspace_bytes_accumulating is not None:
+        if found.accumulating_bytes is not None:
             accumulating = self._launch(problem, found.engine, found.knobs, accumulate=True)
         return EngineSumKernel(problem, overwriting, accumulating, self._bench(found, buffer))
 

@@ -1,0 +1,73 @@
+"""What can be known of a card without one: PyTorch's flags, and what it would choose."""
+
+import pytest
+import torch
+
+from mucudnn.backends import backend_for, backend_name, backend_of
+from mucudnn.backends.cudnn import nvml
+from mucudnn.backends.cudnn.card import pytorchs_choice
+from mucudnn.backends.cudnn.environment import present_rules
+from mucudnn.errors import BackendError
+from tests.convolutions import a_convolution
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def flags_as_before() -> object:
+    cudnn, conv = torch.backends.cudnn, torch.backends.cudnn.conv
+    before = cudnn.deterministic, conv.fp32_precision
+    yield
+    cudnn.deterministic, conv.fp32_precision = before
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("ieee", False), ("none", False)])
+def test_tf32_is_allowed_as_the_convolutions_own_flag_says(precision: str, allowed: bool) -> None:
+    torch.backends.cudnn.conv.fp32_precision = precision
+
+    assert present_rules().allow_tf32 is allowed
+
+
+def test_determinism_is_asked_for_by_either_flag() -> None:
+    assert not present_rules().deterministic
+
+    torch.backends.cudnn.deterministic = True
+    by_cudnn = present_rules().deterministic
+    torch.backends.cudnn.deterministic = False
+    torch.use_deterministic_algorithms(mode=True)
+    by_torch = present_rules().deterministic
+    torch.use_deterministic_algorithms(mode=False)
+
+    assert by_cudnn
+    assert by_torch
+
+
+def test_pytorch_runs_a_depthwise_convolution_by_a_kernel_of_its_own() -> None:
+    problem = a_convolution(in_channels=8, out_channels=8, groups=8)
+
+    assert pytorchs_choice(problem, CUDA) == "CudaDepthwise2d"
+
+
+def test_what_pytorch_would_choose_costs_no_memory() -> None:
+    problem = a_convolution(batch=2**20, in_channels=2**10, out_channels=2**10, input_size=(224, 224))
+
+    assert pytorchs_choice(problem, CUDA)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_card_the_backend_says_so() -> None:
+    with pytest.raises(BackendError, match=r"'cudnn' needs .* an NVIDIA GPU, but torch sees none"):
+        backend_of("cudnn:aten")
+    with pytest.raises(BackendError, match=r"'cudnn' needs .* an NVIDIA GPU, but torch sees none"):
+        backend_for("auto", CUDA)
+
+
+def test_a_device_of_a_kind_that_nothing_serves_is_named() -> None:
+    assert backend_name(torch.device("meta")) is None
+    with pytest.raises(BackendError, match="can be tuned on cpu, cuda, but the model lies on meta"):
+        backend_for("auto", torch.device("meta"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_driver_nothing_is_known_of_it() -> None:
+    assert nvml.driver_version() == "unknown"

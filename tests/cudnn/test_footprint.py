@@ -1,0 +1,139 @@
+"""What a job takes from an allocator, which is here a ledger, beside operands and result."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mucudnn.backends import Job
+from mucudnn.backends.cudnn.footprint import taken_bytes
+
+
+@dataclasses.dataclass
+class Ledger:
+    """An allocator on paper, with 1000 bytes of operands in it.
+
+    Attributes:
+        taken: bytes that are taken now.
+        peak: most bytes so far.
+        cap: at which memory is refused.
+        refused: how often it was.
+    """
+
+    taken: int = 1000
+    peak: int = 0
+    cap: int = 2**62
+    refused: int = 0
+
+    def take(self, n_bytes: int) -> None:
+        if self.taken + n_bytes > self.cap:
+            self.refused += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        self.taken += n_bytes
+        self.peak = max(self.peak, self.taken)
+
+    def settle(self) -> None:
+        self.peak = self.taken
+
+    def allocated_bytes(self) -> int:
+        return self.taken
+
+    def peak_bytes(self) -> int:
+        return self.peak
+
+    def refusals(self) -> int:
+        return self.refused
+
+    @contextlib.contextmanager
+    def held_to(self, n_bytes: int) -> Iterator[None]:
+        self.cap = self.taken + n_bytes
+        yield
+        self.cap = 2**62
+
+
+class Work:
+    """A piece of work with a result of 100 bytes, and a workspace that it gives back in the end."""
+
+    def __init__(self, ledger: Ledger, workspaces: list[int]) -> None:
+        self.result_bytes = 100
+        self._ledger = ledger
+        self._workspaces = iter(workspaces)
+
+    def run(self) -> "Result":
+        result = Result(self._ledger)
+        workspace = next(self._workspaces)
+        self._ledger.take(workspace)
+        self._ledger.taken -= workspace
+        return result
+
+
+class Result:
+    """100 bytes, which the allocator rounds up to 128."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        ledger.take(128)
+
+    def __del__(self) -> None:
+        self._ledger.taken -= 128
+
+
+class Frugal(Work):
+    """Work that makes do with less when it is refused what it wants."""
+
+    def run(self) -> "Result":
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return super().run()
+        return Result(self._ledger)
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    return Ledger()
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared(Job):
+    """A job that is prepared already."""
+
+    work: Work | None = None
+
+    def prepare(self) -> Work:  # type: ignore[override]  # a double
+        assert self.work is not None
+        return self.work
+
+
+def taken(ledger: Ledger, work: Work, limit_bytes: int) -> int | None:
+    return taken_bytes(Prepared("", {}, work), limit_bytes, ledger)
+
+
+def test_operands_and_result_are_no_workspace(ledger: Ledger) -> None:
+    assert taken(ledger, Work(ledger, [500, 500]), 10_000) == 500
+
+
+def test_what_the_first_run_of_a_kind_takes_for_good_does_not_count(ledger: Ledger) -> None:
+    assert taken(ledger, Work(ledger, [900, 500]), 10_000) == 500
+
+
+def test_work_that_is_refused_memory_is_above_the_limit(ledger: Ledger) -> None:
+    assert taken(ledger, Work(ledger, [500, 500]), 499 - 28) is None
+
+
+def test_work_above_the_limit_that_the_allocator_let_pass_is_above_it_all_the_same(ledger: Ledger) -> None:
+    # A result of 100 bytes of which 128 are taken leaves 28 bytes of slack in the cap, never the reverse.
+    ledger.held_to = lambda _: contextlib.nullcontext()  # type: ignore[method-assign]
+
+    assert taken(ledger, Work(ledger, [500, 500]), 499) is None
+
+
+def test_work_that_made_do_with_less_is_above_the_limit_for_it_will_want_more_later(ledger: Ledger) -> None:
+    assert taken(ledger, Frugal(ledger, [500, 500]), 400) is None
+
+
+def test_the_allocator_is_free_again_afterwards(ledger: Ledger) -> None:
+    taken(ledger, Work(ledger, [500, 500]), 10_000)
+
+    assert ledger.cap == 2**62
+    assert ledger.taken == 1000

@@ -1,0 +1,164 @@
+"""From a problem to a division on cuDNN, with all that lies between, on a card on paper."""
+
+import dataclasses
+
+import pytest
+
+from mucudnn.backends.cudnn.backend import CudnnBackend
+from mucudnn.backends.cudnn.configurations import Rules
+from mucudnn.backends.cudnn.library import Library
+from mucudnn.execution import Runner
+from mucudnn.live import LiveMeasurer
+from mucudnn.plan import Policy
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import RefusalKind
+from mucudnn.profiler import Profiler
+from mucudnn.solvers import solve_reuse
+from mucudnn.store.memory import MemoryStore
+from mucudnn.timing import SamplingRule
+from mucudnn.workspace import Workspace
+from tests.convolutions import a_convolution, operands_of, reference, relative_error
+from tests.cudnn.paper import PaperCard, PaperLibrary, paper_backend
+
+pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
+
+ONCE = SamplingRule(looks=(1,), precision=1.0, min_span_ns=0, warmups=1)
+"""Times on paper say nothing: one sample of each is enough."""
+
+TENSOR_CORES = {
+    "in_channels": 64,
+    "out_channels": 64,
+    "input_size": (14, 14),
+    "batch": 8,
+    "dtype": "bfloat16",
+}
+"""Contiguous, so that the plans for tensor cores want copies of x and y: 392 KiB of this."""
+
+
+@pytest.fixture
+def paper(library: Library) -> PaperLibrary:
+    return PaperLibrary(library)
+
+
+@pytest.fixture
+def backend(paper: PaperLibrary) -> CudnnBackend:
+    return paper_backend(paper, PaperCard(Rules(allow_tf32=False)))
+
+
+def profiler(backend: CudnnBackend, limit_bytes: int) -> Profiler:
+    measurer = LiveMeasurer(backend, ONCE, ONCE)
+    return Profiler(measurer, MemoryStore(), limit_bytes, Policy.POWER_OF_TWO)
+
+
+def conv(op: ConvOp, **changes: object) -> ConvProblem:
+    return a_convolution(**{"op": op, **TENSOR_CORES, **changes})
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_nothing_above_the_limit_is_ever_launched(
+    backend: CudnnBackend, paper: PaperLibrary, op: ConvOp
+) -> None:
+    limit_bytes = 2**18
+    wants = [backend.buffer_bytes(conv(op), name) for name in backend.algorithms(conv(op))[1:]]
+    assert max(wants) > limit_bytes
+
+    found = profiler(backend, limit_bytes).profile(conv(op))
+
+    assert max(each.workspace_bytes for each in paper.executions) <= limit_bytes
+    assert {each.kind for each in found.refusals} == {RefusalKind.OVER_LIMIT}
+    assert max(each.workspace_bytes for each in found.candidates) <= limit_bytes
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("op", ConvOp)
+def test_what_the_solver_makes_of_a_profile_runs_and_is_right(
+    backend: CudnnBackend, paper: PaperLibrary, op: ConvOp, dtype: str, layout: Layout
+) -> None:
+    problem = conv(op, dtype=dtype, layout=layout, filter_layout=layout, batch=7)
+    limit_bytes = 2**19
+    found = profiler(backend, limit_bytes).profile(problem)
+    engines = [each for each in found.candidates if each.algorithm != backend.own]
+    division = solve_reuse(engines, problem.batch, limit_bytes)
+    operands, where = operands_of(problem), Workspace(backend.device)
+    paper.executions.clear()
+
+    result = Runner(backend, problem, division)(where, *operands)
+
+    bound = {"float32": 1e-6, "bfloat16": 8e-3}[dtype]
+    assert relative_error(result, reference(problem, *operands)) <= bound
+    assert len(paper.executions) == len(division.parts)
+    assert where.n_bytes <= division.workspace_bytes <= limit_bytes
+
+
+def test_a_part_declares_plan_and_sum_and_the_whole_its_plan_alone(backend: CudnnBackend) -> None:
+    problem = conv(ConvOp.WGRAD)
+
+    found = profiler(backend, 2**30).profile(problem)
+
+    sum_bytes = 4 * 64 * 64 * 3 * 3
+    for each in found.candidates:
+        if each.algorithm != backend.own:
+            plan_bytes = backend.buffer_bytes(problem.part(each.batch), each.algorithm)
+            assert each.workspace_bytes == plan_bytes + (sum_bytes if each.batch < problem.batch else 0)
+
+
+@dataclasses.dataclass
+class WrongPlan:
+    """A library one engine of which computes too little."""
+
+    paper: PaperLibrary
+    engine: int
+
+    def execute(self, handle: int | None, plan: int, pack: int) -> int:
+        (configuration,) = self.paper._attributes[plan][401]
+        (engine,) = self.paper._attributes[configuration][300]
+        status = PaperLibrary._execute(self.paper, handle, plan, pack)
+        if self.paper._attributes[engine][1301] == [self.engine]:
+            self._lose_a_value()
+        return status
+
+    def _lose_a_value(self) -> None:
+        import ctypes
+
+        ctypes.memset(self.paper.executions[-1].addresses[3], 0, 512)
+
+
+def test_a_plan_that_computes_wrongly_is_quarantined_with_its_evidence(paper: PaperLibrary) -> None:
+    problem = conv(ConvOp.FPROP)
+    honest = paper_backend(paper, PaperCard(Rules(allow_tf32=False)))
+    engine = int(honest.algorithms(problem)[1].removeprefix("cudnn:eng").split("_")[0])
+    paper._execute = WrongPlan(paper, engine).execute  # type: ignore[method-assign]
+    backend = paper_backend(paper, PaperCard(Rules(allow_tf32=False)))
+
+    found = profiler(backend, 2**30).profile(problem)
+
+    wrong = [each for each in found.refusals if each.kind is RefusalKind.WRONG]
+    assert wrong
+    assert all(each.algorithm.startswith(f"cudnn:eng{engine}_") for each in wrong)
+    assert all("its relative error is" in each.reason for each in wrong)
+    assert not any(each.algorithm.startswith(f"cudnn:eng{engine}_") for each in found.candidates)
+    assert {each.batch for each in wrong} == {1, 2, 4, 8}
+
+
+def test_pytorchs_own_is_not_even_tried_where_its_plan_wants_more_than_the_limit(
+    backend: CudnnBackend,
+) -> None:
+    problem = conv(ConvOp.FPROP)
+
+    found = profiler(backend, 2**18).profile(problem)
+
+    refused = {each.batch for each in found.refusals if each.algorithm == backend.own}
+    assert 8 in refused
+    assert all(each.batch < 8 for each in found.candidates if each.algorithm == backend.own)
+
+
+def test_an_exhaustive_search_finds_engines_that_heuristics_leave_out(backend: CudnnBackend) -> None:
+    from mucudnn.plan import Search
+
+    problem = conv(ConvOp.FPROP, dtype="float32")
+
+    heuristic, exhaustive = (set(backend.algorithms(problem, search)) for search in Search)
+
+    assert heuristic < exhaustive
+    assert all(backend.computes(problem, name) for name in exhaustive)
