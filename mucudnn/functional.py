@@ -154,7 +154,7 @@ def problems_of(problem: ConvProblem) -> dict[ConvOp, ConvProblem]:
 def obstacle(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
     """Return why this convolution must be left to PyTorch as it is, or None if it may be divided."""
     device = image.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return "it runs under autocast"
     if bias is not None and (bias.dtype != weight.dtype or bias.device != weight.device):
         return "its weight and bias differ in type or device"

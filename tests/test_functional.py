@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.errors import BackendError, OptionError, ProblemError
-from mucudnn.functional import ConvArguments, DividedConvolution, divided_conv, problem_of
+from mucudnn.functional import ConvArguments, DividedConvolution, divided_conv, obstacle, problem_of
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
@@ -755,3 +755,9 @@ def test_any_division_of_any_batch_gives_what_is_undivided(
     expected = torch_conv(*wanted, **case.arguments)
     for result, own in zip((y, *gradients(y, wanted)), (expected, *gradients(expected, wanted)), strict=True):
         torch.testing.assert_close(result, own, rtol=0, atol=ABSOLUTE_BOUND)
+
+
+def test_a_device_that_knows_no_autocast_is_no_obstacle() -> None:
+    image, weight = (tensor.to("meta") for tensor in tensors(PLAIN)[:2])
+
+    assert obstacle(image, weight) is None
