@@ -190,6 +190,9 @@ class DividedConvolution:
     """One convolution of given shapes, with a division for each of its ops; differentiable.
 
     An op without a division runs PyTorch's own convolution, undivided.
+
+    Attributes:
+        buffer_bytes: of the workspace in which its ops run one after the other.
     """
 
     def __init__(
@@ -219,6 +222,7 @@ class DividedConvolution:
             op: Runner(backend, part, divisions.get(op, own), (limits or {}).get(op), capacity_bytes)
             for op, part in problems_of(problem).items()
         }
+        self.buffer_bytes = max(runner.buffer_bytes for runner in self._runners.values())
         self._is_own = not limits and all(runner.is_own for runner in self._runners.values())
         self._format = memory_format(problem.layout, len(problem.input_shape))
 

@@ -18,7 +18,8 @@ from torch.nn.utils import parametrizations
 
 from mucudnn.backends import backend_of
 from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
-from mucudnn.patching import apply, division_for, plan_of, restore
+from mucudnn.patched import division_for
+from mucudnn.patching import apply, plan_of, restore
 from mucudnn.plan import Assignment, ConvSite, Division, Mode, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate

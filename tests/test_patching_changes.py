@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 import warnings
 from collections.abc import Callable
 
@@ -224,3 +225,43 @@ def test_a_plan_of_a_backend_that_is_not_here_is_refused_for_that() -> None:
     elsewhere = dataclasses.replace(plan.environment, backend="cudnn")
     with pytest.raises(PlanMismatchError, match="backend was cudnn"):
         apply(conv, dataclasses.replace(plan, environment=elsewhere))
+
+
+def test_a_model_unpickled_where_times_are_others_says_so_and_runs_pytorchs_own() -> None:
+    conv, plan = with_plan(undivided("cpu:im2col"))
+    apply(conv, plan)
+    arrived = pickle.loads(pickle.dumps(conv))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+
+    try:
+        with pytest.warns(UntunedWarning, match=rf"policy threads was {threads}, is {threads + 1}"):
+            result = arrived(images())
+    finally:
+        torch.set_num_threads(threads)
+
+    torch.testing.assert_close(result, restore(conv)(images()), rtol=0, atol=TOLERANCE)
+
+
+def test_a_model_unpickled_at_home_runs_divided_without_a_word() -> None:
+    conv, plan = with_plan(undivided("cpu:im2col"))
+    apply(conv, plan)
+    arrived = pickle.loads(pickle.dumps(conv))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = arrived(images())
+
+    assert torch.equal(result, conv(images()))
+
+
+def test_a_module_remembers_a_bounded_number_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mucudnn.patched._MOST_ROUTES", 3)
+    conv, plan = with_plan(undivided("cpu:im2col"))
+    apply(conv, plan)
+    patch = conv.__dict__["_conv_forward"]
+
+    for batch in (1, 2, 3, 4, 4, 1):
+        conv(images()[:batch])
+
+    assert len(patch._routes) == 3

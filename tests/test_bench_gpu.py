@@ -1,0 +1,386 @@
+"""The questions to a GPU, put to a card on paper: real lists and plans, computed on the processor."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bench.gpu import capture, device, engines, enumeration, handles, legacy, memory, misaligned, own, plans
+from bench.gpu.contest import CandidateRow, CaseRow
+from bench.gpu.layers import LAYERS as REAL_LAYERS
+from bench.gpu.layers import Case, all_cases
+from bench.gpu.sections import Deadline, Task, only
+from bench.gpu.trials import checked_in_parts, equal_division, stand_for
+from mucudnn.backends.cudnn.devices import DeviceDescription, device_described
+from mucudnn.backends.cudnn.library import load_library
+from mucudnn.intervals import Verdict
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from tests.paper_ground import LAYERS, SMALL, PaperGround
+
+pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.fixture
+def ground() -> PaperGround:
+    return PaperGround(load_library())
+
+
+@pytest.fixture
+def task(ground: PaperGround) -> Task:
+    return Task(ground, {"small": SMALL}, SMALL, Deadline(3600))
+
+
+def late(task: Task) -> Task:
+    return dataclasses.replace(task, deadline=Deadline(0))
+
+
+def small(op: ConvOp = ConvOp.FPROP, dtype: str = "float32") -> ConvProblem:
+    return SMALL.problem(op, dtype, Layout.CHANNELS_LAST)
+
+
+def wrong_at(ground: PaperGround, beta: float) -> None:
+    """Let every launch with this beta leave its result as it was."""
+    execute = ground.paper._compute
+
+    def skips(op: ConvOp, present: float, *rest: object) -> None:
+        if present != beta:
+            execute(op, present, *rest)
+
+    ground.paper._compute = skips
+
+
+def test_there_are_ten_layers_and_120_problems() -> None:
+    cases = [*all_cases(REAL_LAYERS)]
+
+    assert len(REAL_LAYERS) == 10
+    assert len({case.problem.key for case in cases}) == 120
+
+
+def test_a_setting_names_type_layout_and_precision() -> None:
+    strict = dataclasses.replace(small(), layout=Layout.CONTIGUOUS)
+
+    assert Case("small", small()).setting == "float32 NHWC"
+    assert Case("small", strict, allow_tf32=False).setting == "float32 NCHW, no TF32"
+    assert Case("small", small(dtype="bfloat16"), allow_tf32=False).setting == "bfloat16 NHWC"
+
+
+def test_the_device_is_compared_with_the_description_of_its_name(task: Task) -> None:
+    rows = [*device.rows(task)]
+
+    assert device.Fact("SM clock", "0 MHz") in rows
+    assert only(device.Compared, rows) == [device.Compared("NVIDIA H200", 24, 0)]
+    assert only(device.Described, rows)[0].json == device_described("h200").text
+
+
+def test_keys_that_differ_are_told_with_both_values() -> None:
+    h200 = device_described("h200")
+    live = DeviceDescription.from_json(h200.text.replace("1980000", "1755000"))
+
+    assert device.differences(live, h200) == (device.Difference("smClockRateKHz", "1755000", "1980000"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "shipped"), [("NVIDIA H200", "NVIDIA H200"), ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB")]
+)
+def test_a_shipped_description_is_found_by_the_cards_name(name: str, shipped: str) -> None:
+    found = device.shipped_for(name)
+
+    assert found is not None
+    assert found.name == shipped
+
+
+def test_a_card_without_a_shipped_description_has_none() -> None:
+    assert device.shipped_for("Tesla T4") is None
+
+
+def test_what_cannot_be_described_is_told_and_goes_on(task: Task, ground: PaperGround) -> None:
+    def fails() -> DeviceDescription:
+        raise ValueError("no such thing")
+
+    ground.description = fails
+    rows = [*device.rows(task)]
+
+    assert only(device.Described, rows) == [device.Described("", "no such thing")]
+    assert [each.text for each in device.answers(rows)][1] == "no description: no such thing"
+
+
+def test_lists_by_the_same_description_are_equal_and_their_plans_run(task: Task) -> None:
+    rows = only(enumeration.ListRow, enumeration.rows(task))
+
+    assert len(rows) == 12  # ops, types, layouts
+    assert all(row.is_equal and row.common == row.live == row.shipped for row in rows)
+    assert all(row.error is not None and row.error < 3e-2 for row in rows)
+
+
+def test_pairs_that_only_the_card_lists_are_told_with_their_notes(
+    task: Task, ground: PaperGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enumeration, "shipped_for", lambda name: device_described("a100"))
+
+    rows = [*enumeration.rows(task)]
+
+    apart = only(enumeration.OnlyRow, rows)
+    assert {(row.only_in, row.missing_in) for row in apart} == {
+        ("the card", "shipped"),
+        ("shipped", "the card"),
+    }
+    assert any("TENSOR_CORE" in row.notes for row in apart)
+    lists = only(enumeration.ListRow, rows)
+    assert sum(row.live - (row.common_shipped or 0) for row in lists) == sum(
+        row.only_in == "the card" for row in apart
+    )
+
+
+def test_common_pairs_with_another_workspace_are_counted(ground: PaperGround) -> None:
+    live = ground.enumerator().listed(small())
+    other = [dataclasses.replace(live[0], overwriting_bytes=live[0].overwriting_bytes + 1), *live[2:]]
+
+    found = enumeration.overlap(live, other)
+
+    assert found == enumeration.Overlap(len(live) - 1, len(live) - 1, differing=1, is_equal=False)
+    assert enumeration.missing(live, other) == [live[1]]
+
+
+def test_every_engine_that_offers_itself_runs_once_by_its_number(task: Task, ground: PaperGround) -> None:
+    rows = only(engines.EngineRow, engines.rows(task))
+
+    first = [row for row in rows if (row.op, row.dtype, row.kernel) == ("fprop", "float32", 3)]
+    numbers = [row.engine for row in first]
+    assert numbers == sorted(set(numbers))
+    assert {row.kernel for row in rows} == {3, 5}
+    assert all(row.failure is None and row.time is not None and row.time.samples == 6 for row in rows)
+
+
+def test_refused_engines_are_told_by_status(ground: PaperGround) -> None:
+    problem = small()
+    refused = {row.status: row.engines for row in engines.refused(ground, problem)}
+
+    # The fused Winograd engine of fprop is for other architectures, run-time compilation needs a driver.
+    assert 12 in refused[3007]
+    assert {71, 72, 79} & set(refused[3008])
+    total = sum(map(len, refused.values()))
+    offered = {each.engine for each in ground.enumerator().listed(problem, "exhaustive")}
+    assert total + len(offered) >= 79
+
+
+def test_an_engine_that_fails_is_told_and_the_next_one_runs(
+    task: Task, ground: PaperGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = small()
+    found = engines.best_of_each_engine(ground.enumerator().listed(problem))
+    stand = stand_for(ground.backend, problem, [each.id for each in found])
+    broken = dataclasses.replace(found[0], engine=9999)
+
+    row = engines._engine_row(ground, stand, broken)
+
+    assert row.error is None
+    assert row.failure is not None
+    assert "cuDNN gave" in row.failure
+
+
+def test_legacy_workspaces_need_a_device(task: Task) -> None:
+    rows = [*legacy.rows(task)]
+
+    asked = only(legacy.LegacyRow, rows)
+    # Descriptors are made; the query itself is refused where there is no device.
+    assert {row.status for row in asked} == {2000}
+    assert len(asked) == 4 * (8 + 6 + 6)
+    beside = only(legacy.BesideRow, rows)
+    assert all(row.legacy == 0 and row.plans > 0 and row.least_bytes is not None for row in beside)
+
+
+def test_a_legacy_descriptor_that_cannot_be_made_is_an_error(ground: PaperGround) -> None:
+    empty = dataclasses.replace(small(), batch=0)
+
+    with pytest.raises(legacy.LegacyError, match="cudnnSetTensorNdDescriptor must succeed, but gave"):
+        legacy.LegacyLibrary(ground.library).workspace(None, empty, 0)
+
+
+def test_a_captured_division_is_replayed_and_compared(task: Task) -> None:
+    rows = only(capture.CaptureRow, capture.rows(task))
+
+    assert [row.op for row in rows] == ["fprop", "dgrad", "wgrad"] * 2
+    assert {row.parts for row in rows} == {4}
+    assert {(row.error, row.verdict, row.failure) for row in rows} == {(0.0, Verdict.SAME, None)}
+
+
+def test_a_capture_that_fails_is_the_answer(task: Task, ground: PaperGround) -> None:
+    def captured(call: object) -> None:
+        raise RuntimeError("operation not permitted\nwhen the stream is capturing")
+
+    ground.captured = captured
+    rows = [*capture.rows(task)]
+
+    assert {row.failure for row in only(capture.CaptureRow, rows)} == {"operation not permitted"}
+    assert [each.text for each in capture.answers(rows)][0].startswith("0 of 6 can")
+
+
+def test_threads_streams_and_workspaces_come_out_fine(task: Task) -> None:
+    rows = [*handles.rows(task)]
+
+    checks = [row for row in only(handles.CheckRow, rows) if not row.what.startswith("misaligned")]
+    assert {row.outcome for row in checks} == {"fine"}
+    assert len({row.what for row in checks}) == 4
+    assert [row.number for row in only(handles.HandleRow, rows)] == [0, 1, 2, 3, 4]
+
+
+def test_side_streams_are_really_used(task: Task, ground: PaperGround) -> None:
+    assert [*handles.rows(task)]
+
+    assert {100, 101, 102} <= {each.stream for each in ground.paper.executions}
+
+
+@pytest.mark.parametrize("alignment", [16, 256])
+def test_a_workspace_lies_at_such_a_multiple_and_no_larger_one(ground: PaperGround, alignment: int) -> None:
+    problem = SMALL.problem(ConvOp.FPROP, "bfloat16", Layout.CONTIGUOUS)
+
+    assert handles._workspace_check(ground, problem, alignment).outcome == "fine"
+
+    workspace = ground.paper.executions[-1].workspace
+    assert workspace is not None
+    assert workspace % 512 == alignment
+
+
+def test_an_operand_one_element_off_keeps_its_values_and_strides() -> None:
+    tensor = torch.randn(2, 4, 3, 3, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+
+    shifted = misaligned.one_element_off(tensor)
+
+    assert torch.equal(shifted, tensor)
+    assert shifted.stride() == tensor.stride()
+    assert shifted.data_ptr() % 16 == 2
+
+
+def test_a_misaligned_operand_is_launched_in_spite_of_our_own_check(ground: PaperGround) -> None:
+    # The card on paper asserts the alignment that its plan was promised.
+    assert misaligned.outcome(ground, small()).startswith("error: ")
+
+
+def test_memory_is_looked_at_after_launches_and_plans(task: Task) -> None:
+    rows = only(memory.MemoryRow, memory.rows(task))
+
+    assert [row.moment for row in rows] == [
+        "before",
+        "with operands in place",
+        "after the first launch",
+        "after 1,000 more launches",
+        "after their operands are gone",
+        rows[5].moment,
+        "after these plans are gone",
+    ]
+    assert rows[5].moment.endswith("plans of 2 layers")  # one layer in two types
+    assert all(row.host_bytes > 2**20 for row in rows)
+
+
+def test_growth_is_told_against_the_moment_before() -> None:
+    rows = [memory.MemoryRow("before", 0, 0, 0), memory.MemoryRow("after 5 launches", 2**21, 0, 2**20)]
+
+    assert [each.text for each in memory.answers(rows)] == [
+        "after 5 launches: +2.0 MiB on the card, host +1.0 MiB"
+    ]
+
+
+def test_pytorchs_own_is_weighed_beside_the_first_plan(task: Task) -> None:
+    rows = only(own.OwnRow, own.rows(task))
+
+    assert len(rows) == 12
+    assert {row.peak_bytes for row in rows} == {0}  # as the double of a card weighs
+    assert all(row.first_bytes is not None for row in rows)
+
+
+def test_every_candidate_is_right_as_a_whole_and_in_parts(ground: PaperGround) -> None:
+    rows = [*plans.rows(Task(ground, LAYERS, SMALL, Deadline(3600)))]
+
+    candidates = only(CandidateRow, rows)
+    assert all(row.is_right and row.time is not None and row.host_us is not None for row in candidates)
+    assert {row.part_batch for row in candidates if row.rank is not None} == {1, 2}
+    assert len(only(CaseRow, rows)) == 18  # two layers, three ops, three settings
+
+
+def test_a_problem_is_summed_up_beside_pytorchs_own(task: Task) -> None:
+    row = only(CaseRow, plans.rows(task))[0]
+
+    # The clock on paper gives every call the same time: the first of the list is the fastest.
+    assert (row.rank, row.wrong, row.ratio, row.verdict) == (0, 0, 1.0, Verdict.SAME)
+    assert row.own_benchmark_time is not None
+    assert row.own_time is not None
+    assert row.own_time.median_us == 100
+    assert row.conditions == "SM clock 0 MHz"
+
+
+def test_pytorchs_flag_is_what_it_was_after_a_contest(task: Task) -> None:
+    before = torch.backends.cudnn.benchmark
+
+    assert [*plans.rows(task)]
+
+    assert torch.backends.cudnn.benchmark == before
+
+
+def test_strict_float32_is_measured_under_its_own_rules(task: Task, ground: PaperGround) -> None:
+    rows = only(CandidateRow, plans.rows(task))
+
+    strict = [row for row in rows if row.setting == "float32 NCHW, no TF32"]
+    assert strict
+    assert not any("TENSOR_CORE" in row.notes for row in strict)
+    assert ground.card.rules.allow_tf32
+
+
+def test_a_beta_that_does_not_add_is_found_out(ground: PaperGround) -> None:
+    wrong_at(ground, beta=1.0)
+    problem = small(ConvOp.WGRAD)
+    algorithm = ground.backend.algorithms(problem.part(2))[1]
+    stand = stand_for(ground.backend, problem, [algorithm])
+
+    assert checked_in_parts(stand, algorithm).error > 0.5
+
+
+def test_a_beta_that_does_not_overwrite_is_found_out(ground: PaperGround) -> None:
+    wrong_at(ground, beta=0.0)
+    problem = small(ConvOp.WGRAD)
+    algorithm = ground.backend.algorithms(problem.part(2))[1]
+    stand = stand_for(ground.backend, problem, [algorithm])
+
+    assert not checked_in_parts(stand, algorithm).error < 1  # NaN was there before
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_four_parts_are_run_with_the_betas_of_a_division(ground: PaperGround, op: ConvOp, dtype: str) -> None:
+    problem = small(op, dtype)
+    algorithm = ground.backend.algorithms(problem.part(2))[1]
+    stand = stand_for(ground.backend, problem, [algorithm])
+
+    seen = checked_in_parts(stand, algorithm)
+
+    adds = op is ConvOp.WGRAD and dtype == "float32"
+    assert [each.beta for each in ground.paper.executions] == [0.0, *[1.0 if adds else 0.0] * 3]
+    assert seen.is_guard_intact
+    assert seen.error <= ground.backend.error_bound(problem, algorithm)
+
+
+def test_wrong_candidates_are_counted_and_never_the_fastest(task: Task, ground: PaperGround) -> None:
+    wrong_at(ground, beta=0.0)
+
+    rows = [*plans.rows(task)]
+
+    assert all(row.fastest is None and row.wrong == row.candidates for row in only(CaseRow, rows))
+
+
+def test_an_equal_division_has_four_parts_or_as_many_as_there_are_samples() -> None:
+    assert equal_division("cudnn:eng0", small()).key == "cudnn:eng0@2*4"
+    assert equal_division("cudnn:eng0", small().with_batch(3)).key == "cudnn:eng0@1*3"
+
+
+def test_problems_for_which_the_time_is_up_are_named(task: Task) -> None:
+    rows = [*plans.rows(late(task))]
+
+    assert len(rows) == 9
+    assert {row.reason for row in only(plans.LeftOutRow, rows)} == {"the time was up"}
+
+
+@pytest.mark.parametrize("section", [enumeration, engines, legacy, capture, own])
+def test_nothing_new_is_begun_when_the_time_is_up(task: Task, section: object) -> None:
+    rows: Iterator[object] = section.rows(late(task))
+
+    assert [row for row in rows if not isinstance(row, engines.RefusedRow)] == []
