@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 DEVICELESS ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),yes,no)
 CUDNN := $(VENV)/cudnn
 
-.PHONY: help run proof test check bench clean
+.PHONY: help run proof test check bench gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,20 @@ check: $(READY)  ## format, lint, types, import rules
 
 bench: $(READY)  ## measure the solvers
 	@$(BIN)/pytest bench --benchmark-enable --benchmark-only -o python_files='bench_*.py' -o timeout=0
+
+# Beside the Python that has a CUDA build of torch, which stays as it is; only what is missing is added.
+GPU := build/gpu
+GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
+
+$(GPU)/ready: bench/gpu/install.py
+	@$(PYTHON) -m bench.gpu.install $(GPU) $(WHEELS)
+	@touch $(GPU)/ready
+
+gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes without a network
+	@$(PYTHON) -m bench.gpu.available
+	@$(MAKE) --no-print-directory $(GPU)/ready
+	@$(GPU)/bin/python -m pytest -m gpu --require-gpu $(GPU_TESTS); tests=$$?; \
+		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$tests
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

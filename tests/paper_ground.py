@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
@@ -29,6 +30,9 @@ SPAN_NS = 100_000
 """What passes between two looks at the clock of the card on paper, enough for a span of one call."""
 
 
+PLAIN_STREAM = 7
+
+
 class NoMemory:
     """An allocator of a card that has none."""
 
@@ -53,10 +57,12 @@ class PaperGround:
         self.card = PaperCard()
         looks = itertools.count(0, SPAN_NS)
         self.card.clock = lambda: next(looks)
+        self._streams = itertools.count(100)
+        self._here = threading.local()
+        self.card.stream = lambda: getattr(self._here, "stream", PLAIN_STREAM)
         self.backend: CudnnBackend = paper_backend(self.paper, self.card)
         self.backend.least_span_ns = 1
         self.allocator = NoMemory()
-        self._streams = itertools.count(100)
 
     def description(self) -> DeviceDescription:
         return device_described("h200")
@@ -89,8 +95,12 @@ class PaperGround:
     def current(self) -> Iterator[None]:
         yield
 
-    def side_stream(self) -> contextlib.AbstractContextManager[None]:
-        return self.card.on_stream(next(self._streams))
+    @contextlib.contextmanager
+    def side_stream(self) -> Iterator[None]:
+        """Of this thread alone, as on a card."""
+        self._here.stream = next(self._streams)
+        yield
+        del self._here.stream
 
     def captured(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """A replay fills the same tensor again."""

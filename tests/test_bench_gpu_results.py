@@ -175,12 +175,34 @@ def test_after_a_fault_the_other_sections_run_in_a_new_process(
     assert not (tmp_path / "own.json").exists()
 
 
+def test_the_new_process_is_told_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _, command: started.append(command))
+    options = program._parser().parse_args(["--output", "folder", "--device", "1"])
+
+    program._restarted(options)(["60", "own", "plans"])
+
+    assert started[0][1:] == [
+        "-m",
+        "bench.gpu",
+        "--seconds",
+        "60",
+        "--device",
+        "1",
+        "--output",
+        "folder",
+        "--only",
+        "own",
+        "plans",
+    ]
+
+
 def test_old_results_of_a_section_go_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.json").write_text("old")
     chosen = (section("device", breaks), section("own"))
     monkeypatch.setattr(program, "SECTIONS", chosen)
 
-    program.measure(Ground(), chosen, tmp_path, 60, lambda arguments: None)
+    program.measure(Ground(), chosen, tmp_path, 60, lambda _: None)
 
     assert not (tmp_path / "own.json").exists()
 
@@ -242,7 +264,7 @@ def test_a_file_has_every_row_in_a_line_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_section_without_rows_is_written_too(tmp_path: Path) -> None:
-    empty = run_section(section("plans", lambda task: iter(())), a_task())
+    empty = run_section(section("plans", lambda _: iter(())), a_task())
 
     results.write(tmp_path, empty, NOW)
 
@@ -252,7 +274,7 @@ def test_a_section_without_rows_is_written_too(tmp_path: Path) -> None:
 def test_the_readme_has_answers_and_tables_with_units(tmp_path: Path) -> None:
     timing = Timing.of(Measurement((1_000_000, 1_100_000, 1_200_000, 1_300_000, 1_400_000, 1_500_000), 10))
     rows = [Found("a", 3 * 2**20, timing), Found("b", None)]
-    results.write(tmp_path, run_section(section("plans", lambda task: iter(rows)), a_task()), NOW)
+    results.write(tmp_path, run_section(section("plans", lambda _: iter(rows)), a_task()), NOW)
 
     text = results.readme(results.read(tmp_path, ["plans"]))
 
@@ -272,7 +294,7 @@ def test_the_readme_shows_failures(tmp_path: Path) -> None:
 
 def test_long_tables_stay_in_the_files(tmp_path: Path) -> None:
     rows = [Found("a", 0)] * 131
-    results.write(tmp_path, run_section(section("plans", lambda task: iter(rows)), a_task()), NOW)
+    results.write(tmp_path, run_section(section("plans", lambda _: iter(rows)), a_task()), NOW)
 
     assert "131 rows: `Found` in `plans.json`." in results.readme(results.read(tmp_path, ["plans"]))
 
@@ -296,7 +318,7 @@ def test_numbers_that_are_none_become_texts() -> None:
 
 
 def test_a_value_without_a_rule_is_refused() -> None:
-    with pytest.raises(TypeError, match="A value must be a record, .* but got <class 'set'>"):
+    with pytest.raises(TypeError, match=r"A value must be a record, .* but got <class 'set'>"):
         jsonable({1})
 
 

@@ -1,0 +1,293 @@
+"""A contest for one problem: every candidate checked, timed, and the fastest confirmed."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from bench.gpu.ground import Ground
+from bench.gpu.layers import Case
+from bench.gpu.sections import Deadline, attempted
+from bench.gpu.trials import (
+    PartsCheck,
+    checked_in_parts,
+    host_us,
+    part_size,
+    seen_once,
+    stand_for,
+    timed,
+)
+from bench.gpu.values import Timing
+from mucudnn.intervals import Estimate, Verdict, compare, ratio
+from mucudnn.profile import Trial
+from mucudnn.stand import Stand, TrialRun
+from mucudnn.timing import SamplingRule, compare_runs
+
+_SLOW_US = 30_000.0
+"""A call longer than this is timed once only, if it is also ten times slower than the fastest."""
+_SLOW_FACTOR = 10.0
+
+_LAUNCHABLE_US = 500.0
+"""Longer calls hide what a launch costs, and 200 of them take long."""
+
+_CONFIRMING = SamplingRule(looks=(10, 15, 20), precision=0.01)
+
+
+@dataclasses.dataclass(frozen=True)
+class CandidateRow:
+    """Candidates: PyTorch's own, and up to 16 of cuDNN's list, in its order.
+
+    Attributes:
+        layer: name of the layer.
+        op: which of the three.
+        setting: type, layout and precision.
+        batch: samples.
+        algorithm: its id.
+        rank: place in cuDNN's list, from 0; None for PyTorch's own.
+        notes: on numerics and behaviour.
+        workspace_bytes: declared with beta 0; None for PyTorch's own.
+        accumulating_bytes: declared with beta 1; None where parts do not add up that way.
+        error: relative to float64, of the whole at once, the result and the workspace poisoned before; for
+            weight gradients the larger of a part added once and twice. Infinite if a guard was touched.
+        error_in_parts: of a division into equal parts.
+        part_batch: samples of such a part; None where the candidate does not compute it.
+        is_guard_intact: whether nothing was written behind a workspace of exactly the declared size.
+        bound: the relative error above which the tuner calls it wrong.
+        time: by the clock that waits for the card.
+        host_us: host's microseconds per launch, of 200 in a row; None where a launch takes over 500 µs.
+        failure: why it did not run.
+    """
+
+    layer: str
+    op: str
+    setting: str
+    batch: int
+    algorithm: str
+    rank: int | None
+    notes: tuple[str, ...]
+    workspace_bytes: int | None
+    accumulating_bytes: int | None
+    error: float | None
+    error_in_parts: float | None
+    part_batch: int | None
+    is_guard_intact: bool | None
+    bound: float
+    time: Timing | None
+    host_us: float | None
+    failure: str | None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it ran, within the bound, as a whole and in parts."""
+        seen = [self.error, *([self.error_in_parts] if self.part_batch is not None else [])]
+        return self.is_guard_intact is not False and all(
+            each is not None and each <= self.bound for each in seen
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class CaseRow:
+    """The fastest right plan of each problem beside cuDNN's first and PyTorch's own.
+
+    Attributes:
+        layer: name of the layer.
+        op: which of the three.
+        setting: type, layout and precision.
+        batch: samples.
+        candidates: how many plans were tried.
+        wrong: how many of them failed or were wrong.
+        fastest: id of the fastest right plan.
+        rank: its place in cuDNN's list, from 0.
+        fastest_time: its time.
+        first_time: that of cuDNN's first plan.
+        own_time: PyTorch's own convolution with cudnn.benchmark off.
+        own_benchmark_time: the same with it on, in a thread of its own, since PyTorch keeps its choice for
+            each thread; not interleaved with the others.
+        ratio: fastest over own, the median of rounds that were taken after the choice.
+        ratio_low: lower end of its 95 % interval.
+        ratio_high: upper end of it.
+        verdict: what these rounds say of the fastest against PyTorch's own.
+        conditions: clocks, temperature and power right after the candidates were timed.
+    """
+
+    layer: str
+    op: str
+    setting: str
+    batch: int
+    candidates: int
+    wrong: int
+    fastest: str | None
+    rank: int | None
+    fastest_time: Timing | None
+    first_time: Timing | None
+    own_time: Timing | None
+    own_benchmark_time: Timing | None
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    verdict: Verdict | None
+    conditions: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checked:
+    """What is known of a candidate before it is timed."""
+
+    run: TrialRun | None
+    error: float | None
+    in_parts: PartsCheck | None
+    once: Timing | None
+    failure: str | None
+
+
+class Contest:
+    """One problem with operands in place.
+
+    Args:
+        ground: the card.
+        case: the problem; its precision must be in force.
+        deadline: after which no candidate is begun.
+    """
+
+    def __init__(self, ground: Ground, case: Case, deadline: Deadline) -> None:
+        self._ground = ground
+        self._case = case
+        self._deadline = deadline
+        self._backend = ground.backend
+        self._own = self._backend.own
+        allowed = set(self._backend.algorithms(case.problem))
+        listed = ground.enumerator().candidates(case.problem)
+        self._plans = {each.id: each for each in listed if each.id in allowed}
+        self._stand = stand_for(self._backend, case.problem, [*self._plans])
+
+    def rows(self) -> Iterator[object]:
+        """Yield a row for every candidate and one for the problem."""
+        checked = {name: self._check(name) for name in (self._own, *self._plans)}
+        times = self._times(checked)
+        found = [self._row(name, seen, times.get(name)) for name, seen in checked.items()]
+        yield from found
+        yield self._case_row(found, checked)
+
+    def _check(self, name: str) -> _Checked:
+        """Run the candidate as a whole, once more for a first look at its time, and in parts."""
+        if self._deadline.is_over:
+            return _Checked(None, None, None, None, "the time was up")
+        seen, failure = attempted(self._ground, lambda: self._first_run(name))
+        if seen is None:
+            return _Checked(None, None, None, None, failure)
+        run, error, once = seen
+        in_parts, failure = attempted(self._ground, lambda: self._in_parts(name))
+        return _Checked(run, error, in_parts, once, failure)
+
+    def _first_run(self, name: str) -> tuple[TrialRun, float, Timing]:
+        run = self._stand.run(Trial(self._case.problem, name, whole=True))
+        error = run.error()
+        return run, error, seen_once(self._backend, run.part)
+
+    def _in_parts(self, name: str) -> PartsCheck | None:
+        part = self._case.problem.part(part_size(self._case.problem))
+        if name == self._own or not self._backend.computes(part, name):
+            return None
+        return checked_in_parts(self._stand, name)
+
+    def _times(self, checked: Mapping[str, _Checked]) -> dict[str, Timing]:
+        """Time what runs; what is hopelessly slow keeps the one time that was seen."""
+        once = {name: each.once for name, each in checked.items() if each.once is not None}
+        fastest = min((each.median_us for each in once.values()), default=0.0)
+        bar = max(_SLOW_US, _SLOW_FACTOR * fastest)
+        calls = {
+            name: each.run.part
+            for name, each in checked.items()
+            if each.run is not None and once[name].median_us <= bar
+        }
+        times, _ = attempted(self._ground, lambda: timed(self._backend, calls))
+        return {**once, **(times or {})}
+
+    def _row(self, name: str, seen: _Checked, timing: Timing | None) -> CandidateRow:
+        problem, plan = self._case.problem, self._plans.get(name)
+        return CandidateRow(
+            layer=self._case.layer,
+            op=problem.op,
+            setting=self._case.setting,
+            batch=problem.batch,
+            algorithm=name,
+            rank=None if plan is None else plan.rank,
+            notes=() if plan is None else plan.notes,
+            workspace_bytes=None if plan is None else plan.overwriting_bytes,
+            accumulating_bytes=None if plan is None else plan.accumulating_bytes,
+            error=seen.error,
+            error_in_parts=None if seen.in_parts is None else seen.in_parts.error,
+            part_batch=None if seen.in_parts is None else part_size(problem),
+            is_guard_intact=None if seen.in_parts is None else seen.in_parts.is_guard_intact,
+            bound=self._backend.error_bound(problem, name),
+            time=timing,
+            host_us=self._host_us(seen, timing),
+            failure=seen.failure,
+        )
+
+    def _host_us(self, seen: _Checked, timing: Timing | None) -> float | None:
+        run = seen.run
+        if run is None or timing is None or timing.median_us > _LAUNCHABLE_US:
+            return None
+        return attempted(self._ground, lambda: host_us(self._backend, run.part))[0]
+
+    def _case_row(self, found: Sequence[CandidateRow], checked: Mapping[str, _Checked]) -> CaseRow:
+        conditions = ", ".join(f"{name} {value}" for name, value in self._ground.conditions().items())
+        own, *plans = found
+        right = [(row, row.time) for row in plans if row.is_right and row.time is not None]
+        fastest = min(right, key=lambda each: each[1].median_us, default=(None, None))[0]
+        confirmed, _ = attempted(self._ground, lambda: self._confirmed(fastest, checked))
+        seen, verdict = confirmed or (None, None)
+        benchmarked, _ = attempted(self._ground, lambda: by_benchmark(self._ground, self._stand))
+        return CaseRow(
+            layer=self._case.layer,
+            op=self._case.problem.op,
+            setting=self._case.setting,
+            batch=self._case.problem.batch,
+            candidates=len(plans),
+            wrong=sum(not row.is_right for row in plans),
+            fastest=None if fastest is None else fastest.algorithm,
+            rank=None if fastest is None else fastest.rank,
+            fastest_time=None if fastest is None else fastest.time,
+            first_time=plans[0].time if plans else None,
+            own_time=own.time,
+            own_benchmark_time=benchmarked,
+            ratio=None if seen is None else seen.median,
+            ratio_low=None if seen is None else seen.low,
+            ratio_high=None if seen is None else seen.high,
+            verdict=verdict,
+            conditions=conditions,
+        )
+
+    def _confirmed(
+        self, fastest: CandidateRow | None, checked: Mapping[str, _Checked]
+    ) -> tuple[Estimate | None, Verdict | None]:
+        """Time the fastest and PyTorch's own anew: the samples that chose a winner do not prove it."""
+        own = checked[self._own].run
+        other = None if fastest is None else checked[fastest.algorithm].run
+        if own is None or other is None:
+            return None, None
+        rule = dataclasses.replace(_CONFIRMING, min_span_ns=self._backend.least_span_ns)
+        times = compare_runs({"own": own.part, "fastest": other.part}, rule, self._backend.clock)
+        pairs = times["own"].samples_s, times["fastest"].samples_s
+        return ratio(*pairs), compare(*pairs)
+
+
+def by_benchmark(ground: Ground, stand: Stand) -> Timing:
+    """Time PyTorch's own with cudnn.benchmark on, in a thread that has not chosen yet."""
+    own = stand.backend.own
+
+    def measure() -> Timing:
+        with ground.current():
+            run = stand.run(Trial(stand.problem, own, whole=True))
+            return timed(stand.backend, {own: run.part})[own]
+
+    flags = torch.backends.cudnn
+    before = flags.benchmark
+    flags.benchmark = True
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(measure).result()
+    finally:
+        flags.benchmark = before

@@ -1,0 +1,68 @@
+"""`python -m bench.gpu.install FOLDER [WHEELS]`: an environment beside the installed torch, which stays.
+
+It sees all packages of the Python that makes it, and adds those that are missing: from a folder of wheels, or
+from the index that pip knows. It needs nothing but Python and pip.
+"""
+
+import importlib.util
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+REQUIRED = {
+    "numpy": "numpy",
+    "pulp": "pulp>=3.3.1,<4",
+    "pynvml": "nvidia-ml-py",
+    "platformdirs": "platformdirs",
+    "click": "click>=8.2",
+    "rich": "rich>=13",
+    "pytest": "pytest>=8",
+    "pytest_timeout": "pytest-timeout",
+    "pytest_benchmark": "pytest-benchmark",
+    "hypothesis": "hypothesis",
+}
+"""By module, what pip calls it: all that mucudnn and its GPU tests import, torch aside."""
+
+OPTIONAL = {"highspy": "highspy>=1.14"}
+"""What is gone without."""
+
+
+def missing(packages: Mapping[str, str]) -> list[str]:
+    """Return what pip must install for the modules that this Python cannot find."""
+    return [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
+
+
+def pip_command(python: Path, packages: Sequence[str], wheels: str | None) -> list[str]:
+    """Return the command that adds packages to the environment of `python`, and replaces none."""
+    source = ["--no-index", "--find-links", wheels] if wheels else []
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    return [*pip, "install", "--quiet", *source, *packages]
+
+
+def made(folder: Path) -> Path:
+    """Make an environment that sees what this Python sees; return its Python."""
+    venv.create(folder, with_pip=False, clear=True, symlinks=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    # By a file of paths: "system site packages" of a Python that is in an environment itself are not its own.
+    paths = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site_packages / "outer.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
+    return folder / "bin" / "python"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make the environment; return the status of pip."""
+    folder, *rest = arguments
+    wheels = next(filter(None, rest), None)
+    python = made(Path(folder))
+    required, optional = missing(REQUIRED), missing(OPTIONAL)
+    if optional:
+        subprocess.run(pip_command(python, optional, wheels), check=False, stderr=subprocess.DEVNULL)
+    if not required:
+        return 0
+    return subprocess.run(pip_command(python, required, wheels), check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

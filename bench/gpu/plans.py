@@ -1,0 +1,88 @@
+"""Every candidate of every layer: right or wrong, how long it takes, and what launching it costs the host."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+from bench.gpu.contest import CandidateRow, CaseRow, Contest
+from bench.gpu.layers import Case, Layer, cases
+from bench.gpu.sections import Deadline, Task, attempted, only
+from bench.gpu.values import Answer, duration
+from mucudnn.intervals import Verdict, median
+from mucudnn.problem import Layout
+
+_CASE_SECONDS = 15.0
+"""Some engines without tensor cores take seconds on the largest layers; they must not take all the time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LeftOutRow:
+    """Problems for which the time was up, or which could not be set up."""
+
+    layer: str
+    op: str
+    setting: str
+    reason: str
+
+
+def measured_cases(layers: Mapping[str, Layer]) -> Iterator[Case]:
+    """Yield the problems in the order in which they are measured: what matters most goes first."""
+    yield from cases(layers, "bfloat16", Layout.CHANNELS_LAST)
+    yield from cases(layers, "float32", Layout.CHANNELS_LAST)
+    yield from cases(layers, "float32", Layout.CONTIGUOUS, allow_tf32=False)
+
+
+def rows(task: Task) -> Iterator[object]:
+    """Yield the candidates of one problem after the other, as long as there is time."""
+    for case in measured_cases(task.layers):
+        if task.deadline.is_over:
+            yield _left_out(case, "the time was up")
+            continue
+        with task.ground.precision(case.allow_tf32):
+            deadline = Deadline(_CASE_SECONDS)
+            found, failure = attempted(task.ground, functools.partial(Contest, task.ground, case, deadline))
+            if found is None:
+                yield _left_out(case, failure or "")
+                continue
+            yield from found.rows()
+
+
+def _left_out(case: Case, reason: str) -> LeftOutRow:
+    return LeftOutRow(case.layer, case.problem.op, case.setting, reason)
+
+
+def answers(rows: Sequence[object]) -> Iterator[Answer]:
+    """Yield how many plans are right, where the fastest stands, and what launching costs."""
+    tried = [row for row in only(CandidateRow, rows) if row.rank is not None]
+    found = only(CaseRow, rows)
+    left_out = len(only(LeftOutRow, rows))
+    yield Answer("How many problems were measured?", f"{len(found)}; {left_out} were left out")
+    wrong = sum(not row.is_right for row in tried)
+    guards = sum(row.is_guard_intact is False for row in tried)
+    yield Answer(
+        "Is every candidate right, as a whole and in parts (beta 0, 1, 1, 1; result of NaN before)?",
+        f"{len(tried) - wrong} of {len(tried)} are; {guards} touched what lies behind their workspace",
+    )
+    ranks = [row.rank for row in found if row.rank is not None]
+    yield Answer(
+        "How often is cuDNN's first plan the fastest?",
+        f"in {ranks.count(0)} of {len(ranks)} problems; else it stands {max(ranks, default=0)} places down "
+        "at most",
+    )
+    yield Answer("Is the fastest plan faster than PyTorch's own (benchmark off)?", _verdicts(found))
+    plans = [row.host_us for row in tried if row.host_us is not None]
+    owns = [row.host_us for row in only(CandidateRow, rows) if row.rank is None and row.host_us is not None]
+    yield Answer(
+        "What does a launch cost the host?",
+        f"{_median_duration(plans)} a plan, {_median_duration(owns)} PyTorch's own (medians of "
+        f"{len(plans)} and {len(owns)})",
+    )
+
+
+def _verdicts(found: Sequence[CaseRow]) -> str:
+    verdicts = [row.verdict for row in found if row.verdict is not None]
+    return ", ".join(f"{verdict} {verdicts.count(verdict)}" for verdict in Verdict)
+
+
+def _median_duration(microseconds: Sequence[float]) -> str:
+    return duration(median(microseconds)) if microseconds else "unknown"

@@ -1,0 +1,142 @@
+"""`python -m bench.gpu`: puts all questions to the card, and keeps the answers as files."""
+
+import argparse
+import datetime
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench.gpu import (
+    capture,
+    device,
+    engines,
+    enumeration,
+    handles,
+    legacy,
+    memory,
+    own,
+    plans,
+    results,
+)
+from bench.gpu.available import obstacle
+from bench.gpu.ground import CardGround, Ground, is_alive
+from bench.gpu.layers import LAYERS, MIDDLING
+from bench.gpu.sections import Deadline, Section, Task, run_section
+from mucudnn.errors import MucudnnError
+from mucudnn.report.table import table
+
+SECTIONS = (
+    Section("device", "The device", device.rows, device.answers, share=1),
+    Section(
+        "enumeration", "Lists with and without the device", enumeration.rows, enumeration.answers, share=9
+    ),
+    Section("legacy", "The legacy API's workspaces", legacy.rows, legacy.answers, share=3),
+    Section("handles", "Handles, threads, streams, alignment", handles.rows, handles.answers, share=5),
+    Section("capture", "Capture in CUDA graphs", capture.rows, capture.answers, share=3),
+    Section("memory", "Memory that stays", memory.rows, memory.answers, share=6),
+    Section("own", "Memory of PyTorch's own convolution", own.rows, own.answers, share=6),
+    Section("engines", "Every engine on one layer", engines.rows, engines.answers, share=12),
+    Section("plans", "Every candidate of every layer", plans.rows, plans.answers, share=50),
+)
+"""What all others depend on goes first, and what takes longest last."""
+
+_SECONDS = 420.0
+"""The tests that `make gpu` runs before take their time too; all of it should end within nine minutes."""
+
+Restart = Callable[[Sequence[str]], None]
+
+
+def main(arguments: Sequence[str] | None = None, restart: Restart | None = None) -> int:
+    """Run the sections; return the exit status, 1 if one has failed."""
+    options = _parser().parse_args(arguments)
+    reason = obstacle()
+    if reason is not None:
+        print(reason, file=sys.stderr)
+        return 1
+    try:
+        ground = CardGround(options.device)
+    except MucudnnError as error:
+        print(f"bench.gpu: {error}", file=sys.stderr)
+        return 1
+    chosen = [section for section in SECTIONS if section.name in options.only]
+    folder = Path(options.output or Path("bench") / "results" / results.slug(ground.name))
+    return measure(ground, chosen, folder, options.seconds, restart or _restarted(options))
+
+
+def measure(
+    ground: Ground, sections: Sequence[Section], folder: Path, seconds: float, restart: Restart
+) -> int:
+    """Run `sections` one after the other and write their files; return 1 if any in the folder failed.
+
+    Should the card work no more after one of them, the others are left to a new process.
+
+    Args:
+        ground: the card.
+        sections: in the order in which they run.
+        folder: of the results.
+        seconds: for all of them; what one leaves is for the later ones.
+        restart: runs the sections of these names, with these seconds before them, in a new process.
+    """
+    for section in sections:
+        results.path_of(folder, section.name).unlink(missing_ok=True)
+    start = time.perf_counter()
+    for number, section in enumerate(sections):
+        left = seconds - (time.perf_counter() - start)
+        share = section.share / sum(each.share for each in sections[number:])
+        _run(ground, section, folder, max(left * share, 1.0))
+        if not is_alive(ground) and sections[number + 1 :]:
+            _say("The card works no more in this process; what is left runs in a new one.")
+            left = seconds - (time.perf_counter() - start)
+            restart([f"{left:.0f}", *(each.name for each in sections[number + 1 :])])
+            break
+    return conclude(folder)
+
+
+def _run(ground: Ground, section: Section, folder: Path, seconds: float) -> None:
+    task = Task(ground, LAYERS, MIDDLING, Deadline(seconds))
+    result = run_section(section, task)
+    results.write(folder, result, datetime.datetime.now(datetime.UTC))
+    state = "failed" if result.failure else "done"
+    _say(f"{section.name:12} {result.seconds:6.1f} s  {len(result.rows):5} rows  {state}")
+
+
+def conclude(folder: Path) -> int:
+    """Write the README of a folder, print the answers, and return 1 if a section failed or is not there."""
+    names = [section.name for section in SECTIONS]
+    contents = results.read(folder, names)
+    (folder / "README.md").write_text(results.readme(contents), encoding="utf-8")
+    answers = [(each.question, each.text) for each in results.answered(contents)]
+    _say("\n" + "\n".join(table(("question", "answer"), "<<", [("", answers)])))
+    failed = results.failed(contents, names)
+    _say(f"\nWritten to {folder}." + (f" Failed or missing: {', '.join(failed)}." if failed else ""))
+    return 1 if failed else 0
+
+
+def _restarted(options: argparse.Namespace) -> Restart:
+    """Return what replaces this process by a new one, which lets go of the card."""
+
+    def restart(arguments: Sequence[str]) -> None:
+        seconds, *names = arguments
+        command = [sys.executable, "-m", "bench.gpu", "--seconds", seconds, "--device", str(options.device)]
+        output = ["--output", options.output] if options.output else []
+        os.execv(sys.executable, [*command, *output, "--only", *names])
+
+    return restart
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [section.name for section in SECTIONS]
+    parser = argparse.ArgumentParser(prog="bench.gpu", description=__doc__)
+    parser.add_argument("--device", type=int, default=0, help="the card's number (default: %(default)s)")
+    parser.add_argument("--output", default=None, help="folder (default: bench/results/ and the card's name)")
+    parser.add_argument(
+        "--seconds", type=float, default=_SECONDS, help="for all sections (default: %(default)s)"
+    )
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="sections to run anew")
+    return parser
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

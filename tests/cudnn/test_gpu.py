@@ -1,0 +1,253 @@
+"""What only a card can show: that plans are executed as described, on streams, in threads, in graphs."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mucudnn
+from bench.gpu.trials import checked_in_parts
+from mucudnn.backends import Backend, backend_of
+from mucudnn.backends.cudnn.devices import live_device
+from mucudnn.backends.cudnn.engines import Enumerator
+from mucudnn.backends.cudnn.library import load_library
+from mucudnn.functional import divided_conv
+from mucudnn.plan import Division
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate
+from mucudnn.stand import Stand, relative_error
+from mucudnn.workspace import workspace_of
+
+pytestmark = pytest.mark.gpu
+
+MIB = 2**20
+BATCH = 16
+PART = 4
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return backend_of("cudnn:")
+
+
+@pytest.fixture
+def strict_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Multiply float32 as float32."""
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+
+
+def problem_of(op: ConvOp, dtype: str = "float32", layout: Layout = Layout.CONTIGUOUS) -> ConvProblem:
+    """A 3x3 convolution of 32 channels on 28x28 pixels."""
+    return ConvProblem(
+        op=op,
+        batch=BATCH,
+        in_channels=32,
+        out_channels=32,
+        input_size=(28, 28),
+        kernel_size=(3, 3),
+        stride=(1, 1),
+        padding=(1, 1),
+        dilation=(1, 1),
+        dtype=dtype,
+        layout=layout,
+        filter_layout=layout,
+    )
+
+
+def division(backend: Backend, problem: ConvProblem) -> Division:
+    """Four equal parts of cuDNN's first engine."""
+    algorithm = backend.algorithms(problem.part(PART))[1]
+    return Division((Candidate(algorithm, PART, 0.0, 0),) * (BATCH // PART))
+
+
+def divisions(backend: Backend, dtype: str = "float32") -> dict[str, Division]:
+    return {str(op): division(backend, problem_of(op, dtype)) for op in ConvOp}
+
+
+def operands() -> tuple[Tensor, Tensor]:
+    """Image and filter of these problems, which want gradients."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    image = torch.randn(BATCH, 32, 28, 28, device="cuda", generator=generator)
+    weight = torch.randn(32, 32, 3, 3, device="cuda", generator=generator)
+    return image.requires_grad_(), weight.requires_grad_()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.Flatten(),
+        nn.Linear(16 * 16 * 16, 10),
+    ).cuda()
+
+
+def train(model: nn.Module, steps: int) -> list[float]:
+    """Return the losses of some steps on the same images."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    images = torch.randn(BATCH, 3, 16, 16, device="cuda", generator=generator)
+    labels = torch.arange(BATCH, device="cuda") % 10
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.usefixtures("strict_float32")
+def test_a_patched_model_trains_as_its_twin_does() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    sample = torch.randn(BATCH, 3, 16, 16, device="cuda")
+    mucudnn.optimize(model, "16MiB", sample)
+
+    losses, expected = train(model, 3), train(twin, 3)
+
+    assert losses == pytest.approx(expected, rel=1e-4)
+    for name, value in twin.state_dict().items():
+        # After three steps of rate 0.01 roundings of 1e-6 are still far below this.
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("strict_float32")
+def test_a_divided_convolution_has_the_gradients_of_the_undivided_one(backend: Backend) -> None:
+    image, weight = operands()
+    expected = torch.autograd.grad(
+        nn.functional.conv2d(image, weight, padding=1).square().sum(), (image, weight)
+    )
+
+    y = divided_conv(image, weight, padding=1, **divisions(backend))
+    gradients = torch.autograd.grad(y.square().sum(), (image, weight))
+
+    for gradient, other in zip(gradients, expected, strict=True):
+        assert relative_error(gradient, other.double()) < 1e-5
+
+
+def test_a_division_is_captured_after_a_warm_run_and_replayed_on_new_values(backend: Backend) -> None:
+    image, weight = (tensor.detach() for tensor in operands())
+    parts = divisions(backend)["fprop"]
+    divided_conv(image, weight, padding=1, fprop=parts)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = divided_conv(image, weight, padding=1, fprop=parts)
+
+    image.normal_()
+    y.fill_(float("nan"))
+    graph.replay()
+
+    expected = divided_conv(image, weight, padding=1, fprop=parts)
+    assert relative_error(y, expected.double()) < 1e-6
+
+
+def test_a_side_stream_gives_the_same_result(backend: Backend) -> None:
+    image, weight = (tensor.detach() for tensor in operands())
+    parts = divisions(backend)["fprop"]
+    expected = divided_conv(image, weight, padding=1, fprop=parts)
+    torch.cuda.synchronize()
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        result = divided_conv(image, weight, padding=1, fprop=parts)
+        torch.cuda.current_stream().synchronize()
+
+    assert relative_error(result, expected.double()) < 1e-6
+
+
+def test_a_side_stream_has_a_workspace_of_its_own(backend: Backend) -> None:
+    common = workspace_of(backend)
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert workspace_of(backend) is not common
+
+
+def test_the_backward_pass_works_in_the_buffer_of_the_forward_pass(backend: Backend) -> None:
+    image, weight = operands()
+    seen: list[tuple[int, object]] = []
+    y = divided_conv(image, weight, padding=1, **divisions(backend))
+    y.register_hook(lambda _: seen.append((threading.get_ident(), workspace_of(backend))))
+
+    y.sum().backward()
+
+    ((thread, workspace),) = seen
+    assert thread != threading.get_ident()
+    assert workspace is workspace_of(backend)
+
+
+def test_two_threads_compute_the_same_at_once(backend: Backend) -> None:
+    image, weight = (tensor.detach() for tensor in operands())
+    parts = divisions(backend)["fprop"]
+    expected = divided_conv(image, weight, padding=1, fprop=parts)
+    results: list[Tensor] = []
+
+    def work() -> None:
+        results.extend(divided_conv(image, weight, padding=1, fprop=parts) for _ in range(10))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    torch.cuda.synchronize()
+    assert len(results) == 20
+    assert max(relative_error(result, expected.double()) for result in results) < 1e-6
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_division_takes_no_more_than_its_workspace_from_the_allocator(backend: Backend, op: ConvOp) -> None:
+    problem = problem_of(op, "bfloat16")  # whose plans on tensor cores need copies of the image
+    parts = division(backend, problem)
+    part = problem.part(PART)
+    declared = backend.buffer_bytes(part, parts.parts[0].algorithm) + problem.running_sum_bytes
+    stand = Stand(backend, problem, 0)
+    run = stand.division(parts)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+
+    run()
+
+    torch.cuda.synchronize()
+    taken = torch.cuda.max_memory_allocated() - before - stand.out.nbytes
+    assert taken <= declared + MIB // 16  # the allocator rounds every tensor up to 512 bytes
+
+
+def test_the_card_describes_itself_for_lists_without_it() -> None:
+    library = load_library()
+    device_index = torch.cuda.current_device()
+    device = live_device(library, device_index)
+
+    listed = Enumerator(library, device).listed(problem_of(ConvOp.FPROP))
+
+    assert device.name == torch.cuda.get_device_name()
+    assert device.multiprocessors == torch.cuda.get_device_properties(device_index).multi_processor_count
+    assert listed
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("op", ConvOp)
+def test_beta_0_overwrites_nan_and_beta_1_adds(
+    backend: Backend, op: ConvOp, dtype: str, layout: Layout
+) -> None:
+    problem = problem_of(op, dtype, layout)
+    algorithms = [
+        name for name in backend.algorithms(problem)[1:] if backend.computes(problem.part(PART), name)
+    ]
+    assert algorithms
+    needs = [backend.buffer_bytes(problem.part(PART), name) for name in algorithms]
+    stand = Stand(backend, problem, max(needs))
+
+    for algorithm in algorithms:
+        checked = checked_in_parts(stand, algorithm)
+
+        assert checked.error <= backend.error_bound(problem, algorithm), algorithm
+        assert checked.is_guard_intact, algorithm
