@@ -4,6 +4,7 @@ Nothing is allocated on the way but results, and what PyTorch's own convolution 
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar, cast
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
-from mucudnn.algorithms.base import ALIGNMENT_BYTES, memory_format
+from mucudnn.algorithms.base import memory_format
 from mucudnn.algorithms.own import operands, result_bytes, unread_operand
 from mucudnn.backends import Backend, Job, PartKernel, PartSumKernel, backend_of
 from mucudnn.errors import BackendError
@@ -88,6 +89,11 @@ class _Group:
     parts: list[_Part]
     is_own: bool
 
+    @functools.cached_property
+    def here(self) -> slice:
+        """The samples of all parts."""
+        return slice(self.parts[0].here.start, self.parts[-1].here.stop)
+
     def bound(self, kernel_of: Callable[[_Step], Kernel]) -> list[tuple[Kernel, _Part]]:
         """Return the parts with their kernels, one for each distinct step; of PyTorch's own, none."""
         if self.is_own:
@@ -158,7 +164,7 @@ class Runner:
             bias: of fprop, shape (k,); None for none.
             unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one.
         """
-        with workspace.lock:
+        with self._backend.current(), workspace.lock:
             if self._elsewhere_bytes and self._limit_bytes is not None:
                 workspace.make_room(self._elsewhere_bytes, self._limit_bytes, self._backend)
             if self.is_own:
@@ -201,6 +207,7 @@ class _SliceParts:
             for kernel, part in kernels:
                 if not kernel.run(image, weight, out, bias, part.here):
                     self._by_own([part], image, weight, bias, unread, out)
+            kernels[-1][0].finish(out, bias, group.here)
         return out
 
     def _by_own(
@@ -317,4 +324,4 @@ def _running_sum_bytes(problem: ConvProblem, division: Division) -> int:
     """Bytes of the float32 sum in which 16-bit weight gradients add up; a single part needs none."""
     if division.is_undivided:
         return 0
-    return -(-problem.running_sum_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return problem.running_sum_bytes

@@ -1,6 +1,7 @@
 """The divided convolution: what a convolution computes, in micro-batches, with its gradients."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,7 +82,12 @@ def explicit_padding(
 
 
 def layout_of(image: Tensor, weight: Tensor) -> Layout:
-    """Return the layout in which PyTorch runs this convolution: channels_last if either tensor is in it."""
+    """Return the layout in which PyTorch runs this convolution: channels_last if either tensor is in it.
+
+    On a GPU float64 runs contiguous in any case. Source: PyTorch, aten/src/ATen/native/ConvUtils.h.
+    """
+    if image.is_cuda and image.dtype is torch.float64:
+        return Layout.CONTIGUOUS
     if _is_channels_last(image) or _is_channels_last(weight):
         return Layout.CHANNELS_LAST
     return Layout.CONTIGUOUS
@@ -192,7 +198,7 @@ class DividedConvolution:
     An op without a division runs PyTorch's own convolution, undivided.
 
     Attributes:
-        buffer_bytes: of the workspace in which its ops run one after the other.
+        buffer_bytes: of the workspace that each op needs.
     """
 
     def __init__(
@@ -222,7 +228,7 @@ class DividedConvolution:
             op: Runner(backend, part, divisions.get(op, own), (limits or {}).get(op), capacity_bytes)
             for op, part in problems_of(problem).items()
         }
-        self.buffer_bytes = max(runner.buffer_bytes for runner in self._runners.values())
+        self.buffer_bytes = {op: runner.buffer_bytes for op, runner in self._runners.items()}
         self._is_own = not limits and all(runner.is_own for runner in self._runners.values())
         self._format = memory_format(problem.layout, len(problem.input_shape))
 
@@ -356,14 +362,22 @@ def divided_conv(
     image, arguments = explicit_padding(batch, weight.shape[2:], arguments)
     given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
     divisions = {op: division for op, division in given.items() if division is not None}
-    backend = _backend_of(divisions, image)
     problem = problem_of(image, weight, bias is not None, arguments)
-    result = DividedConvolution(backend, problem, divisions)(image, weight, bias)
+    result = _prepared(image.device, problem, tuple(divisions.items()))(image, weight, bias)
     return result if is_batched else result.squeeze(0)
 
 
-def _backend_of(divisions: Mapping[ConvOp, Division], image: Tensor) -> Backend:
-    names = {part.algorithm.partition(":")[0] for division in divisions.values() for part in division.parts}
+@functools.lru_cache(256)
+def _prepared(
+    device: torch.device, problem: ConvProblem, divisions: tuple[tuple[ConvOp, Division], ...]
+) -> DividedConvolution:
+    """Return what runs these divisions; it is prepared once, since that takes longer than many a run."""
+    backend = _backend_of([division for _, division in divisions], device)
+    return DividedConvolution(backend, problem, dict(divisions))
+
+
+def _backend_of(divisions: Sequence[Division], device: torch.device) -> Backend:
+    names = {part.algorithm.partition(":")[0] for division in divisions for part in division.parts}
     if len(names) > 1:
         raise OptionError(f"All divisions must belong to one backend, but got {', '.join(sorted(names))}.")
-    return backend_for(names.pop() if names else "auto", image.device)
+    return backend_for(names.pop() if names else "auto", device)

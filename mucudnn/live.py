@@ -2,7 +2,9 @@
 
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
 
 from mucudnn.backends import Backend
 from mucudnn.errors import BackendError, DeviceLostError
@@ -15,6 +17,27 @@ from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKin
 from mucudnn.sizes import format_bytes
 from mucudnn.stand import Stand, TrialRun
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
+
+
+class _TrialError(Exception):
+    """A call of a trial has failed."""
+
+    def __init__(self, trial: Trial, failure: Exception) -> None:
+        self.trial = trial
+        self.failure = failure
+        super().__init__(trial, failure)
+
+
+def _named(trial: Trial, call: Callable[[], None]) -> Callable[[], None]:
+    """Return a call whose failure says of which trial it is."""
+
+    def named() -> None:
+        try:
+            call()
+        except Exception as failure:
+            raise _TrialError(trial, failure) from failure
+
+    return named
 
 
 class LiveMeasurer:
@@ -56,10 +79,11 @@ class LiveMeasurer:
         return self._backend.algorithms(problem, search)
 
     def declared_bytes(self, trial: Trial) -> int | None:
-        """Return the buffer that `trial` needs; None for PyTorch's own, which declares nothing."""
+        """Return the workspace that `trial` needs; None for PyTorch's own, which declares nothing."""
         if trial.algorithm == self.own:
             return None
-        return self._backend.buffer_bytes(trial.problem, trial.algorithm)
+        sum_bytes = 0 if trial.whole else trial.problem.running_sum_bytes
+        return self._backend.buffer_bytes(trial.problem, trial.algorithm) + sum_bytes
 
     def measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
         """Weigh, check and time `trials`, as far as each earns the next step; return their records.
@@ -67,6 +91,10 @@ class LiveMeasurer:
         Raises:
             BackendError: PyTorch's own fails, or memory is lacking, which says nothing of an algorithm.
         """
+        with self._backend.current():
+            return self._measure(problem, trials, limit_bytes)
+
+    def _measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
         records = {trial: self._weigh(trial, limit_bytes) for trial in trials}
         fitting = [trial for trial, record in records.items() if record.refusal is None]
         if fitting:
@@ -82,6 +110,10 @@ class LiveMeasurer:
 
     def compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
         """Weigh `divisions`, time those that fit in the same rounds; return both."""
+        with self._backend.current():
+            return self._compare(problem, divisions, limit_bytes)
+
+    def _compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
         self.measured += len(divisions)
         weights = {
             division.key: self._backend.footprint(
@@ -126,20 +158,31 @@ class LiveMeasurer:
         try:
             run = stand.run(trial)
             error = run.error()
-        except Exception as failure:
-            if trial.algorithm == self.own or _is_lack_of_memory(failure):
-                raise BackendError(f"{trial.problem} could not be measured: {failure}") from failure
-            reason = str(failure) or type(failure).__name__
-            if not self._is_alive():
-                raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
-            refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
-            return dataclasses.replace(record, refusal=refusal), None
+        except Exception as failure:  # noqa: BLE001  # it is judged there
+            return self._failed(record, failure), None
         bound = self._backend.error_bound(trial.problem, trial.algorithm)
         if trial.algorithm != self.own and not error <= bound:
             reason = f"its relative error is {error:.1e}, the bound is {bound:.0e}"
             refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
             return dataclasses.replace(record, error=error, refusal=refusal), None
         return dataclasses.replace(record, error=error), run
+
+    def _failed(self, record: Record, failure: Exception) -> Record:
+        """Return the record of a trial whose run has failed, refused for that.
+
+        Raises:
+            DeviceLostError: the device works no more.
+            BackendError: the failure says nothing of the algorithm.
+        """
+        trial = record.trial
+        reason = str(failure) or type(failure).__name__
+        is_own = trial.algorithm == self.own
+        if not is_own and not _is_lack_of_memory(failure) and not self._is_alive():
+            raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
+        if is_own or _is_lack_of_memory(failure):
+            raise BackendError(f"{trial.problem} could not be measured: {failure}") from failure
+        refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
+        return dataclasses.replace(record, times=None, setup=None, refusal=refusal)
 
     def _is_alive(self) -> bool:
         """Return whether the device still works: after a fault in its memory, every later call fails too."""
@@ -150,6 +193,16 @@ class LiveMeasurer:
         return True
 
     def _time(self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun]) -> dict[Trial, Record]:
+        """Race all runs against one another; whoever breaks is refused, and the race starts anew."""
+        try:
+            return self._raced(records, runs)
+        except _TrialError as error:
+            failed = {error.trial: self._failed(records[error.trial], error.failure)}
+        return (
+            self._time(records, {trial: run for trial, run in runs.items() if trial not in failed}) | failed
+        )
+
+    def _raced(self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun]) -> dict[Trial, Record]:
         """Race all runs against one another, and time each algorithm's set-up beside them.
 
         The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
@@ -159,11 +212,11 @@ class LiveMeasurer:
         set_ups: dict[str, Trial] = {}
         for trial, run in runs.items():
             workspace = records[trial].workspace_bytes or 0
-            entrants["part", trial] = Entrant(run.part, trial.problem.batch, workspace)
+            entrants["part", trial] = Entrant(_named(trial, run.part), trial.problem.batch, workspace)
             if trial.algorithm != self.own:
                 set_ups.setdefault(trial.algorithm, trial)
         for algorithm, trial in set_ups.items():
-            entrants["setup", trial] = Entrant(runs[trial].setup, ("setup", algorithm), 0)
+            entrants["setup", trial] = Entrant(_named(trial, runs[trial].setup), ("setup", algorithm), 0)
         times = race(entrants, self._profiling, self._clock)
         measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
         return {
@@ -183,7 +236,9 @@ def _too_large(trial: Trial, needed: int | None, limit_bytes: int) -> Record:
 
 def _is_lack_of_memory(failure: Exception) -> bool:
     """Whether a run failed for a reason that may be gone tomorrow, and so says nothing of the algorithm."""
-    return isinstance(failure, MemoryError) or "alloc" in str(failure)
+    text = str(failure).lower()
+    is_kind = isinstance(failure, MemoryError | torch.OutOfMemoryError)
+    return is_kind or "alloc" in text or "out of memory" in text
 
 
 def _with_span(rule: SamplingRule, least_span_ns: int) -> SamplingRule:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,10 +53,8 @@ class Memory:
     buffer_bytes: int
 
     @classmethod
-    def of(cls, plan: Plan) -> "Memory":
+    def of(cls, plan: Plan, own: str) -> "Memory":
         """Return what `plan` says of memory."""
-        name = plan.environment.backend
-        own = backend_of(f"{name}:").own
         buffers = (_buffer_bytes(assigned.division, own) for assigned in plan.assignments)
         return cls(
             plan.environment, own, plan.mode is Mode.SHARING, plan.limit_bytes, max(buffers, default=0)
@@ -73,6 +71,10 @@ class Memory:
 
 def _buffer_bytes(division: Division, own: str) -> int:
     return max((part.workspace_bytes for part in division.parts if part.algorithm != own), default=0)
+
+
+_NOWHERE = object()
+"""Flags that no backend has."""
 
 
 class Notice:
@@ -99,6 +101,7 @@ class PatchedForward:
         variants: tuple[Variant, ...],
         memory: Memory,
         notice: Notice,
+        home: Hashable,
     ) -> None:
         """Bind to one module.
 
@@ -108,13 +111,14 @@ class PatchedForward:
             variants: the shapes that it was tuned for.
             memory: of the plan.
             notice: shared by all modules of the model.
+            home: the backend's flags under which the plan's environment is that of this process.
         """
         self._notice = notice
         self._conv = conv
         self._path = path
         self._variants = variants
         self._memory = memory
-        self._is_at_home = True  # apply has compared the environments
+        self._home = home
         self._forget()
 
     def _forget(self) -> None:
@@ -128,7 +132,7 @@ class PatchedForward:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._is_at_home = False
+        self._home = _NOWHERE  # perhaps another machine
         self._forget()
 
     def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -144,11 +148,13 @@ class PatchedForward:
         if image.dim() != 4:
             return self._own(image, weight, bias)
         tensors = (image.shape, image.stride(), image.dtype, weight.shape, weight.stride(), bias is None)
-        key: tuple[object, ...] = (*tensors, image.device, *_settings(self._conv))
+        backend = backend_of(self._memory.own, image.device)
+        flags = backend.flags()
+        key: tuple[object, ...] = (*tensors, image.device, flags, *_settings(self._conv))
         if key not in self._routes:
             if len(self._routes) == _MOST_ROUTES:
                 del self._routes[next(iter(self._routes))]
-            self._routes[key] = self._route(image, weight, bias)
+            self._routes[key] = self._route(backend, flags, image, weight, bias)
         route = self._routes[key]
         if route is None:
             return self._own(image, weight, bias)
@@ -159,7 +165,9 @@ class PatchedForward:
         result: Tensor = nn.Conv2d._conv_forward(self._conv, image, weight, bias)
         return result
 
-    def _route(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> DividedConvolution | None:
+    def _route(
+        self, backend: Backend, flags: Hashable, image: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> DividedConvolution | None:
         """Return what runs images of this shape, or None for PyTorch's own, which is said once."""
         padded, arguments = convolution_of(self._conv, image, weight)
         try:
@@ -176,26 +184,25 @@ class PatchedForward:
             self._warn_once(f"was tuned for {tuned}, but meets {problem}")
             return None
         try:
-            backend = backend_of(self._memory.own, image.device)
-            self._check_place(backend)
+            self._check_home(backend, flags)
             _, number = min(served)
             return self._divided(backend, number, self._variants[number], problem)
         except BackendError as error:
             self._warn_once(f"cannot be divided here ({error})")
             return None
 
-    def _check_place(self, backend: Backend) -> None:
-        """Compare the plan's environment with this process's where the model has come from another one.
+    def _check_home(self, backend: Backend, flags: Hashable) -> None:
+        """Compare the plan's environment with this process's, if model or flags are not as they were.
 
         Raises:
             BackendError: they differ.
         """
-        if self._is_at_home:
+        if flags == self._home:
             return
         differences = self._memory.environment.differences(backend.environment())
         if differences:
             raise BackendError(f"Its plan was made in another environment: {'; '.join(differences)}.")
-        self._is_at_home = True
+        self._home = flags
 
     def _warn_once(self, what: str) -> None:
         if self._notice.is_given:
@@ -222,12 +229,20 @@ class PatchedForward:
         limits = {op: bound for op, bound in bounds.items() if bound is not None}
         capacity_bytes = 0 if self._memory.is_sharing else self._memory.buffer_bytes
         divided = DividedConvolution(backend, problem, divisions, owners, limits, capacity_bytes)
-        if divided.buffer_bytes > self._memory.limit_bytes:  # parts of sizes that were never measured
-            raise BackendError(
-                f"{problem} needs {divided.buffer_bytes} bytes in parts, but the limit is "
-                f"{self._memory.limit_bytes}."
-            )
+        for op, assigned in variant.assignments.items():
+            self._check_share(problem.with_op(op), divided.buffer_bytes[op], assigned)
         return divided
+
+    def _check_share(self, problem: ConvProblem, needed_bytes: int, assigned: Assignment) -> None:
+        """Compare what a division needs with what its site may take: it may have parts never measured.
+
+        Raises:
+            BackendError: it needs more.
+        """
+        division = assigned.division
+        share_bytes = division.workspace_bytes if self._memory.is_sharing else self._memory.limit_bytes
+        if needed_bytes > share_bytes:
+            raise BackendError(f"{problem} needs {needed_bytes} bytes in parts, and may take {share_bytes}.")
 
 
 def division_for(assigned: Assignment, batch: int, own: str) -> Division:

@@ -6,14 +6,14 @@ so that copying and pickling a model takes them along.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from mucudnn.backends import backend_for, backend_of
-from mucudnn.errors import BackendError, PlanError, PlanMismatchError
+from mucudnn.backends import Backend, backend_for, backend_of
+from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
 from mucudnn.extraction import convolution_of, undividable
 from mucudnn.patched import Memory, Notice, PatchedForward, Variant
 from mucudnn.plan import Assignment, Plan
@@ -36,16 +36,18 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         PlanError: the plan contradicts itself.
     """
     plan.check()
-    _check_environment(model, plan)
+    backend = _backend_at_home(model, plan)
     modules = dict(model.named_modules())
     grouped: dict[str, dict[int, dict[ConvOp, Assignment]]] = {}
     for assigned in plan.assignments:
-        _check_runnable(assigned, plan)
+        _check_runnable(assigned, backend)
         site = assigned.site
         grouped.setdefault(site.path, {}).setdefault(site.variant, {})[site.op] = assigned
     notice = Notice()
+    memory, home = Memory.of(plan, backend.own), backend.flags()
     patches = {
-        path: _patch(modules.get(path), path, variants, plan, notice) for path, variants in grouped.items()
+        path: _patch(modules.get(path), path, variants, memory, notice, home)
+        for path, variants in grouped.items()
     }
     restore(model)
     for path, patch in patches.items():
@@ -93,8 +95,9 @@ def _patch(
     module: nn.Module | None,
     path: str,
     variants: Mapping[int, Mapping[ConvOp, Assignment]],
-    plan: Plan,
+    memory: Memory,
     notice: Notice,
+    home: Hashable,
 ) -> PatchedForward:
     if module is None:
         raise PlanMismatchError(f"The plan is for a model with a module {path!r}, but this one has none.")
@@ -111,7 +114,7 @@ def _patch(
         shapes.append(
             Variant(dataclasses.replace(problem, op=ConvOp.FPROP, bias=has_bias), dict(assignments))
         )
-    return PatchedForward(module, path, tuple(shapes), Memory.of(plan), notice)
+    return PatchedForward(module, path, tuple(shapes), memory, notice, home)
 
 
 def _check_module(conv: nn.Conv2d, path: str, problem: ConvProblem) -> None:
@@ -140,9 +143,8 @@ def _check_module(conv: nn.Conv2d, path: str, problem: ConvProblem) -> None:
         )
 
 
-def _check_runnable(assigned: Assignment, plan: Plan) -> None:
+def _check_runnable(assigned: Assignment, backend: Backend) -> None:
     """Raise unless every part's algorithm computes it here, in the workspace that the plan allots."""
-    backend = backend_of(f"{plan.environment.backend}:")
     for part in assigned.division.parts:
         problem = assigned.problem.part(part.batch)
         if not backend.computes(problem, part.algorithm):
@@ -157,14 +159,20 @@ def _check_runnable(assigned: Assignment, plan: Plan) -> None:
             )
 
 
-def _check_environment(model: nn.Module, plan: Plan) -> None:
-    tensor = next(model.parameters(), None)
-    if tensor is None:
-        return
+def _backend_at_home(model: nn.Module, plan: Plan) -> Backend:
+    """Return the backend where the model lies, if its environment is the plan's.
+
+    Raises:
+        PlanMismatchError: it is another one, or there is none.
+    """
+    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
     try:
-        present = backend_for("auto", tensor.device).environment()
-    except BackendError as error:
+        if tensor is None:
+            return backend_of(f"{plan.environment.backend}:")
+        backend = backend_for("auto", tensor.device)
+    except (BackendError, OptionError) as error:
         raise PlanMismatchError(f"The plan cannot be used here: {error}") from error
-    differences = plan.environment.differences(present)
+    differences = plan.environment.differences(backend.environment())
     if differences:
         raise PlanMismatchError(f"The plan was made in another environment: {'; '.join(differences)}.")
+    return backend

@@ -20,6 +20,10 @@ _ITEMSIZE = {
 }
 
 
+_BUFFER_ALIGNMENT_BYTES = 512
+"""What PyTorch's allocator for CUDA aligns every tensor to."""
+
+
 class ConvOp(StrEnum):
     """The three convolutions of a training step."""
 
@@ -164,10 +168,14 @@ class ConvProblem:
 
     @property
     def running_sum_bytes(self) -> int:
-        """Bytes of the float32 sum in which the parts of a 16-bit weight gradient add up; else 0."""
+        """Bytes of the float32 sum in which the parts of a 16-bit weight gradient add up; else 0.
+
+        It lies at the start of a workspace, so it counts in whole multiples of the alignment of device
+        memory: what lies behind starts as well aligned as the buffer itself.
+        """
         if self.op is not ConvOp.WGRAD or self.itemsize != 2:
             return 0
-        return 2 * self.filter_bytes
+        return -(-2 * self.filter_bytes // _BUFFER_ALIGNMENT_BYTES) * _BUFFER_ALIGNMENT_BYTES
 
     def with_batch(self, batch: int) -> "ConvProblem":
         """Return the same problem for `batch` samples."""
@@ -248,6 +256,8 @@ def _check_numbers(problem: ConvProblem) -> None:
         number = getattr(problem, name)
         if not isinstance(number, int) or number < least:
             raise ProblemError(f"{name} must be a number of at least {least}, but got {number!r}.")
+    if problem.alignment_bytes & (problem.alignment_bytes - 1):
+        raise ProblemError(f"alignment_bytes must be a power of two, but got {problem.alignment_bytes}.")
 
 
 def _check_groups(problem: ConvProblem) -> None:

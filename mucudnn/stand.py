@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -22,6 +23,8 @@ from mucudnn.workspace import Workspace
 
 _GUARD_BYTES = 4096
 _GUARD = 0xA5
+
+_SAMPLES_AT_ONCE = 16
 
 _POISON = 0xFF
 """Bytes that make every float NaN."""
@@ -69,6 +72,11 @@ class Stand:
         self.out = self._poisoned_result()
         self.reference = _Reference(self)
         self._workspace = Workspace(backend.device)
+
+    @cached_property
+    def running_sum(self) -> Tensor:
+        """Where weight gradients of parts add up, one for all trials."""
+        return torch.zeros_like(self.out, dtype=sum_dtype(self.problem))
 
     def run(self, trial: Trial) -> TrialRun:
         """Return the calls of one trial, in a workspace of exactly the bytes that it declares."""
@@ -127,32 +135,35 @@ class GuardedBuffer:
 
 
 class _Reference:
-    """The result in float64, of the first samples of the mini-batch."""
+    """The result in float64."""
 
     def __init__(self, stand: Stand) -> None:
         self._stand = stand
-        self._result: Tensor | None = None
-        self._sums: dict[int, Tensor] = {}
+        self._sums: dict[tuple[int, int], Tensor] = {}
 
-    def of(self, size: int) -> Tensor:
-        """Return the reference for the first `size` samples."""
+    def of(self, here: slice) -> Tensor:
+        """Return the reference for the samples `here`."""
         if self._stand.problem.op is ConvOp.WGRAD:
-            return self._sum(size)
-        if self._result is None:
-            samples = [self._compute(sample) for sample in range(self._stand.problem.batch)]
-            self._result = torch.cat(samples)
-        return self._result[:size]
+            return self._sum(here.start, here.stop)
+        return self._result[here]
 
-    def _sum(self, size: int) -> Tensor:
-        """Sum of the samples' dw; each stretch between sizes asked for is computed once."""
-        if size not in self._sums:
-            below = max((known for known in self._sums if known < size), default=0)
-            first = self._sums[below] if below else self._compute(0)
-            total = first.clone()
-            for sample in range(max(below, 1), size):
+    @cached_property
+    def _result(self) -> Tensor:
+        result = torch.empty_like(self._stand.out, dtype=torch.float64)
+        for sample in range(self._stand.problem.batch):
+            result[sample : sample + 1] = self._compute(sample)
+        return result
+
+    def _sum(self, start: int, stop: int) -> Tensor:
+        """Sum of the samples' dw; each stretch from one start between stops asked for is computed once."""
+        if (start, stop) not in self._sums:
+            known = [end for first, end in self._sums if first == start and end < stop]
+            below = max(known, default=start)
+            total = self._sums[start, below].clone() if below > start else self._compute(start)
+            for sample in range(max(below, start + 1), stop):
                 total.add_(self._compute(sample))
-            self._sums[size] = total
-        return self._sums[size]
+            self._sums[start, stop] = total
+        return self._sums[start, stop]
 
     def _compute(self, sample: int) -> Tensor:
         """Return the result of one sample, which takes least memory."""
@@ -171,7 +182,6 @@ class _OwnRun:
         self._problem = trial.problem
         self._is_whole = trial.whole
         self._slices = _rotation(stand.problem.batch, trial.problem.batch)
-        self._total = torch.zeros_like(stand.out, dtype=sum_dtype(stand.problem))
 
     def part(self) -> None:
         here = next(self._slices)
@@ -179,7 +189,7 @@ class _OwnRun:
         if self._is_whole:
             return
         if self._problem.op is ConvOp.WGRAD:
-            self._total.add_(result)
+            self._stand.running_sum.add_(result)
         else:
             self._stand.out[here].copy_(result)
 
@@ -188,7 +198,8 @@ class _OwnRun:
 
     def error(self) -> float:
         size = self._problem.batch
-        return relative_error(self._compute(slice(0, size)), self._stand.reference.of(size))
+        here = slice(0, size)
+        return relative_error(self._compute(here), self._stand.reference.of(here))
 
     def _compute(self, here: slice) -> Tensor:
         stand = self._stand
@@ -213,18 +224,20 @@ class _SliceRun:
         self._kernel.run(stand.first, stand.second, stand.out, stand.bias, here)
 
     def setup(self) -> None:
-        self._kernel.prepare(self._stand.second)
+        stand = self._stand
+        self._kernel.prepare(stand.second)
+        self._kernel.finish(stand.out, stand.bias, slice(0, stand.problem.batch))
 
     def error(self) -> float:
-        stand = self._stand
-        here = slice(0, self._size)
+        stand, here = self._stand, _least_aligned(self._stand.problem, self._size)
         out = stand.out[here].fill_(float("nan"))
         with stand.buffer.poisoned(self._n_bytes):
-            self.setup()
+            self._kernel.prepare(stand.second)
             self._kernel.run(stand.first, stand.second, stand.out, stand.bias, here)
+            self._kernel.finish(stand.out, stand.bias, here)
         if not stand.buffer.is_intact(self._n_bytes):
             return math.inf
-        return relative_error(out, stand.reference.of(self._size))
+        return relative_error(out, stand.reference.of(here))
 
 
 class _SumRun:
@@ -261,19 +274,21 @@ class _SumRun:
         return math.nan if any(math.isnan(error) for error in errors) else max(errors)
 
     def _error_after(self, into: GradientSum, times: int, multiple: int) -> float:
-        """Add the first part so many times; return the error of the total against a multiple of it."""
-        stand, reference = self._stand, self._stand.reference.of(self._size)
+        """Add one part so many times; return the error of the total against a multiple of it."""
+        stand, here = self._stand, _least_aligned(self._stand.problem, self._size)
         for number in range(times):
-            self._kernel.add(stand.first, stand.second, into, number == 0, slice(0, self._size))
+            if into.scratch is not None:
+                into.scratch.fill_(float("nan"))
+            self._kernel.add(stand.first, stand.second, into, number == 0, here)
         self._kernel.finish(into)
-        return relative_error(into.total, multiple * reference)
+        return relative_error(into.total, multiple * stand.reference.of(here))
 
 
 def _sum_of(stand: Stand, trial: Trial) -> GradientSum:
     """Where the gradient goes: the whole into the result, parts into a sum of 32 bits at least."""
     if trial.whole or sum_dtype(stand.problem) is stand.out.dtype:
-        return GradientSum(torch.empty_like(stand.out))
-    return GradientSum(torch.empty_like(stand.out, dtype=sum_dtype(stand.problem)), scratch=stand.out)
+        return GradientSum(stand.out)
+    return GradientSum(stand.running_sum, scratch=stand.out)
 
 
 def _rotation(batch: int, size: int) -> "itertools.cycle[slice]":
@@ -281,8 +296,22 @@ def _rotation(batch: int, size: int) -> "itertools.cycle[slice]":
     return itertools.cycle([slice(i * size, (i + 1) * size) for i in range(batch // size)])
 
 
+def _least_aligned(problem: ConvProblem, size: int) -> slice:
+    """Return a part of `size` samples that starts no better aligned than any may, if there is one."""
+    part = problem.part(size)
+    start = 0
+    if part.alignment_bytes < problem.alignment_bytes and problem.batch >= 2 * size:
+        start = size  # an odd multiple of the size, while 0 is aligned to anything
+    return slice(start, start + size)
+
+
 def relative_error(result: Tensor, reference: Tensor) -> float:
-    """Return |result - reference| / |reference| in the 2-norm, in float64; not finite if either is not."""
+    """Return |result - reference| / |reference| in the 2-norm, in float64; not finite if either is not.
+
+    Copies in float64 are made of some samples at a time.
+    """
+    pairs = zip(result.split(_SAMPLES_AT_ONCE), reference.split(_SAMPLES_AT_ONCE), strict=True)
+    distances = [torch.linalg.vector_norm(some.double() - right) for some, right in pairs]
     size: float = torch.linalg.vector_norm(reference).item()
-    distance: float = torch.linalg.vector_norm(result.double() - reference).item()
+    distance: float = torch.linalg.vector_norm(torch.stack(distances)).item() if distances else 0.0
     return distance / size if size else distance

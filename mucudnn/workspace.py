@@ -34,7 +34,6 @@ class Workspace:
         self.lock = threading.Lock()
         self._buffer = _bytes(0, device)
         self._touched_bytes = 0
-        self._captured: list[Tensor] = []
         self._is_captured = False
         self._bound: WeakKeyDictionary[Binder[object], object] = WeakKeyDictionary()
 
@@ -50,36 +49,35 @@ class Workspace:
             n_bytes: that are needed now.
             capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need.
         """
-        if self._buffer.is_cuda:
-            self._is_captured |= torch.cuda.is_current_stream_capturing()
         if n_bytes > self.n_bytes:
             self._grow(max(n_bytes, capacity_bytes))
         storage = self._buffer.untyped_storage()
-        if storage.nbytes() < self.n_bytes:
-            storage.resize_(self.n_bytes)  # it was given back
+        if storage.nbytes() < n_bytes:
+            storage.resize_(n_bytes)  # it was given back, and comes again as far as it is needed
         # Host memory is taken page by page, as it is written to; a device's at once.
-        taken_bytes = self.n_bytes if self._buffer.is_cuda else n_bytes
+        taken_bytes = storage.nbytes() if self._buffer.is_cuda else n_bytes
         self._touched_bytes = max(self._touched_bytes, taken_bytes)
+        if _is_capturing(self._buffer) and not self._is_captured:
+            self._is_captured = True
+            _kept_for_graphs.append(self._buffer)
 
     def _grow(self, n_bytes: int) -> None:
         device = self._buffer.device
         self._bound.clear()
-        if self._is_captured:
-            self._captured.append(self._buffer)  # a graph that is replayed works in it still
         self._is_captured = False
-        self._buffer = _bytes(0, device)  # the old one goes before the new comes
+        self._buffer = _bytes(0, device)  # the old one goes before the new comes, unless a graph keeps it
         self._buffer = _bytes(n_bytes, device)
 
     def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend) -> None:
         """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
 
-        What lies behind in the buffer goes back to the system, and comes again when it is written to. A
-        buffer in which a captured graph works stays.
+        What lies behind in the buffer goes back to the system, or on a device all of it; it comes again
+        when it is needed. A buffer in which a captured graph works stays, and the limit does not hold there.
         """
         kept_bytes = max(limit_bytes - n_bytes, 0)
         if self._touched_bytes > kept_bytes and not self._is_captured:
-            backend.release(self._buffer[kept_bytes : self._touched_bytes])
-            self._touched_bytes = kept_bytes
+            keeps_head = backend.release(self._buffer[kept_bytes : self._touched_bytes])
+            self._touched_bytes = kept_bytes if keeps_head else 0
 
     def bound(self, binder: Binder[Bound]) -> Bound:
         """Return what `binder` makes for this buffer; it is made once, and anew when the buffer has grown."""
@@ -87,7 +85,17 @@ class Workspace:
         if found is None:
             with _lasting():
                 found = self._bound[binder] = binder.bind(self._buffer)
+        if _is_capturing(self._buffer):
+            _kept_for_graphs.append(found)
         return cast(Bound, found)
+
+
+_kept_for_graphs: list[object] = []
+"""Buffers, kernels and plans that captured graphs use: nobody knows when the last replay has been."""
+
+
+def _is_capturing(buffer: Tensor) -> bool:
+    return buffer.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def head(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -143,5 +151,8 @@ def workspace_of(backend: Backend, owner: Owner | None = None) -> Workspace:
 
 
 def release_workspaces() -> None:
-    """Give back the memory of all workspaces that nobody runs in; they grow anew when needed."""
+    """Give back the memory of all workspaces that nobody runs in; they grow anew when needed.
+
+    What captured graphs use stays.
+    """
     _workspaces.clear()

@@ -183,6 +183,7 @@ def test_a_filter_larger_than_the_padded_image_is_refused_whatever_the_stride() 
         ({"in_channels": 0}, "in_channels must be a number of at least 1, but got 0"),
         ({"groups": 0}, "groups must be a number of at least 1, but got 0"),
         ({"alignment_bytes": 0}, "alignment_bytes must be a number of at least 1"),
+        ({"alignment_bytes": 12}, "alignment_bytes must be a power of two, but got 12"),
         ({"batch": 2.0}, "batch must be a number of at least 0, but got 2.0"),
         ({"stride": (0, 1)}, r"stride must be 2 numbers of at least 1, but got \(0, 1\)"),
         ({"stride": (1,)}, "stride must be 2 numbers"),

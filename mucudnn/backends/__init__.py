@@ -1,6 +1,7 @@
 """The kinds of device on which convolutions are measured and run."""
 
 import functools
+import threading
 
 import torch
 
@@ -22,6 +23,8 @@ __all__ = [
 BACKENDS = ("cpu", "cudnn")
 """Names of the backends; also the prefixes of their algorithms' ids."""
 
+_NO_CARD = "The backend 'cudnn' needs a CUDA build of torch and an NVIDIA GPU, but torch sees none."
+
 _OF_DEVICES = {"cpu": "cpu", "cuda": "cudnn"}
 
 
@@ -30,13 +33,24 @@ def backend_name(device: torch.device) -> str | None:
     return _OF_DEVICES.get(device.type)
 
 
+_making = threading.Lock()
+
+
 @functools.cache
 def _backend(name: str, index: int) -> Backend:
     """Return the one backend of this process for a device; it is not loaded before it is needed."""
+    with _making:  # two threads would otherwise make two, with a queue each for one stream
+        return _made(name, index)
+
+
+@functools.cache
+def _made(name: str, index: int) -> Backend:
     if name == "cpu":
         from mucudnn.backends.cpu.backend import CpuBackend
 
         return CpuBackend()
+    if not torch.cuda.is_available():
+        raise BackendError(_NO_CARD)
     from mucudnn.backends.cudnn.backend import CudnnBackend
 
     return CudnnBackend.on(index)
@@ -81,10 +95,8 @@ def _index(device: torch.device | None) -> int:
     Raises:
         BackendError: there is none.
     """
-    if not torch.cuda.is_available():
-        raise BackendError(
-            "The backend 'cudnn' needs a CUDA build of torch and an NVIDIA GPU, but torch sees none."
-        )
     if device is not None and device.type == "cuda" and device.index is not None:
         return device.index
+    if not torch.cuda.is_available():
+        raise BackendError(_NO_CARD)
     return torch.cuda.current_device()

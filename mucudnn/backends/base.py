@@ -14,7 +14,8 @@ The contract, tested on every backend by one suite:
 
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
 import torch
@@ -71,7 +72,13 @@ class PartKernel(Protocol):
         """Transform the filter; once per mini-batch, before the first part."""
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, here: slice) -> bool:
-        """Write the result of the samples `here` of `image` to those of `out`; return whether it is sound."""
+        """Write the result of the samples `here` of `image` to those of `out`; return whether it is sound.
+
+        A bias may be left to `finish`.
+        """
+
+    def finish(self, out: Tensor, bias: Tensor | None, here: slice) -> None:
+        """Do what is left for the samples `here`, which are those of all parts of one algorithm."""
 
 
 class PartSumKernel(Protocol):
@@ -101,6 +108,9 @@ class OnSlices:
     ) -> bool:
         """Write the result of the samples `here` of `image` to those of `out`; return whether it is sound."""
         return self._kernel.run(image[here], out[here], bias)
+
+    def finish(self, out: Tensor, bias: Tensor | None, here: slice) -> None:
+        """Nothing is left to do."""
 
 
 class SumOnSlices:
@@ -145,6 +155,12 @@ class Backend(Protocol):
     def queue(self) -> Queue:
         """Return where this thread's work is put now."""
 
+    def current(self) -> AbstractContextManager[None]:
+        """Make the device the current one of this thread for a while; whoever runs kernels does so inside."""
+
+    def flags(self) -> Hashable:
+        """Return what the user may change at any time and decides which algorithms may run; cheap to ask."""
+
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return `tensor`, or a copy of it, dense in `layout` and aligned as this backend's kernels need."""
 
@@ -166,10 +182,12 @@ class Backend(Protocol):
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
 
-    def release(self, buffer: Tensor) -> None:
-        """Give the memory of `buffer` back to the system, as far as it can; its contents are lost.
+    def release(self, tail: Tensor) -> bool:
+        """Give memory of a workspace back to the system; return whether the part before `tail` is kept.
 
-        Its addresses stay valid, and memory comes again when they are written to.
+        Where it is kept, on the processor, the addresses of `tail` stay valid, and memory comes again when
+        they are written to. Where it is not, all memory of the workspace is gone until its storage is
+        resized.
         """
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:

@@ -175,8 +175,10 @@ def test_a_slice_is_right_and_nothing_beside_it_is_touched(
         out = poisoned_result(whole).to(backend.device)
         kernel = backend.slice_kernel(part, algorithm, buffer)
 
-        kernel.prepare(weight)
-        kernel.run(image, weight, out, *(bias or [None]), here)
+        with backend.current():
+            kernel.prepare(weight)
+            kernel.run(image, weight, out, *(bias or [None]), here)
+            kernel.finish(out, *(bias or [None]), here)
 
         assert relative_error(out[here].cpu(), expected) <= backend.error_bound(part, algorithm)
         assert out[:1].isnan().all()
@@ -199,12 +201,12 @@ def test_the_parts_of_a_weight_gradient_of_integers_add_up_to_the_same_integers(
         buffer, total = workspace(backend, max(sizes)), poisoned_result(whole).to(backend.device)
 
         for into in (GradientSum(total), GradientSum(total, accumulate=True)):
-            backend.sum_kernel(two, algorithm, buffer).add(
-                image, gradient, into, first=True, here=slice(0, 2)
-            )
+            first = backend.sum_kernel(two, algorithm, buffer)
             last = backend.sum_kernel(one, algorithm, buffer)
-            last.add(image, gradient, into, first=False, here=slice(2, 3))
-            assert last.finish(into)
+            with backend.current():
+                first.add(image, gradient, into, first=True, here=slice(0, 2))
+                last.add(image, gradient, into, first=False, here=slice(2, 3))
+                assert last.finish(into)
 
         # All is below 2**12, so that no algorithm is off by half: a lost or doubled sample is seen.
         assert torch.equal(total.cpu().double().round(), 2 * exact)

@@ -25,6 +25,7 @@ from mucudnn.backends.cudnn.graph import UID_W, UID_X, UID_Y
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.backends.cudnn.workshop import Workshop
+from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
 
@@ -74,11 +75,13 @@ class PaperLibrary:
     """The real library, but for handles and executions.
 
     Attributes:
+        card: which must be current whenever cuDNN would ask it.
         executions: in the order in which they came.
         streams: the addresses that handles were set to, in that order.
     """
 
     def __init__(self, real: Library) -> None:
+        self.card: PaperCard | None = None
         self.executions: list[Execution] = []
         self.streams: list[int | None] = []
         self._real = real
@@ -94,6 +97,7 @@ class PaperLibrary:
             create_descriptor=self._create,
             destroy_descriptor=self._destroy,
             set_attribute=self._set,
+            finalize=self._finalize,
             execute=self._execute,
             create_handle=self._create_handle,
             set_stream=self._set_stream,
@@ -130,6 +134,7 @@ class PaperLibrary:
         return 0
 
     def _execute(self, handle: int | None, plan: int, pack: int) -> int:
+        self._check_current()
         ids, pointers, (workspace,) = (self._attributes[pack][name] for name in (1000, 1001, 1003))
         addresses = dict(zip(ids, pointers, strict=True))
         operation = self._operation_of(plan)
@@ -152,6 +157,14 @@ class PaperLibrary:
         )
         self.executions.append(execution)
         return 0
+
+    def _check_current(self) -> None:
+        assert self.card is None or self.card.is_current, "the card is not current"
+
+    def _finalize(self, pointer: int) -> int:
+        if self._kinds.get(pointer) in (Kind.HEURISTICS, Kind.EXECUTION_PLAN):
+            self._check_current()
+        return self._real.finalize(pointer)
 
     def _operation_of(self, plan: int) -> int:
         pointer = plan
@@ -204,11 +217,16 @@ class PaperLibrary:
         out.copy_(result + beta * out.double() if beta else result)
 
 
+class _Here(threading.local):
+    is_current = False
+
+
 class PaperCard:
     """A card whose tensors lie in the host's memory.
 
     Attributes:
         present_stream: the stream on which every thread puts its work.
+        is_capturing: whether that stream is being captured.
     """
 
     device = torch.device("cpu")
@@ -218,6 +236,8 @@ class PaperCard:
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
         self.present_stream = 7
+        self.is_capturing = False
+        self._here = _Here()
         self._queues: dict[int, Queue] = {}
 
     def clock(self) -> int:
@@ -225,6 +245,21 @@ class PaperCard:
 
     def runs_cudnn(self, problem: ConvProblem) -> bool:
         return True
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        before, self._here.is_current = self._here.is_current, True
+        yield
+        self._here.is_current = before
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is inside of `current`."""
+        return self._here.is_current
+
+    def check_not_capturing(self, what: str) -> None:
+        if self.is_capturing:
+            raise BackendError(f"{what} must happen before.")
 
     def stream(self) -> int:
         return self.present_stream
@@ -251,5 +286,5 @@ class PaperCard:
 
 def paper_backend(paper: PaperLibrary, card: PaperCard | None = None) -> CudnnBackend:
     """Return the backend for a described H200 whose executions `paper` computes."""
-    card = card or PaperCard()
+    card = paper.card = card or PaperCard()
     return CudnnBackend(card, Workshop(paper.library, card, device_described("h200")))

@@ -60,6 +60,8 @@ def test_without_a_card_the_backend_says_so() -> None:
         backend_of("cudnn:aten")
     with pytest.raises(BackendError, match=r"'cudnn' needs .* an NVIDIA GPU, but torch sees none"):
         backend_for("auto", CUDA)
+    with pytest.raises(BackendError, match=r"'cudnn' needs .* an NVIDIA GPU, but torch sees none"):
+        backend_for("auto", torch.device("cuda", 1))
 
 
 def test_a_device_of_a_kind_that_nothing_serves_is_named() -> None:

@@ -68,12 +68,6 @@ def test_below_16_bytes_of_alignment_almost_nothing_is_left(enumerator: Enumerat
     assert _counts(enumerator, alignment_bytes=4, dtype="float32") == [13, 7, 6]
 
 
-def test_an_alignment_counts_as_the_power_of_two_that_divides_it(enumerator: Enumerator) -> None:
-    lists = [enumerator.listed(conv(dtype="float32", alignment_bytes=alignment)) for alignment in (4, 12)]
-
-    assert lists[0] == lists[1]
-
-
 def test_more_than_16_bytes_of_alignment_gain_nothing(enumerator: Enumerator) -> None:
     for op in ConvOp:
         assert enumerator.listed(conv(op, alignment_bytes=512)) == enumerator.listed(conv(op))

@@ -89,6 +89,29 @@ class Frugal(Work):
         return Result(self._ledger)
 
 
+class Adapting(Work):
+    """Work that remembers what it was refused, and asks for little from then on, as PyTorch's own does."""
+
+    has_adapted = False
+
+    def run(self) -> "Result":
+        if not self.has_adapted:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                return super().run()
+            self.has_adapted = True
+        return Result(self._ledger)
+
+
+class WithoutAnyPlan(Work):
+    """Work that finds no way within what it is allowed, and says so in words of its own."""
+
+    def run(self) -> "Result":
+        try:
+            return super().run()
+        except torch.OutOfMemoryError:
+            raise RuntimeError("GET was unable to find an engine to execute this computation") from None
+
+
 @pytest.fixture
 def ledger() -> Ledger:
     return Ledger()
@@ -130,6 +153,19 @@ def test_work_above_the_limit_that_the_allocator_let_pass_is_above_it_all_the_sa
 
 def test_work_that_made_do_with_less_is_above_the_limit_for_it_will_want_more_later(ledger: Ledger) -> None:
     assert taken(ledger, Frugal(ledger, [500, 500]), 400) is None
+
+
+def test_work_that_has_adapted_to_the_limit_is_above_it_however_little_it_takes_now(ledger: Ledger) -> None:
+    assert taken(ledger, Adapting(ledger, [500, 500]), 400) is None
+
+
+def test_work_that_finds_no_way_for_lack_of_memory_is_above_the_limit(ledger: Ledger) -> None:
+    assert taken(ledger, WithoutAnyPlan(ledger, [500, 500]), 400) is None
+
+
+def test_work_that_fails_for_another_reason_fails(ledger: Ledger) -> None:
+    with pytest.raises(StopIteration):
+        taken(ledger, Work(ledger, []), 400)
 
 
 def test_the_allocator_is_free_again_afterwards(ledger: Ledger) -> None:

@@ -64,8 +64,8 @@ def test_a_filter_that_lies_the_same_way_in_both_layouts_takes_that_of_the_image
         ({"input_size": (0, 56)}, "The image must have elements, but got the shape (16, 64, 0, 56)."),
         ({"alignment_bytes": 1}, "alignment_bytes must be a multiple of the itemsize 2, but got 1."),
         (
-            {"dtype": "float64", "alignment_bytes": 12},
-            "alignment_bytes must be a multiple of the itemsize 8, but got 12.",
+            {"dtype": "float64", "alignment_bytes": 4},
+            "alignment_bytes must be a multiple of the itemsize 8, but got 4.",
         ),
     ],
 )

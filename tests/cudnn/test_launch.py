@@ -362,13 +362,13 @@ def test_a_launch_calls_no_operation_of_torch_and_so_allocates_no_memory(
     if op is ConvOp.WGRAD:
         into = GradientSum(torch.empty(problem.filter_shape))
         add = backend.sum_kernel(problem, name, buffer)
-        with NoTorch():
+        with backend.current(), NoTorch():
             add.add(first, second, into, first=True, here=here)
             add.add(first, second, into, first=False, here=here)
     else:
         out = torch.empty(problem.output_shape if op is ConvOp.FPROP else problem.input_shape)
         kernel = backend.slice_kernel(problem, name, buffer)
-        with NoTorch():
+        with backend.current(), NoTorch():
             kernel.run(first, second, out, None, here)
             kernel.run(first, second, out, None, here)
 
@@ -415,8 +415,13 @@ def test_what_an_engine_takes_is_what_it_declares_and_the_sum_besides(backend: C
     whole_bytes = backend.workspace_bytes(Trial(problem, name, whole=True), 2**40)
     part_bytes = backend.workspace_bytes(Trial(part, name, whole=False), 2**40)
 
+    sum_bytes = 2560  # 4·8·8·3·3 = 2304 in whole multiples of 512
     assert whole_bytes == backend.buffer_bytes(problem, name)
-    assert part_bytes == backend.buffer_bytes(part, name) + 4 * 8 * 8 * 3 * 3
+    assert part_bytes == backend.buffer_bytes(part, name) + sum_bytes
+    runner = divided(backend, problem, name)
+    assert runner.buffer_bytes - sum_bytes == max(
+        backend.buffer_bytes(problem.part(size), name) for size in SIZES
+    )
 
 
 def test_the_declared_workspace_is_the_larger_of_overwriting_and_adding(backend: CudnnBackend) -> None:
@@ -440,8 +445,82 @@ def test_flags_that_change_change_what_is_offered(paper: PaperLibrary) -> None:
 
     assert set(with_tf32) - set(strict)
     forbidden = next(name for name in with_tf32 if name not in strict and not backend.computes(problem, name))
-    with pytest.raises(BackendError, match=f"must be one of cudnn:aten, .* but got '{forbidden}'"):
-        backend.buffer_bytes(problem, forbidden)
+    with pytest.raises(
+        BackendError, match=f"the algorithm must be one of cudnn:aten, .* but got '{forbidden}'"
+    ):
+        divided(backend, problem, forbidden, 13)
+
+
+def test_flags_that_change_break_nothing_that_runs(paper: PaperLibrary) -> None:
+    card = PaperCard()
+    backend, problem = paper_backend(paper, card), conv(in_channels=64, out_channels=64)
+    runner, operands = divided(backend, problem, first_engine(backend, problem)), operands_of(problem)[:2]
+    before = runner(workspace(), *operands)
+
+    card.rules, card.uses_cudnn = dataclasses.replace(card.rules, allow_tf32=False, deterministic=True), False
+
+    assert torch.equal(runner(workspace(), *operands), before)
+    assert backend.flags() != CudnnBackend(PaperCard(), None).flags()
+
+
+def test_whoever_launches_has_made_the_card_the_current_one(paper: PaperLibrary) -> None:
+    backend, problem = paper_backend(paper), conv()
+    name, out = first_engine(backend, problem), torch.empty(problem.output_shape)
+    image, weight, _ = operands_of(problem)
+    kernel = backend.slice_kernel(problem, name, torch.empty(2**24, dtype=torch.uint8))
+
+    with pytest.raises(AssertionError, match="the card is not current"):
+        kernel.run(image, weight, out, None, slice(0, 13))
+    with backend.current():
+        assert kernel.run(image, weight, out, None, slice(0, 13))
+
+
+def test_what_may_not_happen_in_a_capture_says_what_to_do_before(
+    backend: CudnnBackend, card: PaperCard
+) -> None:
+    problem = conv()
+    name, other = first_engine(backend, problem), conv(batch=12)
+    runner, operands = divided(backend, problem, name), operands_of(problem)[:2]
+    runner(workspace(), *operands)
+    card.is_capturing = True
+
+    runner(workspace(), *operands)  # what has run once may be captured, in another buffer too
+    with pytest.raises(BackendError, match=r"^Building a plan of cuDNN must happen before"):
+        divided(backend, other, name, 12)(workspace(), *operands_of(other)[:2])
+
+
+def test_the_handles_of_threads_that_have_ended_serve_the_next_ones(
+    backend: CudnnBackend, paper: PaperLibrary
+) -> None:
+    problem = conv()
+    runner, operands = divided(backend, problem, first_engine(backend, problem)), operands_of(problem)[:2]
+
+    for _ in range(5):
+        thread = threading.Thread(target=lambda: runner(workspace(), *operands))
+        thread.start()
+        thread.join()
+
+    assert len({each.handle for each in paper.executions}) == 1
+    assert len(paper.executions) == 15
+
+
+def test_a_bias_is_added_once_for_all_parts(backend: CudnnBackend) -> None:
+    problem = conv(bias=True)
+    runner, operands = divided(backend, problem, first_engine(backend, problem)), operands_of(problem)
+    runner(workspace(), *operands)
+    calls: list[str] = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: object, types: object, args: tuple[object, ...] = (), kwargs: object = None
+        ) -> object:
+            calls.append(str(func))
+            return func(*args, **(kwargs or {}))  # type: ignore[operator, dict-item]
+
+    with Noting():
+        runner(workspace(), *operands)
+
+    assert sum("add_" in call for call in calls) == 1
 
 
 def test_without_the_library_pytorchs_own_on_slices_is_all_there_is(card: PaperCard) -> None:

@@ -141,6 +141,18 @@ def test_a_plan_that_computes_wrongly_is_quarantined_with_its_evidence(paper: Pa
     assert {each.batch for each in wrong} == {1, 2, 4, 8}
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("op", ConvOp)
+def test_plans_that_write_nothing_are_all_found_out(paper: PaperLibrary, op: ConvOp, dtype: str) -> None:
+    paper._execute = lambda *_: 0  # type: ignore[method-assign]
+    backend = paper_backend(paper, PaperCard(Rules(allow_tf32=False)))
+
+    found = profiler(backend, 2**30).profile(conv(op, dtype=dtype))
+
+    assert {each.algorithm for each in found.candidates} == {backend.own}
+    assert {each.kind for each in found.refusals} == {RefusalKind.WRONG}
+
+
 def test_pytorchs_own_is_not_even_tried_where_its_plan_wants_more_than_the_limit(
     backend: CudnnBackend,
 ) -> None:

@@ -1,8 +1,11 @@
 """Convolutions on the processor: PyTorch's own, and the algorithms composed of torch operations."""
 
+import contextlib
 import math
 import threading
 import time
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from functools import cached_property
 
 import torch
@@ -36,6 +39,9 @@ _FAST_MATH_BOUND = 3e-2
 """The bound where the user has let float32 convolutions compute in 16 bits."""
 
 
+_NOTHING = contextlib.nullcontext()
+
+
 class _ThisThread(threading.local):
     """A queue for each thread, which goes with it."""
 
@@ -64,6 +70,14 @@ class CpuBackend:
     def queue(self) -> Queue:
         """Return this thread's queue: what a thread computes comes one after the other."""
         return self._here.queue
+
+    def current(self) -> AbstractContextManager[None]:
+        """Return a context in which nothing is other than outside: there is one processor."""
+        return _NOTHING
+
+    def flags(self) -> Hashable:
+        """Return nothing: every algorithm may run under every flag."""
+        return None
 
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:  # noqa: ARG002  # the protocol's
         """Return `tensor`: these algorithms read any strides, from anywhere."""
@@ -109,9 +123,10 @@ class CpuBackend:
         again = self._meter.measure(job, limit_bytes).n_bytes
         return again if weighed is None else weighed if again is None else min(weighed, again)
 
-    def release(self, buffer: Tensor) -> None:
-        """Give the memory of `buffer` back to the system, in whole pages, where the system is Linux."""
-        release_pages(buffer)
+    def release(self, tail: Tensor) -> bool:
+        """Give the memory of `tail` back to the system, in whole pages, where the system is Linux."""
+        release_pages(tail)
+        return True
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.

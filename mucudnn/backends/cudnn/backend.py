@@ -1,7 +1,10 @@
 """Convolutions on an NVIDIA card: cuDNN's engines, each with its knobs and workspace, and PyTorch's own."""
 
+import dataclasses
 import math
 import warnings
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -89,6 +92,14 @@ class CudnnBackend:
         """Return the queue of this thread's present stream, which other threads may share."""
         return self._card.queue()
 
+    def current(self) -> AbstractContextManager[None]:
+        """Make the card the calling thread's current one for a while."""
+        return self._card.current()
+
+    def flags(self) -> Hashable:
+        """Return what PyTorch's flags permit now, and whether it may use cuDNN at all."""
+        return self._card.rules, self._card.uses_cudnn
+
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return `tensor`, or a copy of it, dense in `layout` and at a multiple of 16 bytes."""
         dense = tensor.contiguous(memory_format=memory_format(layout, tensor.dim()))
@@ -106,8 +117,12 @@ class CudnnBackend:
         return (self.own, *(each.id for each in found if _divides(problem, each)))
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
-        """Return whether `algorithm` computes `problem` under the present flags."""
-        return algorithm == self.own or self._found(problem, algorithm) is not None
+        """Return whether `algorithm` computes `problem`, and the present flags permit it."""
+        if algorithm == self.own:
+            return True
+        found = self._found(problem, algorithm)
+        permitted = found is not None and self._card.rules.permits(found.notes, problem.dtype)
+        return permitted and self._card.uses_cudnn
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
@@ -131,9 +146,10 @@ class CudnnBackend:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
         return self._card.weigh(job, limit_bytes)
 
-    def release(self, buffer: Tensor) -> None:
-        """Give all memory of the tensor behind `buffer` back to the allocator."""
-        buffer.untyped_storage().resize_(0)
+    def release(self, tail: Tensor) -> bool:
+        """Give all memory of the workspace whose end is `tail` back to the allocator."""
+        tail.untyped_storage().resize_(0)
+        return False
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:  # noqa: ARG002  # engines round alike
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
@@ -183,11 +199,12 @@ class CudnnBackend:
         """
         if self._workshop is None or not self._card.runs_cudnn(problem):
             return 0
+        problem = dataclasses.replace(problem, filter_layout=problem.layout)  # PyTorch copies the filter so
         tried = self._workshop.first(problem, self._card.plans_tried)
         return max((each.overwriting_bytes for each in tried), default=0)
 
     def _found(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
-        """Return the engine that an id names, if it computes `problem` here."""
+        """Return the engine that an id names, if it computes `problem`, whatever the flags permit."""
         if self._workshop is None or not is_id(algorithm):
             return None
         found = self._workshop.configuration(problem, algorithm)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -14,6 +15,7 @@ from mucudnn.backends.cudnn.environment import present_environment, present_rule
 from mucudnn.backends.cudnn.footprint import TorchAllocator, taken_bytes
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
+from mucudnn.errors import BackendError
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
 
@@ -27,12 +29,9 @@ def pytorchs_choice(problem: ConvProblem, device: torch.device) -> str:
         dtype: torch.dtype = getattr(torch, problem.dtype)
         image, weight = (
             torch.empty(shape, dtype=dtype, device=device).contiguous(
-                memory_format=memory_format(layout, len(shape))
+                memory_format=memory_format(problem.layout, len(shape))
             )
-            for shape, layout in (
-                (problem.input_shape, problem.layout),
-                (problem.filter_shape, problem.filter_layout),
-            )
+            for shape in (problem.input_shape, problem.filter_shape)
         )
         arguments = (problem.stride, problem.padding, problem.dilation, False, [0] * len(problem.stride))
         return str(torch._C._select_conv_backend(image, weight, None, *arguments, problem.groups).name)
@@ -62,6 +61,16 @@ class Card(Protocol):
 
     def clock(self) -> int:
         """Return nanoseconds of the host, once the card has done what it was given."""
+
+    def current(self) -> AbstractContextManager[None]:
+        """Make the card the calling thread's current one for a while."""
+
+    def check_not_capturing(self, what: str) -> None:
+        """Raise unless `what`, the first words of a sentence, may be done now.
+
+        Raises:
+            BackendError: the thread's stream is being captured.
+        """
 
     def stream(self) -> int:
         """Return the address of the stream on which the calling thread puts its work now."""
@@ -120,6 +129,22 @@ class TorchCard:
         torch.cuda.synchronize(self.device)
         return time.perf_counter_ns()
 
+    def current(self) -> AbstractContextManager[None]:
+        """Make the card the calling thread's current one for a while: new threads start on the first."""
+        return torch.cuda.device(self._index)
+
+    def check_not_capturing(self, what: str) -> None:
+        """Raise unless `what`, the first words of a sentence, may be done now.
+
+        Raises:
+            BackendError: the thread's stream is being captured.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise BackendError(
+                f"{what} must happen before a CUDA graph is captured, but one is: run the model once, on the "
+                "same shapes and in the same threads, and capture it then."
+            )
+
     def stream(self) -> int:
         """Return the address of the stream on which the calling thread puts its work now."""
         address: int = self._raw_stream(self._index)
@@ -136,6 +161,7 @@ class TorchCard:
 
     def handle(self, library: Library) -> Handle:
         """Return a new handle of cuDNN, made while this card is the current one."""
+        self.check_not_capturing("Making a handle of cuDNN")
         with torch.cuda.device(self.device):
             return Handle(library)
 

@@ -63,6 +63,8 @@ def _policy() -> dict[str, str]:
         "enabled": str(cudnn.enabled),
         "TF32": str(rules.allow_tf32),
         "deterministic": str(rules.deterministic),
-        "benchmark": str(cudnn.benchmark),  # which decides what PyTorch's own runs, and in how much memory
+        # These two decide what PyTorch's own runs, and in how much memory.
+        "benchmark": str(cudnn.benchmark),
+        "benchmark limit": str(cudnn.benchmark_limit),
         **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }

@@ -23,10 +23,10 @@ class Allocator(Protocol):
         """Wait for the device, give back what is cached, and forget the peak."""
 
     def allocated_bytes(self) -> int:
-        """Return the bytes that tensors take now."""
+        """Return the bytes that are asked for now."""
 
     def peak_bytes(self) -> int:
-        """Return the most bytes that tensors took at once since `settle`, once the device is done."""
+        """Return the most bytes that were asked for at once since `settle`, once the device is done."""
 
     def refusals(self) -> int:
         """Return how often memory was refused so far."""
@@ -36,7 +36,7 @@ class Allocator(Protocol):
 
 
 class TorchAllocator:
-    """PyTorch's caching allocator on one card."""
+    """PyTorch's caching allocator on one card; its peak statistics start anew with every weighing."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -48,17 +48,20 @@ class TorchAllocator:
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def allocated_bytes(self) -> int:
-        """Return the bytes that tensors take now."""
-        return torch.cuda.memory_allocated(self._device)
+        """Return the bytes that are asked for now; blocks may be larger by up to 2 MiB each."""
+        return self._told("requested_bytes.all.current")
 
     def peak_bytes(self) -> int:
-        """Return the most bytes that tensors took at once since `settle`, once the device is done."""
+        """Return the most bytes that were asked for at once since `settle`, once the device is done."""
         torch.cuda.synchronize(self._device)
-        return torch.cuda.max_memory_allocated(self._device)
+        return self._told("requested_bytes.all.peak")
 
     def refusals(self) -> int:
         """Return how often memory was refused so far."""
-        return int(torch.cuda.memory_stats(self._device).get("num_ooms", 0))
+        return self._told("num_ooms")
+
+    def _told(self, name: str) -> int:
+        return int(torch.cuda.memory_stats(self._device).get(name, 0))
 
     @contextlib.contextmanager
     def held_to(self, n_bytes: int) -> Iterator[None]:
@@ -81,8 +84,9 @@ def taken_bytes(job: Job, limit_bytes: int, allocator: Allocator) -> int | None:
     """
     prepared = job.prepare()
     weights = [_weigh(prepared, limit_bytes, allocator) for _ in range(_WEIGHINGS)]
-    least = min((weight for weight in weights if weight is not None), default=None)
-    return least if least is not None and least <= limit_bytes else None
+    # One refusal is enough: what was refused once is not asked for again, but would be without the limit.
+    fitting = [weight for weight in weights if weight is not None and weight <= limit_bytes]
+    return min(fitting) if fitting and None not in weights else None
 
 
 def _weigh(prepared: Prepared, limit_bytes: int, allocator: Allocator) -> int | None:
@@ -92,11 +96,13 @@ def _weigh(prepared: Prepared, limit_bytes: int, allocator: Allocator) -> int | 
         try:
             result = prepared.run()
             peak = allocator.peak_bytes()
-        except torch.OutOfMemoryError:
-            return None
+        except RuntimeError:  # out of memory, or PyTorch's "unable to find an engine" because of that
+            if allocator.refusals() > refusals:
+                return None
+            raise
     if allocator.refusals() > refusals:
         return None
-    # The result, if it is new, is still there, rounded up to the allocator's blocks.
+    # The result, if it is new, is still there.
     kept = allocator.allocated_bytes() if prepared.result_bytes else before
     del result
     return peak - kept

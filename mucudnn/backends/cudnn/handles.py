@@ -28,17 +28,28 @@ class Handle:
         return self.pointer
 
 
-class _Slot(threading.local):
-    """A thread's handle; none before it is needed."""
+class _Loan:
+    """A thread's hold on a handle, which goes back when the thread ends."""
 
-    handle: Handle | None = None
+    def __init__(self, handle: Handle, idle: list[Handle]) -> None:
+        self.handle = handle
+        self._idle = idle
+
+    def __del__(self) -> None:
+        self._idle.append(self.handle)
+
+
+class _Here(threading.local):
+    """What the calling thread holds; nothing before it is needed."""
+
+    loan: _Loan | None = None
 
 
 class Handles:
     """The handles of one device.
 
     None is ever destroyed: that would break a capture that goes on in any thread (seen where the garbage
-    collector chose the moment).
+    collector chose the moment). Those of threads that have ended serve the next ones.
 
     Args:
         library: cuDNN.
@@ -52,11 +63,18 @@ class Handles:
         self._library = library
         self._current_stream = current_stream
         self._make = make
-        self._slot = _Slot()
+        self._here = _Here()
+        self._idle: list[Handle] = []
 
     def here(self) -> int | None:
         """Return the calling thread's handle, on the thread's present stream."""
-        handle = self._slot.handle
-        if handle is None:
-            handle = self._slot.handle = self._make(self._library)
-        return handle.on(self._current_stream())
+        loan = self._here.loan
+        if loan is None:
+            loan = self._here.loan = _Loan(self._idle_or_new(), self._idle)
+        return loan.handle.on(self._current_stream())
+
+    def _idle_or_new(self) -> Handle:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._make(self._library)

@@ -13,7 +13,7 @@ from mucudnn.problem import ConvOp, ConvProblem
 
 
 @dataclasses.dataclass(frozen=True)
-class Bench:
+class Place:
     """Where a kernel works.
 
     Attributes:
@@ -44,9 +44,9 @@ class Bench:
 class EngineKernel:
     """fprop or dgrad of a micro-batch; the result overwrites its samples (beta 0)."""
 
-    def __init__(self, problem: ConvProblem, launch: Launch, bench: Bench) -> None:
+    def __init__(self, problem: ConvProblem, launch: Launch, place: Place) -> None:
         self._launch = launch
-        self._bench = bench
+        self._place = place
         self._is_fprop = problem.op is ConvOp.FPROP
         self._x_bytes = _sample_bytes(problem.input_shape, problem)
         self._y_bytes = _sample_bytes(problem.output_shape, problem)
@@ -55,19 +55,33 @@ class EngineKernel:
     def prepare(self, weight: Tensor) -> None:
         """Nothing is paid once per mini-batch: the engines read the filter as it is."""
 
-    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, here: slice) -> bool:
-        """Write the result of the samples `here` of `image` to those of `out`; it is always sound."""
+    def run(
+        self,
+        image: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        bias: Tensor | None,  # noqa: ARG002  # added in the end
+        here: slice,
+    ) -> bool:
+        """Write the result of the samples `here` of `image` to those of `out`, without the bias.
+
+        It is taken for sound: engines that transform tiles spread what is not finite over a tile, here as
+        wherever PyTorch runs them.
+        """
         x, y = (image, out) if self._is_fprop else (out, image)
         self._launch(
-            self._bench.handle(),
+            self._place.handle(),
             x.data_ptr() + here.start * self._x_bytes,
             weight.data_ptr(),
             y.data_ptr() + here.start * self._y_bytes,
-            self._bench.workspace,
+            self._place.workspace,
         )
+        return True
+
+    def finish(self, out: Tensor, bias: Tensor | None, here: slice) -> None:
+        """Add the bias to the samples `here`, in one go for all parts."""
         if bias is not None:
             out[here].add_(bias.view(self._bias_shape))
-        return True
 
 
 class EngineSumKernel:
@@ -77,15 +91,15 @@ class EngineSumKernel:
         problem: of the micro-batch.
         overwriting: the plan with beta 0.
         accumulating: the plan with beta 1; None for 16-bit gradients, which would be rounded at every part.
-        bench: where both work.
+        place: where both work.
     """
 
     def __init__(
-        self, problem: ConvProblem, overwriting: Launch, accumulating: Launch | None, bench: Bench
+        self, problem: ConvProblem, overwriting: Launch, accumulating: Launch | None, place: Place
     ) -> None:
         self._overwriting = overwriting
         self._accumulating = accumulating
-        self._bench = bench
+        self._place = place
         self._x_bytes = _sample_bytes(problem.input_shape, problem)
         self._y_bytes = _sample_bytes(problem.output_shape, problem)
 
@@ -111,11 +125,11 @@ class EngineSumKernel:
 
     def _run(self, launch: Launch, image: Tensor, gradient: Tensor, dw: Tensor, here: slice) -> None:
         launch(
-            self._bench.handle(),
+            self._place.handle(),
             image.data_ptr() + here.start * self._x_bytes,
             dw.data_ptr(),
             gradient.data_ptr() + here.start * self._y_bytes,
-            self._bench.workspace,
+            self._place.workspace,
         )
 
 

@@ -9,7 +9,7 @@ from mucudnn.backends.cudnn.configurations import EngineConfiguration, Knobs, Ru
 from mucudnn.backends.cudnn.devices import DeviceDescription
 from mucudnn.backends.cudnn.engines import Enumerator
 from mucudnn.backends.cudnn.handles import Handles
-from mucudnn.backends.cudnn.kernels import Bench, EngineKernel, EngineSumKernel
+from mucudnn.backends.cudnn.kernels import EngineKernel, EngineSumKernel, Place
 from mucudnn.backends.cudnn.launch import Launch
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.plan import Search
@@ -19,6 +19,9 @@ _MOST_LAUNCHES = 2048
 """Built plans that are kept: 30 KiB of the host's memory each, and a model of 200 sites has some hundreds."""
 
 _MOST_CONFIGURATIONS = 16384
+
+_WHATEVER = Rules(allow_tf32=True, deterministic=False)
+"""Of what is bound already: flags that change decide what is chosen next, and break nothing that runs."""
 
 
 class Workshop:
@@ -46,24 +49,26 @@ class Workshop:
 
     def candidates(self, problem: ConvProblem, search: Search) -> tuple[EngineConfiguration, ...]:
         """Return what is worth measuring for `problem`, in cuDNN's order."""
-        return self._enumerator(self._card.rules).candidates(problem, search)
+        with self._card.current():
+            return self._enumerator(self._card.rules).candidates(problem, search)
 
     def first(self, problem: ConvProblem, number: int) -> tuple[EngineConfiguration, ...]:
         """Return as many engines from the head of cuDNN's list as there are, `number` at most."""
-        return self._enumerator(self._card.rules).listed(problem, Search.HEURISTIC)[:number]
+        with self._card.current():
+            return self._enumerator(self._card.rules).listed(problem, Search.HEURISTIC)[:number]
 
     def configuration(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
-        """Return the engine that an id names; None if it does not compute `problem`, or may not.
+        """Return the engine that an id names, whatever the flags; None if it does not compute `problem`.
 
         Raises:
             BackendError: the id names no engine.
         """
-        return self._configuration(problem, *parse_id(algorithm), self._card.rules)
+        return self._configuration(problem, *parse_id(algorithm))
 
     def kernel(self, problem: ConvProblem, found: EngineConfiguration, buffer: Tensor) -> EngineKernel:
         """Return a kernel for fprop or dgrad."""
         launch = self._launch(problem, found.engine, found.knobs, accumulate=False)
-        return EngineKernel(problem, launch, self._bench(found, buffer))
+        return EngineKernel(problem, launch, self._place(found, buffer))
 
     def sum_kernel(self, problem: ConvProblem, found: EngineConfiguration, buffer: Tensor) -> EngineSumKernel:
         """Return a kernel for wgrad."""
@@ -71,10 +76,10 @@ class Workshop:
         accumulating = None
         if found.accumulating_bytes is not None:
             accumulating = self._launch(problem, found.engine, found.knobs, accumulate=True)
-        return EngineSumKernel(problem, overwriting, accumulating, self._bench(found, buffer))
+        return EngineSumKernel(problem, overwriting, accumulating, self._place(found, buffer))
 
-    def _bench(self, found: EngineConfiguration, buffer: Tensor) -> Bench:
-        return Bench(self._handles.here, buffer, found.workspace_bytes)
+    def _place(self, found: EngineConfiguration, buffer: Tensor) -> Place:
+        return Place(self._handles.here, buffer, found.workspace_bytes)
 
     def _enumerator_under(self, rules: Rules) -> Enumerator:
         if self._device is not None:
@@ -82,10 +87,13 @@ class Workshop:
         return Enumerator(self._library, self._handles.here, rules)
 
     def _configuration_of(
-        self, problem: ConvProblem, engine: int, knobs: Knobs, rules: Rules
+        self, problem: ConvProblem, engine: int, knobs: Knobs
     ) -> EngineConfiguration | None:
-        return self._enumerator(rules).configuration(problem, engine, knobs)
+        with self._card.current():
+            return self._enumerator(_WHATEVER).configuration(problem, engine, knobs)
 
     def _launch_of(self, problem: ConvProblem, engine: int, knobs: Knobs, accumulate: bool) -> Launch:
-        plan = self._enumerator(self._card.rules).plan(problem, engine, knobs, accumulate)
+        self._card.check_not_capturing("Building a plan of cuDNN")
+        with self._card.current():
+            plan = self._enumerator(_WHATEVER).plan(problem, engine, knobs, accumulate)
         return Launch(self._library, plan, problem.alignment_bytes)

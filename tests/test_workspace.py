@@ -1,0 +1,159 @@
+"""What becomes of buffers that captured graphs use; capturing is played here."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from mucudnn import workspace as room
+from mucudnn.backends import backend_of
+from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.workspace import Workspace, release_workspaces, workspace_of
+
+CPU = torch.device("cpu")
+
+
+class Capture:
+    """Whether a graph is being captured."""
+
+    is_on = False
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
+    played = Capture()
+    monkeypatch.setattr(room, "_is_capturing", lambda _: played.is_on)
+    monkeypatch.setattr(room, "_kept_for_graphs", [])
+    yield played
+    release_workspaces()
+
+
+class Address:
+    """Binds the buffer, as a weak reference and its address."""
+
+    def __init__(self) -> None:
+        self.seen: weakref.ref[Tensor] | None = None
+
+    def bind(self, buffer: Tensor) -> int:
+        self.seen = weakref.ref(buffer)
+        return buffer.data_ptr()
+
+
+def lives(binder: Address) -> bool:
+    gc.collect()
+    return binder.seen is not None and binder.seen() is not None
+
+
+def test_a_buffer_goes_when_a_larger_one_comes(capture: Capture) -> None:
+    workspace, binder = Workspace(CPU), Address()
+    workspace.reserve(100)
+    workspace.bound(binder)
+
+    workspace.reserve(200)
+
+    assert not lives(binder)
+
+
+def test_a_buffer_that_a_graph_uses_stays_when_a_larger_one_comes(capture: Capture) -> None:
+    workspace, binder = Workspace(CPU), Address()
+    workspace.reserve(100)
+    capture.is_on = True
+    workspace.reserve(100)
+    workspace.bound(binder)
+    capture.is_on = False
+
+    workspace.reserve(200)
+
+    assert lives(binder)
+
+
+def test_a_buffer_that_grew_inside_of_a_capture_stays_and_the_one_before_goes(capture: Capture) -> None:
+    workspace, before, inside = Workspace(CPU), Address(), Address()
+    workspace.reserve(100)
+    workspace.bound(before)
+    capture.is_on = True
+    workspace.reserve(200)
+    workspace.bound(inside)
+    capture.is_on = False
+
+    workspace.reserve(300)
+
+    assert [lives(before), lives(inside)] == [False, True]
+
+
+def test_a_buffer_that_a_graph_uses_survives_the_release_of_all_others(capture: Capture) -> None:
+    binder = Address()
+    workspace = workspace_of(backend_of("cpu:"))
+    capture.is_on = True
+    workspace.reserve(100)
+    workspace.bound(binder)
+    capture.is_on = False
+
+    del workspace
+    release_workspaces()
+
+    assert lives(binder)
+
+
+class Kernel:
+    """Something that is bound."""
+
+
+class Kernels:
+    """Binds one kernel."""
+
+    def bind(self, buffer: Tensor) -> Kernel:
+        return Kernel()
+
+
+def test_kernels_that_a_graph_was_captured_with_stay_with_it(capture: Capture) -> None:
+    workspace, binder = Workspace(CPU), Kernels()
+    workspace.reserve(100)
+    capture.is_on = True
+    kernel = weakref.ref(workspace.bound(binder))
+    capture.is_on = False
+
+    workspace.reserve(200)
+    gc.collect()
+
+    assert kernel() is not None
+
+
+class Device(CpuBackend):
+    """The processor, as if its memory came in one piece, like a card's; it notes what it is given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released: list[int] = []
+
+    def release(self, tail: Tensor) -> bool:
+        self.released.append(tail.numel())
+        tail.untyped_storage().resize_(0)
+        return False
+
+
+def test_a_device_gives_back_a_whole_buffer_and_takes_what_is_needed_next(capture: Capture) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+
+    workspace.make_room(900, 1000, backend)
+    workspace.reserve(50)
+    workspace.make_room(900, 1000, backend)  # 50 and 900 fit
+    workspace.reserve(500)
+    workspace.make_room(900, 1000, backend)
+
+    assert backend.released == [900, 400]
+
+
+def test_what_a_graph_uses_is_not_given_back_to_make_room(capture: Capture) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    capture.is_on = True
+    workspace.reserve(1000)
+    capture.is_on = False
+
+    workspace.make_room(900, 1000, backend)
+
+    assert backend.released == []
