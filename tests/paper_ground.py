@@ -93,7 +93,8 @@ class PaperGround:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        yield
+        with self.card.current():
+            yield
 
     @contextlib.contextmanager
     def side_stream(self) -> Iterator[None]:

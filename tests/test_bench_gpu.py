@@ -34,8 +34,10 @@ pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture
-def ground() -> PaperGround:
-    return PaperGround(load_library())
+def ground() -> Iterator[PaperGround]:
+    made = PaperGround(load_library())
+    with made.current():
+        yield made
 
 
 @pytest.fixture
@@ -48,8 +50,9 @@ def contests() -> list[object]:
     """What is found of one layer, which takes some seconds."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    task = Task(PaperGround(load_library()), {"small": SMALL}, SMALL, Deadline(3600))
-    rows = [*plans.rows(task)]
+    ground = PaperGround(load_library())
+    with ground.current():
+        rows = [*plans.rows(Task(ground, {"small": SMALL}, SMALL, Deadline(3600)))]
     torch.set_num_threads(threads)
     return rows
 

@@ -158,7 +158,7 @@ def _in_shifted(ground: Ground, problem: ConvProblem, algorithm: str, alignment:
     shift += _MOST_ALIGNMENT if shift < 0 else 0
     with buffer.poisoned(shift + n_bytes):
         result = _whole(stand, algorithm, buffer.first(shift + n_bytes)[shift:])
-        error = relative_error(result, stand.reference.of(problem.batch))
+        error = relative_error(result, stand.reference.of(slice(0, problem.batch)))
     if not buffer.is_intact(shift + n_bytes):
         return "wrong: it writes behind its workspace"
     return "fine" if error <= backend.error_bound(problem, algorithm) else f"wrong: error {error:.1e}"

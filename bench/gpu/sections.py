@@ -97,8 +97,9 @@ def run_section(section: Section, task: Task, clock: Clock = time.perf_counter_n
     answers: tuple[Answer, ...] = ()
     failure = None
     try:
-        for row in section.rows(task):
-            rows.append(row)  # noqa: PERF402  # each is kept even if the next one fails
+        with task.ground.current():
+            for row in section.rows(task):
+                rows.append(row)  # noqa: PERF402  # each is kept even if the next one fails
     except Exception:  # noqa: BLE001  # whatever it is, it is the answer
         failure = _told()
     try:
