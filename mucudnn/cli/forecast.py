@@ -25,7 +25,7 @@ from mucudnn.progress import progress_for
 from mucudnn.report import DEFAULT_WIDTH, forecast_as_json, render_forecast
 
 if TYPE_CHECKING:
-    from mucudnn.backends.cudnn.engines import Rules
+    from mucudnn.backends.cudnn.configurations import Rules
 
 
 @click.command("forecast")
@@ -71,8 +71,9 @@ def forecast_command(
     Example:
       mucudnn forecast torchvision.models:resnet50 --input 256x3x224x224 --dtype bf16 --device h200
     """
+    from mucudnn.backends.cudnn.configurations import Rules
     from mucudnn.backends.cudnn.devices import device_described  # here, not to wait for torch
-    from mucudnn.backends.cudnn.engines import Enumerator, Rules
+    from mucudnn.backends.cudnn.engines import Enumerator
     from mucudnn.backends.cudnn.library import load_library
 
     described = device_described(device)

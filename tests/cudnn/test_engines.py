@@ -4,18 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mucudnn.backends.cudnn.configurations import EngineConfiguration, Rules, Source
 from mucudnn.backends.cudnn.constants import Attribute
 from mucudnn.backends.cudnn.devices import DEVICES, device_described
-from mucudnn.backends.cudnn.engines import (
-    EngineConfiguration,
-    Enumerator,
-    Rules,
-    Search,
-    Source,
-    accumulates_by_beta,
-)
+from mucudnn.backends.cudnn.engines import Enumerator, accumulates_by_beta
 from mucudnn.backends.cudnn.library import CudnnError, Library
 from mucudnn.errors import BackendError
+from mucudnn.plan import Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.cudnn.problems import LAYERS, conv, conv_in
 

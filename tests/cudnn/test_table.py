@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from mucudnn.backends.cudnn.configurations import EngineConfiguration
 from mucudnn.backends.cudnn.descriptors import Descriptor
-from mucudnn.backends.cudnn.engines import EngineConfiguration, Enumerator, accumulates_by_beta
+from mucudnn.backends.cudnn.engines import Enumerator, accumulates_by_beta
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.problem import ConvOp, ConvProblem
 from tests.cudnn.problems import DTYPES, LAYERS

@@ -101,7 +101,10 @@ class CudnnBackend:
         return self._card.rules, self._card.uses_cudnn
 
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
-        """Return `tensor`, or a copy of it, dense in `layout` and at a multiple of 16 bytes."""
+        """Return `tensor`, or a copy of it, dense in `layout` and at a multiple of 16 bytes.
+
+        The copy is an operand, as autograd's would be, and no workspace.
+        """
         dense = tensor.contiguous(memory_format=memory_format(layout, tensor.dim()))
         return dense.clone() if dense.data_ptr() % _ALIGNMENT_BYTES else dense
 

@@ -8,10 +8,6 @@ from mucudnn.backends.cudnn.configurations import (
     EngineConfiguration,
     Knobs,
     Rules,
-    Source,
-    id_of,
-    is_id,
-    parse_id,
 )
 from mucudnn.backends.cudnn.descriptors import Descriptor
 from mucudnn.backends.cudnn.devices import DeviceDescription
@@ -21,18 +17,6 @@ from mucudnn.backends.cudnn.offers import Offer, Offers
 from mucudnn.backends.cudnn.pruning import prune
 from mucudnn.plan import Search
 from mucudnn.problem import ConvOp, ConvProblem
-
-__all__ = [
-    "EngineConfiguration",
-    "Enumerator",
-    "Rules",
-    "Search",
-    "Source",
-    "accumulates_by_beta",
-    "id_of",
-    "is_id",
-    "parse_id",
-]
 
 _MOST_PROBLEMS = 4096
 
