@@ -2,7 +2,7 @@
 
 import sys
 
-from bench.gpu.program import main
+from bench.gpu.watch import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -57,7 +57,8 @@ def rows(task: Task) -> Iterator[object]:
         for op in ConvOp:
             if task.deadline.is_over:
                 return
-            yield _row(task.ground, task.middling.problem(op, dtype, Layout.CHANNELS_LAST))
+            # In NCHW, tensor cores need a copy of the image, and so a workspace.
+            yield _row(task.ground, task.middling.problem(op, dtype, Layout.CONTIGUOUS))
 
 
 def _row(ground: Ground, problem: ConvProblem) -> CaptureRow:

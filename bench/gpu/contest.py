@@ -56,7 +56,7 @@ class CandidateRow:
         bound: the relative error above which the tuner calls it wrong.
         time: by the clock that waits for the card.
         host_us: host's microseconds per launch, of 200 in a row; None where a launch takes over 500 µs.
-        failure: why it did not run.
+        failure: why it did not run, as a whole or in parts.
     """
 
     layer: str
@@ -81,9 +81,8 @@ class CandidateRow:
     def is_right(self) -> bool:
         """Whether it ran, within the bound, as a whole and in parts."""
         seen = [self.error, *([self.error_in_parts] if self.part_batch is not None else [])]
-        return self.is_guard_intact is not False and all(
-            each is not None and each <= self.bound for each in seen
-        )
+        is_exact = all(each is not None and each <= self.bound for each in seen)
+        return is_exact and self.is_guard_intact is not False and self.failure is None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,11 +172,11 @@ class Contest:
         """Run the candidate as a whole, once more for a first look at its time, and in parts."""
         if self._deadline.is_over:
             return _Checked(None, None, None, None, "the time was up")
-        seen, failure = attempted(self._ground, lambda: self._first_run(name))
+        seen, failure = attempted(self._ground, lambda: self._first_run(name), name)
         if seen is None:
             return _Checked(None, None, None, None, failure)
         run, error, once = seen
-        in_parts, failure = attempted(self._ground, lambda: self._in_parts(name))
+        in_parts, failure = attempted(self._ground, lambda: self._in_parts(name), name)
         return _Checked(run, error, in_parts, once, failure)
 
     def _first_run(self, name: str) -> tuple[TrialRun, float, Timing]:

@@ -20,6 +20,9 @@ from mucudnn.stand import Stand
 
 _COMPILED = "RUNTIME_COMPILATION"
 
+_MOST_BYTES = 16 * 2**30
+"""Engines that want a larger workspace are not run."""
+
 
 @dataclasses.dataclass(frozen=True)
 class EngineRow:
@@ -81,7 +84,10 @@ def rows(task: Task) -> Iterator[object]:
         if task.deadline.is_over:
             return
         found = task.ground.enumerator().listed(problem, Search.EXHAUSTIVE)
-        stand = Stand(task.ground.backend, problem, max((each.workspace_bytes for each in found), default=0))
+        needs = (each.workspace_bytes for each in found)
+        stand = Stand(
+            task.ground.backend, problem, max((need for need in needs if need <= _MOST_BYTES), default=0)
+        )
         for each in best_of_each_engine(found):
             if task.deadline.is_over:
                 return
@@ -112,10 +118,10 @@ def refused(ground: Ground, problem: ConvProblem) -> Iterator[RefusedRow]:
 
 def _engine_row(ground: Ground, stand: Stand, found: EngineConfiguration) -> EngineRow:
     problem = stand.problem
-    build_ms, failure = attempted(ground, lambda: _build_ms(ground, problem, found))
+    build_ms, failure = attempted(ground, lambda: _build_ms(ground, problem, found), found.id)
     error, timing = None, None
     if failure is None:
-        seen, failure = attempted(ground, lambda: _run(stand, found))
+        seen, failure = attempted(ground, lambda: _run(stand, found), found.id)
         error, timing = seen or (None, None)
     return EngineRow(
         op=problem.op,

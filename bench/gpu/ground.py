@@ -1,8 +1,10 @@
 """What the questions are put to: one card, with all that it takes to ask it."""
 
 import contextlib
+import gc
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -24,7 +26,7 @@ from mucudnn.backends.cudnn.offers import Offers
 from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.problem import ConvProblem
 
-_PATIENCE_S = 90
+_PATIENCE_S = 60
 
 
 class Ground(Protocol):
@@ -166,6 +168,7 @@ class CardGround:
 
     def captured(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Return a replay of `call`, which is captured, and the tensor that each replay fills."""
+        gc.collect()  # a plan that is destroyed meanwhile would break the capture
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             result = call()
@@ -182,12 +185,13 @@ class CardGround:
             )
             for argument in arguments
         ]
-        return [_last_line(each) for each in running]
+        end = time.monotonic() + _PATIENCE_S
+        return [_last_line(each, end) for each in running]
 
 
-def _last_line(process: "subprocess.Popen[str]") -> str:
+def _last_line(process: "subprocess.Popen[str]", end: float) -> str:
     try:
-        printed, _ = process.communicate(timeout=_PATIENCE_S)
+        printed, _ = process.communicate(timeout=max(end - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()

@@ -1,6 +1,8 @@
 """Memory that stays: after many launches, and after listing and building for many layers."""
 
 import dataclasses
+import functools
+import gc
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -8,7 +10,7 @@ from pathlib import Path
 
 from bench.gpu.ground import Ground
 from bench.gpu.layers import DTYPES, Layer
-from bench.gpu.sections import Deadline, Task, only
+from bench.gpu.sections import Deadline, Task, attempted, only
 from bench.gpu.values import Answer
 from mucudnn.backends.cudnn.descriptors import Descriptor
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -49,7 +51,8 @@ def rows(task: Task) -> Iterator[object]:
 
 
 def present(ground: Ground, moment: str) -> MemoryRow:
-    """Return what is in use now, once the card is idle and what is cached is given back."""
+    """Return what is in use now, once the card is idle and what is cached or unreachable is given back."""
+    gc.collect()
     ground.allocator.settle()
     return MemoryRow(moment, ground.used_bytes(), ground.allocator.allocated_bytes(), host_bytes())
 
@@ -84,10 +87,12 @@ def _built(ground: Ground, layers: Sequence[Layer], deadline: Deadline) -> tuple
                 return plans, done
             for op in ConvOp:
                 problem = layer.problem(op, dtype, Layout.CHANNELS_LAST)
-                plans += [
-                    enumerator.plan(problem, each.engine, each.knobs, accumulate=False)
-                    for each in enumerator.candidates(problem)
-                ]
+                for each in enumerator.candidates(problem):
+                    build = functools.partial(
+                        enumerator.plan, problem, each.engine, each.knobs, accumulate=False
+                    )
+                    plan, _ = attempted(ground, build, each.id)
+                    plans += [] if plan is None else [plan]
             done += 1
     return plans, done
 

@@ -70,7 +70,9 @@ def _reference(problem: ConvProblem, image: Tensor, weight: Tensor) -> Tensor:
 def main() -> int:
     """Print how it came out for the argument, on the card whose number is the second one."""
     argument, index = sys.argv[1:]
-    print(outcome(CardGround(int(index)), ARGUMENTS[argument]))
+    ground = CardGround(int(index))
+    with ground.current():
+        print(outcome(ground, ARGUMENTS[argument]), flush=True)
     return 0
 
 

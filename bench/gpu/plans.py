@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 
 from bench.gpu.contest import CandidateRow, CaseRow, Contest
+from bench.gpu.ground import Ground
 from bench.gpu.layers import Case, Layer, cases
 from bench.gpu.sections import Deadline, Task, attempted, only
 from bench.gpu.values import Answer, duration
@@ -38,13 +40,18 @@ def rows(task: Task) -> Iterator[object]:
         if task.deadline.is_over:
             yield _left_out(case, "the time was up")
             continue
+        gc.collect()  # a stand is a cycle: without this, operands of gigabytes pile up
         with task.ground.precision(case.allow_tf32):
-            deadline = Deadline(_CASE_SECONDS)
-            found, failure = attempted(task.ground, functools.partial(Contest, task.ground, case, deadline))
-            if found is None:
-                yield _left_out(case, failure or "")
-                continue
-            yield from found.rows()
+            yield from _case_rows(task.ground, case)
+
+
+def _case_rows(ground: Ground, case: Case) -> Iterator[object]:
+    make = functools.partial(Contest, ground, case, Deadline(_CASE_SECONDS))
+    found, failure = attempted(ground, make)
+    if found is None:
+        yield _left_out(case, failure or "")
+    else:
+        yield from found.rows()
 
 
 def _left_out(case: Case, reason: str) -> LeftOutRow:

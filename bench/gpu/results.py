@@ -45,7 +45,10 @@ def write(folder: Path, result: Result, now: datetime.datetime) -> None:
     """Write what a section has found, in place of what it found before."""
     folder.mkdir(parents=True, exist_ok=True)
     text = "".join(_pieces(_content(result, now)))
-    path_of(folder, result.section.name).write_text(text, encoding="utf-8")
+    path = path_of(folder, result.section.name)
+    beside = path.with_suffix(".part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)  # a process that dies here leaves what was there
 
 
 def _pieces(value: object, depth: int = 0) -> Iterator[str]:

@@ -16,6 +16,14 @@ Kind = TypeVar("Kind")
 
 _LAST_LINES = 6
 
+UNFINISHED = "failed: the process ended before the section did."
+"""What the file of a section says while it runs, and for ever where its process dies or hangs."""
+
+_WRITING_NS = 5_000_000_000
+
+Keep = Callable[["Result"], None]
+"""Keeps what is known of a section so far."""
+
 
 class Deadline:
     """A moment by which a section should have ended.
@@ -90,16 +98,27 @@ class Result:
     seconds: float
 
 
-def run_section(section: Section, task: Task, clock: Clock = time.perf_counter_ns) -> Result:
-    """Return what a section finds; a failure is part of it, and what was found before is kept."""
+def run_section(
+    section: Section, task: Task, clock: Clock = time.perf_counter_ns, keep: Keep | None = None
+) -> Result:
+    """Return what a section finds; a failure is part of it, and what was found before is kept.
+
+    Args:
+        section: that runs.
+        task: what it works on.
+        clock: nanoseconds of the host.
+        keep: is given an unfinished result in the beginning, and what is found so far every five seconds.
+    """
     start = clock()
     rows: list[object] = []
+    kept = _Kept(section, rows, keep)
     answers: tuple[Answer, ...] = ()
     failure = None
     try:
         with task.ground.current():
             for row in section.rows(task):
-                rows.append(row)  # noqa: PERF402  # each is kept even if the next one fails
+                rows.append(row)  # each is kept even if the next one fails
+                kept.now_and_then()
     except Exception:  # noqa: BLE001  # whatever it is, it is the answer
         failure = _told()
     try:
@@ -112,8 +131,36 @@ def run_section(section: Section, task: Task, clock: Clock = time.perf_counter_n
     return Result(section, tuple(rows), answers, failure, (clock() - start) * 1e-9)
 
 
-def attempted(ground: Ground, call: Callable[[], Value]) -> tuple[Value | None, str | None]:
+class _Kept:
+    """Has the rows of a running section kept, so that they outlive its process."""
+
+    def __init__(self, section: Section, rows: Sequence[object], keep: Keep | None) -> None:
+        self._section = section
+        self._rows = rows
+        self._keep = keep
+        self._start_ns = self._last_ns = time.perf_counter_ns()
+        self._write()
+
+    def now_and_then(self) -> None:
+        """Have them kept unless that was done a moment ago."""
+        if time.perf_counter_ns() - self._last_ns >= _WRITING_NS:
+            self._write()
+
+    def _write(self) -> None:
+        if self._keep is not None:
+            seconds = (time.perf_counter_ns() - self._start_ns) * 1e-9
+            told = (Answer(self._section.about, UNFINISHED),)
+            self._keep(Result(self._section, tuple(self._rows), told, UNFINISHED, seconds))
+        self._last_ns = time.perf_counter_ns()
+
+
+def attempted(ground: Ground, call: Callable[[], Value], what: str = "") -> tuple[Value | None, str | None]:
     """Return what `call` returns and None, or None and why it failed.
+
+    Args:
+        ground: the card.
+        call: that may fail.
+        what: is attempted, for whoever looks for what broke the card.
 
     Raises:
         Exception: what the call raises, if the card works no more.
@@ -121,9 +168,11 @@ def attempted(ground: Ground, call: Callable[[], Value]) -> tuple[Value | None, 
     try:
         return call(), None
     except Exception as failure:
-        if not is_alive(ground):
-            raise
-        return None, sentence(failure)
+        if is_alive(ground):
+            return None, sentence(failure)
+        if what:
+            raise RuntimeError(f"{what}: {sentence(failure)}") from failure
+        raise
 
 
 def sentence(failure: Exception) -> str:

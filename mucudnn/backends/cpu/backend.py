@@ -57,6 +57,7 @@ class CpuBackend:
     device = torch.device("cpu")
     alignment_bytes = 1
     least_span_ns = 50_000
+    own_convolution = staticmethod(own_convolution)
 
     def __init__(self) -> None:
         self._algorithms: dict[str, Algorithm] = {_PREFIX + each.name: each for each in ALGORITHMS}
@@ -138,20 +139,6 @@ class CpuBackend:
             return _FAST_MATH_BOUND
         factor = _WINOGRAD4_FACTOR if algorithm == f"{_PREFIX}winograd4" else 1.0
         return _ERROR_BOUNDS[problem.dtype] * factor * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
-
-    def own_convolution(
-        self,
-        problem: ConvProblem,
-        first: Tensor,
-        second: Tensor,
-        bias: Tensor | None = None,
-        unread: Tensor | None = None,
-    ) -> Tensor:
-        """Return what PyTorch itself computes: y from (x, w), dx from (dy, w), or dw from (x, dy).
-
-        The third tensor that the backward ops name but never read, x or w, may be given as `unread`.
-        """
-        return own_convolution(problem, first, second, bias, unread)
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""

@@ -50,6 +50,7 @@ class CudnnBackend:
     own = "cudnn:aten"
     alignment_bytes = _ALIGNMENT_BYTES
     least_span_ns = 1_000_000  # waiting for a card takes some 10 µs
+    own_convolution = staticmethod(own_convolution)
 
     def __init__(self, card: Card, workshop: Workshop | None) -> None:
         self._card = card
@@ -163,20 +164,6 @@ class CudnnBackend:
         is_tf32 = problem.dtype == "float32" and self._card.rules.allow_tf32
         bound = _TF32_BOUND if is_tf32 else _ERROR_BOUNDS[problem.dtype]
         return bound * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
-
-    def own_convolution(
-        self,
-        problem: ConvProblem,
-        first: Tensor,
-        second: Tensor,
-        bias: Tensor | None = None,
-        unread: Tensor | None = None,
-    ) -> Tensor:
-        """Return what PyTorch itself computes: y from (x, w), dx from (dy, w), or dw from (x, dy).
-
-        The third tensor that the backward ops name but never read, x or w, may be given as `unread`.
-        """
-        return own_convolution(problem, first, second, bias, unread)
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
