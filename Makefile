@@ -54,7 +54,8 @@ $(GPU)/ready: bench/gpu/install.py
 gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes without a network
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
-	@$(GPU)/bin/python -m pytest -m gpu --require-gpu $(GPU_TESTS); tests=$$?; \
+	@timeout --foreground --signal=INT --kill-after=20 150 $(GPU)/bin/python -m pytest -m gpu --require-gpu \
+		-W default -W error::mucudnn.errors.BackendWarning $(GPU_TESTS); tests=$$?; \
 		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$tests
 
 clean:  ## remove the virtual environment and all caches

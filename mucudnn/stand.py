@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Protocol
@@ -70,7 +71,7 @@ class Stand:
         self.first, self.second, self.bias = operands(problem, generator, backend.device)
         self.buffer = GuardedBuffer(buffer_bytes, backend.device)
         self.out = self._poisoned_result()
-        self.reference = _Reference(self)
+        self.reference = _Reference(weakref.proxy(self))  # no cycle: gigabytes would wait for the collector
         self._workspace = Workspace(backend.device)
 
     @cached_property

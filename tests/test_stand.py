@@ -1,7 +1,9 @@
 """The stand finds out every algorithm that is wrong, by algorithms each of which is wrong in one way."""
 
 import dataclasses
+import gc
 import math
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -376,3 +378,16 @@ def test_an_error_is_absolute_where_the_reference_is_nothing() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_an_error_is_not_finite_where_a_result_is_not(value: float) -> None:
     assert not math.isfinite(relative_error(torch.tensor([1.0, value]), torch.ones(2).double()))
+
+
+def test_a_stand_and_its_operands_go_with_their_last_user() -> None:
+    stand = Stand(BACKEND, PROBLEM, buffer_bytes=BUFFER_BYTES)
+    stand.run(Trial(PROBLEM, BACKEND.own, whole=True)).error()
+    operand = weakref.ref(stand.first)
+
+    gc.disable()
+    del stand
+    gone = operand() is None
+    gc.enable()
+
+    assert gone

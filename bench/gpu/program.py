@@ -115,8 +115,7 @@ def _run(ground: Ground, section: Section, folder: Path, seconds: float) -> None
 
 @contextlib.contextmanager
 def _ended_if_it_hangs(seconds: float) -> Iterator[None]:
-    """End the process, and tell where it was, if the block takes longer: no exception ends a wait for a card."""
-    # The real one: what tests put in its place has no file.
+    """End the process, and tell where it is, if the block takes longer: nothing else ends a hang."""
     faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
     try:
         yield

@@ -12,6 +12,7 @@ from bench.gpu.trials import checked_in_parts
 from mucudnn.backends import Backend, backend_of
 from mucudnn.backends.cudnn.devices import live_device
 from mucudnn.backends.cudnn.engines import Enumerator
+from mucudnn.backends.cudnn.footprint import TorchAllocator
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.functional import divided_conv
 from mucudnn.plan import Division
@@ -22,7 +23,6 @@ from mucudnn.workspace import workspace_of
 
 pytestmark = pytest.mark.gpu
 
-MIB = 2**20
 BATCH = 16
 PART = 4
 
@@ -129,7 +129,8 @@ def test_a_divided_convolution_has_the_gradients_of_the_undivided_one(backend: B
     gradients = torch.autograd.grad(y.square().sum(), (image, weight))
 
     for gradient, other in zip(gradients, expected, strict=True):
-        assert relative_error(gradient, other.double()) < 1e-5
+        # Both passes round, by an engine each; a part that is lost or counted twice is a tenth and more.
+        assert relative_error(gradient, other.double()) < 1e-4
 
 
 def test_a_division_is_captured_after_a_warm_run_and_replayed_on_new_values(backend: Backend) -> None:
@@ -209,15 +210,13 @@ def test_a_division_takes_no_more_than_its_workspace_from_the_allocator(backend:
     declared = backend.buffer_bytes(part, parts.parts[0].algorithm) + problem.running_sum_bytes
     stand = Stand(backend, problem, 0)
     run = stand.division(parts)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+    allocator = TorchAllocator(backend.device)  # which counts what is asked for; blocks may be 1 MiB larger
+    allocator.settle()
+    before = allocator.allocated_bytes()
 
     run()
 
-    torch.cuda.synchronize()
-    taken = torch.cuda.max_memory_allocated() - before - stand.out.nbytes
-    assert taken <= declared + MIB // 16  # the allocator rounds every tensor up to 512 bytes
+    assert allocator.peak_bytes() - before - stand.out.nbytes <= declared
 
 
 def test_the_card_describes_itself_for_lists_without_it() -> None:

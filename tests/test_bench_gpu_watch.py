@@ -1,0 +1,78 @@
+"""What is left of the measurements when a process ends in the middle of them."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench.gpu import program, results, watch
+
+NAMES = ["device", "engines", "plans"]
+
+_CHILD = """
+import os, pathlib, sys
+deadly, folder, *names = sys.argv[1:]
+for name in names:
+    pathlib.Path(folder, name + ".json").write_text("{}")
+    if name == deadly:
+        os.abort()
+pathlib.Path(folder, "README.md").write_text("all")
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The sections that each process was asked for; the process aborts in the one called "engines"."""
+    asked: list[list[str]] = []
+
+    def command(
+        _options: argparse.Namespace, folder: Path, _seconds: float, names: Sequence[str]
+    ) -> list[str]:
+        asked.append(list(names))
+        return [sys.executable, "-c", _CHILD, "engines", str(folder), *names]
+
+    monkeypatch.setattr(watch, "_command", command)
+    return asked
+
+
+def options(names: Sequence[str]) -> argparse.Namespace:
+    return argparse.Namespace(seconds=60.0, device=0, output=None, only=list(names))
+
+
+def test_sections_after_the_one_that_ended_the_process_run_in_another(
+    runs: list[list[str]], tmp_path: Path
+) -> None:
+    status = watch.watched(options(NAMES), tmp_path)
+
+    assert runs == [NAMES, ["plans"]]
+    assert status == 0
+    assert all(results.path_of(tmp_path, name).exists() for name in NAMES)
+
+
+def test_the_readme_is_written_even_if_the_last_process_dies(
+    runs: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "conclude", lambda folder: 1 if folder == tmp_path else 2)
+
+    assert watch.watched(options(["device", "engines"]), tmp_path) == 1
+    assert runs == [["device", "engines"]]
+
+
+def test_a_process_that_begins_no_section_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_command", lambda *_: [sys.executable, "-c", "raise SystemExit(3)"])
+
+    assert watch.watched(options(NAMES), tmp_path) == 3
+
+
+def test_results_of_an_earlier_run_are_not_taken_for_this_one(runs: list[list[str]], tmp_path: Path) -> None:
+    results.path_of(tmp_path, "plans").write_text("old")
+    (tmp_path / "README.md").write_text("old")
+
+    watch.watched(options(["plans"]), tmp_path)
+
+    assert results.path_of(tmp_path, "plans").read_text() == "{}"
+    assert (tmp_path / "README.md").read_text() == "all"
