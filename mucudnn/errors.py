@@ -115,6 +115,10 @@ class DeviceLostError(BackendError):
         )
 
 
+class ValuesWarning(UserWarning):
+    """A model had to be run in earnest, because it looks at values."""
+
+
 class BackendWarning(UserWarning):
     """A backend works, but not with all that it could offer."""
 

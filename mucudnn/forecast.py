@@ -4,7 +4,7 @@ Arithmetic over lists that somebody else makes: it runs nothing, measures nothin
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from typing import Protocol
@@ -70,7 +70,9 @@ class Fit(StrEnum):
     LOWER_RANKED = "lower_ranked"
     """No first-ranked plan at any size, but another plan."""
     NEVER = "never"
-    """No plan at any size."""
+    """No plan at any size, or none at sizes that add up to the mini-batch."""
+    NO_PLAN = "no_plan"
+    """There are no plans at all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,15 +120,23 @@ class ProblemForecast:
         """What the whole mini-batch needs, or None if there is no plan for it."""
         return self.by_size.get(self.problem.batch)
 
-    @property
+    @cached_property
     def best(self) -> Need | None:
-        """The size whose first-ranked plan needs least; the largest of several; None without any plan."""
-        return min(self.needs, key=lambda need: (need.first_bytes, -need.batch), default=None)
+        """The neediest size of a division into first-ranked plans that needs least; None if there is none."""
+        return self._neediest(lambda need: need.first_bytes)
 
-    @property
+    @cached_property
     def least(self) -> Need | None:
-        """The size at which some plan needs least; the largest of several; None without any plan."""
-        return min(self.needs, key=lambda need: (need.least_bytes, -need.batch), default=None)
+        """The neediest size of a division that needs least, whatever its plans; None if there is none."""
+        return self._neediest(lambda need: need.least_bytes)
+
+    def _neediest(self, n_bytes: Callable[[Need], int]) -> Need | None:
+        """Return the size from whose need on, and no less, sizes add up to the mini-batch."""
+        rising = sorted(self.needs, key=lambda need: (n_bytes(need), -need.batch))
+        for number, need in enumerate(rising, 1):
+            if _sums(self.problem.batch, (each.batch for each in rising[:number]))[self.problem.batch]:
+                return next(each for each in rising if n_bytes(each) == n_bytes(need))
+        return None
 
     @property
     def undivided_bytes(self) -> int | None:
@@ -148,16 +158,29 @@ class ProblemForecast:
         return next((need.first_bytes for need in reversed(self.needs) if need.batch <= size), None)
 
     def largest_within(self, limit_bytes: int) -> Need | None:
-        """Return the largest micro-batch whose first-ranked plan needs at most `limit_bytes`, if any."""
-        return next((need for need in reversed(self.needs) if need.first_bytes <= limit_bytes), None)
+        """Return the largest micro-batch of a division into first-ranked plans within a limit, if any."""
+        fitting = [need for need in self.needs if need.first_bytes <= limit_bytes]
+        sums = _sums(self.problem.batch, (need.batch for need in fitting))
+        return next((need for need in reversed(fitting) if sums[self.problem.batch - need.batch]), None)
 
     def fit(self, limit_bytes: int) -> Fit:
         """Return what of it fits a workspace limit of `limit_bytes`."""
+        if not self.needs:
+            return Fit.NO_PLAN
         largest = self.largest_within(limit_bytes)
         if largest is not None:
             return Fit.UNDIVIDED if largest.batch == self.problem.batch else Fit.DIVIDED
         fits = self.least_bytes is not None and self.least_bytes <= limit_bytes
         return Fit.LOWER_RANKED if fits else Fit.NEVER
+
+
+def _sums(batch: int, sizes: Iterable[int]) -> list[bool]:
+    """Return, for 0 to `batch`, whether some of `sizes`, each as often as one likes, add up to it."""
+    reached = [True, *[False] * batch]
+    for size in sizes:
+        for total in range(size, batch + 1):
+            reached[total] |= reached[total - size]
+    return reached
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,17 +204,21 @@ class Total:
         sum_bytes: all together, each site with a workspace of its own.
         largest_bytes: the largest, which one buffer needs that all sites reuse.
         largest: the site that needs it; None where there are no sites.
+        unknown: number of sites for which there is no plan; they count for nothing.
     """
 
     sum_bytes: int
     largest_bytes: int
     largest: ConvSite | None
+    unknown: int = 0
 
     @classmethod
-    def of(cls, needs: Mapping[ConvSite, int]) -> "Total":
+    def of(cls, needs: Mapping[ConvSite, int | None]) -> "Total":
         """Return the total of what each site needs; of several largest sites the first is named."""
-        largest = max(needs, key=needs.__getitem__, default=None)
-        return cls(sum(needs.values()), max(needs.values(), default=0), largest)
+        known = {site: n_bytes for site, n_bytes in needs.items() if n_bytes is not None}
+        largest = max(known, key=known.__getitem__, default=None)
+        unknown = len(needs) - len(known)
+        return cls(sum(known.values()), max(known.values(), default=0), largest, unknown)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,8 +246,7 @@ class Forecast:
 
     def total(self, need: Callable[[ProblemForecast], int | None]) -> Total:
         """Return the total of `need` over the sites for which it is known."""
-        known = {site.occurrence.site: need(site.forecast) for site in self.sites}
-        return Total.of({site: n_bytes for site, n_bytes in known.items() if n_bytes is not None})
+        return Total.of({site.occurrence.site: need(site.forecast) for site in self.sites})
 
     @property
     def undivided(self) -> Total:

@@ -6,10 +6,12 @@ PyTorch hands it to a kernel: functional calls, transposed ones and those of any
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -20,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.algorithms.base import memory_format
-from mucudnn.errors import NothingToTuneError, ProblemError, SampleError
+from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning
 from mucudnn.extraction import CallArguments, wanted_ops
 from mucudnn.forecast import Occurrence
 from mucudnn.functional import ConvArguments, layout_of, problem_of, problems_of
@@ -36,6 +38,10 @@ _VALUE_ERRORS = (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+_IN_EARNEST = (
+    "The model looks at values of its tensors, so it is run in earnest on the sample, which may take long; "
+    "on other values it may compute other convolutions."
+)
 _VALUE_WORDS = ("FakeTensor", "not supported for tensor subclasses")
 
 
@@ -44,8 +50,8 @@ def trace(model: nn.Module, sample: object, ops: str | Collection[str] = "auto")
 
     Layouts are those in which cuDNN would compute: a convolution in channels_last gives a result in
     channels_last, whatever the device on which the model lies. A module that computes several equal
-    convolutions is one site. What runs under `torch.no_grad`, inside of a reentrant checkpoint too, needs no
-    gradients.
+    convolutions is one site. What runs under `torch.no_grad` needs no gradients; what runs in a checkpoint
+    does, since the backward pass computes it once more.
 
     Args:
         model: in the mode, training or eval, in which it will run.
@@ -59,8 +65,7 @@ def trace(model: nn.Module, sample: object, ops: str | Collection[str] = "auto")
         OptionError: `ops` is none of the choices.
     """
     recorder = _Recorder(wanted_ops(ops, is_training=model.training))
-    with _following(model, recorder.paths):
-        _run(model, CallArguments.of(sample), recorder)
+    _run(model, CallArguments.of(sample), recorder)
     occurrences = recorder.occurrences()
     if not occurrences:
         raise NothingToTuneError("The model must compute a convolution on the sample, but it computes none.")
@@ -73,14 +78,16 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
     Only then: for a large sample that may take hours, and would find the same mistake again.
     """
     try:
-        try:
-            run_without_arithmetic(model, sample, under=recorder)
-        except Exception as error:
-            if not _wants_values(error):
-                raise
-            recorder.found.clear()
-            with recorder:
-                run_in_earnest(model, sample)
+        with _following(model, recorder.paths), _without_checkpoints():
+            try:
+                run_without_arithmetic(model, sample, under=recorder)
+            except Exception as error:
+                if not _wants_values(error):
+                    raise
+                recorder.found.clear()
+                warnings.warn(_IN_EARNEST, ValuesWarning, stacklevel=3)
+                with recorder:
+                    run_in_earnest(model, sample)
     except Exception as error:
         raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
 
@@ -91,10 +98,23 @@ def _wants_values(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    """Have reentrant checkpoints compute at once, with gradients, as they do in the backward pass."""
+    function: type[Any] = torch.utils.checkpoint.CheckpointFunction
+    function.apply = staticmethod(lambda run, _preserve, *args: run(*args))
+    try:
+        yield
+    finally:
+        del function.apply  # there is the inherited one again
+
+
+@contextlib.contextmanager
 def _following(model: nn.Module, paths: list[str]) -> Iterator[None]:
     """Keep the path of the module that is running at the end of `paths`."""
     handles = []
     for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # it takes no hooks; what it computes counts for the module around it
         handles += [
             module.register_forward_pre_hook(_entering(paths, path), prepend=True),
             module.register_forward_hook(_leaving(paths), always_call=True),

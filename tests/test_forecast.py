@@ -97,11 +97,11 @@ def test_a_problem_without_a_plan_for_the_whole_batch_has_no_undivided_need() ->
     assert (found.undivided, found.undivided_bytes, found.best_bytes) == (None, None, 3)
 
 
-def test_a_problem_without_any_plan_never_fits() -> None:
+def test_a_problem_without_any_plan_is_told_apart_from_one_that_is_too_large() -> None:
     found = the_only(at_sizes({}))
 
     assert (found.best, found.least, found.best_bytes, found.least_bytes) == (None, None, None, None)
-    assert found.fit(2**60) is Fit.NEVER
+    assert found.fit(2**60) is Fit.NO_PLAN
 
 
 def test_of_sizes_that_need_the_same_the_largest_is_best() -> None:
@@ -156,7 +156,7 @@ def test_totals_are_the_sum_and_the_largest_over_sites() -> None:
 def test_totals_leave_out_what_has_no_plan() -> None:
     made = forecast_of([occurrence("conv")], at_sizes({4: (ScriptedPlan(3),)}))
 
-    assert made.undivided == Total(0, 0, None)
+    assert made.undivided == Total(0, 0, None, unknown=1)
     assert made.best == Total(3, 3, ConvSite("conv", ConvOp.FPROP))
 
 
@@ -192,3 +192,16 @@ def test_only_parts_need_what_adding_to_the_gradient_takes_more() -> None:
 
     first_bytes = {need.batch: need.first_bytes for need in found.sites[0].forecast.needs}
     assert first_bytes == {16: MIB, **dict.fromkeys((1, 2, 4, 8), 3 * MIB)}
+
+
+def test_sizes_that_do_not_add_up_to_the_mini_batch_fit_nothing() -> None:
+    # Workspaces need not rise with the batch: of 10 samples, 8 alone leave 2 that need more.
+    found = ProblemForecast(
+        a_problem(batch=10), (Need(1, 2, 9, 9), Need(2, 2, 7, 6), Need(4, 2, 8, 8), Need(8, 2, 3, 3))
+    )
+
+    assert found.fit(6) is Fit.LOWER_RANKED
+    assert found.fit(5) is Fit.NEVER
+    assert found.fit(7) is Fit.DIVIDED
+    assert found.largest_within(7) == Need(8, 2, 3, 3)
+    assert (found.best_bytes, found.least_bytes) == (7, 6)

@@ -434,7 +434,9 @@ def test_a_predicted_site_says_so_in_its_row_and_below() -> None:
 
     assert row(text, "fprop")[-1] == "FASTER, predicted"
     assert row(text, "dgrad")[-1] == "SAME"
-    assert note(text, "predicted").startswith("Sites of which no whole division was run: 1.")
+    assert note(text, "predicted").startswith(
+        "Sites whose rivals a recording never had in the same rounds: 1."
+    )
 
 
 def test_a_predicted_site_is_no_measurement() -> None:

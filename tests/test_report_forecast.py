@@ -241,13 +241,24 @@ def test_json_has_the_totals() -> None:
     value = forecast_as_json(three_layers())
 
     assert value["totals"] == {
-        "undivided": {"sum_bytes": 96 * MIB, "largest_bytes": 16 * MIB, "largest": "stem fprop"},
+        "undivided": {
+            "sum_bytes": 96 * MIB,
+            "largest_bytes": 16 * MIB,
+            "largest": "stem fprop",
+            "sites_without_plan": 0,
+        },
         "best": {
             "sum_bytes": 6 * MIB + 2 * a_problem(op=WGRAD, dtype="bfloat16").running_sum_bytes,
             "largest_bytes": MIB + a_problem(op=WGRAD, dtype="bfloat16").running_sum_bytes,
             "largest": "stem wgrad",
+            "sites_without_plan": 0,
         },
-        "least": {"sum_bytes": 6 * 1024, "largest_bytes": 1024, "largest": "stem fprop"},
+        "least": {
+            "sum_bytes": 6 * 1024,
+            "largest_bytes": 1024,
+            "largest": "stem fprop",
+            "sites_without_plan": 0,
+        },
     }
     assert value["limit_bytes"] is None
     assert value["sites"][0]["limit"] is None  # type: ignore[index]
@@ -257,3 +268,14 @@ def test_a_transposed_shape_is_told_as_its_layer_sees_it() -> None:
     assert describe_shape(a_problem(), is_transposed=True) == (
         "32x24x7x12 -> 16, 3x5, stride 2x1, padding 1x2, transposed, float32"
     )
+
+
+def test_sites_without_a_plan_are_no_zeros() -> None:
+    unknown = forecast_of([occurrence("conv")], at_sizes({}))
+    partly = forecast_of(
+        [occurrence("conv", batch=8), occurrence("other")], at_sizes({8: (ScriptedPlan(MIB),)})
+    )
+
+    assert "an unknown amount: no site has such a plan" in render_forecast(unknown)
+    assert forecast_as_json(unknown)["totals"]["undivided"]["sum_bytes"] is None  # type: ignore[index]
+    assert "1 sites without such a plan not counted" in render_forecast(partly)

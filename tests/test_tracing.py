@@ -9,13 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 from torch.nn.utils import parametrizations
 
-from mucudnn.errors import NothingToTuneError, OptionError, SampleError
+from mucudnn.errors import NothingToTuneError, OptionError, SampleError, ValuesWarning
 from mucudnn.forecast import Occurrence
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.tracing import trace
 from tests.models import a_batch, a_chain
 from tests.test_extraction import ChangesItsInput, DependsOnValues, Remembers, RunningMean
+
+pytestmark = pytest.mark.filterwarnings("ignore::mucudnn.errors.ValuesWarning")
 
 FPROP, DGRAD, WGRAD = ConvOp
 ALL = [FPROP, DGRAD, WGRAD]
@@ -216,10 +218,11 @@ def test_in_inference_mode_convolutions_are_found_too() -> None:
     assert found[0].problem.input_size == (9,)
 
 
-def test_checkpointed_convolutions_have_their_gradients() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_convolutions_have_their_gradients(reentrant: bool) -> None:
     model = a_chain()
     inner = nn.Sequential(*model)
-    checkpointed = Calls(functools.partial(torch.utils.checkpoint.checkpoint, inner, use_reentrant=False))
+    checkpointed = Calls(functools.partial(torch.utils.checkpoint.checkpoint, inner, use_reentrant=reentrant))
     checkpointed.inner = inner
 
     assert ops_by_path(trace(checkpointed, a_batch())) == {"inner.0": [FPROP, WGRAD], "inner.3": ALL}
@@ -393,3 +396,24 @@ def test_a_sample_that_the_model_rejects_is_not_tried_in_earnest() -> None:
 def test_a_model_without_convolutions_is_refused() -> None:
     with pytest.raises(NothingToTuneError, match="must compute a convolution on the sample"):
         trace(nn.Sequential(nn.Flatten(), nn.Linear(108, 2)), a_batch())
+
+
+def test_a_model_that_needs_values_is_told_of() -> None:
+    with pytest.warns(ValuesWarning, match="looks at values of its tensors, so it is run in earnest"):
+        trace(DependsOnValues(), a_batch())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_scripted_module_is_refused_in_a_sentence() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3)), nn.Conv2d(4, 4, 3))
+
+    with pytest.raises(SampleError, match="The model must run on the sample, but it raised"):
+        trace(model, a_batch())
+
+
+def test_checkpointing_is_as_before_afterwards() -> None:
+    before = torch.utils.checkpoint.CheckpointFunction.apply
+
+    trace(a_chain(), a_batch())
+
+    assert torch.utils.checkpoint.CheckpointFunction.apply == before

@@ -10,7 +10,10 @@ from typing import IO, Any, TextIO
 
 import click
 
+from mucudnn.errors import BackendWarning, ValuesWarning
 from mucudnn.store import StoreWarning
+
+_OWN_WARNINGS = (BackendWarning, StoreWarning, ValuesWarning)
 
 
 class Failure(click.ClickException):
@@ -59,9 +62,10 @@ def failing_as(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Show warnings of the store as one line on standard error; others as Python shows them."""
+    """Show our own warnings as one line on standard error; others as Python shows them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("always", StoreWarning)
+        for kind in _OWN_WARNINGS:
+            warnings.simplefilter("always", kind)
         show_as_before = warnings.showwarning
 
         def show(
@@ -72,7 +76,7 @@ def warnings_as_lines() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            if issubclass(category, StoreWarning):
+            if issubclass(category, _OWN_WARNINGS):
                 tell(_in_one_line(str(message)))
             else:
                 show_as_before(message, category, filename, lineno, file, line)

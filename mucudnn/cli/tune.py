@@ -23,6 +23,7 @@ from mucudnn.cli.options import (
 from mucudnn.cli.output import say, tell
 from mucudnn.cli.show import print_plan
 from mucudnn.plan import Mode, Search
+from mucudnn.replay import PREFIX
 from mucudnn.store import MemoryStore, Store, open_store
 
 
@@ -86,7 +87,11 @@ def tune_command(
 
     start = time.perf_counter()
     to_stderr = contextlib.redirect_stdout(sys.stderr)  # whatever the model prints, stdout has the plan alone
-    with open_store(store) as opened, _telling_what_is_kept(opened), to_stderr:
+    is_replay = backend.startswith(PREFIX)
+    if is_replay and store is not None:
+        raise click.BadParameter("a recording is its own store; leave this out.", param_hint="'--store'")
+    kept: Store = MemoryStore() if is_replay else open_store(store)
+    with kept as opened, _telling_what_is_kept(opened), to_stderr:
         device = device_of_backend(backend)
         model = load_model(target)
         prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
@@ -97,7 +102,11 @@ def tune_command(
             model, sample, limit_bytes, mode=mode, policy=policy, search=search, backend=backend, store=opened
         )
     print_plan(plan, as_json)
-    say(f"Tuned in {time.perf_counter() - start:.1f} s.", as_json)
+    seconds = time.perf_counter() - start
+    if is_replay:
+        say(f"Answered in {seconds:.1f} s by {backend.removeprefix(PREFIX)}; nothing was measured.", as_json)
+    else:
+        say(f"Tuned in {seconds:.1f} s.", as_json)
     if output is None:
         say("The plan is not saved; -o FILE saves it.", as_json)
     else:

@@ -3,14 +3,19 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from mucudnn.forecast import Fit, Forecast, ProblemForecast, SiteForecast
+from mucudnn.forecast import Fit, Forecast, ProblemForecast, SiteForecast, Total
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.report.table import Row, table
 from mucudnn.report.words import describe_shape
 
 _MIB = 2**20
 _MOST_SIZES = 12
-_FIT_WORDS = {Fit.UNDIVIDED: "whole", Fit.LOWER_RANKED: "other plan", Fit.NEVER: "never"}
+_FIT_WORDS = {
+    Fit.UNDIVIDED: "whole",
+    Fit.LOWER_RANKED: "other plan",
+    Fit.NEVER: "never",
+    Fit.NO_PLAN: "no plan",
+}
 _FORWARD_FIRST = {
     False: (ConvOp.FPROP, ConvOp.DGRAD, ConvOp.WGRAD),
     True: (ConvOp.DGRAD, ConvOp.FPROP, ConvOp.WGRAD),
@@ -118,10 +123,14 @@ def _total_rows(forecast: Forecast, sizes: Sequence[int], limit_bytes: int | Non
     """All together, and the largest; where a site's batch is smaller than a size, it counts undivided."""
     totals = [forecast.undivided, *(forecast.at_most(size) for size in sizes), forecast.least]
     empty = ("",) * (2 if limit_bytes is None else 3)
-    return [
-        ("all together", str(len(forecast.sites)), *(_mib(total.sum_bytes) for total in totals), *empty),
-        ("the largest", "", *(_mib(total.largest_bytes) for total in totals), *empty),
-    ]
+    sums = (_known(total, total.sum_bytes) for total in totals)
+    largest = (_known(total, total.largest_bytes) for total in totals)
+    return [("all together", str(len(forecast.sites)), *sums, *empty), ("the largest", "", *largest, *empty)]
+
+
+def _known(total: Total, n_bytes: int) -> str:
+    """Return mebibytes, or a dash where no site has a plan."""
+    return _mib(None if total.unknown and total.largest is None else n_bytes)
 
 
 def _mib(n_bytes: int | None) -> str:

@@ -14,7 +14,8 @@ _TITLE = "Workspace in MiB of the first-ranked plan, undivided and by micro-batc
 _FIGURES = (
     "Workspaces are the library's own figures for the device named above, which need not be present. "
     "First-ranked is the plan that the library predicts to be the fastest; least is the least of all that it "
-    "lists. Nothing was run: no time was measured, and none is claimed."
+    "lists; engines that the library compiles at run time are listed on the card itself only. Nothing was "
+    "run: no time was measured, and none is claimed."
 )
 _PARTS = (
     "A batch that is no multiple of a size ends with smaller parts. Weight gradients: a part in 16 bits "
@@ -89,7 +90,11 @@ def _notes(forecast: Forecast, limit_bytes: int | None) -> list[tuple[str, str]]
 
 
 def _total(total: Total) -> str:
+    if total.unknown and total.largest is None:
+        return "an unknown amount: no site has such a plan"
     where = f" ({total.largest})" if total.largest and total.largest_bytes else ""
+    if total.unknown:
+        where += f", {total.unknown} sites without such a plan not counted"
     return (
         f"{format_bytes(total.sum_bytes)} all together, where each site owns its workspace; "
         f"{format_bytes(total.largest_bytes)} in one buffer that all reuse{where}"
@@ -123,6 +128,8 @@ def _limit_notes(forecast: Forecast, limit_bytes: int | None) -> list[tuple[str,
         f"{len(by_fit[Fit.UNDIVIDED])}; with that of a micro-batch: {len(by_fit[Fit.DIVIDED])}; with a "
         f"lower-ranked plan only: {len(by_fit[Fit.LOWER_RANKED])}; not at all: {len(by_fit[Fit.NEVER])}"
     )
+    if by_fit[Fit.NO_PLAN]:
+        text += f"; without any plan here: {len(by_fit[Fit.NO_PLAN])}"
     never = ", ".join(str(site.occurrence.site) for site in by_fit[Fit.NEVER])
     return [("limit", f"{text}{never and f' ({never})'}.")]
 
@@ -147,10 +154,12 @@ def _transposed_notes(forecast: Forecast) -> list[tuple[str, str]]:
 
 
 def _total_as_json(total: Total) -> dict[str, object]:
+    is_unknown = total.unknown > 0 and total.largest is None
     return {
-        "sum_bytes": total.sum_bytes,
-        "largest_bytes": total.largest_bytes,
+        "sum_bytes": None if is_unknown else total.sum_bytes,
+        "largest_bytes": None if is_unknown else total.largest_bytes,
         "largest": None if total.largest is None else str(total.largest),
+        "sites_without_plan": total.unknown,
     }
 
 

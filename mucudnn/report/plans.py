@@ -17,7 +17,7 @@ _HEADINGS = ("", "before, ms", "workspace", "now runs", "now, ms", "workspace", 
 _ALIGNMENT = "<>><>>><"
 
 _TIMES = (
-    "Medians of {} rounds, each of which ran all rivals once in an order drawn anew; intervals come from "
+    "Medians of {} rounds, each of which ran all rivals once in an order drawn anew{}; intervals come from "
     "ranks, no distribution is assumed."
 )
 _VERDICTS = (
@@ -26,8 +26,8 @@ _VERDICTS = (
     "base. Comparisons made: {}."
 )
 _PREDICTED = (
-    "Sites of which no whole division was run: {}. Their times add up what a recording says of the parts, "
-    "their workspaces are those of the largest parts."
+    "Sites whose rivals a recording never had in the same rounds: {}. Their times, before and now, add up "
+    "what it says of the parts, and so do the ends of their intervals; nothing was run."
 )
 _MEASURED_ONCE = (
     "Measurements: {}, sites: {}; those with the same problem and the same division were measured once and "
@@ -50,6 +50,7 @@ class Totals:
         now_s: what runs now, over the paired sites.
         without_base: number of those whose time now is known, but not that before.
         without_base_s: what runs now, over the sites without a base.
+        predicted: number of paired sites whose times were predicted, not measured.
     """
 
     sites: int
@@ -62,6 +63,7 @@ class Totals:
     now_s: float
     without_base: int
     without_base_s: float
+    predicted: int
 
     @classmethod
     def of(cls, plan: Plan) -> "Totals":
@@ -83,6 +85,10 @@ class Totals:
             now_s=math.fsum(now for _, now in pairs),
             without_base=len(alone),
             without_base_s=math.fsum(alone),
+            predicted=sum(
+                seen.is_predicted and bool(seen.reference and seen.chosen)
+                for seen in map(_seen, plan.assignments)
+            ),
         )
 
     @property
@@ -242,6 +248,8 @@ def _total_note(totals: Totals, mode: Mode) -> str:
             f"{_milliseconds(totals.before_s)} before, {_milliseconds(totals.now_s)} now, "
             f"speedup {totals.speedup:.2f} (before / now, of these sums of medians)."
         )
+        if totals.predicted:
+            text += f" Of these, {totals.predicted} are predicted."
     if totals.without_base:
         bound = "the limit" if mode is Mode.REUSE else "their share of the limit"
         text += (
@@ -278,8 +286,11 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     rounds = sorted({seen.chosen.samples for seen in evidence if seen.chosen})
     verdicts = [seen.verdict for seen in evidence if seen.verdict]
     errors = [seen.error for seen in evidence if seen.error is not None]
+    has_predicted = any(_seen(assigned).is_predicted for assigned in plan.assignments)
+    but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
+    how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
     return [
-        ("times", _TIMES.format(" to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1])))))),
+        ("times", _TIMES.format(how_many, but_predicted)),
         ("verdicts", _VERDICTS.format(len(verdicts))),
         ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
         ("prediction", _prediction_note(measurements)),

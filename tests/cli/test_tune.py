@@ -251,6 +251,21 @@ def test_a_store_answers_for_the_machine_that_filled_it(tuned: Tuned, tmp_path: 
 
     assert result.exit_code == 0
     assert replayed.read_text() == tuned.plan.read_text()
+    assert f"by {tuned.store}; nothing was measured." in result.stdout
+
+
+def test_a_replay_needs_and_makes_no_store(tuned: Tuned, store_path: Path) -> None:
+    result = tune("conv", *SMALL, "--backend", f"replay:{tuned.store}")
+
+    assert result.exit_code == 0
+    assert not store_path.exists()
+
+
+def test_a_replay_takes_no_other_store(tuned: Tuned, tmp_path: Path) -> None:
+    result = tune("conv", *SMALL, "--backend", f"replay:{tuned.store}", "--store", tmp_path / "other")
+
+    assert result.exit_code == 2
+    assert "a recording is its own store" in result.stderr
 
 
 def test_an_exhaustive_search_may_be_asked_for(tuned: Tuned) -> None:

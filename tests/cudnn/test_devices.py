@@ -20,6 +20,31 @@ def _h200() -> dict[str, object]:
     return json.loads(device_described("h200").text)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "kind"),
+    [
+        ("deviceVer", True, "a whole number of at least 0"),
+        ("multiProcessorCount", -4, "a whole number of at least 0"),
+        ("l2CacheSize", 2**64, "a whole number of at least 0"),
+        ("maxGridSize", [1, 2], "three sizes"),
+        ("deviceName", 7, "a text"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(key: str, value: object, kind: str) -> None:
+    with pytest.raises(BackendError, match=f"^{key} of a device description must be {kind}, but got "):
+        DeviceDescription.from_json(_h200() | {key: value})
+
+
+def test_a_file_that_describes_no_device_is_named(tmp_path: Path) -> None:
+    path, folder = tmp_path / "card.json", tmp_path / "folder"
+    path.write_bytes(b"\xff\xfe")
+    folder.mkdir()
+
+    for unreadable in (path, folder):
+        with pytest.raises(BackendError, match=rf"^{unreadable} cannot be read as a device description: "):
+            device_described(str(unreadable))
+
+
 def test_the_shipped_devices_have_their_names_and_sizes() -> None:
     found = [device_described(name) for name in DEVICES]
 

@@ -69,9 +69,11 @@ class DeviceDescription:
         missing = [key for key in MANDATORY_KEYS if key not in fields]
         if missing:
             raise BackendError(
-                f"A device description must have the keys {', '.join(MANDATORY_KEYS)}, "
-                f"but got one without {', '.join(missing)}."
+                f"A device description must have {len(MANDATORY_KEYS)} keys, but got one without "
+                f"{', '.join(missing)}."
             )
+        for key in MANDATORY_KEYS:
+            _check_value(key, fields[key])
         return cls(
             name=str(fields["deviceName"]),
             compute_capability=_number(fields, "deviceVer"),
@@ -101,12 +103,17 @@ def device_described(name_or_path: str) -> DeviceDescription:
         return DeviceDescription.from_json(_shipped(name_or_path.lower()))
     try:
         text = Path(name_or_path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except FileNotFoundError as error:
         raise OptionError(
             f"A device must be one of {', '.join(DEVICES)} or the path of a JSON file, "
             f"but got {name_or_path!r}."
         ) from error
-    return DeviceDescription.from_json(text)
+    except (OSError, ValueError) as error:
+        raise BackendError(f"{name_or_path} cannot be read as a device description: {error}.") from error
+    try:
+        return DeviceDescription.from_json(text)
+    except BackendError as error:
+        raise BackendError(f"{name_or_path} describes no device. {error}") from error
 
 
 def live_device(library: Library, index: int) -> DeviceDescription:
@@ -136,6 +143,25 @@ def _object_of(text: str) -> Mapping[str, object]:
     if not isinstance(fields, dict):
         raise BackendError(f"A device description must be a JSON object, but got {text[:80]!r}.")
     return fields
+
+
+def _check_value(key: str, value: object) -> None:
+    """Raise unless a key has a value of its kind: a text, three sizes, or a whole number not below 0."""
+    if key == "deviceName":
+        is_right, kind = isinstance(value, str), "a text"
+    elif key in ("maxBlockSize", "maxGridSize"):
+        is_right, kind = (
+            isinstance(value, list) and len(value) == 3 and all(map(_is_count, value)),
+            "three sizes",
+        )
+    else:
+        is_right, kind = _is_count(value), "a whole number of at least 0"
+    if not is_right:
+        raise BackendError(f"{key} of a device description must be {kind}, but got {value!r}.")
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _number(fields: Mapping[str, object], key: str) -> int:
