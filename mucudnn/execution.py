@@ -196,6 +196,18 @@ class _SliceParts:
     def run(
         self, workspace: Workspace, image: Tensor, weight: Tensor, bias: Tensor | None, unread: Tensor | None
     ) -> Tensor:
+        """Return y, shape (n, k, *size), or dx, shape (n, c, *size), in a new tensor of the problem's layout.
+
+        Args:
+            workspace: with the bytes that the kernels need.
+            image: x or dy, of the whole mini-batch.
+            weight: (k, c / groups, *taps).
+            bias: (k,), for fprop only.
+            unread: x for dgrad, whatever it holds.
+
+        Raises:
+            BackendError: a kernel cannot be made or launched.
+        """
         problem = self._problem
         shape = problem.output_shape if problem.op is ConvOp.FPROP else problem.input_shape
         out = _empty(shape, problem.layout, image)
@@ -258,6 +270,17 @@ class _SumParts:
         return head(buffer, (k, *taps, c), sum_dtype(self._problem)).movedim(-1, 1)
 
     def run(self, workspace: Workspace, image: Tensor, gradient: Tensor, unread: Tensor | None) -> Tensor:
+        """Return dw, shape (k, c / groups, *taps), in a new tensor of the filter's layout.
+
+        Args:
+            workspace: with the bytes of the running sum and of the kernels behind it.
+            image: x, of the whole mini-batch.
+            gradient: dy, of the whole mini-batch.
+            unread: w, whatever it holds.
+
+        Raises:
+            BackendError: a kernel cannot be made or launched.
+        """
         problem = self._problem
         dw = _empty(problem.filter_shape, problem.filter_layout, image)
         running, bound = workspace.bound(self)

@@ -294,12 +294,17 @@ class _Convolution(torch.autograd.Function):
     def forward(
         ctx: Any, image: Tensor, weight: Tensor, bias: Tensor | None, convolution: DividedConvolution
     ) -> Tensor:
+        """Return y, shape (n, k, *size), and keep x and w for the gradients."""
         ctx.save_for_backward(image, weight)
         ctx.convolution = convolution
         return convolution.run(ConvOp.FPROP, image, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Return dx, dw and the bias's gradient, in the shapes of x, w and (k,); None where nobody asks.
+
+        `gradients` is dy alone, shape (n, k, *size). The last None stands for the convolution itself.
+        """
         image, weight = ctx.saved_tensors
         # Gradients that are differentiated again, or batched, only PyTorch's own can compute.
         again = torch.is_grad_enabled() or is_traced(gradients[0])

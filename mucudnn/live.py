@@ -109,7 +109,11 @@ class LiveMeasurer:
         return list(records.values())
 
     def compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
-        """Weigh `divisions`, time those that fit in the same rounds; return both."""
+        """Weigh `divisions`, time those that fit in the same rounds; return both.
+
+        Raises:
+            BackendError: one of them breaks, though its parts did not.
+        """
         with self._backend.current():
             return self._compare(problem, divisions, limit_bytes)
 
@@ -129,9 +133,13 @@ class LiveMeasurer:
         )
         stand = self._stand(problem, 0)
         calls = {division.key: stand.division(division) for division in fitting}
+        try:
+            times = compare_runs(calls, self._confirming, self._clock)
+        except Exception as failure:
+            raise BackendError(f"Divisions of {problem} could not be timed: {failure}") from failure
         comparison = Comparison(
             problem,
-            compare_runs(calls, self._confirming, self._clock),
+            times,
             {key: weight for key in calls if (weight := weights[key]) is not None},
         )
         return Compared(Outcome.of(comparison), refusals)

@@ -359,6 +359,7 @@ class _File:
 
     @classmethod
     def of(cls, plan: Plan) -> "_File":
+        """Return what is written of `plan`: each problem once, the assignments with its place."""
         problems = tuple(dict.fromkeys(assigned.problem for assigned in plan.assignments))
         places = {problem: place for place, problem in enumerate(problems)}
         return cls(
@@ -385,6 +386,11 @@ class _File:
         )
 
     def plan(self) -> Plan:
+        """Return the plan of which this was written, unchecked.
+
+        Raises:
+            IndexError: an assignment names a problem that is not there.
+        """
         return Plan(
             mode=self.mode,
             policy=self.policy,

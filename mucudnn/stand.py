@@ -185,6 +185,7 @@ class _OwnRun:
         self._slices = _rotation(stand.problem.batch, trial.problem.batch)
 
     def part(self) -> None:
+        """Run the next part: the whole as a new result, a part copied or added to where it belongs."""
         here = next(self._slices)
         result = self._compute(here)
         if self._is_whole:
@@ -198,8 +199,8 @@ class _OwnRun:
         """Nothing is paid apart."""
 
     def error(self) -> float:
-        size = self._problem.batch
-        here = slice(0, size)
+        """Return the error of the first part, relative to float64 in the 2-norm."""
+        here = slice(0, self._problem.batch)
         return relative_error(self._compute(here), self._stand.reference.of(here))
 
     def _compute(self, here: slice) -> Tensor:
@@ -220,16 +221,19 @@ class _SliceRun:
         self._slices = _rotation(stand.problem.batch, self._size)
 
     def part(self) -> None:
+        """Run the next part into its slice of the result."""
         here = next(self._slices)
         stand = self._stand
         self._kernel.run(stand.first, stand.second, stand.out, stand.bias, here)
 
     def setup(self) -> None:
+        """Run what precedes the first part of a mini-batch, and what follows the last."""
         stand = self._stand
         self._kernel.prepare(stand.second)
         self._kernel.finish(stand.out, stand.bias, slice(0, stand.problem.batch))
 
     def error(self) -> float:
+        """Return the error of one part, relative to float64 in the 2-norm; see `TrialRun`."""
         stand, here = self._stand, _least_aligned(self._stand.problem, self._size)
         out = stand.out[here].fill_(float("nan"))
         with stand.buffer.poisoned(self._n_bytes):
@@ -255,13 +259,16 @@ class _SumRun:
         self._into = _sum_of(stand, trial)
 
     def part(self) -> None:
+        """Add the next part to the sum; the whole overwrites it."""
         here, stand = next(self._slices), self._stand
         self._kernel.add(stand.first, stand.second, self._into, self._is_whole, here)
 
     def setup(self) -> None:
+        """Run what follows the last part of a mini-batch."""
         self._kernel.finish(self._into)
 
     def error(self) -> float:
+        """Return the larger error of a sum, from nothing and onto another, relative to float64."""
         stand, into = self._stand, self._into
         into.total.fill_(float("nan"))
         with stand.buffer.poisoned(self._n_bytes):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from mucudnn.errors import DeviceLostError
+from mucudnn.errors import BackendError, DeviceLostError
 from mucudnn.live import LiveMeasurer
 from mucudnn.plan import Division, Mode, Policy, Search
 from mucudnn.problem import ConvOp, ConvProblem
@@ -76,6 +76,7 @@ def _break(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
 
 
 def _break_otherwise(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+    # An error without a text, as PyTorch raises for a missing kernel: its kind must do for a reason.
     raise NotImplementedError
 
 
@@ -220,7 +221,7 @@ def test_a_refusal_for_size_holds_under_a_smaller_limit() -> None:
         (_not_a_number, RefusalKind.WRONG, r"its relative error is nan, the bound is 1e-05"),
         (_write_behind, RefusalKind.WRONG, r"its relative error is inf, the bound is 1e-05"),
         (_break, RefusalKind.FAILED, "could not create a primitive"),
-        (_break_otherwise, RefusalKind.FAILED, "NotImplementedError"),
+        (_break_otherwise, RefusalKind.FAILED, "NotImplementedError"),  # the kind, for want of a text
     ],
 )
 def test_a_bad_algorithm_is_refused_with_its_reason(
@@ -447,3 +448,10 @@ def test_an_algorithm_that_broke_the_device_is_not_tried_again() -> None:
     fatal = {("scripted:fatal", size): RefusalKind.FAILED for size in (1, 2, 4, 8)}
     assert _refused(profile) == fatal
     assert {each.algorithm for each in profile.candidates} == {"scripted:own", "scripted:fine"}
+
+
+def test_a_division_that_breaks_is_told_of_in_a_sentence() -> None:
+    message = r"^Divisions of fprop 8x3.* could not be timed: could not create a primitive$"
+
+    with pytest.raises(BackendError, match=message):
+        _profiler(_with(_break)).compare(_problem(), [_division("scripted:bad", 8, 1)])

@@ -84,6 +84,7 @@ class _Cudnn(NamedTuple):
 
     @classmethod
     def here(cls) -> "_Cudnn":
+        """Return what loading the library gives: version and path, or the sentence that says why not."""
         from mucudnn.backends.cudnn.library import load_library
 
         try:

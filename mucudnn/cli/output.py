@@ -76,6 +76,7 @@ def warnings_as_lines() -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
+            """Show one warning; the signature is that of `warnings.showwarning`."""
             if issubclass(category, _OWN_WARNINGS):
                 tell(_in_one_line(str(message)))
             else:

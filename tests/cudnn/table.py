@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.gpu.layers import DTYPES, LAYERS
 from mucudnn.backends.cudnn.configurations import Knobs, Rules, Source, id_of, parse_id
 from mucudnn.backends.cudnn.descriptors import Descriptor
 from mucudnn.backends.cudnn.graph import operation_graph
@@ -13,7 +14,7 @@ from mucudnn.backends.cudnn.library import Library
 from mucudnn.backends.cudnn.offers import Offers
 from mucudnn.backends.cudnn.pruning import prune
 from mucudnn.problem import ConvProblem
-from tests.cudnn.problems import DTYPES, LAYERS
+from tests.cudnn.problems import problems_of
 
 PATH = Path(__file__).parent.parent / "data" / "cudnn_9_19_h200.json.gz"
 
@@ -65,7 +66,7 @@ def case_of(library: Library, device: Descriptor, problem: ConvProblem) -> Case:
 
 def all_problems() -> list[ConvProblem]:
     """Return the problems of the table, in its order."""
-    return [problem for layer in LAYERS.values() for dtype in DTYPES for problem in layer.problems(dtype)]
+    return [problem for layer in LAYERS.values() for dtype in DTYPES for problem in problems_of(layer, dtype)]
 
 
 def line_of(problem: ConvProblem, case: Case) -> str:

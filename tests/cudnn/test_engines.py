@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from bench.gpu.layers import LAYERS
 from mucudnn.backends.cudnn.configurations import EngineConfiguration, Rules, Source
 from mucudnn.backends.cudnn.constants import Attribute
 from mucudnn.backends.cudnn.devices import DEVICES, device_described
@@ -12,7 +13,7 @@ from mucudnn.backends.cudnn.library import CudnnError, Library
 from mucudnn.errors import BackendError
 from mucudnn.plan import Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from tests.cudnn.problems import LAYERS, conv, conv_in
+from tests.cudnn.problems import conv, conv_in, problems_of
 
 pytestmark = pytest.mark.deviceless
 
@@ -198,7 +199,7 @@ def test_what_does_not_accumulate_by_beta_declares_no_workspace_for_it(
 
 
 def test_the_declared_workspace_is_the_larger_of_beta_0_and_beta_1(enumerator: Enumerator) -> None:
-    problem = next(one for one in LAYERS["alex2"].problems("float32") if one.op is WGRAD)
+    problem = next(one for one in problems_of(LAYERS["alex2"], "float32") if one.op is WGRAD)
 
     for one in enumerator.listed(problem):
         overwriting, accumulating = (
@@ -284,7 +285,7 @@ def test_explicit_gemm_asks_for_the_whole_im2col_matrix(enumerator: Enumerator) 
 def test_the_workspace_of_a_contiguous_first_choice_is_a_copy_of_all_tensors(
     enumerator: Enumerator,
 ) -> None:
-    problem = next(LAYERS["vgg_c12"].problems("bfloat16"))
+    problem = next(problems_of(LAYERS["vgg_c12"], "bfloat16"))
     first = enumerator.listed(problem)[0]
 
     assert (problem.op, problem.batch) == (FPROP, 256)

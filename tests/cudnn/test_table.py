@@ -4,12 +4,13 @@ from collections.abc import Mapping
 
 import pytest
 
+from bench.gpu.layers import DTYPES, LAYERS
 from mucudnn.backends.cudnn.configurations import EngineConfiguration
 from mucudnn.backends.cudnn.descriptors import Descriptor
 from mucudnn.backends.cudnn.engines import Enumerator, accumulates_by_beta
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.problem import ConvOp, ConvProblem
-from tests.cudnn.problems import DTYPES, LAYERS
+from tests.cudnn.problems import problems_of
 from tests.cudnn.table import Case, Row, all_problems, case_of, read_table
 
 
@@ -57,7 +58,7 @@ def test_every_problem_has_a_candidate_without_workspace(table: Mapping[str, Cas
 def test_cudnn_offers_what_the_table_says(
     library: Library, h200: Descriptor, table: Mapping[str, Case], layer: str, dtype: str
 ) -> None:
-    for problem in LAYERS[layer].problems(dtype):
+    for problem in problems_of(LAYERS[layer], dtype):
         assert case_of(library, h200, problem) == table[problem.key], problem
 
 
@@ -67,7 +68,7 @@ def test_the_enumerator_lists_what_the_table_says(
     enumerator: Enumerator, table: Mapping[str, Case], layer: str
 ) -> None:
     for dtype in DTYPES:
-        for problem in LAYERS[layer].problems(dtype):
+        for problem in problems_of(LAYERS[layer], dtype):
             listed, case = enumerator.listed(problem), table[problem.key]
             assert len(listed) == case.listed
             for row in case.rows:

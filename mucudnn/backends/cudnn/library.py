@@ -78,7 +78,6 @@ class Library:
             values).
         execute: (handle, execution plan, variant pack).
         create_handle: (address of a slot for the handle).
-        destroy_handle: (handle).
         set_stream: (handle, stream).
         error_string: (status), gives cuDNN's name of it.
         last_error_string: (buffer, its size in bytes), fills the buffer.
@@ -93,7 +92,6 @@ class Library:
     get_attribute: Callable[[int, int, int, int, int | None, int | None], int]
     execute: Callable[[int | None, int, int], int]
     create_handle: Callable[[int], int]
-    destroy_handle: Callable[[int], int]
     set_stream: Callable[[int | None, int | None], int]
     error_string: Callable[[int], bytes]
     last_error_string: Callable[["ctypes.Array[ctypes.c_char]", int], None]
@@ -196,7 +194,6 @@ def _declared(opened: ctypes.CDLL, version: int, path: str) -> Library:
         get_attribute=function("cudnnBackendGetAttribute", pointer, number, number, count, pointer, pointer),
         execute=function("cudnnBackendExecute", pointer, pointer, pointer),
         create_handle=function("cudnnCreate", pointer),
-        destroy_handle=function("cudnnDestroy", pointer),
         set_stream=function("cudnnSetStream", pointer, pointer),
         error_string=function("cudnnGetErrorString", number, result=ctypes.c_char_p),
         last_error_string=function("cudnnGetLastErrorString", ctypes.c_char_p, ctypes.c_size_t, result=None),
