@@ -118,7 +118,7 @@ class Runner:
         Args:
             backend: that runs the parts.
             problem: of the whole mini-batch.
-            division: its parts; PyTorch's own take their workspace outside of the buffer.
+            division: its parts; PyTorch's own, and what uses it, take workspace outside of the buffer.
             limit_bytes: what the buffer and that workspace may take together; None for no such bound.
             capacity_bytes: what the buffer may grow to at once, since other divisions need it.
 
@@ -141,8 +141,7 @@ class Runner:
         self.buffer_bytes = sum_bytes + max(buffers, default=0)
         self._slices = _SliceParts(backend, problem, groups)
         self._sums = _SumParts(backend, problem, groups, sum_bytes)
-        owns = [part.workspace_bytes for part in division.parts if part.algorithm == backend.own]
-        self._elsewhere_bytes = max(owns, default=0)
+        self._elsewhere_bytes = _elsewhere_bytes(backend, problem, division, sum_bytes)
         self._limit_bytes = limit_bytes
         self._capacity_bytes = capacity_bytes
         self._second_layout = problem.layout if problem.op is ConvOp.WGRAD else problem.filter_layout
@@ -292,8 +291,9 @@ class _SumParts:
                 continue
             for place, (kernel, part) in enumerate(kernels):
                 kernel.add(image, gradient, into, place == 0, part.here)
-            if not kernel.finish(into):
-                self._by_own(group.parts, image, gradient, unread, into)
+            if not kernel.finish(into):  # what it added to the sum stays there, so all begins anew
+                so_far = [part for each in self._groups[: number + 1] for part in each.parts]
+                self._by_own(so_far, image, gradient, unread, GradientSum(total, scratch=scratch))
         return dw if running is None else dw.copy_(running)
 
     def _by_own(
@@ -341,6 +341,15 @@ def _aligned_first(backend: Backend, problem: ConvProblem, division: Division) -
     if backend.alignment_bytes == 1:
         return division.parts
     return sorted(division.parts, key=lambda part: -problem.part(part.batch).alignment_bytes)
+
+
+def _elsewhere_bytes(backend: Backend, problem: ConvProblem, division: Division, sum_bytes: int) -> int:
+    """The most that a part of the division takes beside its buffer and the running sum."""
+    takings = (
+        part.workspace_bytes - backend.buffer_bytes(problem.part(part.batch), part.algorithm) - sum_bytes
+        for part in division.parts
+    )
+    return max(0, max(takings, default=0))
 
 
 def _running_sum_bytes(problem: ConvProblem, division: Division) -> int:

@@ -43,6 +43,9 @@ def _named(trial: Trial, call: Callable[[], None]) -> Callable[[], None]:
 class LiveMeasurer:
     """Measures on the device of a backend.
 
+    Every span that is timed follows an ordinary operation, as a convolution does in a model: on the
+    processor its idle threads take cores for a while, which costs some algorithms more than others.
+
     Attributes:
         own: id of PyTorch's own convolution on this backend.
         measured: trials and divisions that were really run, so far.
@@ -74,13 +77,13 @@ class LiveMeasurer:
         """Return all that a time measured now depends on."""
         return self._backend.environment()
 
-    def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:  # noqa: ARG002  # in both roles the same
-        """Return the ids of the backend's algorithms for `problem`, PyTorch's own first."""
-        return self._backend.algorithms(problem, search)
+    def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
+        """Return the ids of the backend's algorithms for `problem` in that role, PyTorch's own first."""
+        return self._backend.algorithms(problem, search, whole)
 
     def declared_bytes(self, trial: Trial) -> int | None:
-        """Return the workspace that `trial` needs; None for PyTorch's own, which declares nothing."""
-        if trial.algorithm == self.own:
+        """Return the workspace that `trial` needs; None for what must be weighed, such as PyTorch's own."""
+        if not self._backend.declares(trial.algorithm):
             return None
         sum_bytes = 0 if trial.whole else trial.problem.running_sum_bytes
         return self._backend.buffer_bytes(trial.problem, trial.algorithm) + sum_bytes
@@ -105,7 +108,7 @@ class LiveMeasurer:
                 records[trial], run = self._check(records[trial], stand)
                 if run is not None:
                     right[trial] = run
-            records |= self._time(records, right)
+            records |= self._time(records, right, stand.ordinary_operation)
         return list(records.values())
 
     def compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
@@ -134,7 +137,7 @@ class LiveMeasurer:
         stand = self._stand(problem, 0)
         calls = {division.key: stand.division(division) for division in fitting}
         try:
-            times = compare_runs(calls, self._confirming, self._clock)
+            times = compare_runs(calls, self._confirming, self._clock, before=stand.ordinary_operation)
         except Exception as failure:
             raise BackendError(f"Divisions of {problem} could not be timed: {failure}") from failure
         comparison = Comparison(
@@ -200,17 +203,20 @@ class LiveMeasurer:
             return False
         return True
 
-    def _time(self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun]) -> dict[Trial, Record]:
+    def _time(
+        self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]
+    ) -> dict[Trial, Record]:
         """Race all runs against one another; whoever breaks is refused, and the race starts anew."""
         try:
-            return self._raced(records, runs)
+            return self._raced(records, runs, before)
         except _TrialError as error:
             failed = {error.trial: self._failed(records[error.trial], error.failure)}
-        return (
-            self._time(records, {trial: run for trial, run in runs.items() if trial not in failed}) | failed
-        )
+        left = {trial: run for trial, run in runs.items() if trial not in failed}
+        return self._time(records, left, before) | failed
 
-    def _raced(self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun]) -> dict[Trial, Record]:
+    def _raced(
+        self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]
+    ) -> dict[Trial, Record]:
         """Race all runs against one another, and time each algorithm's set-up beside them.
 
         The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
@@ -225,7 +231,7 @@ class LiveMeasurer:
                 set_ups.setdefault(trial.algorithm, trial)
         for algorithm, trial in set_ups.items():
             entrants["setup", trial] = Entrant(_named(trial, runs[trial].setup), ("setup", algorithm), 0)
-        times = race(entrants, self._profiling, self._clock)
+        times = race(entrants, self._profiling, self._clock, before=before)
         measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
         return {
             trial: dataclasses.replace(

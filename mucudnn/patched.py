@@ -65,7 +65,7 @@ class Memory:
         limit_bytes, buffer_bytes = self.limit_bytes, self.buffer_bytes
         if self.is_sharing:
             limit_bytes, buffer_bytes = division.workspace_bytes, _buffer_bytes(division, self.own)
-        elsewhere = [part.workspace_bytes for part in division.parts if part.algorithm == self.own]
+        elsewhere = [part.workspace_bytes for part in division.parts]  # at most: how much, the runner knows
         return limit_bytes if max(elsewhere, default=0) + buffer_bytes > limit_bytes else None
 
 

@@ -16,10 +16,12 @@ from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
 from mucudnn.algorithms.own import operands
 from mucudnn.backends import Backend
+from mucudnn.backends.cpu.spinning import ordinary_operation
 from mucudnn.execution import Runner, sum_dtype
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial
+from mucudnn.timing import nothing
 from mucudnn.workspace import Workspace
 
 _GUARD_BYTES = 4096
@@ -78,6 +80,17 @@ class Stand:
     def running_sum(self) -> Tensor:
         """Where weight gradients of parts add up, one for all trials."""
         return torch.zeros_like(self.out, dtype=sum_dtype(self.problem))
+
+    @cached_property
+    def ordinary_operation(self) -> Callable[[], None]:
+        """A call that leaves the processor as an operation before a convolution in a model leaves it.
+
+        PyTorch's threads spin for milliseconds after each operation, before they sleep. Meanwhile they take
+        cores from worker threads, but not from an operation of their own: timed after a rest, or after one
+        another, algorithms of the two kinds would rank otherwise than in a model. On another device, where
+        they compute nothing, it does nothing.
+        """
+        return ordinary_operation() if self.backend.device.type == "cpu" else nothing
 
     def run(self, trial: Trial) -> TrialRun:
         """Return the calls of one trial, in a workspace of exactly the bytes that it declares."""

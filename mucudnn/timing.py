@@ -3,6 +3,10 @@
 Whatever competes is timed in rounds, each call once a round and in an order drawn anew, so that a drift of
 the machine meets all alike: never all of A, then all of B. Sampling stops at fixed looks, where intervals
 are narrow or a verdict is reached. Source: Hoefler and Belli, SC15, rules 5 to 7 and 9.
+
+What ran before a span may last beyond its end, as threads that wait for more to do and take processors
+from whatever runs next. Left alone, each call would be timed after whichever was drawn before it; a call
+`before` every span, outside of it, has all of them timed after the same thing.
 """
 
 import dataclasses
@@ -83,6 +87,26 @@ class Entrant:
     workspace_bytes: int
 
 
+def nothing() -> None:
+    """Do nothing before a span."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stopwatch:
+    """Times spans, each after the same thing."""
+
+    clock: Clock
+    before: Callable[[], None]
+
+    def span_ns(self, call: Callable[[], None], calls: int) -> int:
+        """Return the nanoseconds of `calls` calls; at least 1, so that ratios exist."""
+        self.before()
+        start = self.clock()
+        for _ in range(calls):
+            call()
+        return max(self.clock() - start, 1)
+
+
 @dataclasses.dataclass
 class _Runner:
     """A call on its way, with the samples that it has so far."""
@@ -106,6 +130,7 @@ def race(
     rule: SamplingRule = PROFILING,
     clock: Clock = time.perf_counter_ns,
     seed: int = 0,
+    before: Callable[[], None] = nothing,
 ) -> dict[Key, Measurement]:
     """Return the times of all entrants, with few samples of those that cannot win.
 
@@ -126,15 +151,17 @@ def race(
         rule: when to look, and what suffices.
         clock: nanoseconds.
         seed: of the order within each round.
+        before: runs before every span, warm-up too, and is not in its time.
 
     Raises:
-        Exception: whatever a call raises, unchanged; the samples of the others are lost.
+        Exception: whatever a call or `before` raises, unchanged; the samples of the others are lost.
     """
     order = random.Random(seed)
-    runners = {key: _warmed_up(entrant, rule, clock) for key, entrant in entrants.items()}
+    stopwatch = _Stopwatch(clock, before)
+    runners = {key: _warmed_up(entrant, rule, stopwatch) for key, entrant in entrants.items()}
     racing = _by_rivals(entrants, runners)
     for rounds in range(1, rule.looks[-1] + 1):
-        _time_once(itertools.chain.from_iterable(racing), order, clock)
+        _time_once(itertools.chain.from_iterable(racing), order, stopwatch)
         if rounds == _EARLY_ROUNDS:
             racing = [_without_hopeless(group) for group in racing]
         if rounds in rule.looks:
@@ -153,6 +180,7 @@ def compare_runs(
     rule: SamplingRule = CONFIRMING,
     clock: Clock = time.perf_counter_ns,
     seed: int = 0,
+    before: Callable[[], None] = nothing,
 ) -> dict[str, Measurement]:
     """Return the times of finished divisions: sample i of every call comes from round i, none is dropped.
 
@@ -166,18 +194,20 @@ def compare_runs(
         rule: when to look, and what suffices.
         clock: nanoseconds.
         seed: of the order within each round.
+        before: runs before every span, warm-up too, and is not in its time.
 
     Raises:
-        Exception: whatever a call raises, unchanged.
+        Exception: whatever a call or `before` raises, unchanged.
     """
     if not calls:
         return {}
     order = random.Random(seed)
-    repeats = max(_calls_per_span(call, rule, clock) for call in calls.values())
+    stopwatch = _Stopwatch(clock, before)
+    repeats = max(_calls_per_span(call, rule, stopwatch) for call in calls.values())
     runners = {name: _Runner(call, repeats) for name, call in calls.items()}
     base, *others = runners.values()
     for rounds in range(1, rule.looks[-1] + 1):
-        _time_once(runners.values(), order, clock)
+        _time_once(runners.values(), order, stopwatch)
         if rounds in rule.looks and all(_is_settled(base, other, rule) for other in others):
             break
     settled = [_is_settled(base, other, rule) for other in others]
@@ -185,11 +215,11 @@ def compare_runs(
     return {name: runner.measurement(is_settled) for (name, runner), is_settled in flags}
 
 
-def _warmed_up(entrant: Entrant, rule: SamplingRule, clock: Clock) -> _Runner:
-    return _Runner(entrant.call, _calls_per_span(entrant.call, rule, clock), entrant.workspace_bytes)
+def _warmed_up(entrant: Entrant, rule: SamplingRule, stopwatch: _Stopwatch) -> _Runner:
+    return _Runner(entrant.call, _calls_per_span(entrant.call, rule, stopwatch), entrant.workspace_bytes)
 
 
-def _calls_per_span(call: Callable[[], None], rule: SamplingRule, clock: Clock) -> int:
+def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _Stopwatch) -> int:
     """Warm `call` up, and return the least power of two of calls that fills a span.
 
     The first run, which may build or load what it needs, is no span. The fastest of the spans decides, so
@@ -197,27 +227,19 @@ def _calls_per_span(call: Callable[[], None], rule: SamplingRule, clock: Clock) 
     """
     call()
     calls = 1
-    while min(_span_ns(call, calls, clock) for _ in range(rule.warmups)) < rule.min_span_ns:
+    while min(stopwatch.span_ns(call, calls) for _ in range(rule.warmups)) < rule.min_span_ns:
         if calls >= _MOST_CALLS:
             break
         calls *= 2
     return calls
 
 
-def _span_ns(call: Callable[[], None], calls: int, clock: Clock) -> int:
-    """Return the nanoseconds of `calls` calls; at least 1, so that ratios exist."""
-    start = clock()
-    for _ in range(calls):
-        call()
-    return max(clock() - start, 1)
-
-
-def _time_once(runners: Iterable[_Runner], order: random.Random, clock: Clock) -> None:
+def _time_once(runners: Iterable[_Runner], order: random.Random, stopwatch: _Stopwatch) -> None:
     """Time each runner once, in an order drawn from `order`."""
     drawn = list(runners)
     order.shuffle(drawn)
     for runner in drawn:
-        runner.spans_ns.append(_span_ns(runner.call, runner.calls, clock))
+        runner.spans_ns.append(stopwatch.span_ns(runner.call, runner.calls))
 
 
 def _by_rivals(entrants: Mapping[Key, Entrant], runners: Mapping[Key, _Runner]) -> list[list[_Runner]]:

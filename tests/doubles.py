@@ -108,11 +108,19 @@ class ScriptedBackend:
     def environment(self) -> Environment:
         return Environment(self.name, {"name": "made up"}, {"torch": torch.__version__}, {}, {"load": "0"})
 
-    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
+    def algorithms(
+        self,
+        problem: ConvProblem,
+        search: Search = Search.HEURISTIC,
+        whole: bool = True,  # in both roles the same
+    ) -> tuple[str, ...]:
         return (self.own, *(name for name in self._recipes if name != self.own))
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         return algorithm in self._recipes
+
+    def declares(self, algorithm: str) -> bool:
+        return algorithm != self.own
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         self.weighed += 1
@@ -213,12 +221,11 @@ class _Slices(_Kernel):
     """fprop and dgrad."""
 
     def prepare(self, weight: Tensor) -> None:
-        self._weight = weight
         self._backend.world.ran.append(f"{self._algorithm} set-up")
         self._set_up()
 
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        result = self._compute(image, self._weight, bias)
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        result = self._compute(image, weight, bias)
         self._spoil(result)
         out.copy_(result)
         return bool(result.isfinite().all())

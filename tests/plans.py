@@ -18,6 +18,9 @@ LIMIT_BYTES = 2**30
 
 _BACKEND = backend_for("cpu", torch.device("cpu"))
 
+_NAMES = (_BACKEND.own, *(f"cpu:{name}" for name in ("gemm", "im2col", "winograd2", "winograd4", "fft16")))
+"""Algorithms that compute parts of any size."""
+
 
 def a_plan_for(model: nn.Module, sample: object, mode: Mode = Mode.REUSE) -> Plan:
     """Divide all that the model computes on `sample`; nothing is measured, so the times are made up.
@@ -41,8 +44,12 @@ def a_plan_for(model: nn.Module, sample: object, mode: Mode = Mode.REUSE) -> Pla
     )
 
 
+def _algorithms(problem: ConvProblem) -> list[str]:
+    return [name for name in _NAMES if _BACKEND.computes(problem, name)]
+
+
 def _division(problem: ConvProblem, start: int) -> Division:
-    own, *others = _BACKEND.algorithms(problem)
+    own, *others = _algorithms(problem)
     names = [*others, own]
     shares = _shares(problem.batch)
     parts = [
@@ -73,13 +80,13 @@ def _candidates(problem: ConvProblem) -> tuple[Candidate, ...]:
     """One of every algorithm at every size, the large ones cheaper by the sample."""
     return tuple(
         _candidate(problem, name, size)
-        for name, size in itertools.product(_BACKEND.algorithms(problem), range(1, problem.batch + 1))
+        for name, size in itertools.product(_algorithms(problem), range(1, problem.batch + 1))
     )
 
 
 def _candidate(problem: ConvProblem, algorithm: str, size: int) -> Candidate:
     """Made-up times favour whichever algorithm comes last."""
-    place = _BACKEND.algorithms(problem).index(algorithm)
+    place = _algorithms(problem).index(algorithm)
     time_s = (1 + size) / (1 + place)
     return Candidate(
         algorithm, size, time_s, _declared(Trial(problem.with_batch(size), algorithm, whole=False))

@@ -74,6 +74,16 @@ def in_layout(problem: ConvProblem, layout: Layout) -> ConvProblem:
     return dataclasses.replace(problem, layout=layout, filter_layout=layout)
 
 
+IN_LAYOUTS = pytest.mark.parametrize(
+    ("algorithm", "layout"),
+    [
+        (name, layout)
+        for layout in Layout
+        for name in BACKEND.algorithms(in_layout(dataclasses.replace(WIDE, dtype="float32"), layout))
+    ],
+)
+
+
 # Workspaces.
 
 
@@ -296,9 +306,8 @@ def test_the_order_of_the_algorithms_makes_no_difference(op: ConvOp, layout: Lay
         assert relative_error(result, expected) <= FLOAT64_BOUND
 
 
-@pytest.mark.parametrize("layout", Layout)
+@IN_LAYOUTS
 @pytest.mark.parametrize("op", ConvOp)
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, OWN])
 def test_the_result_lies_in_memory_as_pytorchs_own(algorithm: str, op: ConvOp, layout: Layout) -> None:
     problem = in_layout(for_op(WIDE, op), layout)
     operands = operands_of(problem)
@@ -454,9 +463,8 @@ def spoil_all(first: Tensor, second: Tensor) -> None:
 
 
 @pytest.mark.parametrize("spoil", [spoil_samples, spoil_all])
-@pytest.mark.parametrize("layout", Layout)
+@IN_LAYOUTS
 @pytest.mark.parametrize("op", ConvOp)
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, OWN])
 def test_strange_numbers_come_out_where_pytorch_puts_them(
     algorithm: str, op: ConvOp, layout: Layout, spoil: Callable[[Tensor, Tensor], None]
 ) -> None:
@@ -484,6 +492,45 @@ def test_a_strange_sample_of_one_algorithm_leaves_the_sum_of_the_others_alone(
     result = Runner(BACKEND, problem, division)(Workspace(CPU), image, gradient)
 
     assert_same_numbers(result, expected)
+
+
+SUMMING_IN_PLACE, SUMMING_APART = "cpu:winograd4_k1", "cpu:winograd4"
+"""The first adds each part to the gradient itself, some channels at a time."""
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITY])
+@pytest.mark.parametrize("spoilt", [0, 2, 5])
+@pytest.mark.parametrize("algorithm", [SUMMING_IN_PLACE, SUMMING_APART])
+@pytest.mark.parametrize("before", ["cpu:im2col", "cpu:fft16", OWN])
+def test_a_strange_sample_of_a_later_algorithm_adds_up_as_in_pytorch(
+    before: str, algorithm: str, spoilt: int, value: float
+) -> None:
+    problem = dataclasses.replace(for_op(WIDE, ConvOp.WGRAD), batch=8, dtype="float32")
+    image, gradient, _ = operands_of(problem)
+    gradient[2 + spoilt, 1, 4, 4] = value
+    expected = own_result(problem, image, gradient)
+
+    division = a_division((before, 2), (algorithm, 2), (algorithm, 3), (algorithm, 1))
+    result = Runner(BACKEND, problem, division)(Workspace(CPU), image, gradient)
+
+    assert_same_numbers(result, expected)
+
+
+@pytest.mark.parametrize("spoilt", range(8))
+@pytest.mark.parametrize("algorithm", [SUMMING_IN_PLACE, SUMMING_APART])
+def test_a_strange_sample_is_forgotten_by_the_next_run(algorithm: str, spoilt: int) -> None:
+    backend, problem = AligningBackend(), dataclasses.replace(for_op(WIDE, ConvOp.WGRAD), batch=8)
+    runner, workspace = Runner(backend, problem, equal_parts(algorithm, 4, 1, 3)), Workspace(CPU)
+    image, gradient, _ = operands_of(problem)
+    strange = gradient.clone()
+    strange[spoilt] = NAN
+    runner(workspace, image, strange)
+    backend.ran.clear()
+
+    result = runner(workspace, image, gradient)
+
+    assert backend.ran == []  # PyTorch's own was not needed
+    assert relative_error(result, reference(problem, image, gradient)) <= FLOAT64_BOUND
 
 
 def test_values_whose_products_overflow_in_tiles_only_come_out_right() -> None:

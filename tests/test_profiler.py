@@ -114,7 +114,9 @@ def test_every_algorithm_is_tried_at_every_size_of_the_policy() -> None:
 )
 def test_the_search_decides_which_algorithms_are_tried(search: Search, names: list[str]) -> None:
     class Library(ScriptedBackend):
-        def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
+        def algorithms(
+            self, problem: ConvProblem, search: Search = Search.HEURISTIC, whole: bool = True
+        ) -> tuple[str, ...]:
             return super().algorithms(problem)[: 2 if search is Search.EXHAUSTIVE else 1]
 
     profile = _profiler(Library({"rare": Recipe(rate(MS))}), search=search).profile(_problem())

@@ -260,6 +260,31 @@ def test_the_notes_tell_mode_policy_and_environment() -> None:
     assert note(text, "settings") == "deterministic no, threads 8"
 
 
+def test_the_notes_say_that_idle_threads_can_be_told_to_sleep_sooner() -> None:
+    assert note(render_plan(a_mixed_plan()), "idle threads") == (
+        "After an operation OpenMP's idle threads spin and take the cores of worker threads meanwhile. "
+        "Setting GOMP_SPINCOUNT in the environment shortens that; mucudnn info measures what it costs here."
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": {"threads": "1"}},
+        {"policy": {}},
+        {"policy": {"threads": "8", "GOMP_SPINCOUNT": "10000"}},
+        {"policy": {"threads": "8", "OMP_WAIT_POLICY": "PASSIVE"}},
+        {"backend": "cudnn"},
+    ],
+)
+def test_the_notes_say_nothing_of_idle_threads_where_there_are_none_or_someone_has_told_them_how_to_wait(
+    changes: dict[str, Any],
+) -> None:
+    plan = a_mixed_plan(environment=an_environment(**changes))
+
+    assert "idle threads" not in render_plan(plan)
+
+
 def test_untouched_convolutions_are_listed_with_their_reasons() -> None:
     plan = a_mixed_plan(untouched=(("stem", "Conv3d is not divided"), ("", "it has a batch of none")))
 

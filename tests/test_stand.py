@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.own import own_convolution
@@ -31,6 +32,9 @@ SIZES = (1, 2, 4, 6)
 BOUND = BACKEND.error_bound(PROBLEM, "cpu:winograd4")
 """Above it, whoever asked for the error refuses the algorithm."""
 
+GRAIN_SIZE = 2**15
+"""Elements of which PyTorch gives each thread at least so many, in a simple operation."""
+
 DOUBLE = "cpu:double"
 BUFFER_BYTES = 64
 
@@ -45,7 +49,7 @@ class Slices:
     def prepare(self, weight: Tensor) -> None:
         self.weight = weight
 
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         out.copy_(own_convolution(self.problem, image, self.weight, bias))
         return True
 
@@ -67,6 +71,12 @@ class Sums:
         return True
 
 
+class OnAnotherDevice(CpuBackend):
+    """The processor under the name of a card."""
+
+    device = torch.device("cuda")
+
+
 class BackendWith(CpuBackend):
     """The processor, with one more algorithm."""
 
@@ -74,7 +84,12 @@ class BackendWith(CpuBackend):
         super().__init__()
         self._kernel = kernel
 
-    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
+    def algorithms(
+        self,
+        problem: ConvProblem,
+        search: Search = Search.HEURISTIC,
+        whole: bool = True,  # in both roles the same
+    ) -> tuple[str, ...]:
         return (*super().algorithms(problem), DOUBLE)
 
     def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
@@ -175,43 +190,63 @@ def test_a_finished_division_runs_as_in_a_model(op: ConvOp) -> None:
     Stand(BACKEND, problem, buffer_bytes=0).division(Division(parts))()  # raises nothing
 
 
+def test_an_ordinary_operation_of_the_processor_is_of_all_threads() -> None:
+    operation = Stand(BACKEND, PROBLEM, buffer_bytes=0).ordinary_operation
+
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recording:
+        operation()
+
+    (multiplication,) = [event for event in recording.events() if event.name == "aten::mul_"]
+    assert multiplication.input_shapes[0] == [GRAIN_SIZE * torch.get_num_threads()]
+
+
+def test_an_ordinary_operation_is_nothing_on_another_device() -> None:
+    stand = Stand(BACKEND, PROBLEM, buffer_bytes=0)
+    stand.backend = OnAnotherDevice()
+
+    with profile(activities=[ProfilerActivity.CPU]) as recording:
+        stand.ordinary_operation()
+
+    assert not recording.events()
+
+
 # What is wrong.
 
 
 class SlightlyWrongSlices(Slices):
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        super().run(image, out, bias)
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
         out.mul_(1.0001)
         return True
 
 
 class SlicesWithoutTheLastSample(Slices):
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        super().run(image, out, bias)
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
         out[-1] = float("nan")
         return True
 
 
 class SlicesThatWriteNothing(Slices):
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         return True
 
 
 class SlicesWithOneWrongSize(Slices):
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        super().run(image, out, bias)
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
         if self.problem.batch == 2:
             out[0].zero_()
         return True
 
 
 class SlicesWithoutBias(Slices):
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        return super().run(image, out, None)
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        return super().run(image, weight, out, None)
 
 
 class SlicesThatAddToTheResult(Slices):
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         out.add_(own_convolution(self.problem, image, self.weight, bias))
         return True
 
@@ -222,14 +257,14 @@ def write_beyond(buffer: Tensor) -> None:
 
 
 class SlicesThatWriteBeyond(Slices):
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         write_beyond(self.buffer)
-        return super().run(image, out, bias)
+        return super().run(image, weight, out, bias)
 
 
 class SlicesThatReadWhatNobodyWrote(Slices):
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        super().run(image, out, bias)
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
         out.add_(self.buffer.view(torch.float32)[0])
         return True
 
@@ -355,7 +390,7 @@ def test_whoever_writes_beyond_its_workspace_has_an_infinite_error(kernel: type[
 
 
 class SlicesThatCannotRun(Slices):
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         raise RuntimeError("could not create a primitive")
 
 

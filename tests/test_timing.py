@@ -341,6 +341,50 @@ def test_a_base_alone_is_timed_up_to_the_first_look() -> None:
     assert base == Measurement((2 * MS,) * 10, converged=True)
 
 
+def _logged(world: World) -> Callable[[], int]:
+    """The world's clock; every reading is logged as well."""
+
+    def clock() -> int:
+        world.ran.append("clock")
+        return world.now_ns
+
+    return clock
+
+
+def _raced(world: World, before: Callable[[], None]) -> dict[str, Measurement]:
+    racers = _racers(world, ("one", 2 * MS, 0), ("other", 3_000, 0))
+    return race(racers, clock=_logged(world), before=before)
+
+
+def _run_and_compared(world: World, before: Callable[[], None]) -> dict[str, Measurement]:
+    calls = {"one": world.call("one", 2 * MS), "other": world.call("other", 3_000)}
+    return compare_runs(calls, clock=_logged(world), before=before)
+
+
+@pytest.mark.parametrize("timed", [_raced, _run_and_compared])
+def test_every_span_follows_what_runs_before_it_directly(
+    timed: Callable[[World, Callable[[], None]], dict[str, Measurement]],
+) -> None:
+    world = World()
+
+    timed(world, world.call("before", 50 * MS))
+
+    starts = [place for place, name in enumerate(world.ran) if name == "clock"][::2]
+    assert {world.ran[place - 1] for place in starts} == {"before"}
+    assert world.ran.count("before") == len(starts)
+
+
+@pytest.mark.parametrize("timed", [_raced, _run_and_compared])
+def test_what_runs_before_a_span_is_not_in_its_time(
+    timed: Callable[[World, Callable[[], None]], dict[str, Measurement]],
+) -> None:
+    world = World()
+
+    with_it, without = timed(world, world.call("before", 50 * MS)), timed(World(), lambda: None)
+
+    assert with_it == without
+
+
 @pytest.mark.parametrize("looks", [(), (0, 6), (6, 6), (10, 6)])
 def test_looks_that_do_not_rise_are_refused(looks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="looks must rise from at least 1, but got"):

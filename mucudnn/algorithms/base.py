@@ -49,8 +49,11 @@ class SliceKernel(Protocol):
     def prepare(self, weight: Tensor) -> None:
         """Transform the filter; once per mini-batch, before the first part."""
 
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
-        """Write the part's result into `out`; return whether it is sound."""
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        """Write the part's result into `out`; return whether it is sound.
+
+        The weight is that which was prepared.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,7 @@ class SumKernel(Protocol):
         """Add the part's dw to the running sum, or start the sum with it if it is the `first`."""
 
     def finish(self, into: GradientSum) -> bool:
-        """Have the sum in `into`; return whether it is sound (if not, kernels that sum apart leave it be)."""
+        """Have the sum in `into`; return whether it is sound (if not, `into` may hold anything)."""
 
 
 class Algorithm(Protocol):

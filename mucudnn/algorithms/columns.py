@@ -7,8 +7,8 @@ the filter (k, c·r·s) and Y the output (k, p·q) of an image
     dgrad  dX = W' dY, each column added back to where it came from
     wgrad  dW = dY X'
 
-Filters of one tap with stride 1 and no padding need no copy: X is the image itself. One image is taken at a
-time, so the workspace does not grow with the micro-batch. Source: Chellapilla, Puri, Simard, IWFHR 2006.
+One image is taken at a time, so the workspace does not grow with the micro-batch. Filters of one tap that
+need no copy have an algorithm of their own (`pointwise`). Source: Chellapilla, Puri, Simard, IWFHR 2006.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, Region, SliceKernel, SumKernel, carve, total_bytes
-from mucudnn.algorithms.tile_kernels import is_finite
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _DTYPES = ("float32", "float64")
@@ -55,12 +54,6 @@ class ColumnAlgorithm:
         return _ColumnWgrad(_Columns(problem, buffer))
 
 
-def _is_image(problem: ConvProblem) -> bool:
-    """Whether the matrix of columns is the image itself."""
-    ones = (*problem.kernel_size, *problem.stride)
-    return all(one == 1 for one in ones) and not any(problem.padding)
-
-
 def _padded_size(problem: ConvProblem) -> tuple[int, ...]:
     return tuple(size + 2 * pad for size, pad in zip(problem.input_size, problem.padding, strict=True))
 
@@ -68,14 +61,13 @@ def _padded_size(problem: ConvProblem) -> tuple[int, ...]:
 def _regions(problem: ConvProblem) -> tuple[Region, ...]:
     """The workspace; "filter" is W or the sum of dW, which outlives a part, as does the sum of W's values."""
     taps, pixels = math.prod(problem.kernel_size), math.prod(problem.output_size)
-    needs_padded = any(problem.padding) or (problem.op is ConvOp.DGRAD and not _is_image(problem))
+    needs_padded = any(problem.padding) or problem.op is ConvOp.DGRAD
     padded = (problem.in_channels, *_padded_size(problem)) if needs_padded else (0,)
-    columns = 0 if _is_image(problem) else problem.in_channels * taps * pixels
     return (
         Region("filter", (math.prod(problem.filter_shape),), problem.dtype),
         Region("filter_sum", (1,), problem.dtype),
         Region("padded", (math.prod(padded),), problem.dtype),
-        Region("columns", (columns,), problem.dtype),
+        Region("columns", (problem.in_channels * taps * pixels,), problem.dtype),
     )
 
 
@@ -91,8 +83,7 @@ class _Columns:
         self.filter_sum = space["filter_sum"][0]
         self.filter_matrix = space["filter"].view(problem.groups, k // problem.groups, -1)
         self.padded = self._ordered(space["padded"], (), (problem.in_channels, *_padded_size(problem)))
-        if not _is_image(problem):
-            self._bind_columns(space["columns"])
+        self._bind_columns(space["columns"])
 
     def _bind_columns(self, columns: Tensor) -> None:
         problem = self.problem
@@ -116,8 +107,6 @@ class _Columns:
 
     def fill(self, image: Tensor) -> Tensor:
         """Return the matrix of columns (groups, c·r·s / groups, pixels) of an image (c, *size)."""
-        if _is_image(self.problem):
-            return self.pixels(image, self.problem.in_channels)
         source = image
         if any(self.problem.padding):
             source = self.padded
@@ -171,7 +160,13 @@ class _ColumnSlices:
 class _ColumnFprop(_ColumnSlices):
     """Y = W X."""
 
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+    def run(
+        self,
+        image: Tensor,
+        weight: Tensor,  # noqa: ARG002  # prepared before
+        out: Tensor,
+        bias: Tensor | None,
+    ) -> bool:
         """Write the part's result into `out`; return whether it is sound."""
         columns = self._columns
         for x, y in zip(image, out, strict=True):
@@ -185,20 +180,22 @@ class _ColumnFprop(_ColumnSlices):
 class _ColumnDgrad(_ColumnSlices):
     """dX = W' dY, added back to the image."""
 
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+    def run(
+        self,
+        image: Tensor,
+        weight: Tensor,  # noqa: ARG002  # prepared before
+        out: Tensor,
+        bias: Tensor | None,
+    ) -> bool:
         """Write the part's result into `out`; return whether it is sound."""
         if bias is not None:
             raise ValueError("dgrad has no bias, but got one.")
         columns = self._columns
         for dy, dx in zip(image, out, strict=True):
             gradient = columns.pixels(dy, columns.problem.out_channels)
-            if _is_image(columns.problem):
-                product = columns.pixels(dx, columns.problem.in_channels)
-                torch.bmm(columns.filter_matrix.transpose(1, 2), gradient, out=product)
-            else:
-                torch.bmm(columns.filter_matrix.transpose(1, 2), gradient, out=columns.matrix)
-                self._add_back()
-                dx.copy_(columns.inside())
+            torch.bmm(columns.filter_matrix.transpose(1, 2), gradient, out=columns.matrix)
+            self._add_back()
+            dx.copy_(columns.inside())
         return self._is_sound()
 
     def _add_back(self) -> None:
@@ -232,7 +229,7 @@ class _ColumnWgrad:
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite (if not, `into` is untouched)."""
         summed = self._columns.filter
-        if not is_finite(summed):
+        if not math.isfinite(summed.sum().item()):  # a false alarm where finite values overflow, never a miss
             return False
         into.take(summed)
         return True

@@ -1,226 +1,341 @@
-"""Convolution by tiles: the arithmetic, all of it in matrix products that write into a given workspace.
+"""Convolution by tiles: the views in a workspace that the loops use, bound once.
 
 Inside, channels are innermost. The transforms take the whole tensor as the long side of two skinny matrix
-products, one for each axis. Every plane of tiles is `plane` elements long, of which the last few are a gap
-that the products carry along.
+products, one for each axis. Every plane of x's tiles is `plane` elements long, of which the last few are a
+gap that the products carry along.
 """
 
-import itertools
+import functools
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms.base import GradientSum, carve, channels_last_view
+from mucudnn.algorithms.base import GradientSum, carve
+from mucudnn.algorithms.forms import Matrix
+from mucudnn.algorithms.tile_filters import filter_loop, finish_loop
+from mucudnn.algorithms.tile_geometry import TileGeometry
+from mucudnn.algorithms.tile_loops import grouped_sum_loop, slice_loop, sum_loop
+from mucudnn.algorithms.tile_views import (
+    Blocks,
+    Cut,
+    Edge,
+    Piece,
+    Product,
+    Side,
+    SliceSpace,
+    SumSpace,
+    Taps,
+)
+from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.problem import ConvOp
 
-if TYPE_CHECKING:
-    from mucudnn.algorithms.tiles import TileGeometry
-
-LARGE_IMAGE = 8192
-"""Pixels from which an image goes to NCHW by itself: torch blocks a transposing copy only in 2-D."""
-
-TRANSPOSING_ELEMENTS = 60 * 60
-"""What such a copy takes from torch's allocator while it runs: one block."""
+Result = TypeVar("Result")
 
 
 class TileSliceKernel:
     """fprop or dgrad of one micro-batch."""
 
-    def __init__(self, geometry: "TileGeometry", buffer: Tensor) -> None:
-        h, w = geometry.forms
+    def __init__(self, geometry: TileGeometry, buffer: Tensor) -> None:
         space = carve(buffer, geometry.regions)
-        front, back = space["front"], space["back"]
-        planes, p = geometry.planes, geometry.total_tiles
-        x_plane, y_plane = geometry.x_plane, geometry.y_plane
-        like = front.new_tensor
-
-        self._filter = _FilterTransform(geometry, space)
-        self._image = _PaddedImage(geometry, space["padded"])
-        self._x_tiles = _tile_view(front, (h.inputs, w.inputs), geometry, geometry.x_channels, x_plane)
-        self._to_products = _Transform(
-            like(h.input_transform), like(w.input_transform), front, back, front, x_plane
-        )
-        self._v = _matrices(front, planes, p, geometry.x_channels, x_plane)
-        u = space["filter"]
-        self._u = u if geometry.problem.op is ConvOp.DGRAD else u.transpose(1, 2)
-        self._m = _matrices(back, planes, p, geometry.y_channels, y_plane)
-        self._to_outputs = _Transform(
-            like(h.output_transform), like(w.output_transform), back, front, back, y_plane
-        )
-        self._y = _matrices(back, h.outputs * w.outputs, p, geometry.y_channels, y_plane)
-        self._y_tiles = _tile_view(back, (h.outputs, w.outputs), geometry, geometry.y_channels, y_plane)
-        self._blocks = (h.outputs, w.outputs)
-        self._staged = space["staged"] if geometry.is_staged else None
+        self._is_dgrad = geometry.problem.op is ConvOp.DGRAD
+        self._is_prepared = geometry.group == geometry.y_channels
+        self._spaces = [
+            (_slice_space(geometry, _Arena(space, worker)), _numbers(geometry, worker))
+            for worker in range(geometry.workers)
+        ]
 
     def prepare(self, weight: Tensor) -> None:
-        """Transform the filter; once per mini-batch, before the first part."""
-        self._filter.apply(weight)
+        """Transform the filter, unless it is transformed some channels at a time; once per mini-batch."""
+        if self._is_prepared:
+            call = functools.partial(
+                filter_loop, _filter_view(weight), self._spaces[0][0].taps, self._is_dgrad
+            )
+            _run([call], len(self._spaces))
 
-    def run(self, image: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         """Write the part's result into `out`; return whether it is finite."""
-        self._x_tiles.copy_(self._image.tiles_of(image))
-        self._to_products.apply()
-        torch.bmm(self._v, self._u, out=self._m)
-        self._to_outputs.apply()
-        if bias is not None:
-            self._y.add_(bias)
-        target = channels_last_view(out) if self._staged is None else self._staged
-        for tiles, pixels in _pairs(self._y_tiles, target, self._blocks):
-            pixels.copy_(tiles)
-        if self._staged is not None:
-            _leave(self._staged, out)
-        return is_finite(self._y)
+        x, w, y = _image_view(image), _filter_view(weight), _image_view(out)
+        calls = [
+            functools.partial(slice_loop, space, x, w, y, bias, blocks, self._is_dgrad)
+            for space, blocks in self._spaces
+        ]
+        totals: list[float] = _run(calls, len(calls))
+        return all(map(math.isfinite, totals))
 
 
 class TileSumKernel:
     """wgrad of one micro-batch, summed in the transformed domain."""
 
-    def __init__(self, geometry: "TileGeometry", buffer: Tensor) -> None:
-        h, w = geometry.forms
+    def __init__(self, geometry: TileGeometry, buffer: Tensor) -> None:
         space = carve(buffer, geometry.regions)
-        front, back, y_front = space["front"], space["back"], space["y_front"]
-        planes, p = geometry.planes, geometry.total_tiles
-        x_plane, y_plane = geometry.x_plane, geometry.y_plane
-        like = front.new_tensor
-
-        self._filter = _FilterTransform(geometry, space)
-        self._image = _PaddedImage(geometry, space["padded"])
-        self._x_tiles = _tile_view(front, (h.inputs, w.inputs), geometry, geometry.x_channels, x_plane)
-        self._x_to_products = _Transform(
-            like(h.input_transform), like(w.input_transform), front, back, front, x_plane
-        )
-        self._y_tiles = _tile_view(y_front, (h.outputs, w.outputs), geometry, geometry.y_channels, y_plane)
-        self._y_to_products = _Transform(
-            like(h.output_transform.T), like(w.output_transform.T), y_front, back, y_front, y_plane
-        )
-        self._v = _matrices(front, planes, p, geometry.x_channels, x_plane)
-        self._d = _matrices(y_front, planes, p, geometry.y_channels, y_plane).transpose(1, 2)
-        self._sum = space["filter"]
-        self._blocks = (h.outputs, w.outputs)
-        self._is_cropped = any(size % m for size, m in zip(geometry.y_size, self._blocks, strict=True))
-        self._staged = space["staged"] if geometry.is_staged else None
+        self._spaces = [
+            (_sum_space(geometry, _Arena(space, worker)), _numbers(geometry, worker))
+            for worker in range(geometry.workers)
+        ]
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sum, or start the sum with them if it is the `first`."""
-        self._x_tiles.copy_(self._image.tiles_of(image))
-        self._x_to_products.apply()
-        source = channels_last_view(gradient)
-        if self._staged is not None:
-            source = self._staged.copy_(source)
-        if self._is_cropped:
-            self._y_tiles.zero_()
-        for tiles, pixels in _pairs(self._y_tiles, source, self._blocks):
-            tiles.copy_(pixels)
-        self._y_to_products.apply()
-        if first:
-            torch.bmm(self._d, self._v, out=self._sum)
-        else:
-            self._sum.baddbmm_(self._d, self._v)
+        x, dy = _image_view(image), _image_view(gradient)
+        calls = [functools.partial(sum_loop, space, x, dy, blocks, first) for space, blocks in self._spaces]
+        _run(calls, len(calls))
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite (if not, `into` is untouched)."""
-        taps = self._filter.undo()
-        if not is_finite(taps):
-            return False
-        into.take(taps)
-        return True
+        taps, *others = [space.taps for space, _ in self._spaces]
+        for other in others:
+            taps.planes.add_(other.planes)
+        return math.isfinite(finish_loop(taps, _filter_view(into.total), into.accumulate))
 
 
-class _Transform:
-    """target = left · source · right' for every element of a plane, through `middle`."""
+class GroupedTileSumKernel:
+    """wgrad of one micro-batch, some channels of dy at a time, summed where the gradient is wanted."""
 
-    def __init__(
-        self, left: Tensor, right: Tensor, source: Tensor, middle: Tensor, target: Tensor, plane: int
-    ) -> None:
-        (rows, rows_in), (columns, columns_in) = left.shape, right.shape
-        self._left, self._right = left, right.expand(rows, columns, columns_in)
-        self._source = source[: rows_in * columns_in * plane].view(rows_in, columns_in * plane)
-        middle = middle[: rows * columns_in * plane]
-        self._middle = middle.view(rows, columns_in * plane)
-        self._middle_planes = middle.view(rows, columns_in, plane)
-        self._target = target[: rows * columns * plane].view(rows, columns, plane)
+    def __init__(self, geometry: TileGeometry, buffer: Tensor) -> None:
+        space = carve(buffer, geometry.regions)
+        self._space = _sum_space(geometry, _Arena(space, 0))
+        self._block = _numbers(geometry, 0)
+        self._found = space["found"]  # by all parts, whatever their sizes
 
-    def apply(self) -> None:
-        torch.mm(self._left, self._source, out=self._middle)
-        torch.bmm(self._right, self._middle_planes, out=self._target)
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        """Add the part's dw to `into`, or write it there if it is the `first` and nothing is to be kept."""
+        adds = into.accumulate or not first
+        dw = _filter_view(into.total)
+        x, dy = _image_view(image), _image_view(gradient)
+        found = grouped_sum_loop(self._space, x, dy, dw, self._block, adds)
+        if first:
+            self._found.fill_(found)
+        else:
+            self._found.add_(found)
 
-
-class _FilterTransform:
-    """Between a filter (k, c, r, s) and its planes (rank_h · rank_w, k, c)."""
-
-    def __init__(self, geometry: "TileGeometry", space: Mapping[str, Tensor]) -> None:
-        problem = geometry.problem
-        k, c = problem.out_channels, problem.in_channels
-        r, s = problem.kernel_size
-        h, w = (form.filter_transform for form in geometry.forms)
-        if problem.op is ConvOp.DGRAD:
-            h, w = h[:, ::-1], w[:, ::-1]
-        taps = space["front"][: r * s * k * c]
-        both = torch.kron(torch.tensor(h.copy()), torch.tensor(w.copy()))
-        self._both = both.to(taps)
-        self._rows = taps.view(r * s, k * c)
-        self._taps = taps.view(r, s, k, c).permute(2, 3, 0, 1)
-        self._planes = space["filter"].view(geometry.planes, k * c)
-
-    def apply(self, weight: Tensor) -> None:
-        self._taps.copy_(weight)
-        torch.mm(self._both, self._rows, out=self._planes)
-
-    def undo(self) -> Tensor:
-        """Return the taps (k, c, r, s) to which the planes add up: the transpose of `apply`."""
-        torch.mm(self._both.T, self._planes, out=self._rows)
-        return self._taps
+    def finish(self, into: GradientSum) -> bool:  # noqa: ARG002  # it holds the sum
+        """Return whether the sum is finite; if not, `into` holds a part of it."""
+        return math.isfinite(self._found.item())
 
 
-class _PaddedImage:
-    """A copy of x with its padding and channels innermost, seen as overlapping tiles."""
+class _Arena:
+    """The regions of one worker, by their names without its number."""
 
-    def __init__(self, geometry: "TileGeometry", padded: Tensor) -> None:
-        (h, w), (top, left) = geometry.x_size, geometry.padding
-        self._inside = padded[:, top : top + h, left : left + w]
-        borders = (
-            padded[:, :top],
-            padded[:, top + h :],
-            padded[:, top : top + h, :left],
-            padded[:, top : top + h, left + w :],
-        )
-        self._borders = [border for border in borders if border.numel()]
-        self._tiles = _overlapping(padded, geometry)
+    def __init__(self, space: Mapping[str, Tensor], worker: int) -> None:
+        self._space = space
+        self._worker = worker
 
-    def tiles_of(self, image: Tensor) -> Tensor:
-        self._inside.copy_(channels_last_view(image))
-        for border in self._borders:
-            border.zero_()
-        return self._tiles
+    def __getitem__(self, name: str) -> Tensor:
+        return self._space[f"{name}{self._worker}"]
 
+    @property
+    def v(self) -> Tensor:
+        """The transformed tiles of a block: what is kept, or else what is in front."""
+        return self["kept"] if self["kept"].numel() else self["front"]
 
-def is_finite(tensor: Tensor) -> bool:
-    """Return whether all values are finite, as far as their sum tells.
-
-    The sum of finite values may overflow, at about 1e38 in float32; that is a false alarm, never a miss.
-    """
-    return math.isfinite(tensor.sum().item())
+    @property
+    def planes(self) -> Tensor:
+        """The transformed filter, or this worker's sum of the gradient's."""
+        return self._space.get(f"filter{self._worker}", self._space["filter"])
 
 
-def _overlapping(padded: Tensor, geometry: "TileGeometry") -> Tensor:
-    """View (t_h, t_w, n, tiles_h, tiles_w, c) of the padded image (n, height, width, c)."""
+def _run(calls: Sequence[functools.partial[Result]], workers: int) -> list[Result]:
+    """Run calls in this thread, or on workers if there are several."""
+    return run_on_workers(calls) if workers > 1 else [call() for call in calls]
+
+
+def _image_view(tensor: Tensor) -> Tensor:
+    """View an image (n, c, *size) as (n, d, h, w, c)."""
+    while tensor.dim() < 5:
+        tensor = tensor.unsqueeze(2)
+    return tensor.permute(0, 2, 3, 4, 1)
+
+
+def _filter_view(tensor: Tensor) -> Tensor:
+    """View a filter (k, c, *taps) as (k, c, taps_d, r, s)."""
+    while tensor.dim() < 5:
+        tensor = tensor.unsqueeze(2)
+    return tensor
+
+
+def _slice_space(geometry: TileGeometry, arena: _Arena) -> SliceSpace:
     h, w = geometry.forms
-    per_image, per_row, per_pixel, per_channel = padded.stride()
-    shape = (h.inputs, w.inputs, padded.shape[0], *geometry.tiles, padded.shape[3])
-    strides = (per_row, per_pixel, per_image, h.outputs * per_row, w.outputs * per_pixel, per_channel)
-    return padded.as_strided(shape, strides)
+    front, back = arena["front"], arena["back"]
+    planes, deep, y_plane = geometry.planes, geometry.taps[0], geometry.y_plane
+    u = arena.planes.view(deep, planes, geometry.x_channels, geometry.group)
+    return SliceSpace(
+        cut=_cut(geometry, arena),
+        v=_shifted(geometry, arena),
+        u=list(u)[:: -1 if geometry.problem.op is ConvOp.DGRAD else 1],
+        m=_matrices(back, planes, math.prod(geometry.y_tiles), geometry.group, y_plane),
+        to_outputs=_product(h.output_transform, w.output_transform, back, front, back, y_plane),
+        blocks=_blocks(geometry, back, front),
+        taps=_taps(geometry, arena),
+        group=geometry.group,
+        is_prepared=geometry.group == geometry.y_channels,
+    )
+
+
+def _sum_space(geometry: TileGeometry, arena: _Arena) -> SumSpace:
+    h, w = geometry.forms
+    back, y_front = arena["back"], arena["y_front"]
+    planes, deep, y_plane = geometry.planes, geometry.taps[0], geometry.y_plane
+    y_rows = math.prod(geometry.y_tiles)
+    return SumSpace(
+        cut=_cut(geometry, arena),
+        v=_shifted(geometry, arena),
+        blocks=_blocks(geometry, y_front, back),
+        y_to_products=_product(h.output_transform.T, w.output_transform.T, y_front, back, y_front, y_plane),
+        d=_matrices(y_front, planes, y_rows, geometry.group, y_plane).transpose(1, 2),
+        sums=list(arena.planes.view(deep, planes, geometry.group, geometry.x_channels)),
+        taps=_taps(geometry, arena),
+        group=geometry.group,
+    )
+
+
+def _numbers(geometry: TileGeometry, worker: int) -> list[int]:
+    """The numbers of a worker's blocks, as `slice_loop` takes them."""
+    edges, sides = _kinds(geometry)
+    numbers = []
+    for y, chunks in geometry.blocks_of(worker):
+        numbers += [y.image, y.slice, y.row, sides.index(y.size)]
+        for x in chunks:
+            numbers += [x.image, x.slice, x.row, edges.index((x.size, x.before))]
+    return numbers
+
+
+def _kinds(
+    geometry: TileGeometry,
+) -> tuple[list[tuple[tuple[int, ...], tuple[int, int]]], list[tuple[int, ...]]]:
+    """The kinds of chunks by their edges in x, and of blocks by their sides in y."""
+    edges = dict.fromkeys((x.size, x.before) for block in geometry.blocks for x in block.chunks)
+    return list(edges), list(dict.fromkeys(block.y.size for block in geometry.blocks))
+
+
+def _shifted(geometry: TileGeometry, arena: _Arena) -> list[Tensor]:
+    """V for each tap along the depth: rows that lie a slice further each time."""
+    rows, per_slice = math.prod(geometry.x_tiles), geometry.rows * geometry.tiles[1]
+    v = _matrices(arena.v, geometry.planes, rows, geometry.x_channels, geometry.x_plane)
+    count = math.prod(geometry.y_tiles)
+    return [v[:, q * per_slice : q * per_slice + count] for q in range(geometry.taps[0])]
+
+
+def _cut(geometry: TileGeometry, arena: _Arena) -> Cut:
+    h, w = geometry.forms
+    shape, front, back = geometry.padded_shape, arena["front"], arena["back"]
+    block = back[: math.prod(shape)].view(shape)
+    per_image, per_slice, per_row, per_pixel, per_channel = block.stride()
+    overlapping = block.as_strided(
+        (h.inputs, w.inputs, *geometry.chunk_tiles, shape[-1]),
+        (per_row, per_pixel, per_image, per_slice, h.outputs * per_row, w.outputs * per_pixel, per_channel),
+    )
+    plane = geometry.chunk_plane
+    tiles = _tile_view(front, (h.inputs, w.inputs), geometry.chunk_tiles, shape[-1], plane)
+    targets = _targets(geometry, arena.v) if geometry.is_grouped else []
+    product = _product(h.input_transform, w.input_transform, front, back, front, plane, targets)
+    edges = [_edge(geometry, block, *kind) for kind in _kinds(geometry)[0]]
+    chunks = len(geometry.blocks[0].chunks)
+    return Cut(edges, overlapping, tiles, geometry.channels_at_once, product, chunks)
+
+
+def _targets(geometry: TileGeometry, v: Tensor) -> list[Tensor]:
+    """Where the transforms of a block's chunks go in V: (columns, elements) for each chunk and row."""
+    h, w = geometry.forms
+    planes = v[: geometry.planes * geometry.x_plane].view(h.rank, w.rank, geometry.x_plane)
+    length = math.prod(geometry.chunk_tiles) * geometry.x_channels
+    starts = range(0, math.prod(geometry.x_tiles) * geometry.x_channels, length)
+    return [planes[i, :, start : start + length] for start in starts for i in range(h.rank)]
+
+
+def _edge(geometry: TileGeometry, block: Tensor, size: tuple[int, ...], before: tuple[int, int]) -> Edge:
+    """Split a padded chunk into what x fills, of so many slices and rows, and what lies around it."""
+    if not math.prod(size):
+        return Edge(block[:0], [block])
+    inside, borders = block, []
+    left, wide = geometry.padding[2], geometry.x_size[2]
+    for axis, (first, length) in enumerate([(before[0], size[0]), (before[1], size[1]), (left, wide)], 1):
+        behind = inside.size(axis) - first - length
+        borders += [inside.narrow(axis, 0, first), inside.narrow(axis, first + length, behind)]
+        inside = inside.narrow(axis, first, length)
+    return Edge(inside, [border for border in borders if border.numel()])
+
+
+def _blocks(geometry: TileGeometry, outputs: Tensor, staged: Tensor) -> Blocks:
+    h, w = geometry.forms
+    sides = (h.outputs, w.outputs)
+    tiles = _tile_view(outputs, sides, geometry.y_tiles, geometry.group, geometry.y_plane)
+    tiles = tiles.permute(2, 3, 4, 0, 5, 1, 6)
+    columns = geometry.y_plane if geometry.problem.op is ConvOp.WGRAD else geometry.group
+    return Blocks(
+        [_side(geometry, tiles, staged, size) for size in _kinds(geometry)[1]],
+        outputs[: math.prod(sides) * geometry.y_plane].view(-1, columns),
+        geometry.rows_at_once,
+    )
+
+
+def _side(geometry: TileGeometry, tiles: Tensor, staged: Tensor, size: tuple[int, ...]) -> Side:
+    """Split the outputs of a block of so many slices and rows into whole tiles and cut ones."""
+    high, wide = tiles.size(3), tiles.size(5)
+    shape = [geometry.images, *size, geometry.y_size[2], geometry.group]
+    pieces = [
+        Piece(tiles[:, : size[0], i : i + rows, :m_h, j : j + columns, :m_w], high, wide, i * high, j * wide)
+        for i, rows, m_h in _whole_and_rest(shape[2], high)
+        for j, columns, m_w in _whole_and_rest(shape[3], wide)
+    ]
+    place = staged[: math.prod(shape)].view(shape) if geometry.is_staged else staged[:0]
+    covered = math.prod(shape[1:4])
+    return Side(pieces, shape, place, covered == math.prod(tiles.shape[1:6]))
+
+
+def _whole_and_rest(size: int, step: int) -> list[tuple[int, int, int]]:
+    """(first tile, number of tiles, pixels of each) of the whole tiles in `size`, then of the cut one."""
+    whole, rest = divmod(size, step)
+    runs = [(0, whole, step), (whole, 1, rest)]
+    return [(first, count, pixels) for first, count, pixels in runs if count and pixels]
+
+
+def _taps(geometry: TileGeometry, arena: _Arena) -> Taps:
+    problem = geometry.problem
+    n_taps, size = math.prod(geometry.taps), geometry.filter_taps
+    rows = arena["front"][:size].view(n_taps, -1)
+    h, w = (form.filter_transform for form in geometry.forms)
+    if problem.op is ConvOp.DGRAD:
+        h, w = h[:, ::-1], w[:, ::-1]
+    left, right = (torch.from_numpy(form.copy()).to(rows) for form in (h, w))
+    both = torch.kron(left, right) if geometry.has_short_filter else left[:0]
+    middle = arena["back"][: geometry.middle_taps].view(left.size(0), right.size(1), -1)
+    scratch = arena["back"][: size if geometry.is_turned_twice else 0]
+    planes = arena.planes.view(geometry.taps[0], geometry.planes, -1)
+    return Taps(both, left, right, middle, rows, scratch, planes)
+
+
+def _product(
+    left: Matrix,
+    right: Matrix,
+    source: Tensor,
+    middle: Tensor,
+    target: Tensor,
+    plane: int,
+    targets: Sequence[Tensor] = (),
+) -> Product:
+    (rows, rows_in), (columns, columns_in) = left.shape, right.shape
+    middle = middle[: rows * columns_in * plane]
+    length = 0 if targets else rows * columns * plane
+    return Product(
+        left=torch.tensor(left).to(source),
+        right=torch.tensor(right).to(source).expand(rows, columns, columns_in),
+        source=source[: rows_in * columns_in * plane].view(rows_in, columns_in * plane),
+        middle=middle.view(rows, columns_in * plane),
+        middle_planes=middle.view(rows, columns_in, plane),
+        target=target[:length].view(rows, columns, -1 if length else 0),
+        targets=list(targets),
+    )
 
 
 def _tile_view(
-    buffer: Tensor, sides: tuple[int, int], geometry: "TileGeometry", channels: int, plane: int
+    buffer: Tensor, sides: tuple[int, int], tiles: tuple[int, ...], channels: int, plane: int
 ) -> Tensor:
-    """View (side_h, side_w, n, tiles_h, tiles_w, channels) of the planes at the start of `buffer`."""
+    """View (side_h, side_w, images, slices, tiles_h, tiles_w, channels) of the planes in `buffer`."""
     planes = buffer[: sides[0] * sides[1] * plane].view(*sides, plane)
-    inside = planes[..., : geometry.total_tiles * channels]
-    view: Tensor = inside.unflatten(2, (geometry.problem.batch, *geometry.tiles, channels))
+    inside = planes[..., : math.prod(tiles) * channels]
+    view: Tensor = inside.unflatten(2, (*tiles, channels))
     return view
 
 
@@ -229,36 +344,3 @@ def _matrices(buffer: Tensor, planes: int, rows: int, columns: int, plane: int) 
     inside = buffer[: planes * plane].view(planes, plane)[:, : rows * columns]
     view: Tensor = inside.unflatten(1, (rows, columns))
     return view
-
-
-def _pairs(tiles: Tensor, image: Tensor, blocks: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield views of `tiles` and of `image` that hold the same pixels, up to four pairs that cover the image.
-
-    Args:
-        tiles: (m_h, m_w, n, tiles_h, tiles_w, channels).
-        image: (n, h, w, channels), any strides; the last tiles may reach beyond it.
-        blocks: (m_h, m_w).
-    """
-    runs = [_whole_and_rest(size, block) for size, block in zip(image.shape[1:3], blocks, strict=True)]
-    for (i, count_i, rows), (j, count_j, columns) in itertools.product(*runs):
-        part = tiles[:rows, :columns, :, i : i + count_i, j : j + count_j].permute(2, 3, 0, 4, 1, 5)
-        top, left = i * blocks[0], j * blocks[1]
-        pixels = image[:, top : top + count_i * rows, left : left + count_j * columns]
-        yield part, pixels.unflatten(1, (count_i, rows)).unflatten(3, (count_j, columns))
-
-
-def _whole_and_rest(size: int, block: int) -> list[tuple[int, int, int]]:
-    """(first tile, number of tiles, pixels of each) of the whole tiles in `size`, then of the cut one."""
-    whole, rest = divmod(size, block)
-    runs = [(0, whole, block), (whole, 1, rest)]
-    return [(first, count, pixels) for first, count, pixels in runs if count and pixels]
-
-
-def _leave(image: Tensor, out: Tensor) -> None:
-    """Copy an image (n, h, w, c) to `out` (n, c, h, w)."""
-    n, h, w, c = image.shape
-    if h * w < LARGE_IMAGE:
-        out.copy_(image.permute(0, 3, 1, 2))
-        return
-    for source, target in zip(image.view(n, h * w, c), out.view(n, c, h * w), strict=True):
-        target.copy_(source.t())

@@ -98,16 +98,9 @@ class OnSlices:
         self._kernel = kernel
         self.prepare = kernel.prepare
 
-    def run(
-        self,
-        image: Tensor,
-        weight: Tensor,  # noqa: ARG002  # prepared before
-        out: Tensor,
-        bias: Tensor | None,
-        here: slice,
-    ) -> bool:
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, here: slice) -> bool:
         """Write the result of the samples `here` of `image` to those of `out`; return whether it is sound."""
-        return self._kernel.run(image[here], out[here], bias)
+        return self._kernel.run(image[here], weight, out[here], bias)
 
     def finish(self, out: Tensor, bias: Tensor | None, here: slice) -> None:
         """Nothing is left to do."""
@@ -167,8 +160,16 @@ class Backend(Protocol):
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
 
-    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
-        """Return the ids of the algorithms to try for `problem`, PyTorch's own first."""
+    def algorithms(
+        self, problem: ConvProblem, search: Search = Search.HEURISTIC, whole: bool = True
+    ) -> tuple[str, ...]:
+        """Return the ids of the algorithms to try for `problem`, PyTorch's own first.
+
+        Args:
+            problem: of a micro-batch.
+            search: how many of them.
+            whole: whether it is the whole mini-batch.
+        """
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` computes `problem`, whether or not it would be tried."""
@@ -178,6 +179,9 @@ class Backend(Protocol):
 
         It never takes more than the limit to find out.
         """
+
+    def declares(self, algorithm: str) -> bool:
+        """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""

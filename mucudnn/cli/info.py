@@ -1,5 +1,6 @@
 """`mucudnn info`: what there is here, and what a time depends on."""
 
+import dataclasses
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,12 +10,19 @@ from mucudnn.cli.cudnn import version_of
 from mucudnn.cli.options import json_option
 from mucudnn.cli.output import print_json
 from mucudnn.errors import BackendError, StoreError
+from mucudnn.intervals import Estimate
 from mucudnn.profile import Environment
 from mucudnn.report import describe_environment, describe_facts, render_notes
+from mucudnn.report.plans import waits_by_default
 from mucudnn.store import default_path, open_store
 from mucudnn.version import __version__
 
 _STANDARD_OUTPUT = "-"
+
+_SPINNING = "After an operation OpenMP's idle threads spin: worker threads take {} times as long meanwhile."
+_ADVICE = (
+    " With GOMP_SPINCOUNT=10000 in the environment before the start they sleep sooner; mucudnn never sets it."
+)
 
 
 @click.command("info")
@@ -25,6 +33,8 @@ _STANDARD_OUTPUT = "-"
 @json_option
 def info_command(exported: str | None, as_json: bool) -> None:
     """Show what a time measured here and now depends on, where profiles are kept, and what cuDNN there is.
+
+    Where PyTorch computes with several threads, it also measures what they cost others while they are idle.
 
     \b
     Example:
@@ -43,6 +53,7 @@ def info_command(exported: str | None, as_json: bool) -> None:
     cudnn = _Cudnn.here()
     path = default_path()
     records, failure = _records_in(path)
+    spinning = _spinning_cost()
     if as_json:
         store = {"path": str(path), "records": records}
         print_json(
@@ -51,6 +62,7 @@ def info_command(exported: str | None, as_json: bool) -> None:
                 "environment": environment.to_json(),
                 "store": store,
                 "cudnn": cudnn._asdict(),
+                "spinning": None if spinning is None else dataclasses.asdict(spinning),
                 "devices": list(DEVICES),
             }
         )
@@ -58,6 +70,7 @@ def info_command(exported: str | None, as_json: bool) -> None:
         described = "which cannot be read" if records is None else f"{records} records"
         notes = [
             *_environment_notes(environment),
+            *_spinning_notes(spinning, environment),
             ("store", f"{path}, {described}"),
             ("cuDNN", cudnn.problem or f"{cudnn.version}, {cudnn.path}"),
             ("described GPUs", f"{', '.join(DEVICES)} (for mucudnn forecast --device)"),
@@ -73,6 +86,23 @@ def _environment_notes(environment: Environment) -> list[tuple[str, str]]:
         *describe_environment(environment).items(),
         ("system", describe_facts(environment.soft)),
     ]
+
+
+def _spinning_cost() -> Estimate | None:
+    """Return how many times as long worker threads take after an operation; None where no thread is idle."""
+    import torch
+
+    from mucudnn.backends.cpu.spinning import spinning_cost
+
+    return spinning_cost() if torch.get_num_threads() > 1 else None
+
+
+def _spinning_notes(cost: Estimate | None, environment: Environment) -> list[tuple[str, str]]:
+    if cost is None:
+        return []
+    interval = f"{cost.median:.2f} [{cost.low:.2f}, {cost.high:.2f}]"
+    advice = _ADVICE if waits_by_default(environment) else ""
+    return [("idle threads", _SPINNING.format(interval) + advice)]
 
 
 class _Cudnn(NamedTuple):

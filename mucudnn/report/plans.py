@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, median
 from mucudnn.plan import Assignment, Division, Evidence, Mode, Plan
+from mucudnn.profile import Environment
 from mucudnn.report.table import table
 from mucudnn.report.words import describe_environment, describe_shape, render_notes
 from mucudnn.sizes import format_bytes
@@ -28,6 +29,13 @@ _VERDICTS = (
 _PREDICTED = (
     "Sites whose rivals a recording never had in the same rounds: {}. Their times, before and now, add up "
     "what it says of the parts, and so do the ends of their intervals; nothing was run."
+)
+_WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""Whoever has set one of them has decided how idle threads wait."""
+
+_WAITING = (
+    "After an operation OpenMP's idle threads spin and take the cores of worker threads meanwhile. Setting "
+    "GOMP_SPINCOUNT in the environment shortens that; mucudnn info measures what it costs here."
 )
 _MEASURED_ONCE = (
     "Measurements: {}, sites: {}; those with the same problem and the same division were measured once and "
@@ -126,6 +134,13 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
         "sites": [_site_as_json(assigned) for assigned in plan.assignments],
         "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
     }
+
+
+def waits_by_default(environment: Environment) -> bool:
+    """Return whether idle threads of the processor wait as OpenMP sees fit: nobody has said how."""
+    policy = environment.policy
+    has_idle_threads = environment.backend == "cpu" and int(policy.get("threads", 1)) > 1
+    return has_idle_threads and not any(name in policy for name in _WAITING_VARIABLES)
 
 
 def describe_runs(division: Division) -> list[str]:
@@ -233,6 +248,7 @@ def _notes(plan: Plan) -> list[str]:
         ("workspace", _workspace_note(plan)),
         ("chosen in", f"mode {plan.mode}, policy {plan.policy}, mucudnn {plan.version}"),
         *describe_environment(plan.environment).items(),
+        *([("idle threads", _WAITING)] if waits_by_default(plan.environment) else []),
         *_untouched_notes(plan),
         *_predicted_notes(plan),
         *_evidence_notes(plan),

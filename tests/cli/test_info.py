@@ -1,8 +1,10 @@
 """`mucudnn info`."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,28 @@ from mucudnn.version import __version__
 from tests.cli.commands import assert_one_sentence, damage, run
 from tests.examples import a_record, an_environment
 
+WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
+SPINNING = re.compile(
+    r"idle threads After an operation OpenMP's idle threads spin: worker threads take "
+    r"\d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\] times as long meanwhile\.( With GOMP_SPINCOUNT=10000 in the "
+    r"environment before the start they sleep sooner; mucudnn never sets it\.)? store "
+)
+"""What info says of them, its lines joined; the advice apart."""
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch's threads: one computes, one may be idle, and nobody has said how it waits."""
+    for variable in WAITING_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_info_tells_version_environment_and_store(store_path: Path) -> None:
     with SqliteStore(store_path) as store:
         store.add_records(an_environment(), [a_record()])
@@ -38,6 +61,40 @@ def test_info_has_facts_as_json() -> None:
     assert value["version"] == __version__
     assert "torch" in value["environment"]["software"]
     assert "threads" in value["environment"]["policy"]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_info_tells_what_idle_threads_cost_and_how_they_would_sleep_sooner() -> None:
+    told = SPINNING.search(" ".join(run("info").stdout.split()))
+
+    assert told is not None
+    assert told.group(1) is not None
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("variable", WAITING_VARIABLES)
+def test_info_has_no_advice_for_who_has_told_idle_threads_how_to_wait(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "ACTIVE" if variable == "OMP_WAIT_POLICY" else "1000")
+
+    told = SPINNING.search(" ".join(run("info").stdout.split()))
+
+    assert told is not None
+    assert told.group(1) is None
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_info_has_the_cost_of_idle_threads_as_json() -> None:
+    spinning = json.loads(run("info", "--json").stdout)["spinning"]
+
+    assert 0 < spinning["low"] <= spinning["median"] <= spinning["high"]
+    assert spinning["samples"] == 10
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_info_measures_nothing_where_no_thread_is_idle() -> None:
+    assert json.loads(run("info", "--json").stdout)["spinning"] is None
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

@@ -11,7 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import ALGORITHMS, Algorithm
+from mucudnn.algorithms import Algorithm, named, offered
+from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, result_bytes
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
 from mucudnn.backends.cpu.environment import fp32_precision, present_environment
@@ -32,8 +33,16 @@ _ERROR_BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16":
 _MANY_TERMS = 2**14
 """Terms of a sum from which its rounding error is allowed to grow, as their square root."""
 
-_WINOGRAD4_FACTOR = 10.0
-"""The digit that F(4 x 4) loses: its matrices have entries from 1/90 to 8."""
+_DIGIT_LOSERS = tuple(f"{_PREFIX}winograd{m}" for m in (4, 5, 6))
+"""Prefixes of the algorithms that lose a digit: their matrices have entries from 1/90 to 8 and more."""
+
+_LOST_DIGIT = 10.0
+
+_IN_OTHER_LAYOUT = f"{_PREFIX}onednn_"
+"""Prefix of PyTorch's own convolution in the other layout."""
+
+_OWN_FACTOR = 4.0
+"""PyTorch's own adds up long chains, mostly in weight gradients: 1.7 times the bound seen, in float32."""
 
 _FAST_MATH_BOUND = 3e-2
 """The bound where the user has let float32 convolutions compute in 16 bits."""
@@ -60,7 +69,6 @@ class CpuBackend:
     own_convolution = staticmethod(own_convolution)
 
     def __init__(self) -> None:
-        self._algorithms: dict[str, Algorithm] = {_PREFIX + each.name: each for each in ALGORITHMS}
         self._here = _ThisThread()
 
     @property
@@ -93,27 +101,41 @@ class CpuBackend:
         """Return all that a time measured now depends on."""
         return present_environment()
 
-    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:  # noqa: ARG002  # all are tried
-        """Return the ids of the algorithms that compute `problem`, PyTorch's own first."""
-        others = (name for name, each in self._algorithms.items() if each.refusal(problem) is None)
-        return (self.own, *others)
+    def algorithms(
+        self,
+        problem: ConvProblem,
+        search: Search = Search.HEURISTIC,  # noqa: ARG002  # all that are worth it are tried
+        whole: bool = True,
+    ) -> tuple[str, ...]:
+        """Return the ids of the algorithms to try for `problem`, PyTorch's own first.
+
+        Those on worker threads are tried where this thread computes with several.
+        """
+        others = offered(problem, torch.get_num_threads(), whole)
+        return (self.own, *(_PREFIX + each.name for each in others))
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` computes `problem`."""
-        return algorithm in self.algorithms(problem)
+        found = _found(algorithm)
+        return algorithm == self.own or (found is not None and found.refusal(problem) is None)
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
 
-        PyTorch's own convolution is weighed in a child process that is held to the limit. A part of it also
-        makes a result of its own, which is then copied or added.
+        PyTorch's own convolution is weighed in a child process that is held to the limit. Where it computes
+        a part, or in the other layout, it also makes a result of its own, which is then copied or added.
         """
-        if trial.algorithm != self.own:
-            return self.buffer_bytes(trial.problem, trial.algorithm)
-        hidden = self.footprint(own_job(trial.problem), limit_bytes)
-        if hidden is None or trial.whole:
-            return hidden
-        return hidden + result_bytes(trial.problem) + trial.problem.running_sum_bytes
+        problem = trial.problem
+        declared = self.buffer_bytes(problem, trial.algorithm)
+        if not trial.whole:
+            declared += problem.running_sum_bytes
+        by_own = self._by_own(problem, trial.algorithm)
+        if by_own is None:
+            return declared
+        if not (trial.whole and trial.algorithm == self.own):
+            declared += result_bytes(problem)
+        hidden = self.footprint(own_job(by_own), limit_bytes)
+        return None if hidden is None else declared + hidden
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
@@ -132,13 +154,15 @@ class CpuBackend:
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
 
-        1e-6 in float32 and 1e-12 in float64, ten times that for winograd4, and more by the square root of
-        the number of terms where very many are added up.
+        1e-6 in float32 and 1e-12 in float64, ten times that for F(4) to F(6), four times for PyTorch's own in
+        the other layout, and more by the square root of the number of terms where very many are added up.
         """
         if problem.dtype == "float32" and fp32_precision("conv") in ("bf16", "tf32"):
             return _FAST_MATH_BOUND
-        factor = _WINOGRAD4_FACTOR if algorithm == f"{_PREFIX}winograd4" else 1.0
-        return _ERROR_BOUNDS[problem.dtype] * factor * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
+        bound = _ERROR_BOUNDS[problem.dtype] * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
+        if algorithm.startswith(_IN_OTHER_LAYOUT):
+            return bound * _OWN_FACTOR
+        return bound * _LOST_DIGIT if algorithm.startswith(_DIGIT_LOSERS) else bound
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
@@ -152,10 +176,27 @@ class CpuBackend:
         """Return the bytes of buffer that such a kernel needs; what else it takes, it takes elsewhere."""
         return 0 if algorithm == self.own else self._algorithm(algorithm).workspace_bytes(problem)
 
+    def declares(self, algorithm: str) -> bool:
+        """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
+        return algorithm != self.own and not isinstance(self._algorithm(algorithm), OtherLayoutAlgorithm)
+
+    def _by_own(self, problem: ConvProblem, algorithm: str) -> ConvProblem | None:
+        """Return what PyTorch's own convolution computes where it is part of `algorithm`; else None."""
+        if algorithm == self.own:
+            return problem
+        found = self._algorithm(algorithm)
+        return found.own_problem(problem) if isinstance(found, OtherLayoutAlgorithm) else None
+
     def _algorithm(self, name: str) -> Algorithm:
-        try:
-            return self._algorithms[name]
-        except KeyError:
+        found = _found(name)
+        if found is None:
             raise BackendError(
-                f"An algorithm must be one of {', '.join((self.own, *self._algorithms))}, but got {name!r}."
-            ) from None
+                f"An algorithm must be one of {self.own}, {_PREFIX}im2col, {_PREFIX}winograd4, "
+                f"{_PREFIX}winograd4_rows8 and the like, but got {name!r}."
+            )
+        return found
+
+
+def _found(name: str) -> Algorithm | None:
+    """Return the algorithm of that id, if it is one that is composed of torch operations."""
+    return named(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None

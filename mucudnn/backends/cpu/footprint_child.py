@@ -38,6 +38,8 @@ from typing import TextIO, cast
 
 import torch
 
+from mucudnn.algorithms.scripts import compile_all
+from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.backends.base import Job, Prepared
 from mucudnn.backends.cpu.footprint import adopt_settings
 from mucudnn.sizes import format_bytes
@@ -296,12 +298,18 @@ def _at_least(floor_bytes: int, n_bytes: int) -> int:
 
 def _wake_libraries() -> None:
     """Have every library start its threads and take what it keeps once, so that no job pays for it."""
+
+    def multiply() -> None:
+        for dtype in (torch.float32, torch.float64):
+            square = torch.ones(320, 320, dtype=dtype)
+            torch.mm(square, square)
+
     torch.ones(2**18).add_(1)
     for images in (4, 1):  # oneDNN, and what PyTorch takes for one small image
         torch.conv2d(torch.ones(images, 16, 16, 16), torch.ones(16, 16, 3, 3))
-    for dtype in (torch.float32, torch.float64):
-        square = torch.ones(320, 320, dtype=dtype)
-        torch.mm(square, square)
+    compile_all()
+    multiply()
+    run_on_workers([multiply] * torch.get_num_threads())
 
 
 if __name__ == "__main__":

@@ -113,7 +113,12 @@ class CudnnBackend:
         """Return all that a time measured now depends on."""
         return self._card.environment(None if self._workshop is None else self._workshop.version)
 
-    def algorithms(self, problem: ConvProblem, search: Search = Search.HEURISTIC) -> tuple[str, ...]:
+    def algorithms(
+        self,
+        problem: ConvProblem,
+        search: Search = Search.HEURISTIC,
+        whole: bool = True,  # noqa: ARG002  # in both roles the same
+    ) -> tuple[str, ...]:
         """Return PyTorch's own, then the engines to try for `problem` in cuDNN's order."""
         if self._workshop is None or not self._card.uses_cudnn:
             return (self.own,)
@@ -145,6 +150,10 @@ class CudnnBackend:
         if hidden is None or trial.whole:
             return hidden
         return hidden + result_bytes(trial.problem) + extra
+
+    def declares(self, algorithm: str) -> bool:
+        """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
+        return algorithm != self.own
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""

@@ -1,0 +1,109 @@
+"""Between a filter and its planes: the transforms that are paid once per mini-batch, or once per group."""
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms.scripts import Script
+from mucudnn.algorithms.tile_views import Taps
+
+
+def lay_filter(weight: Tensor, taps: Taps) -> None:
+    """Transform a filter to planes.
+
+    Args:
+        weight: (b, a, taps_d, r, s), channels of y first. Both dense layouts are copied by 2-D transposes,
+            which torch does in blocks.
+        taps: where to.
+    """
+    b, a, n_taps = weight.size(0), weight.size(1), taps.rows.size(0)
+    last = weight.movedim(1, -1)
+    if last.is_contiguous():
+        taps.rows.view(n_taps * a, b).copy_(last.reshape(b, n_taps * a).t())
+    elif weight.is_contiguous() and taps.scratch.numel() > 0:
+        scratch = taps.scratch.view(a * n_taps, b).copy_(weight.view(b, a * n_taps).t())
+        taps.rows.view(n_taps, a, b).copy_(scratch.view(a, n_taps, b).transpose(0, 1))
+    else:
+        deep, high, wide = weight.size(2), weight.size(3), weight.size(4)
+        taps.rows.view(deep, high, wide, a, b).copy_(weight.permute(2, 3, 4, 1, 0))
+    _to_planes(taps)
+
+
+def lay_exchanged_filter(weight: Tensor, taps: Taps) -> None:
+    """Transform the filter (a, b, taps_d, r, s) of dgrad, whose channels of y come second, to planes."""
+    a, b, n_taps = weight.size(0), weight.size(1), taps.rows.size(0)
+    if weight.is_contiguous():
+        taps.rows.copy_(weight.view(a * b, n_taps).t())
+    else:
+        deep, high, wide = weight.size(2), weight.size(3), weight.size(4)
+        taps.rows.view(deep, high, wide, a, b).copy_(weight.permute(2, 3, 4, 0, 1))
+    _to_planes(taps)
+
+
+def _to_planes(taps: Taps) -> None:
+    per_slice = taps.left.size(1) * taps.right.size(1)
+    for q in range(taps.planes.size(0)):
+        rows = taps.rows[q * per_slice : (q + 1) * per_slice]
+        if taps.both.numel() > 0:
+            torch.mm(taps.both, rows, out=taps.planes[q])
+            continue
+        planes = taps.planes[q].view(taps.left.size(0), taps.right.size(0), -1)
+        for start in range(0, rows.size(1), taps.middle.size(2)):
+            some = min(taps.middle.size(2), rows.size(1) - start)
+            for j in range(taps.right.size(1)):
+                part = rows[j :: taps.right.size(1), start : start + some]
+                torch.mm(taps.left, part, out=taps.middle[:, j, :some])
+            for i in range(taps.left.size(0)):
+                torch.mm(taps.right, taps.middle[i, :, :some], out=planes[i, :, start : start + some])
+
+
+def _from_planes(taps: Taps) -> None:
+    """The taps to which the planes of a gradient add up: the transpose of `_to_planes`."""
+    per_slice = taps.left.size(1) * taps.right.size(1)
+    for q in range(taps.planes.size(0)):
+        rows = taps.rows[q * per_slice : (q + 1) * per_slice]
+        if taps.both.numel() > 0:
+            torch.mm(taps.both.t(), taps.planes[q], out=rows)
+            continue
+        planes = taps.planes[q].view(taps.left.size(0), taps.right.size(0), -1)
+        for start in range(0, rows.size(1), taps.middle.size(2)):
+            some = min(taps.middle.size(2), rows.size(1) - start)
+            for i in range(taps.left.size(0)):
+                part = planes[i, :, start : start + some]
+                torch.mm(taps.right.t(), part, out=taps.middle[i, :, :some])
+            for j in range(taps.right.size(1)):
+                target = rows[j :: taps.right.size(1), start : start + some]
+                torch.mm(taps.left.t(), taps.middle[:, j, :some], out=target)
+
+
+@Script
+def filter_loop(weight: Tensor, taps: Taps, is_dgrad: bool) -> None:
+    """Transform a whole filter (k, c, taps_d, r, s)."""
+    if is_dgrad:
+        lay_exchanged_filter(weight, taps)
+    else:
+        lay_filter(weight, taps)
+
+
+def undo_filter(taps: Taps, into: Tensor, adds: bool) -> float:
+    """Write the taps to which the planes add up to `into` (k, c, taps_d, r, s), or add them.
+
+    Returns their sum; if that is not finite, `into` is left as it is.
+    """
+    _from_planes(taps)
+    total = float(taps.rows.sum())
+    if total - total != 0.0:
+        return total
+    k, c, deep, high, wide = into.size(0), into.size(1), into.size(2), into.size(3), into.size(4)
+    if adds:
+        into.add_(taps.rows.view(deep, high, wide, k, c).permute(3, 4, 0, 1, 2))
+    elif into.is_contiguous():
+        into.view(k * c, deep * high * wide).copy_(taps.rows.t())
+    else:
+        into.copy_(taps.rows.view(deep, high, wide, k, c).permute(3, 4, 0, 1, 2))
+    return total
+
+
+@Script
+def finish_loop(taps: Taps, into: Tensor, adds: bool) -> float:
+    """See `undo_filter`."""
+    return undo_filter(taps, into, adds)

@@ -1,0 +1,361 @@
+"""The sizes of a convolution by tiles: tiles, blocks, and the workspace that they take.
+
+An image is cut into overlapping tiles of t_h x t_w inputs, one for each m_h x m_w block of outputs. With the
+forms (A, G, B) of both axes (`forms.py`), for every tile p, channel c and filter k:
+
+    V = B_h x_{p,c} B_w'        U = G_h w_{k,c} G_w'        y_{p,k} = A_h [ sum over c of U * V ] A_w'
+
+so that the middle step is one matrix product (P, C) x (C, K) for each of the rank_h · rank_w planes. dgrad
+is the same with the filter turned round and the padding r - 1 - p. wgrad is the transpose:
+
+    D = A_h' dy_{p,k} A_w       dw_{k,c} = G_h' [ sum over p of D * V ] G_w
+
+whose sum over p runs over the parts of a division for free, in the transformed domain. In three dimensions
+the tiles are slices; the taps along the depth add up in the transformed domain as well, from rows of V that
+lie whole slices apart. In one dimension the tiles have a single row.
+
+What pays is that V, the products and U stay in the cache from one step to the next. So a micro-batch runs
+in blocks, of some images or some tile rows of one image, and large filters run some channels of y at a time,
+with V kept and only their part of U in the workspace.
+"""
+
+import dataclasses
+import functools
+import math
+from functools import cached_property
+from typing import NamedTuple
+
+from mucudnn.algorithms.base import Region
+from mucudnn.algorithms.forms import BilinearForm, cook_toom, fourier, identity
+from mucudnn.algorithms.layouts import steps_in_cache
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+
+_CHUNK_BYTES = 2**20
+"""Of V that is kept: what is transformed at once, so that it and its transform fit a cache."""
+
+_WORTH_OF_ONE_PRODUCT = 3
+"""How many times the operations one product may take instead of two, with memory to wait for in between."""
+
+_MIDDLE_BYTES = 2**20
+"""Between the transforms of both axes of a filter: what fits a cache."""
+
+_TRANSPOSING_ELEMENTS = 60 * 60
+"""What torch's blocked transposing copy takes from the allocator while it runs: one block."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """A family of tiles, with a form for each number of taps, and the blocks in which they are computed.
+
+    Attributes:
+        outputs: m of Winograd's forms; 0 for Fourier's.
+        inputs: t of Fourier's forms; 0 for Winograd's.
+        images: images of a block; 0 for all.
+        slices: slices along the depth of a block; 0 for all.
+        rows: tile rows of a block; 0 for all.
+        channels: channels of y that are computed at once; 0 for all.
+        workers: threads of one block each; 1 for the caller's own, which share every operation.
+    """
+
+    outputs: int = 0
+    inputs: int = 0
+    images: int = 0
+    slices: int = 0
+    rows: int = 0
+    channels: int = 0
+    workers: int = 1
+
+    def form(self, taps: int) -> BilinearForm:
+        """Return the form for an axis along which the filter has `taps` taps."""
+        return _form(self.outputs, self.inputs, taps)
+
+
+@functools.cache
+def _form(outputs: int, inputs: int, taps: int) -> BilinearForm:
+    if taps == 1:
+        return identity()
+    return fourier(inputs, taps) if inputs else cook_toom(outputs, taps)
+
+
+class Box(NamedTuple):
+    """Slices and rows of an image that a block reads or computes.
+
+    Attributes:
+        image, slice, row: the first.
+        size: how many slices and rows.
+        before: slices and rows of padding before them.
+    """
+
+    image: int
+    slice: int
+    row: int
+    size: tuple[int, ...]
+    before: tuple[int, int] = (0, 0)
+
+
+class Block(NamedTuple):
+    """What a block computes, and what it reads, chunk by chunk."""
+
+    y: Box
+    chunks: list[Box]
+
+
+class TileGeometry:
+    """The sizes of one problem in tiles and blocks, in three dimensions: d, h and w.
+
+    x is the image that is cut into overlapping tiles, y the one that is made of blocks. They are the
+    problem's own but for dgrad, where x is its dy and y its dx.
+
+    Attributes:
+        problem: of the micro-batch.
+        workers: threads.
+        batch: images of the micro-batch.
+        taps: (taps_d, r, s) of the filter.
+        forms: of h and w.
+        x_size, y_size: pixels (d, h, w) of the two images.
+        x_channels, y_channels: their channels.
+        padding: zeros before x along d, h and w.
+        tiles: number of tiles along h and w.
+        images, slices, rows: images, slices of y and tile rows of a block.
+        group: channels of y that are computed at once.
+    """
+
+    def __init__(self, tiling: Tiling, problem: ConvProblem) -> None:
+        self.problem = problem
+        self.workers = tiling.workers
+        self.batch = problem.batch
+        self.taps = _three(problem.kernel_size, 1)
+        self.forms = (tiling.form(self.taps[1]), tiling.form(self.taps[2]))
+        self.x_size, self.y_size = _three(problem.input_size, 1), _three(problem.output_size, 1)
+        self.x_channels, self.y_channels = problem.in_channels, problem.out_channels
+        self.padding = _three(problem.padding, 0)
+        if problem.op is ConvOp.DGRAD:
+            self.x_size, self.y_size = self.y_size, self.x_size
+            self.x_channels, self.y_channels = self.y_channels, self.x_channels
+            self.padding = tuple(r - 1 - p for p, r in zip(self.padding, self.taps, strict=True))
+        self.tiles = tuple(
+            -(-size // form.outputs) for size, form in zip(self.y_size[1:], self.forms, strict=True)
+        )
+        self._block(tiling)
+
+    def _block(self, tiling: Tiling) -> None:
+        """Choose the blocks: those asked for, evened out."""
+        is_part = bool(tiling.rows or tiling.slices) or self.taps[0] > 1
+        share = max(self.batch // self.workers, 1)
+        self.images = 1 if is_part else tiling.images or share
+        self.slices = _evened(self.y_size[0], tiling.slices or (1 if tiling.rows else 0))
+        self.rows = _evened(self.tiles[0], tiling.rows)
+        self.group = min(tiling.channels or self.y_channels, self.y_channels)
+        self.chunk = (self.images, self.rows)
+        if self.is_grouped and self.taps[0] == 1:
+            self.chunk = self._small_chunk()
+
+    def _small_chunk(self) -> tuple[int, int]:
+        """Return images and tile rows, equal parts of a block, whose transform fits a cache."""
+        values = self.planes * self.tiles[1] * self.x_channels * self.slices
+        rows = max(_CHUNK_BYTES // (values * self.problem.itemsize), 1)
+        if rows < self.rows:
+            return 1, _divisor(self.rows, rows)
+        return _divisor(self.images, rows // self.rows), self.rows
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether some channels of y are computed at a time, with V kept."""
+        return self.group < self.y_channels
+
+    @cached_property
+    def blocks(self) -> list["Block"]:
+        """The blocks of the micro-batch, in the order in which they lie in memory."""
+        h = self.forms[0].outputs
+        return [
+            Block(self._box_of_y(n, d, row * h), self._chunks_of(n, d, row))
+            for n in range(0, self.batch, self.images)
+            for d in range(0, self.y_size[0], self.slices)
+            for row in range(0, self.tiles[0], self.rows)
+        ]
+
+    def blocks_of(self, worker: int) -> list["Block"]:
+        """Return the part of `blocks` that a worker computes: neighbours, as many as the others have."""
+        first, last = (len(self.blocks) * each // self.workers for each in (worker, worker + 1))
+        return self.blocks[first:last]
+
+    def _chunks_of(self, n: int, d: int, row: int) -> list["Box"]:
+        """The chunks of x that the block starting at that image, slice and tile row reads."""
+        images, rows = self.chunk
+        return [
+            self._box_of_x(n + i, d, (row + j) * self.forms[0].outputs)
+            for i in range(0, self.images, images)
+            for j in range(0, self.rows, rows)
+        ]
+
+    def _box_of_x(self, n: int, d: int, row: int) -> "Box":
+        """What the chunk whose outputs start there reads of x, and where it lies in the padded chunk."""
+        starts, lengths = (d - self.padding[0], row - self.padding[1]), self.padded_shape[1:3]
+        cuts = [
+            (max(start, 0), max(min(start + length, size), 0))
+            for start, length, size in zip(starts, lengths, self.x_size, strict=False)
+        ]
+        sizes = tuple(max(last - first, 0) for first, last in cuts)
+        (first_d, _), (first_h, _) = cuts
+        return Box(n, first_d, first_h, sizes, (max(-starts[0], 0), max(-starts[1], 0)))
+
+    def _box_of_y(self, n: int, d: int, row: int) -> "Box":
+        """What the block whose outputs start there computes of y."""
+        high = self.rows * self.forms[0].outputs
+        return Box(n, d, row, (min(self.slices, self.y_size[0] - d), min(high, self.y_size[1] - row)))
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether y passes through an image with channels innermost: scattered NCHW copies are slow."""
+        return self.problem.layout is Layout.CONTIGUOUS
+
+    @property
+    def channels_at_once(self) -> int:
+        """Channels of x that are copied at once: of NCHW images, each is another line of the cache."""
+        if not self.is_staged:
+            return self.x_channels
+        return steps_in_cache(math.prod(self.x_size) * self.problem.itemsize)
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of y that are copied at once to NCHW, for the same reason: there each pixel is a line."""
+        return max(1, steps_in_cache(self.group * self.problem.itemsize) // self.y_size[2])
+
+    @property
+    def planes(self) -> int:
+        """rank_h · rank_w: multiplications of a tile, and matrix products of the middle step."""
+        return self.forms[0].rank * self.forms[1].rank
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """Shape (images, slices, h, w, channels) of a chunk of x with its padding."""
+        h, w = self.forms
+        images, rows = self.chunk
+        high, wide = rows * h.outputs + h.taps - 1, self.tiles[1] * w.outputs + w.taps - 1
+        return (images, self.slices + self.taps[0] - 1, high, wide, self.x_channels)
+
+    @property
+    def chunk_tiles(self) -> tuple[int, ...]:
+        """Images, slices and tiles (h, w) of a chunk of x."""
+        return (*self.padded_shape[:2], self.chunk[1], self.tiles[1])
+
+    @property
+    def x_tiles(self) -> tuple[int, ...]:
+        """Images, slices and tiles (h, w) of a block of x."""
+        return (self.images, self.padded_shape[1], self.rows, self.tiles[1])
+
+    @property
+    def y_tiles(self) -> tuple[int, ...]:
+        """Images, slices and tiles (h, w) of a block of y."""
+        return (self.images, self.slices, self.rows, self.tiles[1])
+
+    @cached_property
+    def x_plane(self) -> int:
+        """Elements from one plane of x to the next."""
+        return _plane_length(math.prod(self.x_tiles) * self.x_channels)
+
+    @cached_property
+    def chunk_plane(self) -> int:
+        """Elements from one plane of a chunk to the next."""
+        return _plane_length(math.prod(self.chunk_tiles) * self.x_channels)
+
+    @cached_property
+    def y_plane(self) -> int:
+        """Elements from one plane of y to the next.
+
+        The products' planes lie close together: torch computes them in one batch only then.
+        """
+        elements = math.prod(self.y_tiles) * self.group
+        return _plane_length(elements) if self.problem.op is ConvOp.WGRAD else elements
+
+    @property
+    def has_short_filter(self) -> bool:
+        """Whether the filter's transform is quicker as one product than as one for each axis."""
+        (h, w), (_, r, s) = self.forms, self.taps
+        apart = h.rank * r * s + h.rank * w.rank * s
+        return h.rank * w.rank * r * s <= _WORTH_OF_ONE_PRODUCT * apart
+
+    @cached_property
+    def middle_taps(self) -> int:
+        """Elements between the transforms of both axes of the filter, or 0 if it is one product."""
+        if self.has_short_filter:
+            return 0
+        per_element = self.forms[0].rank * self.taps[2]
+        elements = self.x_channels * self.group
+        return per_element * min(elements, max(_MIDDLE_BYTES // (per_element * self.problem.itemsize), 1))
+
+    @property
+    def filter_taps(self) -> int:
+        """Elements of the taps of as many of y's channels as are computed at once."""
+        return math.prod(self.taps) * self.x_channels * self.group
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """The workspace: "filter" outlives a part and lies first, in the same place for every batch.
+
+        Every thread has an arena of its own, with its number behind the names. Transforms go to and fro
+        between "front" and "back"; the padded image lies in "back" until its tiles are gathered, a staged
+        result in "front" once the products are spent, and the filter before its transform in both. V is
+        in "front", or where it is kept for several groups of channels in "kept". wgrad keeps y apart in
+        "y_front", because both images' planes meet in the product, and has a sum
+        for every thread, and the sum of the values that were found. Nothing is put into "transposing": it
+        declares what a copy takes by itself.
+        """
+        dtype = self.problem.dtype
+        planes = (self.taps[0] * self.planes * self.x_channels * self.group,)
+        regions = [Region("filter", planes, dtype)]
+        if self.problem.op is ConvOp.WGRAD:
+            regions += [Region(f"filter{worker}", planes, dtype) for worker in range(1, self.workers)]
+            regions.append(Region("found", (1,), dtype))
+        for worker in range(self.workers):
+            regions += [Region(f"{name}{worker}", (size,), dtype) for name, size in self._arena.items()]
+        return tuple(regions)
+
+    @cached_property
+    def _arena(self) -> dict[str, int]:
+        """Elements of each region of one thread."""
+        h, w = self.forms
+        staged = math.prod(self.y_tiles) * h.outputs * w.outputs * self.group if self.is_staged else 0
+        turned = self.filter_taps if self.is_turned_twice else 0
+        y_tiles = max(h.outputs * w.outputs, self.planes) * self.y_plane
+        front = [h.inputs * w.inputs * self.chunk_plane, self.filter_taps]
+        back = [math.prod(self.padded_shape), h.rank * w.inputs * self.chunk_plane, turned, self.middle_taps]
+        kept = self.planes * self.x_plane
+        if not self.is_grouped:
+            front, kept = [*front, kept], 0
+        if self.problem.op is ConvOp.WGRAD:
+            back += [h.rank * w.outputs * self.y_plane, staged]
+        else:
+            front += [h.outputs * w.rank * self.y_plane, staged]
+            back, y_tiles = [*back, y_tiles], 0
+        sizes = {"front": max(front), "back": max(back), "y_front": y_tiles, "kept": kept}
+        return {**sizes, "transposing": _TRANSPOSING_ELEMENTS}
+
+    @property
+    def is_turned_twice(self) -> bool:
+        """Whether the filter is brought to planes in two copies."""
+        is_contiguous = self.problem.filter_layout is Layout.CONTIGUOUS
+        return self.problem.op is ConvOp.FPROP and is_contiguous and math.prod(self.taps) > 1
+
+
+def _three(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:
+    return (*(missing,) * (3 - len(sizes)), *sizes)
+
+
+def _evened(total: int, most: int) -> int:
+    """Return the size of equal blocks of at most `most` in `total`; 0 for one block."""
+    count = -(-total // most) if most else 1
+    return -(-total // count)
+
+
+def _divisor(total: int, most: int) -> int:
+    """Return the largest divisor of `total` that is no more than `most`."""
+    return next(each for each in range(min(total, most), 0, -1) if total % each == 0)
+
+
+def _plane_length(elements: int) -> int:
+    """Round up to an odd multiple of 16 elements, one cache line of float32.
+
+    Planes a multiple of 4 KiB apart would put the same place of all planes into one set of the first cache.
+    """
+    return 16 * (-(-elements // 16) | 1)

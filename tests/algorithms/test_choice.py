@@ -1,0 +1,339 @@
+"""Algorithms have names that say all about them, and what is offered is worth trying and divides all work."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import assume, given
+
+from mucudnn.algorithms import named, offered
+from mucudnn.algorithms.tile_geometry import Block, Box, TileGeometry
+from mucudnn.algorithms.tiles import TileAlgorithm
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from tests.convolutions import a_convolution
+
+# Names.
+
+NONSENSE = (
+    *("", "winograd", "winograd3", "winograd7", "winograd44", "fft8", "fft64", "fft", "tiles", "Winograd4"),
+    *("winograd4_rows0", "winograd4_rows01", "winograd4_rows", "winograd4_rows-1", "winograd4_rows1.5"),
+    *(
+        "winograd4_mt0",
+        "winograd4_mt1",
+        "winograd4_mt01",
+        "winograd4_k0",
+        "winograd4_images0",
+        "fft16_slices0",
+    ),
+    *("winograd4_rows2_images2", "winograd4_mt2_rows1", "winograd4_k2_rows2", "winograd4_rows1_rows2"),
+    *(
+        " winograd4",
+        "winograd4 ",
+        "winograd4\n",
+        "winograd4_",
+        "_winograd4",
+        "cpu:winograd4",
+        "winograd4__k2",
+    ),
+    *("winograd4_rows1\u0661", "winograd4_k1\uff12", "winograd4_mt1\u0662", "im2col_mt2", "gemm_rows2"),
+)
+"""The digits of the last row are Arabic and wide ones, which `int` understands."""
+
+FAMILIES = ("winograd2", "winograd4", "winograd5", "winograd6", "fft16", "fft32")
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_what_is_no_name_of_an_algorithm_has_none(name: str) -> None:
+    assert named(name) is None
+
+
+@pytest.mark.parametrize("name", ["im2col", "gemm", *FAMILIES, "winograd4_rows8_mt2", "fft16_images4_k64"])
+def test_an_algorithm_is_found_by_its_name(name: str) -> None:
+    found = named(name)
+
+    assert found is not None
+    assert found.name == name
+
+
+@given(st.from_regex(r"(winograd|fft)[0-9]{1,2}(_(images|slices|rows|k|mt)[0-9]{1,3}){0,5}", fullmatch=True))
+def test_no_algorithm_is_found_by_another_name(name: str) -> None:
+    found = named(name)
+
+    assert found is None or found.name == name
+
+
+NUMBERS = st.integers(0, 1000)
+
+
+@given(st.sampled_from(FAMILIES), NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.integers(1, 300))
+def test_every_algorithm_by_tiles_is_found_by_its_name(
+    name: str, images: int, slices: int, rows: int, channels: int, workers: int
+) -> None:
+    family = named(name)
+    assert isinstance(family, TileAlgorithm)
+    algorithm = dataclasses.replace(
+        family, images=images, slices=slices, rows=rows, channels=channels, workers=workers
+    )
+
+    assert named(algorithm.name) == algorithm
+
+
+# What is offered.
+
+CHANNELS = st.sampled_from((1, 2, 3, 6, 16, 64, 128, 512))
+BATCHES = st.sampled_from((1, 2, 3, 4, 6, 8, 12, 32))
+DTYPES = st.sampled_from(("float32", "float64"))
+TAPS = st.sampled_from((1, 2, 3, 3, 3, 5, 7, 9, 15))
+SLICES_OF_FILTER = st.integers(1, 3)
+
+
+@st.composite
+def problems(draw: st.DrawFn, most_padding: int = 0, strides: tuple[int, ...] = (1, 1, 1, 2)) -> ConvProblem:
+    """In one to three dimensions; padding to r - 1 and so much beyond."""
+    rank = draw(st.integers(1, 3))
+    taps = [*([draw(SLICES_OF_FILTER)] if rank == 3 else []), *(draw(TAPS) for _ in range(min(rank, 2)))]
+    padding = [draw(st.integers(0, r - 1 + most_padding)) for r in taps]
+    sizes = [draw(st.integers(max(r - 2 * p, 1), r + 30)) for r, p in zip(taps, padding, strict=True)]
+    return a_convolution(
+        op=draw(st.sampled_from(ConvOp)),
+        batch=draw(BATCHES),
+        in_channels=draw(CHANNELS),
+        out_channels=draw(CHANNELS),
+        input_size=tuple(sizes),
+        kernel_size=tuple(taps),
+        padding=tuple(padding),
+        stride=(draw(st.sampled_from(strides)),) * rank,
+        dilation=(1,) * rank,
+        dtype=draw(DTYPES),
+        layout=draw(st.sampled_from(Layout)),
+        filter_layout=draw(st.sampled_from(Layout)),
+    )
+
+
+THREADS = st.integers(1, 4)
+
+
+def offered_tiles(problem: ConvProblem, threads: int, whole: bool = True) -> list[TileAlgorithm]:
+    return [each for each in offered(problem, threads, whole) if isinstance(each, TileAlgorithm)]
+
+
+def has_blocks(algorithm: TileAlgorithm) -> bool:
+    return bool(algorithm.images or algorithm.slices or algorithm.rows)
+
+
+@given(problems(most_padding=2), THREADS, st.booleans())
+def test_what_is_offered_is_found_by_its_name(problem: ConvProblem, threads: int, whole: bool) -> None:
+    for each in offered(problem, threads, whole):
+        assert named(each.name) == each
+
+
+@given(problems(most_padding=2), THREADS, st.booleans())
+def test_what_is_offered_computes_the_problem(problem: ConvProblem, threads: int, whole: bool) -> None:
+    for each in offered(problem, threads, whole):
+        assert each.refusal(problem) is None
+
+
+@given(problems(most_padding=2), THREADS, st.booleans())
+def test_nothing_is_offered_twice(problem: ConvProblem, threads: int, whole: bool) -> None:
+    names = [each.name for each in offered(problem, threads, whole)]
+
+    assert len(names) == len(set(names))
+
+
+@given(problems(), THREADS, st.booleans())
+def test_workers_are_as_many_as_the_threads_that_there_are(
+    problem: ConvProblem, threads: int, whole: bool
+) -> None:
+    assert {each.workers for each in offered_tiles(problem, threads, whole)} <= {1, threads}
+
+
+@given(problems(), THREADS)
+def test_blocks_are_offered_for_whole_batches_and_single_images_only(
+    problem: ConvProblem, threads: int
+) -> None:
+    has_any = any(has_blocks(each) for each in offered_tiles(problem, threads, whole=False))
+
+    assert problem.batch == 1 or not has_any
+
+
+LARGE_FILTER_BYTES = 4 * 2**20
+"""Transformed filters that are no larger stay in a second-level cache, or nearly so."""
+
+
+@given(problems(), THREADS, st.booleans())
+def test_some_channels_at_a_time_are_offered_for_large_filters_only(
+    problem: ConvProblem, threads: int, whole: bool
+) -> None:
+    for each in offered_tiles(problem, threads, whole):
+        geometry = TileGeometry(dataclasses.replace(each, channels=0), problem)
+        values = geometry.taps[0] * geometry.planes * geometry.x_channels * geometry.y_channels
+        assert not each.channels or values * problem.itemsize > LARGE_FILTER_BYTES
+
+
+LAYER = a_convolution(batch=32, in_channels=64, out_channels=64, input_size=(112, 112))
+"""One whose images are some blocks each."""
+
+DEEP = a_convolution(
+    batch=2,
+    in_channels=32,
+    out_channels=32,
+    input_size=(16, 28, 28),
+    kernel_size=(3, 3, 3),
+    stride=(1, 1, 1),
+    padding=(1, 1, 1),
+    dilation=(1, 1, 1),
+)
+LATE = a_convolution(batch=32, in_channels=512, out_channels=512, input_size=(7, 7))
+"""One whose images are a small part of a block each, with a large filter."""
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize(
+    ("problem", "axis"), [(LAYER, "rows"), (LAYER.with_batch(1), "rows"), (DEEP, "slices"), (LATE, "images")]
+)
+def test_blocks_are_of_rows_of_large_images_slices_of_deep_ones_and_several_small_ones(
+    problem: ConvProblem, axis: str, op: ConvOp
+) -> None:
+    in_blocks = [each for each in offered_tiles(problem.with_op(op), threads=1) if has_blocks(each)]
+
+    assert in_blocks
+    assert all(getattr(each, axis) for each in in_blocks)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_workers_are_offered_where_there_are_threads(op: ConvOp) -> None:
+    workers = {each.workers for each in offered_tiles(LAYER.with_op(op), threads=3)}
+
+    assert workers == {1, 3}
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_some_channels_at_a_time_are_offered_for_a_large_filter(op: ConvOp) -> None:
+    assert any(each.channels for each in offered_tiles(LATE.with_op(op), threads=1))
+
+
+def test_filters_of_one_tap_are_no_matter_of_tiles() -> None:
+    problem = dataclasses.replace(LAYER, kernel_size=(1, 1), padding=(0, 0))
+
+    assert not offered_tiles(problem, threads=2)
+    assert "gemm" in [each.name for each in offered(problem, threads=2)]
+
+
+# How blocks divide the work.
+
+BLOCKS = (
+    *({axis: number} for axis in ("images", "slices", "rows") for number in (1, 2, 3)),
+    *({"channels": number} for number in (1, 2)),
+    {},
+)
+VARIANTS = (*({**blocks, "workers": workers} for workers in (2, 3) for blocks in BLOCKS), *BLOCKS)
+
+Case = tuple[TileAlgorithm, ConvProblem]
+
+
+@st.composite
+def tilings(draw: st.DrawFn) -> Case:
+    """An algorithm by tiles, and a problem that it computes."""
+    problem = draw(problems(most_padding=4, strides=(1,)))
+    families = [each for each in map(named, FAMILIES) if each is not None and each.refusal(problem) is None]
+    assume(families)
+    family = draw(st.sampled_from(families))
+    assert isinstance(family, TileAlgorithm)
+    variants = [dataclasses.replace(family, **each) for each in VARIANTS]
+    fitting = [each for each in variants if each.refusal(problem) is None]
+    return draw(st.sampled_from(fitting)), problem
+
+
+@given(tilings())
+def test_the_workers_together_compute_all_blocks_once(tiling: Case) -> None:
+    geometry = TileGeometry(*tiling)
+    of_workers = [geometry.blocks_of(worker) for worker in range(geometry.workers)]
+
+    assert all(of_workers)
+    assert [block for some in of_workers for block in some] == geometry.blocks
+
+
+@given(tilings())
+def test_every_pixel_of_y_is_computed_once(tiling: Case) -> None:
+    geometry = TileGeometry(*tiling)
+    times = np.zeros((geometry.batch, *geometry.y_size[:2]), dtype=int)
+    for block in geometry.blocks:
+        times[place(block.y, geometry.images)] += 1
+
+    assert (times == 1).all()
+    assert all(end <= size for block in geometry.blocks for end, size in ends(block.y, geometry.y_size))
+
+
+@given(tilings())
+def test_a_block_reads_all_that_its_outputs_need(tiling: Case) -> None:
+    geometry = TileGeometry(*tiling)
+
+    for block in geometry.blocks:
+        assert not (needed(block, geometry) & ~read(block, geometry)).any()
+
+
+@given(tilings())
+def test_what_a_block_reads_lies_in_the_image_and_in_its_own_padding(tiling: Case) -> None:
+    geometry = TileGeometry(*tiling)
+    room = geometry.padded_shape[1:3]
+
+    boxes = [box for block in geometry.blocks for box in block.chunks]
+    for box in (box for box in boxes if math.prod(box.size)):  # others lie wholly in the padding
+        assert all(end <= size for end, size in ends(box, geometry.x_size))
+        for before, size, most in zip(box.before, box.size, room, strict=True):
+            assert 0 <= before <= before + size <= most
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_workers_that_transform_the_filter_do_so_in_memory_of_their_own(op: ConvOp) -> None:
+    problem = a_convolution(op=op, batch=4, in_channels=4, out_channels=4)
+    algorithm = TileAlgorithm(outputs=4, channels=2, workers=2)
+    regions = {region.name for region in TileGeometry(algorithm, problem).regions}
+
+    assert algorithm.refusal(problem) is not None or {"filter", "filter1"} <= regions
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+def place(box: Box, images: int) -> tuple[slice, slice, slice]:
+    """Images, slices and rows of a box."""
+    d, h = box.size
+    return (
+        slice(box.image, box.image + images),
+        slice(box.slice, box.slice + d),
+        slice(box.row, box.row + h),
+    )
+
+
+def ends(box: Box, size: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where the box ends, and where the image does, along d and h."""
+    return zip((box.slice + box.size[0], box.row + box.size[1]), size[:2], strict=True)
+
+
+def read(block: Block, geometry: TileGeometry) -> Mask:
+    """Images, slices and rows of x that a block reads, chunk by chunk."""
+    mask = np.zeros((geometry.batch, *geometry.x_size[:2]), dtype=bool)
+    for box in block.chunks:
+        mask[place(box, geometry.chunk[0])] = True
+    return mask
+
+
+def needed(block: Block, geometry: TileGeometry) -> Mask:
+    """Those that the correlation's sum runs over: x at output - padding + tap, as far as x reaches."""
+    mask = np.zeros((geometry.batch, *geometry.x_size[:2]), dtype=bool)
+    first = [
+        start - padding
+        for start, padding in zip((block.y.slice, block.y.row), geometry.padding[:2], strict=True)
+    ]
+    last = [
+        start + size + taps - 1
+        for start, size, taps in zip(first, block.y.size, geometry.taps[:2], strict=True)
+    ]
+    deep, high = (slice(max(begin, 0), max(end, 0)) for begin, end in zip(first, last, strict=True))
+    mask[block.y.image : block.y.image + geometry.images, deep, high] = True
+    return mask

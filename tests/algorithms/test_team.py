@@ -1,0 +1,142 @@
+"""A team's calls run on the threads of PyTorch's own operations, and leave them as they were."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mucudnn.algorithms.team import Team, team_of_torch
+
+LONG_S = 60
+"""What never takes so long has hung."""
+
+START = """
+import ctypes, os, threading, time
+import torch
+from mucudnn.algorithms.team import team_of_torch
+from mucudnn.algorithms.workers import run_on_workers, worker_scheme
+
+threads = lambda: sorted(os.listdir('/proc/self/task'), key=int)
+here = threading.get_native_id
+operation = lambda: torch.ones(2**20).add_(1)
+"""
+
+
+def run_alone(script: str, **environment: str) -> str:
+    """Run a program in a process of its own, with what is set in its environment; return what it prints."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
+    finished = subprocess.run(
+        [sys.executable, "-c", START + script],
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
+        env={**inherited, **environment},
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+def test_there_is_one_team_that_is_found_once() -> None:
+    team = team_of_torch()
+
+    assert isinstance(team, Team)
+    assert team_of_torch() is team
+
+
+@pytest.mark.parametrize("calls", [1, 2, 4])
+def test_calls_take_the_threads_that_operations_have_started_and_end_none_of_them(calls: int) -> None:
+    script = (
+        "torch.set_num_threads(4); operation(); before = threads()\n"
+        f"used = run_on_workers([here] * {calls})\n"
+        "print(len(set(used)), {str(each) for each in used} <= set(before), threads() == before)\n"
+        "operation(); print(threads() == before)"
+    )
+
+    assert run_alone(script).splitlines() == [f"{calls} True True", "True"]
+
+
+def test_the_first_call_runs_in_the_callers_thread() -> None:
+    assert run_alone("print(run_on_workers([here] * 2)[0] == here())") == "True"
+
+
+@pytest.mark.parametrize("settings", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_THREAD_LIMIT": "2"}])
+def test_a_team_smaller_than_the_calls_runs_them_all(settings: dict[str, str]) -> None:
+    script = (
+        "calls = [lambda number=number: (number, here()) for number in range(5)]\n"
+        "results = run_on_workers(calls)\n"
+        "print(worker_scheme(), [number for number, _ in results], len({thread for _, thread in results}))"
+    )
+
+    assert run_alone(script, **settings) == f"team [0, 1, 2, 3, 4] {settings['OMP_THREAD_LIMIT']}"
+
+
+PRODUCTS = """
+image, kernel = torch.ones(8, 16, 64, 64), torch.ones(16, 16, 3, 3)
+square = torch.ones(512, 512)
+
+def compute():
+    torch.mm(square, square)
+    torch.bmm(square.expand(4, 512, 512), square.expand(4, 512, 512))
+    torch.conv2d(image, kernel)
+    torch.linalg.qr(square)
+    operation()
+
+def busy():
+    start = time.process_time(), time.thread_time()
+    for _ in range(2):
+        compute()
+    return (time.process_time() - start[0]) / (time.thread_time() - start[1])
+
+"""
+
+
+@pytest.mark.parametrize("calls", [2, 4])
+def test_no_operation_of_a_call_starts_threads_of_its_own_even_where_regions_may_be_nested(
+    calls: int,
+) -> None:
+    script = (
+        f"torch.set_num_threads({calls}); compute(); run_on_workers([here] * {calls}); before = threads()\n"
+        f"run_on_workers([compute] * {calls}); print(threads() == before)"
+    )
+
+    assert run_alone(PRODUCTS + script, OMP_MAX_ACTIVE_LEVELS="2", MKL_DYNAMIC="FALSE") == "True"
+
+
+def test_a_single_call_keeps_other_threads_idle_and_operations_after_it_do_not() -> None:
+    script = (
+        "torch.set_num_threads(4); compute(); before = busy(); inside, = run_on_workers([busy])\n"
+        "print(before > 1.5, inside < 1.2, busy() > 1.5)"
+    )
+
+    # Threads that spin while they wait would count as busy.
+    assert run_alone(PRODUCTS + script, GOMP_SPINCOUNT="0", OMP_WAIT_POLICY="PASSIVE") == "True True True"
+
+
+def test_mkl_has_one_thread_in_a_call_and_its_own_number_after_it() -> None:
+    script = (
+        "mkl = ctypes.CDLL(torch.__path__[0] + '/lib/libtorch_cpu.so').MKL_Get_Max_Threads\n"
+        "def elsewhere():\n"
+        "    seen = []\n"
+        "    thread = threading.Thread(target=lambda: seen.append((mkl(), torch.get_num_threads(), mkl())))\n"
+        "    thread.start(); thread.join(); return seen\n"
+        "torch.set_num_threads(3); before = elsewhere(); inside = run_on_workers([mkl] * 3)\n"
+        "print(inside, mkl(), before == elsewhere())"
+    )
+
+    assert run_alone(script) == "[1, 1, 1] 3 True"
+
+
+def test_several_threads_have_teams_one_after_the_other() -> None:
+    script = (
+        "seen = []\n"
+        "def caller():\n"
+        "    for _ in range(200):\n"
+        "        seen.append(run_on_workers([here, lambda: (torch.ones(9) + 1).sum().item()]) == [here(), 18])\n"
+        "callers = [threading.Thread(target=caller) for _ in range(4)]\n"
+        "[each.start() for each in callers]; [each.join() for each in callers]\n"
+        "print(len(seen), all(seen))"
+    )
+
+    assert run_alone(script) == "800 True"

@@ -1,0 +1,58 @@
+"""Whoever measures on a device times every call after the same thing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mucudnn.live import LiveMeasurer
+from mucudnn.plan import Division
+from mucudnn.profile import Candidate, Trial
+from tests.convolutions import a_convolution
+from tests.doubles import MS, Recipe, ScriptedBackend, rate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROBLEM = a_convolution(batch=4)
+LIMIT = 2**20
+NAMES = ("scripted:own", "scripted:fast")
+
+
+class _Operations(TorchDispatchMode):
+    """Writes the names of all operations of PyTorch to a log."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self._log = log
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self._log.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def _candidates(measurer: LiveMeasurer) -> None:
+    measurer.measure(PROBLEM, [Trial(PROBLEM.part(2), name, whole=False) for name in NAMES], LIMIT)
+
+
+def _divisions(measurer: LiveMeasurer) -> None:
+    measurer.compare(PROBLEM, [Division((Candidate(name, 2, 0.0, 0),) * 2) for name in NAMES], LIMIT)
+
+
+@pytest.mark.parametrize("measure", [_candidates, _divisions])
+def test_every_span_follows_an_ordinary_operation(measure: Callable[[LiveMeasurer], None]) -> None:
+    backend = ScriptedBackend({"fast": Recipe(rate(0.5 * MS))})
+    log: list[str] = []
+
+    def clock() -> int:
+        log.append("clock")
+        return backend.world.now_ns
+
+    with _Operations(log):
+        measure(LiveMeasurer(backend, clock=clock))
+
+    starts = [place for place, name in enumerate(log) if name == "clock"][::2]
+    assert starts
+    assert {log[place - 1] for place in starts} == {"aten.mul_.Tensor"}
