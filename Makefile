@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 DEVICELESS ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),yes,no)
 CUDNN := $(VENV)/cudnn
 
-.PHONY: help run proof test check bench gpu clean
+.PHONY: help run proof test check bench bench-cpu gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,9 @@ check: $(READY)  ## format, lint, types, import rules
 
 bench: $(READY)  ## measure the solvers
 	@$(BIN)/pytest bench --benchmark-enable --benchmark-only -o python_files='bench_*.py' -o timeout=0
+
+bench-cpu: $(READY)  ## measure convolution layers and training steps on the processor, an hour and more; goes on where it stopped
+	@$(BIN)/python -m bench.cpu $(ARGS)
 
 # Beside the Python that has a CUDA build of torch, which stays as it is; only what is missing is added.
 GPU := build/gpu

@@ -76,13 +76,16 @@ def _stage(number: int, width: int) -> nn.Sequential:
     return nn.Sequential(BasicBlock(c, k, stride), *rest)
 
 
+_WEIGHTED = nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d | nn.ConvTranspose3d | nn.Linear
+
+
 def _initialise(network: nn.Module) -> None:
     """Draw weights from a normal distribution of variance 2 / (inputs of one output); biases are 0.
 
     Source: He et al. 2015, "Delving deep into rectifiers", arXiv 1502.01852, equation 10.
     """
     for layer in network.modules():
-        if isinstance(layer, nn.Conv2d | nn.Conv3d | nn.ConvTranspose3d | nn.Linear):
+        if isinstance(layer, _WEIGHTED):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
@@ -159,7 +162,98 @@ def _vgg_classifier(features: int, hidden: int, classes: int) -> dict[str, nn.Mo
     }  # fmt: skip
 
 
-class UNet3d(nn.Module):
+def vgg11(classes: int = 10, width: int = 64) -> nn.Module:
+    """Return VGG-11 for small images: (n, 3, 32, 32) to the (n, `classes`) scores before softmax.
+
+    Configuration A of Table 1 of Simonyan and Zisserman 2014, arXiv 1409.1556, with batch normalisation
+    after every convolution. Five poolings leave one pixel of 32 x 32, so one linear layer takes the place of
+    the paper's three, as is usual for images of this size. The stages have 1, 2, 4, 8 and 8 times `width`
+    channels; the convolutions are called conv1_1 to conv5_2.
+    The weights come from torch's global random generator.
+    """
+    layers = OrderedDict[str, nn.Module]()
+    c = 3
+    for stage, (widening, convolutions) in enumerate(((1, 1), (2, 1), (4, 2), (8, 2), (8, 2)), start=1):
+        for number in range(1, convolutions + 1):
+            layers[f"conv{stage}_{number}"] = conv_norm(c, widening * width, size=3, stride=1)
+            layers[f"relu{stage}_{number}"] = nn.ReLU()
+            c = widening * width
+        layers[f"pool{stage}"] = nn.MaxPool2d(2)
+    layers.update(flatten=nn.Flatten(), scores=nn.Linear(c, classes))
+    network = nn.Sequential(layers)
+    _initialise(network)
+    return network
+
+
+class _UNet(nn.Module):
+    """A U-Net of any dimension; whoever inherits says what its parts are.
+
+    Each level but the lowest is pooled on the way down; on the way up, what was seen at a size is put before
+    what is enlarged to it.
+    """
+
+    down: nn.ModuleList
+    pool: nn.Module
+    enlarge: nn.ModuleList
+    up: nn.ModuleList
+    scores: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores."""
+        seen: list[Tensor] = []
+        for level in self.down:
+            x = level(self.pool(x) if seen else x)
+            seen.append(x)
+        for enlarge, level, skip in zip(self.enlarge, self.up, reversed(seen[:-1]), strict=True):
+            x = level(torch.cat((skip, enlarge(x)), dim=1))
+        scores: Tensor = self.scores(x)
+        return scores
+
+
+class UNet2d(_UNet):
+    """A 2-D U-Net: (n, c, h, w) to the (n, `classes`, h, w) scores of every pixel before softmax.
+
+    Going down, each level has two convolutions to its width; going up, a transposed convolution doubles the
+    size and halves the channels. Unlike the paper's, the convolutions pad, so that sizes are kept, and batch
+    normalisation follows each of them, as in most public models: h and w must be multiples of
+    2^(levels - 1).
+    Source: Ronneberger, Fischer and Brox 2015, arXiv 1505.04597, Figure 1.
+    """
+
+    def __init__(self, c: int, classes: int, widths: Sequence[int]) -> None:
+        super().__init__()
+        inputs = (c, *widths[:-1])
+        self.down = nn.ModuleList(_pair(k, width) for k, width in zip(inputs, widths, strict=True))
+        self.pool = nn.MaxPool2d(2)
+        steps = list(itertools.pairwise(reversed(widths)))
+        self.enlarge = nn.ModuleList(nn.ConvTranspose2d(below, k, 2, 2) for below, k in steps)
+        self.up = nn.ModuleList(_pair(2 * k, k) for _, k in steps)
+        self.scores = nn.Conv2d(widths[0], classes, 1)
+
+
+def _pair(c: int, k: int) -> nn.Sequential:
+    """Return two 3 x 3 convolutions, each normalised and rectified."""
+    return nn.Sequential(
+        OrderedDict(
+            first=conv_norm(c, k, size=3, stride=1),
+            relu1=nn.ReLU(),
+            second=conv_norm(k, k, size=3, stride=1),
+            relu2=nn.ReLU(),
+        )
+    )
+
+
+def unet2d(channels: int = 1, classes: int = 2, width: int = 64) -> nn.Module:
+    """Return the 2-D U-Net of the paper, padded and normalised: five levels, the first of `width` channels.
+
+    The weights come from torch's global random generator.
+    """
+    network = UNet2d(channels, classes, [width * 2**level for level in range(5)])
+    _initialise(network)
+    return network
+
+
+class UNet3d(_UNet):
     """A 3-D U-Net: (n, c, d, h, w) to the (n, `classes`, d, h, w) scores of every voxel before softmax.
 
     Going down, each level doubles its channels before it is pooled; going up, a transposed convolution
@@ -178,17 +272,6 @@ class UNet3d(nn.Module):
         self.enlarge = nn.ModuleList(nn.ConvTranspose3d(below, below, 2, 2, bias=False) for below, _ in steps)
         self.up = nn.ModuleList(_twice(below + k, k, k) for below, k in steps)
         self.scores = nn.Conv3d(2 * widths[0], classes, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the scores."""
-        seen: list[Tensor] = []
-        for level in self.down:
-            x = level(self.pool(x) if seen else x)
-            seen.append(x)
-        for enlarge, level, skip in zip(self.enlarge, self.up, reversed(seen[:-1]), strict=True):
-            x = level(torch.cat((skip, enlarge(x)), dim=1))
-        scores: Tensor = self.scores(x)
-        return scores
 
 
 def _twice(c: int, middle: int, k: int) -> nn.Sequential:

@@ -1,11 +1,13 @@
 import math
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 
-from bench.networks import BasicBlock, Bottleneck, resnet18, resnet50, unet3d, vgg16
+from bench.networks import BasicBlock, Bottleneck, resnet18, resnet50, unet2d, unet3d, vgg11, vgg16
 from mucudnn.tracing import trace
 
 
@@ -111,7 +113,11 @@ def shapes_in_order(network: nn.Module, *sample: int) -> dict[str, tuple[int, ..
 
 @pytest.mark.parametrize(
     ("build", "number"),
-    [(resnet50, 25_557_032), (vgg16, 138_357_544)],
+    [
+        (resnet50, 25_557_032),
+        (vgg16, 138_357_544),
+        (partial(unet2d, channels=3, classes=1), 31_037_633),  # github.com/milesial/Pytorch-UNet
+    ],
 )
 def test_a_public_network_has_as_many_weights_as_is_published(
     build: Callable[[], nn.Module], number: int
@@ -201,3 +207,62 @@ def test_the_3d_unet_has_the_channels_of_its_figure() -> None:
         "scores": (64, 3),
     }  # fmt: skip
     assert {each.site.path for each in found if each.is_transposed} == {"enlarge.0", "enlarge.1", "enlarge.2"}
+
+
+def test_vgg11_has_as_many_weights_as_its_layers_add_up_to() -> None:
+    widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
+    by_hand = sum(weights_of_conv_norm(c, k, 3) for c, k in pairwise(widths)) + 512 * 10 + 10
+    assert by_hand == 9_228_362
+    with torch.device("meta"):
+        assert weights(vgg11()) == by_hand
+
+
+def test_vgg11_leaves_one_pixel_of_32x32_after_five_poolings() -> None:
+    with torch.device("meta"):
+        network = vgg11(classes=7, width=8)
+
+    shapes = shapes_in_order(network, 2, 3, 32, 32)
+
+    assert [shapes[f"pool{stage}"] for stage in range(1, 6)] == [
+        (2, 8, 16, 16), (2, 16, 8, 8), (2, 32, 4, 4), (2, 64, 2, 2), (2, 64, 1, 1),
+    ]  # fmt: skip
+    assert shapes["scores"] == (2, 7)
+
+
+def test_every_convolution_of_vgg11_is_normalised_and_rectified() -> None:
+    kinds = [type(layer) for layer in vgg11(width=2).modules() if not isinstance(layer, nn.Sequential)]
+    features = [kind for kind in kinds if kind is not nn.MaxPool2d][:-2]
+    assert features == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU] * 8
+
+
+def test_the_2d_unet_scores_every_pixel() -> None:
+    network = unet2d(channels=1, classes=3, width=2)
+
+    assert network(torch.zeros(2, 1, 32, 48)).shape == (2, 3, 32, 48)
+
+
+def test_the_2d_unet_has_the_channels_of_its_figure() -> None:
+    with torch.device("meta"):
+        found = trace(unet2d(), torch.empty(1, 1, 128, 128, device="meta"))
+
+    ends = {each.site.path: (each.problem.in_channels, each.problem.out_channels) for each in found}
+    assert ends == {
+        "down.0.first.conv": (1, 64), "down.0.second.conv": (64, 64),
+        "down.1.first.conv": (64, 128), "down.1.second.conv": (128, 128),
+        "down.2.first.conv": (128, 256), "down.2.second.conv": (256, 256),
+        "down.3.first.conv": (256, 512), "down.3.second.conv": (512, 512),
+        "down.4.first.conv": (512, 1024), "down.4.second.conv": (1024, 1024),
+        "enlarge.0": (512, 1024), "up.0.first.conv": (1024, 512), "up.0.second.conv": (512, 512),
+        "enlarge.1": (256, 512), "up.1.first.conv": (512, 256), "up.1.second.conv": (256, 256),
+        "enlarge.2": (128, 256), "up.2.first.conv": (256, 128), "up.2.second.conv": (128, 128),
+        "enlarge.3": (64, 128), "up.3.first.conv": (128, 64), "up.3.second.conv": (64, 64),
+        "scores": (64, 2),
+    }  # fmt: skip
+
+
+def test_what_was_seen_at_full_size_reaches_the_scores_past_all_that_is_below() -> None:
+    network = unet2d(width=2).eval()
+    for weight in network.enlarge[-1].parameters():
+        nn.init.zeros_(weight)
+    one, other = torch.randn(2, 1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert not torch.equal(network(one), network(other))

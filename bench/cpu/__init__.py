@@ -1,0 +1,1 @@
+"""Layers of convolutional networks on the processor, against PyTorch's own (`make bench-cpu`)."""

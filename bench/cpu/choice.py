@@ -1,0 +1,98 @@
+"""Which finished divisions of a case compete, and which of them runs under a limit: pure arithmetic."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from bench.cpu.lines import Choice
+from mucudnn.intervals import Verdict, compare, median
+from mucudnn.measuring import fits_as_seen
+from mucudnn.plan import Division
+from mucudnn.profile import Candidate
+from mucudnn.solvers import least_workspace_bytes, solve_reuse
+
+HIDDEN_BYTES = 40 * 2**20
+"""What PyTorch's own takes above which an eighth of it is one more limit."""
+
+EIGHTH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """The divisions of one case that compete.
+
+    Attributes:
+        own: PyTorch's own convolution, undivided, with what it takes.
+        rivals: all others, by key.
+        undivided: key of the best undivided candidate within the largest limit; None if there is none.
+        limits: in bytes.
+    """
+
+    own: Division
+    rivals: Mapping[str, Division]
+    undivided: str | None
+    limits: tuple[int, ...]
+
+    def choose(
+        self, samples_s: Mapping[str, Sequence[float]], seen_bytes: Mapping[str, int]
+    ) -> tuple[Choice, ...]:
+        """Return what runs under each limit.
+
+        It is the division with the least median of those that fit, unless PyTorch's own may run and that
+        division is not FASTER. Fresh rounds have to prove it: the least of several is too low.
+
+        Args:
+            samples_s: seconds of all divisions, from the same rounds.
+            seen_bytes: what rivals were seen to take; one that took more than the limit does not fit.
+        """
+        return tuple(self._choice(limit, samples_s, seen_bytes) for limit in self.limits)
+
+    def _choice(
+        self, limit_bytes: int, samples_s: Mapping[str, Sequence[float]], seen_bytes: Mapping[str, int]
+    ) -> Choice:
+        fitting = [
+            rival
+            for key, rival in self.rivals.items()
+            if rival.workspace_bytes <= limit_bytes and fits_as_seen(seen_bytes.get(key, 0), limit_bytes)
+        ]
+        best = min(
+            fitting, key=lambda one: (median(samples_s[one.key]), one.workspace_bytes, one.key), default=None
+        )
+        key = self.own.key
+        if best is not None and compare(samples_s[key], samples_s[best.key]) is Verdict.FASTER:
+            key = best.key
+        does_own_fit = self.own.workspace_bytes <= limit_bytes
+        return Choice(limit_bytes, key, key if does_own_fit else None if best is None else best.key)
+
+
+def limits_of(limits: Sequence[int], own_bytes: int) -> tuple[int, ...]:
+    """Return the limits asked for, and an eighth of what PyTorch's own takes where that is much."""
+    if own_bytes <= HIDDEN_BYTES:
+        return tuple(limits)
+    return tuple(sorted({*limits, min(own_bytes // EIGHTH, max(limits))}))
+
+
+def contest(candidates: Sequence[Candidate], own: Division, limits: Sequence[int]) -> Contest:
+    """Return the divisions that compete in a case.
+
+    Under each limit the best division, and the best one without PyTorch's own; under the largest one also the
+    best undivided candidate. The second is there because profiles are short and noisy: what was measured slow
+    by chance gets a second chance.
+
+    Args:
+        candidates: within the largest limit.
+        own: PyTorch's own convolution, undivided, whatever it takes.
+        limits: in bytes.
+    """
+    others = [each for each in candidates if each.algorithm != own.parts[0].algorithm]
+    wholes = [each for each in candidates if each.batch == own.batch]
+    undivided = _best(wholes, own.batch, max(limits))
+    found = [undivided, *(_best(some, own.batch, limit) for limit in limits for some in (others, candidates))]
+    rivals = {each.key: each for each in found if each is not None and each.key != own.key}
+    return Contest(own, rivals, None if undivided is None else undivided.key, tuple(limits))
+
+
+def _best(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -> Division | None:
+    fitting = [each for each in candidates if each.workspace_bytes <= limit_bytes]
+    if least_workspace_bytes(fitting, batch) is None:
+        return None
+    return solve_reuse(fitting, batch, limit_bytes)

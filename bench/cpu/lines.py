@@ -1,0 +1,257 @@
+"""What was measured, as lines of JSON: each is written at once, and tables are made of nothing else."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from bench.cpu.rounds import Rounds
+from bench.cpu.step_lines import StepCase, StepFailed, StepMeasured
+from mucudnn.errors import MucudnnError
+from mucudnn.intervals import Estimate, estimate, ratio
+from mucudnn.plan_file import decode, encode
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Environment
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Case:
+    """One op of a layer in one layout and thread setting.
+
+    Attributes:
+        setting: its name.
+        layer: its name.
+        layout: of x, w and y.
+        op: which of the three.
+    """
+
+    setting: str
+    layer: str
+    layout: Layout
+    op: ConvOp
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.layer} {self.layout} {self.op}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Rival:
+    """A finished division that was timed beside PyTorch's own convolution.
+
+    Attributes:
+        key: what runs.
+        declared_bytes: workspace of its largest part.
+        predicted_s: seconds that its parts' times add up to.
+        seen_bytes: what it was seen to take; None if it was not weighed, since it was not chosen.
+    """
+
+    key: str
+    declared_bytes: int
+    predicted_s: float
+    seen_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What runs under one limit.
+
+    Attributes:
+        limit_bytes: the limit, inclusive.
+        key: of the fastest division, where PyTorch's own convolution is a candidate whatever it takes.
+        strict_key: of the fastest division of which nothing exceeds the limit; None if nothing fits.
+    """
+
+    limit_bytes: int
+    key: str
+    strict_key: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What was measured of a case.
+
+    Attributes:
+        case: which.
+        problem: of the whole mini-batch.
+        own: key of PyTorch's own convolution, undivided.
+        own_bytes: what that takes beside its operands and its result.
+        candidates: how many there were within the largest limit.
+        refused: algorithms that were wrong or failed, with the reason.
+        errors: of PyTorch's own and of all algorithms in the rivals, the largest 2-norm of the difference to
+            a float64 reference, relative to the reference's.
+        rivals: the divisions that the solver found, without PyTorch's own undivided.
+        undivided: key of the best undivided candidate within the largest limit; None if there is none.
+        choices: one for each limit.
+        deciding: the rounds in which all competed.
+        proving: fresh rounds of PyTorch's own and of what was chosen.
+        seconds: that all of it took.
+    """
+
+    case: Case
+    problem: ConvProblem
+    own: str
+    own_bytes: int
+    candidates: int
+    refused: tuple[str, ...]
+    errors: Mapping[str, float]
+    rivals: tuple[Rival, ...]
+    undivided: str | None
+    choices: tuple[Choice, ...]
+    deciding: Rounds
+    proving: Rounds
+    seconds: float
+
+    def choice(self, limit_bytes: int) -> Choice | None:
+        """Return what was chosen under a limit; None if it was not asked for."""
+        return next((each for each in self.choices if each.limit_bytes == limit_bytes), None)
+
+    def rival(self, key: str) -> Rival | None:
+        """Return the rival with that key; None for PyTorch's own."""
+        return next((each for each in self.rivals if each.key == key), None)
+
+    def seconds_of(self, key: str) -> Estimate:
+        """Return the median of the proving rounds, with its interval."""
+        return estimate(self.proving.samples_s(key))
+
+    def speedup(self, key: str) -> Estimate:
+        """Return the time of PyTorch's own over that of a division: the median of the rounds' quotients."""
+        return ratio(self.proving.samples_s(key), self.proving.samples_s(self.own))
+
+    def bytes_of(self, key: str) -> int:
+        """Return what was seen to be taken beside operands and result; where unseen, what is declared."""
+        rival = self.rival(key)
+        if rival is None:
+            return self.own_bytes
+        return rival.declared_bytes if rival.seen_bytes is None else rival.seen_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """A case that could not be measured.
+
+    Attributes:
+        case: which.
+        reason: in a sentence.
+    """
+
+    case: Case
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """What a process found when it started.
+
+    Attributes:
+        setting: its name.
+        environment: all that a time measured then depends on.
+    """
+
+    setting: str
+    environment: Environment
+
+
+@dataclasses.dataclass(frozen=True)
+class GemmRate:
+    """Times of torch.mm of two square matrices.
+
+    Attributes:
+        setting: its name.
+        size: rows of each matrix.
+        spans_ns: of one product each.
+    """
+
+    setting: str
+    size: int
+    spans_ns: tuple[int, ...]
+
+    @property
+    def rates(self) -> list[float]:
+        """Operations per second, two per multiply-add, one number a product."""
+        return [2 * self.size**3 / (span * 1e-9) for span in self.spans_ns]
+
+
+Line = Measured | Failed | StepMeasured | StepFailed | Started | GemmRate
+
+_KINDS: Mapping[str, type[Line]] = {
+    kind.__name__: kind for kind in (Measured, Failed, StepMeasured, StepFailed, Started, GemmRate)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """All lines together, the last one of each case.
+
+    Attributes:
+        measured: by case.
+        failed: cases that failed, and were not measured after that.
+        steps: training steps, by case.
+        failed_steps: those that failed, and were not measured after that.
+        started: the last start in each setting.
+        rates: of each setting, operations per second of all products.
+    """
+
+    measured: Mapping[Case, Measured]
+    failed: Mapping[Case, Failed]
+    steps: Mapping[StepCase, StepMeasured]
+    failed_steps: Mapping[StepCase, StepFailed]
+    started: Mapping[str, Started]
+    rates: Mapping[str, tuple[float, ...]]
+
+    @classmethod
+    def of(cls, lines: Iterable[Line]) -> "Recording":
+        """Return what `lines` say together."""
+        measured: dict[Case, Measured] = {}
+        failed: dict[Case, Failed] = {}
+        steps: dict[StepCase, StepMeasured] = {}
+        failed_steps: dict[StepCase, StepFailed] = {}
+        started: dict[str, Started] = {}
+        rates: dict[str, tuple[float, ...]] = {}
+        for line in lines:
+            match line:
+                case Measured():
+                    measured[line.case] = line
+                    failed.pop(line.case, None)
+                case Failed():
+                    failed[line.case] = line
+                case StepMeasured():
+                    steps[line.case] = line
+                    failed_steps.pop(line.case, None)
+                case StepFailed():
+                    failed_steps[line.case] = line
+                case Started():
+                    started[line.setting] = line
+                case GemmRate():
+                    rates[line.setting] = (*rates.get(line.setting, ()), *line.rates)
+        return cls(measured, failed, steps, failed_steps, started, rates)
+
+
+def append(path: Path, line: Line) -> None:
+    """Write one more line, so that it is there whatever happens next; one that was cut off stays alone."""
+    is_cut = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * is_cut + to_text(line) + "\n")
+
+
+def to_text(line: Line) -> str:
+    """Return a line's JSON, with its kind."""
+    return json.dumps({"kind": type(line).__name__, **encode(line)}, separators=(",", ":"), allow_nan=False)
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines of a file; no file has none, and a line that was cut off is left out."""
+    if not path.exists():
+        return []
+    read_lines = (_from_text(text) for text in path.read_text(encoding="utf-8").splitlines())
+    return [line for line in read_lines if line is not None]
+
+
+def _from_text(text: str) -> Line | None:
+    """Return the line that a text says; None where a process died in the middle of it."""
+    try:
+        fields = json.loads(text)
+        kind = _KINDS[fields.pop("kind")]
+        line: Line = decode(kind, fields)
+    except (ValueError, KeyError, AttributeError, MucudnnError):
+        return None
+    return line

@@ -1,0 +1,93 @@
+"""Means of speed-ups over layers, and speed-ups of sums of times; intervals come from drawing rounds anew.
+
+A speed-up is the time of PyTorch's own over that of what was chosen. A geometric mean of ratios says nothing
+about any sum of times: it is there to be compared with publications, beside the quotient of the sums.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.cpu.lines import Measured
+from mucudnn.intervals import CONFIDENCE, Estimate
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+"""Numbers of rounds; shape (rounds,) for the rounds as they were, (draws, rounds) for many draws of them."""
+
+_DRAWS = 1000
+_SEED = 0
+"""Of the draws: the same lines give the same summary."""
+
+
+class Pair(NamedTuple):
+    """Seconds of PyTorch's own and of what was chosen; sample i of both comes from round i."""
+
+    own: Sequence[float]
+    chosen: Sequence[float]
+
+
+def pair(line: Measured, key: str) -> Pair:
+    """Return the proving rounds of PyTorch's own and of the division with that key."""
+    return Pair(line.proving.samples_s(line.own), line.proving.samples_s(key))
+
+
+def geometric_mean(items: Sequence[Sequence[Pair]]) -> Estimate:
+    """Return the geometric mean of the items' speed-ups.
+
+    Args:
+        items: at least one; a layer each: one pair, or one for each op whose times are added up.
+    """
+    found, draws = (
+        np.exp(
+            np.mean([np.log(_speedup(item, places)) for item, places in zip(items, rounds, strict=True)], 0)
+        )
+        for rounds in (_as_they_were(items), _drawn(items))
+    )
+    return _estimate(found, draws, len(items))
+
+
+def total(pairs: Sequence[Pair]) -> Estimate:
+    """Return the sum of the medians of PyTorch's own over the sum of the medians of what was chosen."""
+    (were,), (drawn,) = _as_they_were([pairs]), _drawn([pairs])
+    return _estimate(_quotient_of_sums(pairs, were), _quotient_of_sums(pairs, drawn), len(pairs))
+
+
+def _estimate(found: Floats, draws: Floats, samples: int) -> Estimate:
+    outside = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(draws, [outside, 100 - outside])
+    return Estimate(float(found), float(low), float(high), samples)
+
+
+def _as_they_were(items: Sequence[Sequence[Pair]]) -> list[list[Places]]:
+    return [[np.arange(len(each.own)) for each in item] for item in items]
+
+
+def _drawn(items: Sequence[Sequence[Pair]]) -> list[list[Places]]:
+    generator = np.random.default_rng(_SEED)
+    return [
+        [generator.integers(0, len(each.own), size=(_DRAWS, len(each.own))) for each in item]
+        for item in items
+    ]
+
+
+def _speedup(item: Sequence[Pair], places: Sequence[Places]) -> Floats:
+    """Return the median of the quotients of one pair, or the quotient of the sums of several."""
+    if len(item) > 1:
+        return _quotient_of_sums(item, places)
+    own, chosen = np.asarray(item[0].own), np.asarray(item[0].chosen)
+    return np.asarray(np.median((own / chosen)[places[0]], axis=-1))
+
+
+def _quotient_of_sums(item: Sequence[Pair], places: Sequence[Places]) -> Floats:
+    own = _sum_of_medians([each.own for each in item], places)
+    return own / _sum_of_medians([each.chosen for each in item], places)
+
+
+def _sum_of_medians(samples: Sequence[Sequence[float]], places: Sequence[Places]) -> Floats:
+    medians = [
+        np.median(np.asarray(some)[where], axis=-1) for some, where in zip(samples, places, strict=True)
+    ]
+    return np.asarray(np.sum(medians, axis=0))

@@ -1,0 +1,180 @@
+"""Measuring one case: profile, solve for each limit, let the divisions compete, and prove what won.
+
+Three steps with samples of their own, since samples that chose a winner never prove it. The profile finds
+candidates; the deciding rounds let finished divisions compete with PyTorch's own; in the proving rounds
+PyTorch's own and what was chosen run once more.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from bench.cpu.choice import Contest, contest, limits_of
+from bench.cpu.lines import Case, Choice, Measured, Rival
+from bench.cpu.rounds import Rounds
+from mucudnn.backends import Backend, Job
+from mucudnn.backends.own import own_job
+from mucudnn.errors import BackendError
+from mucudnn.execution import division_job
+from mucudnn.live import LiveMeasurer
+from mucudnn.plan import Division, Policy
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate, Profile, RefusalKind
+from mucudnn.profiler import Profiler
+from mucudnn.sizes import format_bytes
+from mucudnn.stand import Stand
+from mucudnn.store import Store
+from mucudnn.timing import SamplingRule, compare_runs
+
+PROFILING = SamplingRule(looks=(3,), precision=0.05, warmups=1)
+"""Of candidates: three samples, since there may be a hundred, and what they choose competes once more."""
+
+LEAST_ROUNDS = 7
+"""From 6 samples on a median has an interval; with 7 it goes from the least to the greatest."""
+
+MOST_ROUNDS = 15
+"""The interval then leaves three samples out at either end."""
+
+_LOOKS = (7, 9, 12)
+"""Rounds after which a contest may end: each but the first leaves out one more disturbed sample."""
+
+_PRECISION = 0.01
+"""Half-width of a quotient's interval at which a contest may end."""
+
+DECIDING_S = 1.0
+PROVING_S = 1.0
+"""Seconds that rounds may take as long as there are fewer than `MOST_ROUNDS`."""
+
+_SEED = 1
+"""Of the operands; the values do not matter, but that they are the same again."""
+
+_UNCAPPED = 1 << 50
+
+_DETERMINED = (RefusalKind.WRONG, RefusalKind.FAILED)
+
+
+class CaseMeter:
+    """Measures cases with one backend, one store and one set of limits."""
+
+    def __init__(self, backend: Backend, store: Store, limits: Sequence[int]) -> None:
+        """Remember what to measure with.
+
+        Args:
+            backend: the processor's.
+            store: of profiles; what it knows is not measured again.
+            limits: in bytes; profiles are made under the largest.
+        """
+        self._backend = backend
+        self._limits = tuple(sorted(limits))
+        measurer = LiveMeasurer(backend, PROFILING, PROFILING)
+        self._profiler = Profiler(measurer, store, self._limits[-1], Policy.POWER_OF_TWO)
+
+    def measure(self, case: Case, problem: ConvProblem) -> Measured:
+        """Return what is found of `problem`, which is that of `case`.
+
+        Raises:
+            MucudnnError: it cannot be measured here.
+            RuntimeError: a call has failed, for example for want of memory.
+        """
+        start = time.perf_counter()
+        profile = self._profiler.profile(problem)
+        own = self._own(problem, profile)
+        rivalry = contest(profile.candidates, own, limits_of(self._limits, own.workspace_bytes))
+        stand = Stand(self._backend, problem, 0, seed=_SEED)
+        calls = _calls(stand, rivalry)
+        slowest_s = max(each.time_s for each in (own, *rivalry.rivals.values()))
+        deciding = _timed(calls, _looks(slowest_s * len(calls)), stand)
+        seen, choices = self._choose(problem, rivalry, deciding)
+        chosen = {own.key: calls[own.key], **{key: calls[key] for key in _keys(choices)}}
+        proving = _timed(chosen, (_rounds(PROVING_S, slowest_s * len(chosen)),), stand)
+        return Measured(
+            case=case,
+            problem=problem,
+            own=own.key,
+            own_bytes=own.workspace_bytes,
+            candidates=len(profile.candidates),
+            refused=_refused(profile),
+            errors=_errors(self._profiler.errors(problem), (own, *rivalry.rivals.values())),
+            rivals=tuple(_rival(division, seen) for division in rivalry.rivals.values()),
+            undivided=rivalry.undivided,
+            choices=choices,
+            deciding=deciding,
+            proving=proving,
+            seconds=time.perf_counter() - start,
+        )
+
+    def _own(self, problem: ConvProblem, profile: Profile) -> Division:
+        """PyTorch's own convolution, undivided, with what it takes, however much that is."""
+        name, batch = self._backend.own, problem.batch
+        for candidate in profile.candidates:
+            if (candidate.algorithm, candidate.batch) == (name, batch):
+                return Division((candidate,))
+        return Division((Candidate(name, batch, 0.0, self._weight(own_job(problem))),))
+
+    def _choose(
+        self, problem: ConvProblem, rivalry: Contest, deciding: Rounds
+    ) -> tuple[dict[str, int], tuple[Choice, ...]]:
+        """Return what the chosen divisions were seen to take, and the choices that follow from it."""
+        samples = {key: deciding.samples_s(key) for key in deciding.spans_ns}
+        seen: dict[str, int] = {}
+        while True:
+            choices = rivalry.choose(samples, seen)
+            unweighed = [key for key in _keys(choices) if key in rivalry.rivals and key not in seen]
+            if not unweighed:
+                return seen, choices
+            for key in unweighed:
+                seen[key] = self._weight(division_job(problem, rivalry.rivals[key], self._backend.device))
+
+    def _weight(self, job: Job) -> int:
+        n_bytes = self._backend.footprint(job, _UNCAPPED)
+        if n_bytes is None:
+            raise BackendError(f"A job must fit into {format_bytes(_UNCAPPED)}, but {job.function} does not.")
+        return n_bytes
+
+
+def _calls(stand: Stand, rivalry: Contest) -> dict[str, Callable[[], None]]:
+    divisions = {rivalry.own.key: rivalry.own, **rivalry.rivals}
+    return {key: stand.division(division) for key, division in divisions.items()}
+
+
+def _rounds(seconds: float, round_s: float) -> int:
+    """Return how many rounds fit into `seconds`, within bounds."""
+    return min(max(int(seconds / max(round_s, 1e-9)), LEAST_ROUNDS), MOST_ROUNDS)
+
+
+def _looks(round_s: float) -> tuple[int, ...]:
+    most = _rounds(DECIDING_S, round_s)
+    return (*(look for look in _LOOKS if look < most), most)
+
+
+def _timed(calls: Mapping[str, Callable[[], None]], looks: tuple[int, ...], stand: Stand) -> Rounds:
+    """Time `calls` in the same rounds, each after an ordinary operation, as in a model."""
+    rule = SamplingRule(looks, _PRECISION)
+    return Rounds.of(compare_runs(calls, rule, before=stand.ordinary_operation))
+
+
+def _keys(choices: Sequence[Choice]) -> list[str]:
+    """All that is chosen under any limit, strictly or not."""
+    keys = [key for each in choices for key in (each.key, each.strict_key)]
+    return list(dict.fromkeys(key for key in keys if key is not None))
+
+
+def _rival(division: Division, seen: Mapping[str, int]) -> Rival:
+    return Rival(division.key, division.workspace_bytes, division.time_s, seen.get(division.key))
+
+
+def _errors(measured: Mapping[tuple[str, int], float], divisions: Sequence[Division]) -> dict[str, float]:
+    """Return the largest error of each algorithm of the divisions, as far as it was run under the limit."""
+    algorithms = {part.algorithm for division in divisions for part in division.parts}
+    largest: dict[str, float] = {}
+    for (algorithm, _), error in measured.items():
+        if algorithm in algorithms:
+            largest[algorithm] = max(error, largest.get(algorithm, 0.0))
+    return largest
+
+
+def _refused(profile: Profile) -> tuple[str, ...]:
+    return tuple(
+        f"{each.algorithm}@{each.batch}: {each.reason}"
+        for each in profile.refusals
+        if each.kind in _DETERMINED
+    )

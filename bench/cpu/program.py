@@ -1,0 +1,232 @@
+"""`make bench-cpu`: layers and whole training steps against PyTorch's own convolution, and the targets.
+
+A process for each thread setting, or for each training step, in which all is interleaved. What was measured
+by the same code on the same machine is not measured again: a run that was interrupted, or whose time was up,
+is continued by the next one. Lines and profiles lie in build/bench-cpu/, results in bench/results/.
+"""
+
+import argparse
+import datetime
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from bench.cpu import results, summary, targets
+from bench.cpu.child import LINES, Task
+from bench.cpu.ground import Ground, step_code
+from bench.cpu.layers import ALL
+from bench.cpu.lines import Case, Failed, Line, Recording, append, read
+from bench.cpu.process import ended
+from bench.cpu.schedule import Selection, Stage, pending, tiers
+from bench.cpu.settings import SETTINGS
+from bench.cpu.step_cases import NETWORKS, cases_of
+from bench.cpu.step_lines import StepCase
+from bench.cpu.step_run import StepRun
+from mucudnn.errors import BackendError, MucudnnError
+from mucudnn.problem import ConvOp, Layout
+from mucudnn.report.table import table
+from mucudnn.sizes import parse_bytes
+
+_SECONDS = 3600.0
+_LIMITS = ("4MiB", "16MiB", "64MiB")
+_EVERY_LAYER = ["*"]
+_OPS = [str(op) for op in ConvOp]
+_NETWORKS = [network.name for network in NETWORKS]
+
+_PATIENCE_S = 180.0
+"""By how much a process may pass its time, for the case that it has begun, before it is taken to hang."""
+
+_LEAST_S = 10.0
+"""With less time left no process is started: it would import torch and end."""
+
+_INTERRUPTED = 130
+
+Process = Callable[[Task], str | None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and write the results; return the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _parser().parse_args(given)
+    try:
+        limits = tuple(sorted({parse_bytes(limit) for limit in options.limits}))
+    except MucudnnError as error:
+        print(f"bench.cpu: {error}", file=sys.stderr)
+        return 2
+    ground = Ground.here()
+    folder = Path("build") / "bench-cpu" / ground.digest
+    folder.mkdir(parents=True, exist_ok=True)
+    steps_folder = folder / f"steps-{step_code()}"
+    if options.again:
+        _set_aside(*_to_measure(options, folder / LINES, steps_folder))
+    run, step_run = Run(folder, limits, options.seconds), StepRun(steps_folder, NETWORKS)
+    status = _status_of(lambda: _measure(options, run, step_run))
+    output = Path(options.output or Path("bench") / "results" / ground.slug)
+    lines, steps = read(folder / LINES), step_run.lines()
+    command = shlex.join(["python", "-m", "bench.cpu", *given])
+    results.write(output, ground, lines, command, steps)
+    rows = list(summary.target_rows(Recording.of([*lines, *steps]), ALL))
+    print("\n" + "\n".join(table(targets.Row._fields, "<<<<", [("", rows)])))
+    print(f"\nWritten to {output}.")
+    return status
+
+
+def _to_measure(options: argparse.Namespace, layers: Path, steps: Path) -> list[Path]:
+    """Return where the lines of layers lie, of steps, or both: of what is asked for."""
+    return [*([layers] if options.steps is None else []), *([steps] if _step_cases(options) else [])]
+
+
+def _measure(options: argparse.Namespace, run: "Run", step_run: StepRun) -> None:
+    """Measure layers, then training steps; only the latter if they are asked for."""
+    if options.steps is None:
+        run.measure(_selection(options))
+    step_run.measure(_step_cases(options), run.left_s())
+
+
+def _status_of(measure: Callable[[], None]) -> int:
+    """Measure, and return the exit status; what was measured before an end of any kind is kept."""
+    try:
+        measure()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except MucudnnError as error:
+        print(f"bench.cpu: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class Run:
+    """One run of the program, with the time that it has.
+
+    Args:
+        folder: of lines and profiles.
+        limits: in bytes.
+        seconds: for all processes.
+        process: has a process do a task; returns how it ended if not in order.
+    """
+
+    def __init__(
+        self, folder: Path, limits: tuple[int, ...], seconds: float, process: Process | None = None
+    ) -> None:
+        self._folder = folder
+        self._process = process or _ended
+        self._limits = limits
+        self._seconds = seconds
+        self._start = time.monotonic()
+        self._known = len(self._lines())
+
+    def measure(self, selection: Selection) -> None:
+        """Measure what is selected and not known, tier by tier, until the time is up."""
+        for stages in tiers(ALL, selection):
+            while (left := pending(stages, self._done())) and self.left_s() >= _LEAST_S:
+                for number, stage in enumerate(left):
+                    share = len(stage.cases) / sum(len(each.cases) for each in left[number:])
+                    self._run(stage, max(share * self.left_s(), 1.0))
+
+    def _lines(self) -> list[Line]:
+        return read(self._folder / LINES)
+
+    def left_s(self) -> float:
+        """Return the seconds that are left of this run; negative if they are over."""
+        return self._seconds - (time.monotonic() - self._start)
+
+    def _done(self) -> set[Case]:
+        """Cases that were measured under all limits, or that failed in this run."""
+        lines = self._lines()
+        failed = {line.case for line in lines[self._known :] if isinstance(line, Failed)}
+        return failed | {
+            case
+            for case, line in Recording.of(lines).measured.items()
+            if {*self._limits} <= {choice.limit_bytes for choice in line.choices}
+        }
+
+    def _run(self, stage: Stage, seconds: float) -> None:
+        """Have a process measure a stage; a case in which it ends or hangs is one that failed."""
+        task = Task(
+            setting=stage.setting,
+            cases=stage.cases,
+            limits=self._limits,
+            folder=str(self._folder),
+            seconds=seconds,
+            elapsed_s=self._seconds - self.left_s(),
+            budget_s=self._seconds,
+        )
+        known = len(self._lines())
+        how = self._process(task)
+        unfinished = pending([stage], self._done())
+        if how is None or not unfinished:
+            return
+        if len(self._lines()) == known:
+            raise BackendError(f"A process for {stage.setting} must start, but {how}")
+        append(self._folder / LINES, Failed(unfinished[0].cases[0], how))
+
+
+def _ended(task: Task) -> str | None:
+    return ended("bench.cpu.child", task.to_text(), task.setting, task.seconds + _PATIENCE_S)
+
+
+def _set_aside(*paths: Path) -> None:
+    """Rename files and folders, so that all is measured again and nothing is lost."""
+    now = datetime.datetime.now(datetime.UTC)
+    for path in paths:
+        if path.exists():
+            path.rename(path.with_name(f"{path.stem}-until-{now:%Y%m%dT%H%M%SZ}{path.suffix}"))
+
+
+def _selection(options: argparse.Namespace) -> Selection:
+    return Selection(
+        patterns=tuple(options.layers),
+        settings=_settings(options),
+        layouts=tuple(Layout(name) for name in options.layouts),
+        ops=tuple(ConvOp(name) for name in options.ops),
+    )
+
+
+def _step_cases(options: argparse.Namespace) -> list[StepCase]:
+    """Return the training steps that are asked for; none where some layers or ops were."""
+    if options.steps is None and (options.layers != _EVERY_LAYER or options.ops != _OPS):
+        return []
+    networks = [network for network in NETWORKS if network.name in (options.steps or _NETWORKS)]
+    return cases_of(networks, _settings(options), [Layout(name) for name in options.layouts])
+
+
+def _settings(options: argparse.Namespace) -> tuple[str, ...]:
+    return tuple(name for name in options.settings if _is_possible(name))
+
+
+def _is_possible(setting: str) -> bool:
+    """Whether there are as many processors as threads; two threads on one would say nothing."""
+    return SETTINGS[setting].threads <= len(os.sched_getaffinity(0))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.cpu", description=__doc__)
+    add = parser.add_argument
+    add(
+        "--seconds",
+        type=float,
+        default=_SECONDS,
+        help="for all processes; 0 writes the results of what is known (default: %(default)s)",
+    )
+    add(
+        "--steps",
+        nargs="*",
+        choices=_NETWORKS,
+        help="only training steps, of these networks or of all (default: all layers, then all steps)",
+    )
+    add("--layers", nargs="+", default=_EVERY_LAYER, metavar="PATTERN", help="names, as in a shell")
+    add("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="of threads")
+    add("--ops", nargs="+", choices=_OPS, default=_OPS, help="of layers (default: all)")
+    layouts = [str(layout) for layout in Layout]
+    add("--layouts", nargs="+", choices=layouts, default=layouts, help="of images and filters")
+    add("--limits", nargs="+", default=list(_LIMITS), help="of layers' workspace (default: %(default)s)")
+    add("--again", action="store_true", help="measure anew what is known; profiles of layers are kept")
+    add("--output", default=None, help="folder (default: bench/results/ and the processor's name)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The training steps that are measured: which networks, on what, and which speed-ups are wanted."""
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Sequence
+
+from bench.cpu.settings import ONE, SETTINGS, TWO, TWO_SPINNING_LESS
+from bench.cpu.step_lines import StepCase
+from mucudnn.problem import Layout
+
+LIMIT_BYTES = 16 * 2**20
+"""Of each convolution's workspace: the limit of the targets."""
+
+_DIGITS = (
+    "scikit-learn's handwritten digits, enlarged to 3x32x32, in memory; each step gathers its batch in a "
+    "shuffled order and lays it out"
+)
+_MOSAICS = (
+    "mosaics of 4x4 handwritten digits, ink against paper, in memory; each step gathers its batch in a "
+    "shuffled order and lays it out"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """A network with what it is trained on.
+
+    Attributes:
+        name: for tables and options.
+        recipe: `module:function` that returns its `bench.cpu.step_models.Recipe`.
+        source: where it comes from, and why its sizes are usual.
+        data: what it reads, and where that lies.
+    """
+
+    name: str
+    recipe: str
+    source: str
+    data: str
+
+
+_MODELS = "bench.cpu.step_models"
+
+NETWORKS: tuple[Network, ...] = (
+    Network(
+        "resnet18",
+        f"{_MODELS}:resnet18_on_digits",
+        "ResNet-18 (He et al. 2016), batch 64, images of 32x32, the size of CIFAR-10",
+        _DIGITS,
+    ),
+    Network(
+        "vgg11",
+        f"{_MODELS}:vgg11_on_digits",
+        "VGG-11 with batch norm (Simonyan and Zisserman 2015), batch 64, images of 32x32 as above",
+        _DIGITS,
+    ),
+    Network(
+        "unet",
+        f"{_MODELS}:unet_on_mosaics",
+        "2-D U-Net with padding and batch norm, 64 channels and more (Ronneberger et al. 2015), batch 4, "
+        "patches of 128x128: small ones, as are cut from larger images where memory is short",
+        _MOSAICS,
+    ),
+)
+"""In the order in which they are measured: the first is the one that has targets."""
+
+
+_LAYOUTS = (Layout.CHANNELS_LAST, Layout.CONTIGUOUS)
+"""The one in which PyTorch's own is faster comes first."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepAim:
+    """A speed-up of a whole step that is wanted.
+
+    Attributes:
+        case: of which.
+        wanted: the least speed-up that reaches the target.
+    """
+
+    case: StepCase
+    wanted: float
+
+
+AIMS: tuple[StepAim, ...] = tuple(
+    StepAim(StepCase(setting.name, "resnet18", layout), wanted)
+    for layout, wanted in ((Layout.CHANNELS_LAST, 1.35), (Layout.CONTIGUOUS, 1.25))
+    for setting in (ONE, TWO, TWO_SPINNING_LESS)
+)
+
+
+def cases_of(
+    networks: Sequence[Network], settings: Collection[str], layouts: Collection[Layout]
+) -> list[StepCase]:
+    """Return the cases in their order: should the time run out, the first networks are complete."""
+    every = itertools.product(networks, SETTINGS, _LAYOUTS)
+    return [
+        StepCase(setting, network.name, layout)
+        for network, setting, layout in every
+        if setting in settings and layout in layouts
+    ]

@@ -1,0 +1,128 @@
+"""What was measured of a training step: one line of JSON each."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from bench.cpu.rounds import Rounds
+from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
+from mucudnn.problem import Layout
+
+OWN = "unpatched"
+DIVIDED = "patched"
+"""Names of the two steps in the rounds."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class StepCase:
+    """The training step of a network in one layout and thread setting.
+
+    Attributes:
+        setting: its name.
+        network: its name.
+        layout: of images and filters.
+    """
+
+    setting: str
+    network: str
+    layout: Layout
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.network} {self.layout}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What tuning cost, and what came of it.
+
+    Attributes:
+        seconds: that `mucudnn.tune` took.
+        known: trials that the store had before, from a run that was interrupted; the seconds lack theirs.
+        trials: that were measured in those seconds.
+        grown_bytes: by how much the process's peak of resident memory rose.
+        runs: what runs at each site.
+        kept: sites at which PyTorch's own convolution runs undivided.
+        untouched: convolutions that could not be tuned.
+        seen_bytes: the most that any chosen division was seen to take beside operands and result; None if
+            none was weighed.
+    """
+
+    seconds: float
+    known: int
+    trials: int
+    grown_bytes: int
+    runs: Mapping[str, str]
+    kept: int
+    untouched: tuple[str, ...]
+    seen_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepMeasured:
+    """What was measured of a training step: reading the batch, forward, loss, backward, update.
+
+    Attributes:
+        case: which.
+        batch: samples in a step.
+        limit_bytes: of each convolution's workspace.
+        tuned: what tuning cost.
+        rounds: interleaved spans of both steps.
+        convolutions: their share of a step of the unpatched model, from 0 to 1.
+        reading: the share of reading the batch, from 0 to 1.
+        difference: largest difference between the scores of both models with equal weights, relative to the
+            largest score.
+        own_bytes: peak memory of a step of the unpatched model beside weights and data; None if it could
+            not be weighed.
+        divided_bytes: that of the patched model.
+        seconds: that all of it took.
+    """
+
+    case: StepCase
+    batch: int
+    limit_bytes: int
+    tuned: Tuned
+    rounds: Rounds
+    convolutions: float
+    reading: float
+    difference: float
+    own_bytes: int | None
+    divided_bytes: int | None
+    seconds: float
+
+    def seconds_of(self, name: str) -> Estimate:
+        """Return the median time of a step with its interval; `name` is `OWN` or `DIVIDED`."""
+        return estimate(self.rounds.samples_s(name))
+
+    @property
+    def speedup(self) -> Estimate:
+        """The unpatched step's time over the patched one's: the median of the rounds' quotients."""
+        return ratio(self.rounds.samples_s(DIVIDED), self.rounds.samples_s(OWN))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the rounds say of the patched step."""
+        return compare(self.rounds.samples_s(OWN), self.rounds.samples_s(DIVIDED))
+
+    @property
+    def break_even(self) -> Estimate:
+        """Steps after which the time saved exceeds that of tuning; infinity where nothing is saved."""
+        pairs = zip(self.rounds.samples_s(OWN), self.rounds.samples_s(DIVIDED), strict=True)
+        saved = estimate([own - divided for own, divided in pairs])
+        median, low, high = (self._steps(each) for each in (saved.median, saved.high, saved.low))
+        return Estimate(median, low, high, saved.samples)
+
+    def _steps(self, saved_s: float) -> float:
+        return self.tuned.seconds / saved_s if saved_s > 0 else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFailed:
+    """A training step that could not be measured.
+
+    Attributes:
+        case: which.
+        reason: in a sentence.
+    """
+
+    case: StepCase
+    reason: str

@@ -1,0 +1,153 @@
+"""The networks of the training steps with their data, and a step as one call, to be timed and weighed."""
+
+import copy
+import dataclasses
+import importlib
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+
+from bench.data import IMAGE_SIZE, batches, load
+from bench.networks import resnet18, unet2d, vgg11
+from mucudnn.backends import backend_of
+from mucudnn.patching import apply
+from mucudnn.plan import Plan
+from mucudnn.problem import Layout
+
+_SEED = 0
+"""Of weights and of the order of the data: equal recipes give equal steps."""
+
+_FORMATS = {Layout.CONTIGUOUS: torch.contiguous_format, Layout.CHANNELS_LAST: torch.channels_last}
+
+_BATCH = 64
+_MOSAIC_BATCH = 4
+_MOSAIC_SIDE = 4
+"""Digits along each side of a mosaic, of 32x32 pixels each."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recipe:
+    """A model with what it is trained on.
+
+    Attributes:
+        model: maps images to scores before softmax, shape (n, classes) or (n, classes, h, w).
+        images: of the whole data set, shape (n, c, h, w).
+        targets: classes, shape (n,) or (n, h, w).
+        batch: samples in a step.
+    """
+
+    model: nn.Module
+    images: Tensor
+    targets: Tensor
+    batch: int
+
+
+def resnet18_on_digits() -> Recipe:
+    """Return ResNet-18 for images of 32 x 32, and the handwritten digits."""
+    digits = load()
+    return Recipe(resnet18(), digits.train_images, digits.train_labels, _BATCH)
+
+
+def vgg11_on_digits() -> Recipe:
+    """Return VGG-11 for images of 32 x 32, and the handwritten digits."""
+    digits = load()
+    return Recipe(vgg11(), digits.train_images, digits.train_labels, _BATCH)
+
+
+def unet_on_mosaics() -> Recipe:
+    """Return the 2-D U-Net, and mosaics of digits whose pixels are ink or paper."""
+    mosaics = mosaics_of(load().train_images)
+    return Recipe(unet2d(), mosaics, (mosaics.squeeze(1) > 0).long(), _MOSAIC_BATCH)
+
+
+def mosaics_of(images: Tensor) -> Tensor:
+    """Return images (n, 3, 32, 32) of equal channels as grey mosaics (n // 16, 1, 128, 128).
+
+    Images that do not fill a mosaic are left out.
+    """
+    side, size = _MOSAIC_SIDE, IMAGE_SIZE
+    whole = len(images) // side**2
+    tiles = images[: whole * side**2, 0].reshape(whole, side, side, size, size)
+    return tiles.transpose(2, 3).reshape(whole, 1, side * size, side * size)
+
+
+def prepared(recipe: str, layout: Layout) -> "ReadingStep":
+    """Return the step of the `module:function` that returns a `Recipe`, with its model in that layout.
+
+    The same arguments give the same weights and the same data in the same order.
+    """
+    module, _, function = recipe.partition(":")
+    torch.manual_seed(_SEED)
+    found: Recipe = getattr(importlib.import_module(module), function)()
+    found.model.train().to(memory_format=_FORMATS[layout])  # type: ignore[call-overload]  # torch's stub forgets it
+    return ReadingStep(found, layout)
+
+
+class ReadingStep:
+    """Reading a batch, forward, loss, backward and update of one model.
+
+    Attributes:
+        model: in training mode.
+        batch: samples in a step.
+        loss: of the last step, mean cross-entropy in nats; 0 before the first.
+    """
+
+    def __init__(self, recipe: Recipe, layout: Layout) -> None:
+        """Take a recipe whose model is in training mode and in that layout."""
+        self.model = recipe.model
+        self.batch = recipe.batch
+        self.loss = 0.0
+        self._recipe = recipe
+        self._layout = layout
+        self._optimiser = torch.optim.SGD(recipe.model.parameters(), lr=0.01, momentum=0.9)
+        self._stream = _endless(recipe)
+
+    def copy(self) -> "ReadingStep":
+        """Return the step of a copy of the model, which reads the data from their beginning."""
+        model = copy.deepcopy(self.model)
+        return ReadingStep(dataclasses.replace(self._recipe, model=model), self._layout)
+
+    def read(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch as the model takes it: images and targets."""
+        images, targets = next(self._stream)
+        return images.to(memory_format=_FORMATS[self._layout]), targets
+
+    def train(self, images: Tensor, targets: Tensor) -> None:
+        """Change the weights by one step."""
+        self._optimiser.zero_grad()
+        loss = F.cross_entropy(self.model(images), targets)
+        loss.backward()
+        self._optimiser.step()
+        self.loss = loss.item()
+
+    def __call__(self) -> None:
+        """Run the step."""
+        self.train(*self.read())
+
+
+def _endless(recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches for ever, each pass over the data in an order of its own."""
+    generator = torch.Generator().manual_seed(_SEED)
+    while True:
+        yield from batches(recipe.images, recipe.targets, recipe.batch, generator, drop_last=True)
+
+
+class WeighedStep:
+    """The step with weights and data in place, for `FootprintMeter`."""
+
+    result_bytes = 0
+
+    def __init__(self, payload: Mapping[str, object]) -> None:
+        """Take the values that `bench.cpu.steps` gives: recipe, layout, and a plan's text or None."""
+        self._step = prepared(str(payload["recipe"]), Layout(str(payload["layout"])))
+        if payload["plan"] is not None:
+            plan = Plan.from_text(str(payload["plan"]))
+            here = backend_of(f"{plan.environment.backend}:").environment()  # another allocator, nothing else
+            apply(self._step.model, dataclasses.replace(plan, environment=here))
+
+    def run(self) -> None:
+        """Run the step; whoever weighs has switched gradients off."""
+        with torch.enable_grad():
+            self._step()

@@ -1,0 +1,198 @@
+"""Training steps in the summary: absolute times first, then what each speed-up is of, and what it cost."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from bench.cpu.layers import Layer
+from bench.cpu.lines import Recording
+from bench.cpu.markdown import markdown, milliseconds, spread
+from bench.cpu.settings import SETTINGS
+from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, StepAim, cases_of
+from bench.cpu.step_lines import DIVIDED, OWN, StepCase, StepFailed, StepMeasured
+from bench.cpu.targets import LEAST_SPEEDUP, Row, counted, judged
+from mucudnn.intervals import Estimate
+from mucudnn.problem import Layout
+from mucudnn.sizes import format_bytes
+
+_PREFACE = (
+    "Reading the batch, forward, loss, backward and update of whole networks with batch norm, in training",
+    "mode. `mucudnn.tune` and `mucudnn.apply` have patched a copy of the model; both are timed in",
+    "interleaved rounds in one process, a process for each row, and **x** is the median of the rounds'",
+    "quotients, unpatched over patched. The verdict is FASTER or SLOWER where the whole 95 % interval of",
+    "patched over unpatched lies beyond 2 %, SAME where it lies within, else AMBIGUOUS.",
+)
+
+
+def section(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # noqa: ARG001  # a section's
+    """Yield all that there is to say of training steps."""
+    known = [case for case in _every_case() if case in recording.steps]
+    lines = [recording.steps[case] for case in known]
+    if lines:
+        yield from _PREFACE
+        yield f"Each convolution may take {format_bytes(LIMIT_BYTES)}. Comparisons: {len(lines)}."
+        yield ""
+        yield from (*_times(lines), "", *_parts(lines), "", *_tuning(lines), "")
+    yield from _networks()
+    yield from _absent(recording)
+
+
+def target_rows(recording: Recording) -> Iterator[Row]:
+    """Yield what became of the targets of training steps."""
+    for aim in AIMS:
+        yield _row(aim, recording.steps.get(aim.case))
+    slow = {case: line.speedup for case, line in recording.steps.items() if line.speedup.high < LEAST_SPEEDUP}
+    yield counted(
+        "every training step: upper end of the interval of the speed-up",
+        f"{LEAST_SPEEDUP:.2f}",
+        len(recording.steps),
+        [f"{case} {spread(seen)}" for case, seen in slow.items()],
+    )
+
+
+def told(line: StepMeasured | StepFailed) -> str:
+    """Return what a line of progress says of a case."""
+    if isinstance(line, StepFailed):
+        return f"failed: {line.reason}"
+    return (
+        f"{milliseconds(line.seconds_of(OWN))} ms -> {milliseconds(line.seconds_of(DIVIDED))} ms, "
+        f"x{spread(line.speedup)} {line.verdict}, tuned in {_tuning_time(line)}  ({line.seconds:.0f} s)"
+    )
+
+
+def _every_case() -> list[StepCase]:
+    return cases_of(NETWORKS, tuple(SETTINGS), tuple(Layout))
+
+
+def _row(aim: StepAim, line: StepMeasured | None) -> Row:
+    case, wanted = aim.case, f"{aim.wanted:.2f}"
+    text = (
+        f"training step of {case.network}, {format_bytes(LIMIT_BYTES)}, {case.layout}, "
+        f"{SETTINGS[case.setting].text}"
+    )
+    if line is None:
+        return Row(text, wanted, "–", "not measured")
+    return Row(text, wanted, f"{spread(line.speedup)} ({line.verdict})", judged(aim.wanted, line.speedup))
+
+
+def _where(line: StepMeasured) -> tuple[str, str, str]:
+    return line.case.network, str(line.case.layout), SETTINGS[line.case.setting].text
+
+
+_WHERE = ("network", "layout", "threads")
+
+
+def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
+    wanted = {aim.case: f"{aim.wanted:.2f}" for aim in AIMS}
+    headings = (*_WHERE, "batch", "unpatched, ms", "patched, ms", "x", "verdict", "wanted", "rounds")
+    rows = [
+        (
+            *_where(line),
+            str(line.batch),
+            milliseconds(line.seconds_of(OWN)),
+            milliseconds(line.seconds_of(DIVIDED)),
+            spread(line.speedup),
+            str(line.verdict),
+            wanted.get(line.case, "–"),
+            str(line.speedup.samples),
+        )
+        for line in lines
+    ]
+    yield from markdown(headings, rows)
+
+
+def _parts(lines: Sequence[StepMeasured]) -> Iterator[str]:
+    """What of the step can become faster at all, what memory it takes, and how far the scores differ."""
+    yield from (
+        "Shares are those of one unpatched step. `peak` is the most memory of a step beside weights and",
+        "data: activations, gradients, momentum, workspace. `kept` are sites where PyTorch's own convolution",
+        "runs undivided. `difference` is that of the scores of equal weights, relative to the largest.",
+        "",
+    )
+    headings = (
+        *(*_WHERE, "convolutions", "x if they took no time", "reading", "peak unpatched", "peak patched"),
+        *("workspace of a convolution, at most", "kept", "difference"),
+    )
+    rows = [
+        (
+            *_where(line),
+            f"{line.convolutions:.0%}",
+            _bound(line),
+            f"{line.reading:.1%}",
+            _bytes(line.own_bytes),
+            _bytes(line.divided_bytes),
+            _bytes(line.tuned.seen_bytes),
+            f"{line.tuned.kept} of {len(line.tuned.runs)}",
+            f"{line.difference:.1e}",
+        )
+        for line in lines
+    ]
+    yield from markdown(headings, rows)
+
+
+def _bound(line: StepMeasured) -> str:
+    return f"{1 / (1 - line.convolutions):.2f}" if line.convolutions < 1 else "∞"
+
+
+def _bytes(n_bytes: int | None) -> str:
+    return "–" if n_bytes is None else format_bytes(n_bytes)
+
+
+def _tuning(lines: Sequence[StepMeasured]) -> Iterator[str]:
+    yield from (
+        "Each row was tuned from an empty store. Steps to break even: the time of tuning over what a step",
+        "saves. `at least` stands where a run was interrupted: its trials were kept, their seconds were not.",
+        "",
+    )
+    headings = (
+        *(*_WHERE, "tuning", "trials", "memory while tuning, beside what stood there"),
+        "steps to break even",
+    )
+    rows = [
+        (
+            *_where(line),
+            _tuning_time(line),
+            str(line.tuned.known + line.tuned.trials),
+            format_bytes(line.tuned.grown_bytes),
+            _at_least(line) + _steps(line.break_even),
+        )
+        for line in lines
+    ]
+    yield from markdown(headings, rows)
+
+
+def _tuning_time(line: StepMeasured) -> str:
+    return f"{_at_least(line)}{line.tuned.seconds:.0f} s"
+
+
+def _at_least(line: StepMeasured) -> str:
+    """What stands before a cost of which a part was paid in a run that was interrupted."""
+    return "at least " if line.tuned.known else ""
+
+
+def _steps(found: Estimate) -> str:
+    """Return a number of steps with its interval: "190 [180, 210]"."""
+    return f"{_number(found.median)} [{_number(found.low)}, {_number(found.high)}]"
+
+
+def _number(steps: float) -> str:
+    return f"{steps:.0f}" if math.isfinite(steps) else "∞"
+
+
+def _networks() -> Iterator[str]:
+    yield from (f"* {network.name}: {network.source}; {network.data}." for network in NETWORKS)
+
+
+def _absent(recording: Recording) -> Iterator[str]:
+    """Yield why some steps failed, which were not measured, and which convolutions could not be tuned."""
+    for failed in recording.failed_steps.values():
+        yield f"* {failed.case} failed: {failed.reason}"
+    known = {*recording.steps, *recording.failed_steps}
+    for network in NETWORKS:
+        absent = [case for case in _every_case() if case.network == network.name and case not in known]
+        if absent:
+            where = ", ".join(f"{case.setting} {case.layout}" for case in absent)
+            yield f"* {network.name} was not measured with {where}."
+    untouched = {
+        (line.case.network, each) for line in recording.steps.values() for each in line.tuned.untouched
+    }
+    yield from (f"* {network} leaves untouched: {each}" for network, each in sorted(untouched))

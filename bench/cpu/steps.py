@@ -1,0 +1,172 @@
+"""Measuring a training step: tune the network, patch a copy of it, and time both in the same rounds.
+
+What proves is the whole step alone: reading the batch, forward, loss, backward and update. Its rounds are
+none of those in which the tuner chose.
+"""
+
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.cpu.rounds import Rounds
+from bench.cpu.step_cases import LIMIT_BYTES
+from bench.cpu.step_lines import DIVIDED, OWN, StepCase, StepMeasured, Tuned
+from bench.cpu.step_models import ReadingStep, prepared
+from mucudnn import apply, tune
+from mucudnn.backends import Backend, Job, backend_of
+from mucudnn.errors import BackendError
+from mucudnn.functional import undivided
+from mucudnn.plan import Plan
+from mucudnn.store import open_store
+from mucudnn.timing import SamplingRule, compare_runs
+
+STEPS = SamplingRule(looks=(15, 20, 30), precision=0.01, warmups=1)
+"""Of whole steps, which take seconds: with 15 rounds the interval leaves out three samples at either end."""
+
+_UNCAPPED = 1 << 50
+
+
+def measure(case: StepCase, recipe: str, folder: Path) -> StepMeasured:
+    """Return what is found of a training step.
+
+    Args:
+        case: its layout counts, and its name for files.
+        recipe: `module:function` that returns a `bench.cpu.step_models.Recipe`.
+        folder: where profiles and plan are kept; profiles of an earlier run are used.
+
+    Raises:
+        MucudnnError: the network cannot be tuned.
+        RuntimeError: a call has failed, for example for want of memory.
+        ValueError: a loss is no number or infinite, so that times would tell nothing.
+    """
+    start = time.perf_counter()
+    backend = backend_of("cpu:")
+    own = prepared(recipe, case.layout)
+    sample, _ = own.copy().read()
+    plan, tuned = _tuned(own, sample, backend, folder / str(case).replace(" ", "_"))
+    divided = own.copy()
+    apply(divided.model, plan)
+    difference = _difference(own, divided, sample)
+    rounds = timed(own, divided)
+    shares = _shares(own)
+    payload = {"recipe": recipe, "layout": str(case.layout)}
+    return StepMeasured(
+        case=case,
+        batch=own.batch,
+        limit_bytes=LIMIT_BYTES,
+        tuned=tuned,
+        rounds=rounds,
+        convolutions=shares.convolutions,
+        reading=shares.reading,
+        difference=difference,
+        own_bytes=_weight(backend, {**payload, "plan": None}),
+        divided_bytes=_weight(backend, {**payload, "plan": plan.to_text()}),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _tuned(step: ReadingStep, sample: torch.Tensor, backend: Backend, path: Path) -> tuple[Plan, Tuned]:
+    """Tune a model; `path` is where to keep profiles and plan, without the files' endings."""
+    with open_store(path.with_name(f"{path.name}.sqlite3")) as store:
+        known, peak, start = store.count(), _peak_bytes(), time.perf_counter()
+        plan = tune(step.model, sample, LIMIT_BYTES, store=store, progress=False)
+        seconds = time.perf_counter() - start
+        trials = store.count() - known
+    plan.save(path.with_name(f"{path.name}.json"))
+    seen = [each.evidence.workspace_bytes for each in plan.assignments if each.evidence is not None]
+    tuned = Tuned(
+        seconds=seconds,
+        known=known,
+        trials=trials,
+        grown_bytes=_peak_bytes() - peak,
+        runs={str(site): division.key for site, division in plan.sites.items()},
+        kept=_kept(plan, backend.own),
+        untouched=tuple(f"{path}: {reason}" for path, reason in plan.untouched),
+        seen_bytes=max((n_bytes for n_bytes in seen if n_bytes is not None), default=None),
+    )
+    return plan, tuned
+
+
+def _kept(plan: Plan, own: str) -> int:
+    """Return at how many sites PyTorch's own convolution runs as it did before."""
+    return sum(each.division.key == undivided(own, each.problem.batch).key for each in plan.assignments)
+
+
+def _peak_bytes() -> int:
+    """Return the most resident memory that this process has had, as the kernel tells it."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) * 2**10 for line in lines if line.startswith("VmHWM"))
+
+
+def _difference(own: ReadingStep, divided: ReadingStep, sample: torch.Tensor) -> float:
+    """Return the largest difference of the scores of two models of equal weights, relative to the largest."""
+    with torch.no_grad():
+        base, present = own.model(sample), divided.model(sample)
+    return float((base.double() - present.double()).abs().max() / base.abs().max())
+
+
+def timed(own: ReadingStep, divided: ReadingStep) -> Rounds:
+    """Return the times of both steps in the same rounds; each goes on training as it is timed.
+
+    Raises:
+        ValueError: a loss is no number or infinite in the end.
+    """
+    rounds = Rounds.of(compare_runs({OWN: own, DIVIDED: divided}, STEPS))
+    for name, step in ((OWN, own), (DIVIDED, divided)):
+        if not math.isfinite(step.loss):
+            raise ValueError(f"The loss of the {name} model must be finite, but got {step.loss}.")
+    return rounds
+
+
+class _Shares(NamedTuple):
+    """Shares of one step, from 0 to 1."""
+
+    convolutions: float
+    reading: float
+
+
+def _shares(step: ReadingStep) -> _Shares:
+    """Run a step, with a clock at each convolution and at reading the batch."""
+    start = time.perf_counter()
+    batch = step.read()
+    reading = time.perf_counter() - start
+    with _ConvolutionClock() as clock:
+        step.train(*batch)
+    whole = time.perf_counter() - start
+    return _Shares(clock.seconds / whole, reading / whole)
+
+
+class _ConvolutionClock(TorchDispatchMode):
+    """Adds up the seconds of PyTorch's convolutions, forward and backward."""
+
+    _WATCHED = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.seconds = 0.0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        start = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        if func in self._WATCHED:
+            self.seconds += time.perf_counter() - start
+        return result
+
+
+def _weight(backend: Backend, payload: dict[str, object]) -> int | None:
+    """Return the peak memory of a step in a process of its own; None, and the reason told, if unknown."""
+    try:
+        return backend.footprint(Job("bench.cpu.step_models:WeighedStep", payload), _UNCAPPED)
+    except BackendError as error:
+        print(f"not weighed: {error}", flush=True)
+        return None

@@ -1,0 +1,293 @@
+"""What competes in a case of `make bench-cpu`, in which order cases are measured, and how a run goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.cpu import choice, ground, settings
+from bench.cpu.child import LINES, Task
+from bench.cpu.layers import ALL, Layer
+from bench.cpu.lines import (
+    Case,
+    Failed,
+    GemmRate,
+    Measured,
+    Recording,
+    Rounds,
+    Started,
+    append,
+    read,
+    to_text,
+)
+from bench.cpu.measure import CaseMeter
+from bench.cpu.program import Run, main
+from bench.cpu.schedule import Selection, Stage, pending, tiers
+from mucudnn.backends import backend_of
+from mucudnn.errors import BackendError
+from mucudnn.plan import Division
+from mucudnn.problem import ConvOp, Layout
+from mucudnn.profile import Candidate
+from mucudnn.store import open_store
+
+MIB = 2**20
+EVERYTHING = Selection(("*",), tuple(settings.SETTINGS), tuple(Layout), tuple(ConvOp))
+
+
+def a_layer(name: str = "small/conv", is_core: bool = True) -> Layer:
+    return Layer(name, "made up", 4, 8, (8, 8), 8, (3, 3), (1, 1), (1, 1), is_core=is_core)
+
+
+OWN = Candidate("cpu:aten", 4, 8.0, 50 * MIB)
+PART = Candidate("cpu:aten", 1, 1.9, 8 * MIB)
+QUICK = Candidate("cpu:winograd4", 4, 4.0, 60 * MIB)
+SMALL = Candidate("cpu:winograd4", 1, 1.5, 3 * MIB)
+
+
+def a_contest() -> choice.Contest:
+    return choice.contest([OWN, PART, QUICK, SMALL], Division((OWN,)), (4 * MIB, 16 * MIB, 64 * MIB))
+
+
+def samples(**times: float) -> dict[str, list[float]]:
+    keys = {
+        "own": "cpu:aten@4*1",
+        "quick": "cpu:winograd4@4*1",
+        "small": "cpu:winograd4@1*4",
+    }
+    return {keys[name]: [seconds] * 9 for name, seconds in times.items()}
+
+
+def test_the_best_divisions_within_each_limit_compete() -> None:
+    found = a_contest()
+    assert list(found.rivals) == ["cpu:winograd4@4*1", "cpu:winograd4@1*4"]
+    assert found.undivided == "cpu:winograd4@4*1"
+
+
+def test_under_each_limit_the_fastest_that_fits_is_chosen() -> None:
+    choices = a_contest().choose(samples(own=8.0, quick=4.0, small=6.0), {})
+    assert [(each.key, each.strict_key) for each in choices] == [
+        ("cpu:winograd4@1*4", "cpu:winograd4@1*4"),
+        ("cpu:winograd4@1*4", "cpu:winograd4@1*4"),
+        ("cpu:winograd4@4*1", "cpu:winograd4@4*1"),
+    ]
+
+
+def test_what_fits_a_small_limit_is_chosen_under_a_large_one_if_it_is_faster() -> None:
+    choices = a_contest().choose(samples(own=8.0, quick=7.0, small=6.0), {})
+    assert choices[-1].key == "cpu:winograd4@1*4"
+
+
+def test_own_stays_where_nothing_is_faster_and_the_strict_choice_stands_beside_it() -> None:
+    first, _, last = a_contest().choose(samples(own=8.0, quick=7.9, small=9.0), {})
+    assert (first.key, first.strict_key) == ("cpu:aten@4*1", "cpu:winograd4@1*4")
+    assert (last.key, last.strict_key) == ("cpu:aten@4*1", "cpu:aten@4*1")
+
+
+def test_what_was_seen_to_take_more_than_the_limit_is_out() -> None:
+    seen = {"cpu:winograd4@1*4": 5 * MIB}
+    first, second, _ = a_contest().choose(samples(own=8.0, quick=4.0, small=6.0), seen)
+    assert (first.key, first.strict_key) == ("cpu:aten@4*1", None)
+    assert second.key == "cpu:winograd4@1*4"
+
+
+def test_without_candidates_own_runs_alone() -> None:
+    found = choice.contest([], Division((OWN,)), (4 * MIB, 64 * MIB))
+    assert found.rivals == {}
+    assert found.undivided is None
+    keys = [(each.key, each.strict_key) for each in found.choose(samples(own=8.0), {})]
+    assert keys == [("cpu:aten@4*1", None), ("cpu:aten@4*1", "cpu:aten@4*1")]
+
+
+def test_an_eighth_of_what_own_hides_is_a_limit_where_that_is_much() -> None:
+    assert choice.limits_of((4, 16), 40 * MIB) == (4, 16)
+    assert choice.limits_of((4 * MIB, 64 * MIB), 48 * MIB) == (4 * MIB, 6 * MIB, 64 * MIB)
+    assert choice.limits_of((4 * MIB, 64 * MIB), 800 * MIB) == (4 * MIB, 64 * MIB)
+
+
+def test_a_child_finds_no_other_setting_of_threads_than_its_own() -> None:
+    present = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "7", "MKL_DYNAMIC": "0", "HOME": "/"}
+    spinning = settings.environment_of(settings.TWO_SPINNING_LESS, present)
+    assert spinning == {"HOME": "/", "GOMP_SPINCOUNT": "10000"}
+    assert settings.environment_of(settings.TWO, present) == {"HOME": "/"}
+
+
+def test_forward_of_the_core_layers_comes_first_and_then_backward_on_one_thread() -> None:
+    layers = [a_layer("a/1"), a_layer("b/1", is_core=False)]
+    forward, backward, on_two, others = tiers(layers, EVERYTHING)
+    assert [stage.setting for stage in forward] == ["1-thread", "2-threads", "2-threads-spin"]
+    assert {case.op for stage in forward for case in stage.cases} == {ConvOp.FPROP}
+    assert [stage.setting for stage in backward] == ["1-thread"]
+    assert [stage.setting for stage in on_two] == ["2-threads", "2-threads-spin"]
+    assert {case.layer for stage in others for case in stage.cases} == {"b/1"}
+    assert [case.op for case in others[0].cases[:2]] == [ConvOp.FPROP] * 2
+
+
+def test_backward_goes_layer_by_layer() -> None:
+    ((stage,),) = tiers(
+        [a_layer("a/1"), a_layer("b/1")],
+        Selection(("*",), ("1-thread",), (Layout.CONTIGUOUS,), (ConvOp.DGRAD, ConvOp.WGRAD)),
+    )
+    assert [case.layer for case in stage.cases] == ["a/1", "a/1", "b/1", "b/1"]
+
+
+def test_tiers_hold_every_case_once() -> None:
+    cases = [case for tier in tiers(ALL, EVERYTHING) for stage in tier for case in stage.cases]
+    expected = sum(len(layer.ops) * len(layer.layouts) for layer in ALL) * len(settings.SETTINGS)
+    assert len(cases) == len(set(cases)) == expected
+
+
+def test_only_what_is_selected_is_measured() -> None:
+    selection = Selection(("a/*",), ("1-thread",), (Layout.CONTIGUOUS,), (ConvOp.WGRAD,))
+    ((stage,),) = tiers([a_layer("a/1"), a_layer("b/1")], selection)
+    assert stage.cases == (Case("1-thread", "a/1", Layout.CONTIGUOUS, ConvOp.WGRAD),)
+
+
+def test_what_is_done_is_not_pending() -> None:
+    case, other = (Case("1-thread", "a/1", layout, ConvOp.FPROP) for layout in Layout)
+    assert pending([Stage("1-thread", (case, other))], {case}) == [Stage("1-thread", (other,))]
+    assert pending([Stage("1-thread", (case,))], {case}) == []
+
+
+def measured(case: Case) -> Measured:
+    rounds = Rounds(1, {"cpu:aten@4*1": (5,) * 7})
+    found = choice.contest([], Division((OWN,)), (4 * MIB,))
+    choices = found.choose({"cpu:aten@4*1": [1.0] * 7}, {})
+    problem = a_layer().problem(case.op, case.layout)
+    return Measured(case, problem, "cpu:aten@4*1", 0, 0, (), {}, (), None, choices, rounds, rounds, 0.1)
+
+
+SELECTED = Selection(("cifar-resnet18/layer*",), ("1-thread", "2-threads"), tuple(Layout), (ConvOp.FPROP,))
+
+
+def test_a_run_measures_every_case_once_and_the_next_run_none(tmp_path: Path) -> None:
+    seen: list[Case] = []
+
+    def process(task: Task) -> None:
+        for case in task.cases:
+            seen.append(case)
+            append(tmp_path / LINES, measured(case))
+
+    Run(tmp_path, (4 * MIB,), 3600, process).measure(SELECTED)
+    assert len(seen) == len(set(seen)) == 2 * 2 * 5
+    Run(tmp_path, (4 * MIB,), 3600, process).measure(SELECTED)
+    assert len(seen) == 20
+
+
+def test_a_case_is_measured_again_under_a_limit_that_it_lacks(tmp_path: Path) -> None:
+    case = Case("1-thread", "alexnet/conv2", Layout.CONTIGUOUS, ConvOp.FPROP)
+    append(tmp_path / LINES, measured(case))
+    selection = Selection(("alexnet/conv2",), ("1-thread",), (Layout.CONTIGUOUS,), (ConvOp.FPROP,))
+    asked: list[tuple[int, ...]] = []
+
+    def process(task: Task) -> None:
+        asked.append(task.limits)
+        append(tmp_path / LINES, Failed(task.cases[0], "no"))
+
+    Run(tmp_path, (4 * MIB,), 3600, process).measure(selection)
+    Run(tmp_path, (4 * MIB, 16 * MIB), 3600, process).measure(selection)
+    assert asked == [(4 * MIB, 16 * MIB)]
+
+
+def test_a_case_in_which_the_process_dies_has_failed_and_the_others_are_measured(tmp_path: Path) -> None:
+    def process(task: Task) -> str | None:
+        for case in task.cases:
+            append(tmp_path / LINES, GemmRate(case.setting, 8, (1,)))
+            if case.layer == "cifar-resnet18/layer2":
+                return "its process ended with status -11."
+            append(tmp_path / LINES, measured(case))
+        return None
+
+    Run(tmp_path, (4 * MIB,), 3600, process).measure(SELECTED)
+    recording = Recording.of(read(tmp_path / LINES))
+    assert {case.layer for case in recording.failed} == {"cifar-resnet18/layer2"}
+    assert len(recording.failed) == 4
+    assert len(recording.measured) == 16
+
+
+def test_what_failed_is_tried_once_more_by_the_next_run(tmp_path: Path) -> None:
+    case = Case("1-thread", "alexnet/conv2", Layout.CONTIGUOUS, ConvOp.FPROP)
+    append(tmp_path / LINES, Failed(case, "no"))
+    tried: list[Case] = []
+
+    def process(task: Task) -> None:
+        tried.extend(task.cases)
+        append(tmp_path / LINES, Failed(task.cases[0], "again no"))
+
+    selection = Selection(("alexnet/conv2",), ("1-thread",), (Layout.CONTIGUOUS,), (ConvOp.FPROP,))
+    Run(tmp_path, (4 * MIB,), 3600, process).measure(selection)
+    assert tried == [case]
+
+
+def test_a_process_that_writes_nothing_ends_the_run(tmp_path: Path) -> None:
+    def process(task: Task) -> str:
+        return "its process ended with status 1."
+
+    run = Run(tmp_path, (4 * MIB,), 3600, process)
+    with pytest.raises(BackendError, match=r"^A process for 1-thread must start, but its process ended"):
+        run.measure(SELECTED)
+
+
+def test_stages_share_the_time_by_their_cases(tmp_path: Path) -> None:
+    given: list[float] = []
+
+    def process(task: Task) -> None:
+        given.append(task.seconds)
+        for case in task.cases:
+            append(tmp_path / LINES, measured(case))
+
+    Run(tmp_path, (4 * MIB,), 3600, process).measure(SELECTED)
+    assert given == [pytest.approx(1800, rel=0.01), pytest.approx(3600, rel=0.01)]
+
+
+def test_without_time_nothing_is_started(tmp_path: Path) -> None:
+    def process(task: Task) -> str:
+        raise AssertionError("no process was expected")
+
+    Run(tmp_path, (4 * MIB,), 0, process).measure(SELECTED)
+    assert read(tmp_path / LINES) == []
+
+
+def test_a_task_survives_its_text() -> None:
+    case = Case("1-thread", "alexnet/conv2", Layout.CHANNELS_LAST, ConvOp.DGRAD)
+    task = Task("1-thread", (case,), (4, 16), "build", 1.5, 0.0, 3600.0)
+    assert Task.from_text(task.to_text()) == task
+
+
+def test_a_folder_is_named_after_the_processor() -> None:
+    here = ground.Ground.here()
+    assert here.slug.startswith("cpu-")
+    assert here.slug == here.slug.lower()
+    assert "threads" not in here.environment.policy
+    assert ground.Ground(here.environment, "other code").digest != here.digest
+
+
+def test_a_wrong_limit_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--limits", "4"]) == 2
+    assert capsys.readouterr().err.startswith("bench.cpu: A size in a string must name its unit")
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.WGRAD])
+def test_a_small_layer_is_measured_from_end_to_end(tmp_path: Path, op: ConvOp, layout: Layout) -> None:
+    case = Case("1-thread", "small/conv", layout, op)
+    with open_store(tmp_path / "profiles.sqlite3") as store:
+        meter = CaseMeter(backend_of("cpu:"), store, (4 * MIB, 64 * MIB))
+        line = meter.measure(case, a_layer().problem(op, layout))
+    assert [each.limit_bytes for each in line.choices] == [4 * MIB, 64 * MIB]
+    assert set(line.deciding.spans_ns) == {line.own, *(rival.key for rival in line.rivals)}
+    assert len({len(spans) for spans in line.proving.spans_ns.values()}) == 1
+    assert all(line.speedup(each.key).median > 0 for each in line.choices)
+    chosen = [line.rival(each.key) for each in line.choices]
+    assert all(rival is None or rival.seen_bytes is not None for rival in chosen)
+    assert 0 < line.errors["cpu:aten"] < 1e-5
+    append(tmp_path / LINES, line)
+    assert read(tmp_path / LINES) == [line]
+
+
+def test_lines_are_json_objects_with_their_kind(tmp_path: Path) -> None:
+    case = Case("1-thread", "small/conv", Layout.CONTIGUOUS, ConvOp.FPROP)
+    started = Started("1-thread", backend_of("cpu:").environment())
+    for line in (Failed(case, "no"), GemmRate("1-thread", 2048, (1, 2)), started):
+        append(tmp_path / LINES, line)
+        assert json.loads(to_text(line))["kind"] == type(line).__name__
+    assert read(tmp_path / LINES) == [Failed(case, "no"), GemmRate("1-thread", 2048, (1, 2)), started]
