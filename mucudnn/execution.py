@@ -88,6 +88,7 @@ class _Group:
 
     parts: list[_Part]
     is_own: bool
+    elsewhere_bytes: int
 
     @functools.cached_property
     def here(self) -> slice:
@@ -130,9 +131,10 @@ class Runner:
             raise ValueError(f"The division must be of {problem.batch} samples, but got {division.batch}.")
         self.problem = problem
         self._backend = backend
-        groups = _groups(backend, problem, division)
-        self.is_own = division.is_undivided and all(group.is_own for group in groups)
         sum_bytes = _running_sum_bytes(problem, division)
+        groups = _groups(backend, problem, division, sum_bytes)
+        self._groups = groups
+        self.is_own = division.is_undivided and all(group.is_own for group in groups)
         buffers = [
             backend.buffer_bytes(part.step.problem, part.step.algorithm)
             for group in groups
@@ -141,7 +143,7 @@ class Runner:
         self.buffer_bytes = sum_bytes + max(buffers, default=0)
         self._slices = _SliceParts(backend, problem, groups)
         self._sums = _SumParts(backend, problem, groups, sum_bytes)
-        self._elsewhere_bytes = _elsewhere_bytes(backend, problem, division, sum_bytes)
+        self._keeps_head = backend.device.type == "cpu"
         self._limit_bytes = limit_bytes
         self._capacity_bytes = capacity_bytes
         self._second_layout = problem.layout if problem.op is ConvOp.WGRAD else problem.filter_layout
@@ -164,16 +166,35 @@ class Runner:
             unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one.
         """
         with self._backend.current(), workspace.lock:
-            if self._elsewhere_bytes and self._limit_bytes is not None:
-                workspace.make_room(self._elsewhere_bytes, self._limit_bytes, self._backend)
+            if self.is_own or not self._keeps_head:
+                self._make_room(workspace, self._groups)
             if self.is_own:
                 return self._backend.own_convolution(self.problem, first, second, bias, unread)
             first = self._backend.operand(first, self.problem.layout)
             second = self._backend.operand(second, self._second_layout)
             workspace.reserve(self.buffer_bytes, self._capacity_bytes)
+            ready = functools.partial(self._make_ready, workspace)
             if self.problem.op is ConvOp.WGRAD:
-                return self._sums.run(workspace, first, second, unread)
-            return self._slices.run(workspace, first, second, bias, unread)
+                return self._sums.run(workspace, first, second, unread, ready)
+            return self._slices.run(workspace, first, second, bias, unread, ready)
+
+    def _make_room(self, workspace: Workspace, groups: "Sequence[_Group]") -> None:
+        """Let what `groups` take beside the buffer be taken, so that both stay within the limit."""
+        elsewhere_bytes = max(group.elsewhere_bytes for group in groups) if groups else 0
+        if elsewhere_bytes and self._limit_bytes is not None:
+            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend)
+
+    def _make_ready(self, workspace: Workspace, group: "_Group") -> None:
+        """Give back what the groups before have touched of the buffer, if this one needs that room.
+
+        Where the buffer would lose the running sum with that, room was made before the first group.
+        """
+        if self._limit_bytes is None or not self._keeps_head:
+            return
+        if group.elsewhere_bytes:
+            self._make_room(workspace, [group])
+        else:
+            workspace.reserve(self.buffer_bytes)
 
 
 class _SliceParts:
@@ -193,7 +214,13 @@ class _SliceParts:
         return [group.bound(kernel_of) for group in self._groups]
 
     def run(
-        self, workspace: Workspace, image: Tensor, weight: Tensor, bias: Tensor | None, unread: Tensor | None
+        self,
+        workspace: Workspace,
+        image: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        unread: Tensor | None,
+        ready: "Callable[[_Group], None]",
     ) -> Tensor:
         """Return y, shape (n, k, *size), or dx, shape (n, c, *size), in a new tensor of the problem's layout.
 
@@ -203,6 +230,7 @@ class _SliceParts:
             weight: (k, c / groups, *taps).
             bias: (k,), for fprop only.
             unread: x for dgrad, whatever it holds.
+            ready: is told of each group before it runs.
 
         Raises:
             BackendError: a kernel cannot be made or launched.
@@ -211,6 +239,7 @@ class _SliceParts:
         shape = problem.output_shape if problem.op is ConvOp.FPROP else problem.input_shape
         out = _empty(shape, problem.layout, image)
         for group, kernels in zip(self._groups, workspace.bound(self), strict=True):
+            ready(group)
             if group.is_own:
                 self._by_own(group.parts, image, weight, bias, unread, out)
                 continue
@@ -268,7 +297,14 @@ class _SumParts:
             return head(buffer, (k, c, *taps), sum_dtype(self._problem))
         return head(buffer, (k, *taps, c), sum_dtype(self._problem)).movedim(-1, 1)
 
-    def run(self, workspace: Workspace, image: Tensor, gradient: Tensor, unread: Tensor | None) -> Tensor:
+    def run(
+        self,
+        workspace: Workspace,
+        image: Tensor,
+        gradient: Tensor,
+        unread: Tensor | None,
+        ready: "Callable[[_Group], None]",
+    ) -> Tensor:
         """Return dw, shape (k, c / groups, *taps), in a new tensor of the filter's layout.
 
         Args:
@@ -276,6 +312,7 @@ class _SumParts:
             image: x, of the whole mini-batch.
             gradient: dy, of the whole mini-batch.
             unread: w, whatever it holds.
+            ready: is told of each group before it runs.
 
         Raises:
             BackendError: a kernel cannot be made or launched.
@@ -286,6 +323,7 @@ class _SumParts:
         total, scratch = (dw, None) if running is None else (running, dw)
         for number, (group, kernels) in enumerate(zip(self._groups, bound, strict=True)):
             into = GradientSum(total, number > 0, scratch)
+            ready(group)
             if group.is_own:
                 self._by_own(group.parts, image, gradient, unread, into)
                 continue
@@ -312,19 +350,20 @@ def _empty(shape: tuple[int, ...], layout: Layout, like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=order)
 
 
-def _groups(backend: Backend, problem: ConvProblem, division: Division) -> list[_Group]:
+def _groups(backend: Backend, problem: ConvProblem, division: Division, sum_bytes: int) -> list[_Group]:
     """The parts of each algorithm, each with the slice of the batch that it covers."""
     groups = []
     start = 0
     candidates = _aligned_first(backend, problem, division)
-    for algorithm, some in itertools.groupby(candidates, key=lambda part: part.algorithm):
-        parts = []
+    for algorithm, alike in itertools.groupby(candidates, key=lambda part: part.algorithm):
+        parts, some = [], list(alike)
         for each in some:
             parts.append(_Part(_Step(problem.part(each.batch), algorithm), slice(start, start + each.batch)))
             start += each.batch
         for step in {part.step for part in parts}:
             _check_computed(backend, step)
-        groups.append(_Group(parts, algorithm == backend.own))
+        elsewhere_bytes = _elsewhere_bytes(backend, problem, some, sum_bytes)
+        groups.append(_Group(parts, algorithm == backend.own, elsewhere_bytes))
     return groups
 
 
@@ -332,7 +371,8 @@ def _check_computed(backend: Backend, step: _Step) -> None:
     if not backend.computes(step.problem, step.algorithm):
         able = ", ".join(backend.algorithms(step.problem))
         raise BackendError(
-            f"For {step.problem} the algorithm must be one of {able}, but got {step.algorithm!r}."
+            f"For {step.problem} the algorithm must be one that computes it, such as {able}, "
+            f"but got {step.algorithm!r}."
         )
 
 
@@ -343,13 +383,17 @@ def _aligned_first(backend: Backend, problem: ConvProblem, division: Division) -
     return sorted(division.parts, key=lambda part: -problem.part(part.batch).alignment_bytes)
 
 
-def _elsewhere_bytes(backend: Backend, problem: ConvProblem, division: Division, sum_bytes: int) -> int:
-    """The most that a part of the division takes beside its buffer and the running sum."""
+def _elsewhere_bytes(
+    backend: Backend, problem: ConvProblem, parts: Sequence[Candidate], sum_bytes: int
+) -> int:
+    """The most that one of `parts`, all of one algorithm, takes beside its buffer and the running sum."""
+    if backend.declares(parts[0].algorithm):
+        return 0  # what a part of another size was measured to take is no matter
     takings = (
         part.workspace_bytes - backend.buffer_bytes(problem.part(part.batch), part.algorithm) - sum_bytes
-        for part in division.parts
+        for part in parts
     )
-    return max(0, max(takings, default=0))
+    return max(0, *takings)
 
 
 def _running_sum_bytes(problem: ConvProblem, division: Division) -> int:

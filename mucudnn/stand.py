@@ -85,9 +85,9 @@ class Stand:
     def ordinary_operation(self) -> Callable[[], None]:
         """A call that leaves the processor as an operation before a convolution in a model leaves it.
 
-        PyTorch's threads spin for milliseconds after each operation, before they sleep. Meanwhile they take
-        cores from worker threads, but not from an operation of their own: timed after a rest, or after one
-        another, algorithms of the two kinds would rank otherwise than in a model. On another device, where
+        PyTorch's threads spin for milliseconds after each operation, before they sleep. Meanwhile they are
+        quick to begin, and take cores from threads that are not theirs: timed after a rest, or after one
+        another, algorithms of several kinds would rank otherwise than in a model. On another device, where
         they compute nothing, it does nothing.
         """
         return ordinary_operation() if self.backend.device.type == "cpu" else nothing

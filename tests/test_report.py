@@ -260,8 +260,11 @@ def test_the_notes_tell_mode_policy_and_environment() -> None:
     assert note(text, "settings") == "deterministic no, threads 8"
 
 
-def test_the_notes_say_that_idle_threads_can_be_told_to_sleep_sooner() -> None:
-    assert note(render_plan(a_mixed_plan()), "idle threads") == (
+@pytest.mark.parametrize("workers", [{}, {"workers": "pool"}])
+def test_the_notes_say_that_idle_threads_can_be_told_to_sleep_sooner(workers: dict[str, str]) -> None:
+    plan = a_mixed_plan(environment=an_environment(policy={"threads": "8", **workers}))
+
+    assert note(render_plan(plan), "idle threads") == (
         "After an operation OpenMP's idle threads spin and take the cores of worker threads meanwhile. "
         "Setting GOMP_SPINCOUNT in the environment shortens that; mucudnn info measures what it costs here."
     )
@@ -274,10 +277,12 @@ def test_the_notes_say_that_idle_threads_can_be_told_to_sleep_sooner() -> None:
         {"policy": {}},
         {"policy": {"threads": "8", "GOMP_SPINCOUNT": "10000"}},
         {"policy": {"threads": "8", "OMP_WAIT_POLICY": "PASSIVE"}},
+        {"policy": {"threads": "8", "workers": "pool", "GOMP_SPINCOUNT": "10000"}},
+        {"policy": {"threads": "8", "workers": "team"}},
         {"backend": "cudnn"},
     ],
 )
-def test_the_notes_say_nothing_of_idle_threads_where_there_are_none_or_someone_has_told_them_how_to_wait(
+def test_the_notes_say_nothing_of_idle_threads_that_are_none_or_workers_or_were_told_how_to_wait(
     changes: dict[str, Any],
 ) -> None:
     plan = a_mixed_plan(environment=an_environment(**changes))

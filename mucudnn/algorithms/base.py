@@ -3,8 +3,8 @@
 An algorithm is described by an `Algorithm`: which problems it computes, how much workspace it needs, and
 a kernel bound to a buffer. A kernel runs one micro-batch after another:
 
-* `SliceKernel` (fprop, dgrad): `prepare(weight)` once per mini-batch, then `run(image, out, bias)` for each
-  part; `out` is the part's slice of the result.
+* `SliceKernel` (fprop, dgrad): `prepare(weight)` once per mini-batch, then `run(image, weight, out, bias)`
+  for each part; `out` is the part's slice of the result.
 * `SumKernel` (wgrad): `add(x, dy, into, first)` for each part, then `finish(into)` once. Afterwards
   `into.total` holds what the parts summed up to, whatever it held before, NaN included; with
   `into.accumulate` that is added to what it held. The sum is held in float32 or wider: in the workspace, or

@@ -1,5 +1,6 @@
 """Which algorithms there are, by name, and which of them are worth trying on a problem."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import TileAlgorithm
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.problem import ConvProblem, Layout
 
 _TILES = re.compile(
     r"(?P<family>winograd(?P<outputs>[2456])|fft(?P<inputs>16|32))"
@@ -30,6 +31,12 @@ _LEAST_TILES = 24
 
 _LEAST_FOURIER_TAPS = {16: 7, 32: 9}
 """By t: taps from which its tiles may win; 5 x 5 took twice as long as PyTorch's own."""
+
+_USUAL_OUTPUTS = 4
+"""m of the form that is always tried: of few multiplications, and of few digits lost."""
+
+_WORTH_OF_ANOTHER = 0.9
+"""Share of its multiplications below which another form is tried too."""
 
 _FILTER_BYTES = (2**24, 2**23, 2**22)
 """Of a transformed filter that is larger: as many channels of y are tried at once."""
@@ -54,34 +61,69 @@ def named(name: str) -> Algorithm | None:
     return TileAlgorithm(**{**numbers, "workers": numbers["workers"] or 1})
 
 
-def offered(problem: ConvProblem, threads: int, whole: bool = True) -> Iterator[Algorithm]:
+def offered(
+    problem: ConvProblem, threads: int, whole: bool = True, exhaustive: bool = False
+) -> Iterator[Algorithm]:
     """Yield the algorithms to try on a micro-batch.
 
-    Algorithms in blocks take as long for every image and as much workspace whatever the micro-batch, so
-    they are tried on the whole mini-batch, and on single images of which any batch can be made.
+    Most take as long for every image and as much workspace whatever the micro-batch, so they are tried on the
+    whole mini-batch, and on single images of which any batch can be made. Only tiles of a micro-batch in one
+    block, and groups of channels, which transform the filter once per micro-batch, are tried at all sizes.
 
     Args:
         problem: of the micro-batch.
         threads: that compute one operation together; workers are tried if there are several.
         whole: whether the micro-batch is the whole mini-batch.
+        exhaustive: whether to yield all families at all sizes, and not only what is likely to be chosen.
     """
     in_blocks = whole or problem.batch == 1
+    families = _families(problem) if exhaustive else _likely_families(problem)
     tiles = (
-        variant for family in _families(problem) for variant in _variants(family, problem, threads, in_blocks)
+        variant
+        for family in families
+        for variant in _variants(family, problem, threads, in_blocks or exhaustive)
     )
-    for each in (*_OTHERS, *dict.fromkeys(tiles)):
-        if each.refusal(problem) is None:
+    for other in _OTHERS if in_blocks or exhaustive else ():
+        if other.refusal(problem) is None:
+            yield other
+    for each in dict.fromkeys(tiles):
+        if each.refusal(problem) is None and _has_its_blocks(each, problem):
             yield each
 
 
+def _has_its_blocks(algorithm: TileAlgorithm, problem: ConvProblem) -> bool:
+    """Whether the batch has blocks of so many images, and one for every thread."""
+    geometry = TileGeometry(algorithm, problem)
+    has_images = geometry.images == algorithm.images < problem.batch if algorithm.images else True
+    return has_images and len(geometry.blocks) >= algorithm.workers
+
+
 def _families(problem: ConvProblem) -> list[TileAlgorithm]:
-    """The two forms with fewest multiplications for an output, edges and all, F(2), and FFT where it pays."""
-    every = [TileAlgorithm(outputs=m) for m in (4, 5, 6)]
-    fitting = [each for each in every if each.refusal(problem) is None]
-    best = sorted(fitting, key=lambda each: _multiplications(each, problem))[:2]
+    """All forms that compute the problem."""
+    every = [
+        *(TileAlgorithm(outputs=m) for m in (4, 5, 6, 2)),
+        *(TileAlgorithm(inputs=t) for t in (16, 32)),
+    ]
+    return [each for each in every if each.refusal(problem) is None]
+
+
+def _likely_families(problem: ConvProblem) -> list[TileAlgorithm]:
+    """F(4), a form with far fewer multiplications for an output, edges and all; and FFT where it pays.
+
+    F(2) is left where there is no other.
+    """
+    able = _families(problem)
     taps = max(problem.kernel_size)
-    fourier = [TileAlgorithm(inputs=t) for t, least in _LEAST_FOURIER_TAPS.items() if taps >= least]
-    return [*best, TileAlgorithm(outputs=2), *fourier]
+    fourier = [each for each in able if each.inputs and taps >= _LEAST_FOURIER_TAPS[each.inputs]]
+    winograd = sorted(
+        (each for each in able if each.outputs), key=lambda each: _multiplications(each, problem)
+    )
+    usual = [each for each in winograd if each.outputs == _USUAL_OUTPUTS]
+    if not usual:
+        return [*winograd[:1], *fourier]
+    worth = _multiplications(usual[0], problem) * _WORTH_OF_ANOTHER
+    better = [each for each in winograd[:1] if _multiplications(each, problem) < worth]
+    return [*usual, *better, *fourier]
 
 
 def _multiplications(algorithm: TileAlgorithm, problem: ConvProblem) -> float:
@@ -93,33 +135,29 @@ def _variants(
     family: TileAlgorithm, problem: ConvProblem, threads: int, in_blocks: bool
 ) -> Iterator[TileAlgorithm]:
     """A family undivided, by channels, and in blocks of rows or images or slices, also on workers."""
-    if family.refusal(problem) is not None:
-        return
     geometry = TileGeometry(family, problem)
-    is_worth_blocks = in_blocks and family.outputs != 2  # F(2) is for what has too little room for others
-    blocks = [family, *(_in_blocks(family, geometry) if is_worth_blocks else ())]
+    blocks = [family, *(_in_blocks(family, geometry) if in_blocks else ())]
     for each in blocks:
         yield each
         if threads > 1 and in_blocks:
-            yield TileAlgorithm(each.outputs, each.inputs, each.images, each.slices, each.rows, 0, threads)
+            yield dataclasses.replace(each, workers=threads)
     channel_bytes = geometry.taps[0] * geometry.planes * geometry.x_channels * problem.itemsize
     for some_bytes in _FILTER_BYTES:
         if channel_bytes <= some_bytes < channel_bytes * geometry.y_channels:
             channels = 2 ** int(math.log2(some_bytes / channel_bytes))
-            yield TileAlgorithm(family.outputs, family.inputs, channels=channels)
+            yield dataclasses.replace(family, channels=channels)
 
 
 def _in_blocks(family: TileAlgorithm, geometry: TileGeometry) -> Iterator[TileAlgorithm]:
     """Blocks of about the sizes that fit a cache: of rows where an image is larger, else of images."""
-    m, t = family.outputs, family.inputs
     tiles_h, tiles_w = geometry.tiles
     deep = geometry.y_size[0] if geometry.taps[0] > 1 else 1
     row_bytes = geometry.planes * tiles_w * geometry.x_channels * geometry.problem.itemsize
     for block_bytes in _BLOCK_BYTES:
         rows = max(round(block_bytes / row_bytes), -(-_LEAST_TILES // tiles_w))
         if deep > 1:
-            yield TileAlgorithm(m, t, slices=max(rows // tiles_h, 1))
+            yield dataclasses.replace(family, slices=max(rows // tiles_h, 1))
         elif rows < tiles_h:
-            yield TileAlgorithm(m, t, rows=rows)
-        elif geometry.problem.op is not ConvOp.WGRAD or geometry.batch > 1:
-            yield TileAlgorithm(m, t, images=2 ** round(math.log2(rows / tiles_h)))
+            yield dataclasses.replace(family, rows=rows)
+        else:
+            yield dataclasses.replace(family, images=2 ** round(math.log2(rows / tiles_h)))

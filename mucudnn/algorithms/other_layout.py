@@ -111,7 +111,7 @@ def _regions(problem: ConvProblem) -> tuple[Region, ...]:
     image = x if problem.op is ConvOp.FPROP else max(x, y)
     return (
         Region("filter", (w,), problem.dtype),
-        Region("filter_sum", (1,), problem.dtype),
+        Region("filter_sum", (1,), _sum_dtype(problem)),
         Region("image", (image,), problem.dtype),
         block,
     )
@@ -185,7 +185,8 @@ class _OtherLayoutSlices:
     def prepare(self, weight: Tensor) -> None:
         """Copy the filter; once per mini-batch, before the first part."""
         self._space.bring(weight, self._filter)
-        torch.sum(self._space["filter"], 0, keepdim=True, out=self._space["filter_sum"])
+        total = self._space["filter_sum"]
+        torch.sum(self._space["filter"], 0, keepdim=True, dtype=total.dtype, out=total)
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # prepared before
         """Write the part's result into `out`; return whether it is sound."""

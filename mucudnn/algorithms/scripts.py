@@ -7,6 +7,7 @@ TorchScript is deprecated, not removed: what is passed here is ordinary Python a
 """
 
 import functools
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -18,6 +19,16 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _compiling = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """A forked child must not wait for a thread of its parent."""
+    global _compiling
+    _compiling = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class Script(Generic[Parameters, Result]):
@@ -50,10 +61,15 @@ class Script(Generic[Parameters, Result]):
 _scripts: list[Callable[[], object]] = []
 
 
-def compile_all() -> None:
-    """Compile all scripts that have been imported, so that no call does."""
-    for compile_one in _scripts:
-        compile_one()
+def compile_all() -> list[object]:
+    """Compile all scripts that have been imported, so that no call does; return what their calls run."""
+    return [compile_one() for compile_one in _scripts]
+
+
+def interpreter() -> str:
+    """Return who runs scripts in this process: "TorchScript", or "Python" if it is missing or turned off."""
+    compiled = all(isinstance(each, torch.jit.ScriptFunction) for each in compile_all())
+    return "TorchScript" if compiled else "Python"
 
 
 def _compile(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

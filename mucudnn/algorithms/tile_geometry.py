@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.forms import BilinearForm, cook_toom, fourier, identity
-from mucudnn.algorithms.layouts import steps_in_cache
+from mucudnn.algorithms.layouts import TRANSPOSING_ELEMENTS, steps_in_cache
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _CHUNK_BYTES = 2**20
@@ -38,9 +38,6 @@ _WORTH_OF_ONE_PRODUCT = 3
 
 _MIDDLE_BYTES = 2**20
 """Between the transforms of both axes of a filter: what fits a cache."""
-
-_TRANSPOSING_ELEMENTS = 60 * 60
-"""What torch's blocked transposing copy takes from the allocator while it runs: one block."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +139,7 @@ class TileGeometry:
         """Choose the blocks: those asked for, evened out."""
         is_part = bool(tiling.rows or tiling.slices) or self.taps[0] > 1
         share = max(self.batch // self.workers, 1)
-        self.images = 1 if is_part else tiling.images or share
+        self.images = 1 if is_part else _divisor(self.batch, tiling.images or share)
         self.slices = _evened(self.y_size[0], tiling.slices or (1 if tiling.rows else 0))
         self.rows = _evened(self.tiles[0], tiling.rows)
         self.group = min(tiling.channels or self.y_channels, self.y_channels)
@@ -151,12 +148,15 @@ class TileGeometry:
             self.chunk = self._small_chunk()
 
     def _small_chunk(self) -> tuple[int, int]:
-        """Return images and tile rows, equal parts of a block, whose transform fits a cache."""
+        """Return images and tile rows, equal parts of a block, whose transform fits a cache.
+
+        Rows are parts of an image of one slice only: their tiles would not lie as those of whole slices do.
+        """
         values = self.planes * self.tiles[1] * self.x_channels * self.slices
         rows = max(_CHUNK_BYTES // (values * self.problem.itemsize), 1)
-        if rows < self.rows:
+        if rows < self.rows and self.slices == 1:
             return 1, _divisor(self.rows, rows)
-        return _divisor(self.images, rows // self.rows), self.rows
+        return _divisor(self.images, max(rows // self.rows, 1)), self.rows
 
     @property
     def is_grouped(self) -> bool:
@@ -175,7 +175,10 @@ class TileGeometry:
         ]
 
     def blocks_of(self, worker: int) -> list["Block"]:
-        """Return the part of `blocks` that a worker computes: neighbours, as many as the others have."""
+        """Return the part of `blocks` that a worker computes: neighbours, as many as the others have.
+
+        Where there are fewer blocks than workers, some have none.
+        """
         first, last = (len(self.blocks) * each // self.workers for each in (worker, worker + 1))
         return self.blocks[first:last]
 
@@ -329,7 +332,7 @@ class TileGeometry:
             front += [h.outputs * w.rank * self.y_plane, staged]
             back, y_tiles = [*back, y_tiles], 0
         sizes = {"front": max(front), "back": max(back), "y_front": y_tiles, "kept": kept}
-        return {**sizes, "transposing": _TRANSPOSING_ELEMENTS}
+        return {**sizes, "transposing": TRANSPOSING_ELEMENTS}
 
     @property
     def is_turned_twice(self) -> bool:

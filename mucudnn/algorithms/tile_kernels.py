@@ -61,6 +61,7 @@ class TileSliceKernel:
         calls = [
             functools.partial(slice_loop, space, x, w, y, bias, blocks, self._is_dgrad)
             for space, blocks in self._spaces
+            if blocks
         ]
         totals: list[float] = _run(calls, len(calls))
         return all(map(math.isfinite, totals))
@@ -96,7 +97,7 @@ class GroupedTileSumKernel:
     def __init__(self, geometry: TileGeometry, buffer: Tensor) -> None:
         space = carve(buffer, geometry.regions)
         self._space = _sum_space(geometry, _Arena(space, 0))
-        self._block = _numbers(geometry, 0)
+        self._blocks = _numbers(geometry, 0)
         self._found = space["found"]  # by all parts, whatever their sizes
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
@@ -104,7 +105,7 @@ class GroupedTileSumKernel:
         adds = into.accumulate or not first
         dw = _filter_view(into.total)
         x, dy = _image_view(image), _image_view(gradient)
-        found = grouped_sum_loop(self._space, x, dy, dw, self._block, adds)
+        found = grouped_sum_loop(self._space, x, dy, dw, self._blocks, adds)
         if first:
             self._found.fill_(found)
         else:
@@ -319,8 +320,8 @@ def _product(
     middle = middle[: rows * columns_in * plane]
     length = 0 if targets else rows * columns * plane
     return Product(
-        left=torch.tensor(left).to(source),
-        right=torch.tensor(right).to(source).expand(rows, columns, columns_in),
+        left=torch.from_numpy(left.copy()).to(source),
+        right=torch.from_numpy(right.copy()).to(source).expand(rows, columns, columns_in),
         source=source[: rows_in * columns_in * plane].view(rows_in, columns_in * plane),
         middle=middle.view(rows, columns_in * plane),
         middle_planes=middle.view(rows, columns_in, plane),

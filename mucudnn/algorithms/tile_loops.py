@@ -144,6 +144,9 @@ def sum_loop(space: SumSpace, image: Tensor, gradient: Tensor, blocks: list[int]
         blocks: numbers of the blocks, as for `slice_loop`.
         first: whether the sum starts here.
     """
+    if first and len(blocks) == 0:
+        for q in range(len(space.sums)):
+            space.sums[q].zero_()
     for i in range(0, len(blocks), 4 + 4 * space.cut.chunks):
         side = space.blocks.sides[blocks[i + 3]]
         _transform(space.cut, image, blocks, i)
@@ -171,15 +174,16 @@ def _add_block(space: SumSpace, side: Side, pixels: Tensor, first: bool) -> None
 def grouped_sum_loop(
     space: SumSpace, image: Tensor, gradient: Tensor, into: Tensor, blocks: list[int], adds: bool
 ) -> float:
-    """Write dw of a part, a single block, to `into` (k, c, taps_d, r, s), or add it, some channels at a time.
+    """Write dw of a part to `into` (k, c, taps_d, r, s), or add it, some channels at a time.
 
-    x is transformed once. Returns the sum of what was computed.
+    x is transformed once for each block. Returns the sum of what was computed.
     """
-    side = space.blocks.sides[blocks[3]]
-    _transform(space.cut, image, blocks, 0)
     total = 0.0
-    for channel in range(0, gradient.size(4), space.group):
-        pixels = _box(gradient, side.shape, blocks[0], blocks[1], blocks[2], channel)
-        _add_block(space, side, pixels, first=True)
-        total += undo_filter(space.taps, into[channel : channel + space.group], adds)
+    for i in range(0, len(blocks), 4 + 4 * space.cut.chunks):
+        side = space.blocks.sides[blocks[i + 3]]
+        _transform(space.cut, image, blocks, i)
+        for channel in range(0, gradient.size(4), space.group):
+            pixels = _box(gradient, side.shape, blocks[i], blocks[i + 1], blocks[i + 2], channel)
+            _add_block(space, side, pixels, first=True)
+            total += undo_filter(space.taps, into[channel : channel + space.group], adds or i > 0)
     return total

@@ -60,23 +60,15 @@ class TileAlgorithm(Tiling):
         return self._refusal_of_blocks(TileGeometry(self, problem))
 
     def _refusal_of_blocks(self, geometry: TileGeometry) -> str | None:
-        """Return why there are no such blocks: they would be the whole, or unequal, or too few."""
+        """Return why there are no such blocks; never for the batch, so that any part of a division runs."""
         if self.channels and self.workers > 1:
             return "some channels at a time are for one thread"
         if self.rows and not self.rows < geometry.tiles[0]:
             return "there are no more tile rows than that"
         if self.slices and not self.slices < geometry.y_size[0]:
             return "there are no more slices than that"
-        if self.images and (geometry.batch <= self.images or geometry.batch % self.images):
-            return "the batch is no multiple of that"
-        if self.workers > 1 and geometry.batch % geometry.images:
-            return "the batch does not divide among the threads"
-        if len(geometry.blocks) < self.workers:
-            return "there is not a block for every thread"
         if self.channels and (geometry.group == geometry.y_channels or geometry.y_channels % geometry.group):
             return "the channels are no multiple of that"
-        if self.channels and geometry.problem.op is ConvOp.WGRAD and len(geometry.blocks) > 1:
-            return "weight gradients of some channels at a time need the whole in one block"
         return None
 
     def workspace_bytes(self, problem: ConvProblem) -> int:

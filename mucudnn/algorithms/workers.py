@@ -225,7 +225,7 @@ class _Pool:
 
 def _run_on(threads: Sequence[_PoolThread], tasks: Sequence[_Task[Result]]) -> None:
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-    errands = [functools.partial(_run_and_tell, task, ended) for task in tasks]
+    errands: list[Callable[[], None]] = [functools.partial(_run_and_tell, task, ended) for task in tasks]
     handing_over = map(queue.SimpleQueue.put, [thread.inbox for thread in threads], errands)
     try:
         collections.deque(handing_over, maxlen=0)  # a loop in C, in which no signal is handled: all or none

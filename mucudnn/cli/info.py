@@ -19,10 +19,14 @@ from mucudnn.version import __version__
 
 _STANDARD_OUTPUT = "-"
 
-_SPINNING = "After an operation OpenMP's idle threads spin: worker threads take {} times as long meanwhile."
+_TEAM = "Worker threads are OpenMP's own: after an operation they take {} times as long as after a rest."
+_POOL = "After an operation OpenMP's idle threads spin: worker threads take {} times as long meanwhile."
 _ADVICE = (
-    " With GOMP_SPINCOUNT=10000 in the environment before the start they sleep sooner; mucudnn never sets it."
+    " With GOMP_SPINCOUNT=10000 in the environment before the start idle threads sleep sooner; mucudnn never "
+    "sets it."
 )
+_COSTLY = 1.05
+"""A ratio that is worth a setting which also makes the next operation wait for threads that sleep."""
 
 
 @click.command("info")
@@ -34,7 +38,7 @@ _ADVICE = (
 def info_command(exported: str | None, as_json: bool) -> None:
     """Show what a time measured here and now depends on, where profiles are kept, and what cuDNN there is.
 
-    Where PyTorch computes with several threads, it also measures what they cost others while they are idle.
+    Where PyTorch computes with several threads, it also measures what an operation costs workers after it.
 
     \b
     Example:
@@ -70,7 +74,7 @@ def info_command(exported: str | None, as_json: bool) -> None:
         described = "which cannot be read" if records is None else f"{records} records"
         notes = [
             *_environment_notes(environment),
-            *_spinning_notes(spinning, environment),
+            *([] if spinning is None else [("idle threads", describe_spinning(spinning, environment))]),
             ("store", f"{path}, {described}"),
             ("cuDNN", cudnn.problem or f"{cudnn.version}, {cudnn.path}"),
             ("described GPUs", f"{', '.join(DEVICES)} (for mucudnn forecast --device)"),
@@ -97,12 +101,16 @@ def _spinning_cost() -> Estimate | None:
     return spinning_cost() if torch.get_num_threads() > 1 else None
 
 
-def _spinning_notes(cost: Estimate | None, environment: Environment) -> list[tuple[str, str]]:
-    if cost is None:
-        return []
-    interval = f"{cost.median:.2f} [{cost.low:.2f}, {cost.high:.2f}]"
-    advice = _ADVICE if waits_by_default(environment) else ""
-    return [("idle threads", _SPINNING.format(interval) + advice)]
+def describe_spinning(cost: Estimate, environment: Environment) -> str:
+    """Return what was measured of worker threads after an operation, and what would help if it costs time.
+
+    Args:
+        cost: how many times as long they take as after a rest.
+        environment: in which that was measured.
+    """
+    told = _TEAM if environment.policy.get("workers") == "team" else _POOL
+    advice = _ADVICE if cost.low > _COSTLY and waits_by_default(environment) else ""
+    return told.format(f"{cost.median:.2f} [{cost.low:.2f}, {cost.high:.2f}]") + advice
 
 
 class _Cudnn(NamedTuple):

@@ -143,6 +143,11 @@ def waits_by_default(environment: Environment) -> bool:
     return has_idle_threads and not any(name in policy for name in _WAITING_VARIABLES)
 
 
+def _spins_beside_workers(environment: Environment) -> bool:
+    """Return whether idle threads take the cores of workers, which a team's do not: they are its workers."""
+    return environment.policy.get("workers", "pool") == "pool" and waits_by_default(environment)
+
+
 def describe_runs(division: Division) -> list[str]:
     """Return what a division runs, such as ["winograd4 4×16"]: four parts of sixteen samples."""
     runs = itertools.groupby(division.parts, key=lambda part: (part.algorithm, part.batch))
@@ -248,7 +253,7 @@ def _notes(plan: Plan) -> list[str]:
         ("workspace", _workspace_note(plan)),
         ("chosen in", f"mode {plan.mode}, policy {plan.policy}, mucudnn {plan.version}"),
         *describe_environment(plan.environment).items(),
-        *([("idle threads", _WAITING)] if waits_by_default(plan.environment) else []),
+        *([("idle threads", _WAITING)] if _spins_beside_workers(plan.environment) else []),
         *_untouched_notes(plan),
         *_predicted_notes(plan),
         *_evidence_notes(plan),

@@ -253,7 +253,7 @@ def test_the_workers_together_compute_all_blocks_once(tiling: Case) -> None:
     geometry = TileGeometry(*tiling)
     of_workers = [geometry.blocks_of(worker) for worker in range(geometry.workers)]
 
-    assert all(of_workers)
+    assert max(map(len, of_workers)) <= min(map(len, of_workers)) + 1
     assert [block for some in of_workers for block in some] == geometry.blocks
 
 

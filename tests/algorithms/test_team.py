@@ -1,8 +1,11 @@
 """A team's calls run on the threads of PyTorch's own operations, and leave them as they were."""
 
+import _ctypes
+import ctypes
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +46,28 @@ def test_there_is_one_team_that_is_found_once() -> None:
 
     assert isinstance(team, Team)
     assert team_of_torch() is team
+
+
+def test_a_library_without_openmp_has_no_team() -> None:
+    library = ctypes.CDLL(_ctypes.__file__)
+
+    with pytest.raises(AttributeError, match="GOMP_parallel_start"):
+        Team(library, library)
+
+
+def test_an_openmp_that_is_not_pytorchs_is_told_apart_and_nothing_is_changed(tmp_path: Path) -> None:
+    script = (
+        "import shutil\n"
+        "from mucudnn.algorithms.team import Team\n"
+        "own = next(line.split()[-1] for line in open('/proc/self/maps') if 'libgomp' in line)\n"
+        f"other = ctypes.CDLL(shutil.copy(own, {str(tmp_path / 'libother.so')!r}))\n"
+        "for threads in (1, 3):\n"
+        "    torch.set_num_threads(threads)\n"
+        "    teams = [team_of_torch(), Team(other, other)]\n"
+        "    print([team.is_that_of_torch for team in teams], torch.get_num_threads())"
+    )
+
+    assert run_alone(script).splitlines() == ["[True, False] 1", "[True, False] 3"]
 
 
 @pytest.mark.parametrize("calls", [1, 2, 4])
@@ -133,7 +158,7 @@ def test_several_threads_have_teams_one_after_the_other() -> None:
         "seen = []\n"
         "def caller():\n"
         "    for _ in range(200):\n"
-        "        seen.append(run_on_workers([here, lambda: (torch.ones(9) + 1).sum().item()]) == [here(), 18])\n"
+        "        seen.append(run_on_workers([here, lambda: torch.ones(9).sum().item()]) == [here(), 9])\n"
         "callers = [threading.Thread(target=caller) for _ in range(4)]\n"
         "[each.start() for each in callers]; [each.join() for each in callers]\n"
         "print(len(seen), all(seen))"

@@ -408,7 +408,7 @@ def test_a_call_flushes_denormal_numbers_when_its_caller_does(run: Run) -> None:
 def test_what_a_call_sets_ends_with_it(run: Run, worker: int) -> None:
     def call() -> None:
         torch.set_grad_enabled(True)
-        torch.set_autocast_enabled("cpu", True)
+        torch.set_autocast_enabled("cpu", enabled=True)
         torch.set_flush_denormal(True)
 
     def see() -> tuple[bool, bool, float]:

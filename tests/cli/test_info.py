@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from mucudnn.backends.cudnn.devices import device_described
+from mucudnn.cli.info import describe_spinning
+from mucudnn.intervals import Estimate
 from mucudnn.store import SqliteStore
 from mucudnn.version import __version__
 from tests.cli.commands import assert_one_sentence, damage, run
@@ -18,12 +20,15 @@ from tests.examples import a_record, an_environment
 
 WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
-SPINNING = re.compile(
-    r"idle threads After an operation OpenMP's idle threads spin: worker threads take "
-    r"\d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\] times as long meanwhile\.( With GOMP_SPINCOUNT=10000 in the "
-    r"environment before the start they sleep sooner; mucudnn never sets it\.)? store "
+TEAM = "Worker threads are OpenMP's own: after an operation they take {} times as long as after a rest."
+POOL = "After an operation OpenMP's idle threads spin: worker threads take {} times as long meanwhile."
+ADVICE = (
+    " With GOMP_SPINCOUNT=10000 in the environment before the start idle threads sleep sooner; mucudnn never "
+    "sets it."
 )
-"""What info says of them, its lines joined; the advice apart."""
+
+COSTLY = Estimate(1.25, 1.06, 1.5, 10)
+CHEAP = Estimate(1.25, 1.04, 1.5, 10)
 
 
 @pytest.fixture
@@ -64,24 +69,36 @@ def test_info_has_facts_as_json() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_info_tells_what_idle_threads_cost_and_how_they_would_sleep_sooner() -> None:
-    told = SPINNING.search(" ".join(run("info").stdout.split()))
+def test_info_tells_what_an_operation_costs_workers_after_it() -> None:
+    interval = r"\d+\.\d\d \[\d+\.\d\d, \d+\.\d\d\]"
+    told = re.escape(TEAM).replace(r"\{\}", interval)
 
-    assert told is not None
-    assert told.group(1) is not None
+    assert re.search(f" idle threads {told}", " ".join(run("info").stdout.split()))
 
 
-@pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("variable", WAITING_VARIABLES)
-def test_info_has_no_advice_for_who_has_told_idle_threads_how_to_wait(
-    variable: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("workers", "told"), [({"workers": "team"}, TEAM), ({"workers": "pool"}, POOL), ({}, POOL)]
+)
+def test_an_operation_that_costs_workers_time_is_told_with_what_would_help(
+    workers: dict[str, str], told: str
 ) -> None:
-    monkeypatch.setenv(variable, "ACTIVE" if variable == "OMP_WAIT_POLICY" else "1000")
+    environment = an_environment(policy={"threads": "8", **workers})
 
-    told = SPINNING.search(" ".join(run("info").stdout.split()))
+    assert describe_spinning(COSTLY, environment) == told.format("1.25 [1.06, 1.50]") + ADVICE
 
-    assert told is not None
-    assert told.group(1) is None
+
+@pytest.mark.parametrize(("scheme", "told"), [("team", TEAM), ("pool", POOL)])
+def test_nothing_is_advised_where_the_cost_may_be_nothing(scheme: str, told: str) -> None:
+    environment = an_environment(policy={"threads": "8", "workers": scheme})
+
+    assert describe_spinning(CHEAP, environment) == told.format("1.25 [1.04, 1.50]")
+
+
+@pytest.mark.parametrize("variable", WAITING_VARIABLES)
+def test_nothing_is_advised_to_who_has_told_idle_threads_how_to_wait(variable: str) -> None:
+    environment = an_environment(policy={"threads": "8", variable: "1000"})
+
+    assert describe_spinning(COSTLY, environment) == POOL.format("1.25 [1.06, 1.50]")
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -85,8 +85,8 @@ class CpuBackend:
         return _NOTHING
 
     def flags(self) -> Hashable:
-        """Return nothing: every algorithm may run under every flag."""
-        return None
+        """Return the number of threads: blocks on threads of their own are for one number."""
+        return torch.get_num_threads()
 
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:  # noqa: ARG002  # the protocol's
         """Return `tensor`: these algorithms read any strides, from anywhere."""
@@ -104,14 +104,14 @@ class CpuBackend:
     def algorithms(
         self,
         problem: ConvProblem,
-        search: Search = Search.HEURISTIC,  # noqa: ARG002  # all that are worth it are tried
+        search: Search = Search.HEURISTIC,
         whole: bool = True,
     ) -> tuple[str, ...]:
         """Return the ids of the algorithms to try for `problem`, PyTorch's own first.
 
         Those on worker threads are tried where this thread computes with several.
         """
-        others = offered(problem, torch.get_num_threads(), whole)
+        others = offered(problem, torch.get_num_threads(), whole, search is Search.EXHAUSTIVE)
         return (self.own, *(_PREFIX + each.name for each in others))
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
@@ -160,7 +160,7 @@ class CpuBackend:
         if problem.dtype == "float32" and fp32_precision("conv") in ("bf16", "tf32"):
             return _FAST_MATH_BOUND
         bound = _ERROR_BOUNDS[problem.dtype] * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
-        if algorithm.startswith(_IN_OTHER_LAYOUT):
+        if algorithm.startswith(_IN_OTHER_LAYOUT) and problem.itemsize > 2:
             return bound * _OWN_FACTOR
         return bound * _LOST_DIGIT if algorithm.startswith(_DIGIT_LOSERS) else bound
 

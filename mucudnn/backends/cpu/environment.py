@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from mucudnn.algorithms import REVISION
+from mucudnn.algorithms.scripts import interpreter
+from mucudnn.algorithms.workers import worker_scheme
 from mucudnn.profile import Environment
 
 _THREAD_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "KMP_BLOCKTIME", "OMP_DYNAMIC")
@@ -59,9 +61,11 @@ def _version_of(library: str) -> str:
 
 
 def _policy() -> dict[str, str]:
-    backends = torch.backends
+    backends, threads = torch.backends, torch.get_num_threads()
     return {
-        "threads": str(torch.get_num_threads()),
+        "threads": str(threads),
+        "loops": interpreter(),
+        **({"workers": worker_scheme()} if threads > 1 else {}),
         "oneDNN": str(backends.mkldnn.enabled),
         "deterministic": str(torch.are_deterministic_algorithms_enabled() or backends.mkldnn.deterministic),
         "fp32 convolution": fp32_precision("conv"),

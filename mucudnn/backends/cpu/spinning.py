@@ -1,7 +1,8 @@
-"""What PyTorch's idle threads cost worker threads: after an operation they spin before they sleep.
+"""What an operation costs the workers that come after it: PyTorch's idle threads spin before they sleep.
 
 OpenMP's threads wait for the next operation by spinning, for milliseconds unless its settings say otherwise.
-That is cheap for the next operation of all threads, and takes the cores of whatever else runs meanwhile.
+That is cheap for what runs on those threads next, an operation or a team of workers, and takes the cores of
+whatever else runs meanwhile, such as a pool of workers.
 """
 
 import functools
@@ -35,7 +36,8 @@ def ordinary_operation() -> Callable[[], None]:
 
     It takes the number of threads that the caller has now, and writes to memory of its own.
     """
-    scratch = torch.ones(min(torch.get_num_threads() * _ELEMENTS_OF_A_THREAD, _MOST_ELEMENTS))
+    elements = min(torch.get_num_threads() * _ELEMENTS_OF_A_THREAD, _MOST_ELEMENTS)
+    scratch = torch.ones(elements, dtype=torch.float32, device="cpu")
 
     def call() -> None:
         scratch.mul_(1)
@@ -46,7 +48,7 @@ def ordinary_operation() -> Callable[[], None]:
 def spinning_cost(
     clock: Clock = time.perf_counter_ns, sleep: Callable[[float], None] = time.sleep
 ) -> Estimate:
-    """Return how many times as long workers take right after an operation as where no thread spins.
+    """Return how many times as long workers take right after an operation as after a rest.
 
     As many workers as PyTorch has threads each multiply two matrices, in turn after 50 ms of rest and after
     an operation of all threads; the ratio is that of such pairs. After the rest they run once untimed, since

@@ -1,0 +1,64 @@
+"""The processor's environment tells on which threads calls run beside one another."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from mucudnn.algorithms.workers import worker_scheme
+from mucudnn.backends.cpu.environment import present_environment
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_environment_of_several_threads_has_the_scheme_of_workers() -> None:
+    assert present_environment().policy["workers"] == worker_scheme() == "team"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_environment_of_one_thread_has_no_workers() -> None:
+    assert "workers" not in present_environment().policy
+
+
+def test_a_forked_child_has_another_environment_since_it_has_another_scheme() -> None:
+    program = (
+        "import os, torch\n"
+        "from mucudnn.backends.cpu.environment import present_environment\n"
+        "torch.set_num_threads(2)\n"
+        "here = present_environment()\n"
+        "if os.fork() == 0:\n"
+        "    print(here.differences(present_environment()), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()"
+    )
+
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert told.stdout.strip() == "['policy workers was team, is pool']"
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("1", "TorchScript"), ("0", "Python")])
+def test_the_environment_tells_who_runs_the_loops(setting: str, expected: str) -> None:
+    program = (
+        "from mucudnn.backends.cpu.environment import present_environment\n"
+        "print(present_environment().policy['loops'])\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTORCH_JIT": setting},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert finished.stdout.strip() == expected
