@@ -371,7 +371,7 @@ def _check_computed(backend: Backend, step: _Step) -> None:
     if not backend.computes(step.problem, step.algorithm):
         able = ", ".join(backend.algorithms(step.problem))
         raise BackendError(
-            f"For {step.problem} the algorithm must be one that computes it, such as {able}, "
+            f"For {step.problem} the algorithm must be one of {able} or another that computes it, "
             f"but got {step.algorithm!r}."
         )
 

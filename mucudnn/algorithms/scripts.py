@@ -68,8 +68,8 @@ def compile_all() -> list[object]:
 
 def interpreter() -> str:
     """Return who runs scripts in this process: "TorchScript", or "Python" if it is missing or turned off."""
-    compiled = all(isinstance(each, torch.jit.ScriptFunction) for each in compile_all())
-    return "TorchScript" if compiled else "Python"
+    is_there = any(isinstance(each, torch.jit.ScriptFunction) for each in compile_all())
+    return "TorchScript" if is_there else "Python"
 
 
 def _compile(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -139,7 +139,7 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
 def waits_by_default(environment: Environment) -> bool:
     """Return whether idle threads of the processor wait as OpenMP sees fit: nobody has said how."""
     policy = environment.policy
-    has_idle_threads = environment.backend == "cpu" and int(policy.get("threads", 1)) > 1
+    has_idle_threads = environment.backend == "cpu" and policy.get("threads", "1") != "1"
     return has_idle_threads and not any(name in policy for name in _WAITING_VARIABLES)
 
 

@@ -250,7 +250,7 @@ def test_a_store_answers_for_the_machine_that_filled_it(tuned: Tuned, tmp_path: 
 
     result = tune("conv", *SMALL, "--backend", f"replay:{tuned.store}", "-o", replayed)
 
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.stderr
     assert replayed.read_text() == tuned.plan.read_text()
     assert f"by {tuned.store}; nothing was measured." in result.stdout
 

@@ -26,6 +26,7 @@ import contextlib
 import ctypes
 import dataclasses
 import gc
+import itertools
 import json
 import mmap
 import os
@@ -38,10 +39,12 @@ from typing import TextIO, cast
 
 import torch
 
-from mucudnn.algorithms.scripts import compile_all
+from mucudnn.algorithms import GradientSum, named
+from mucudnn.algorithms.own import operands
 from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.backends.base import Job, Prepared
 from mucudnn.backends.cpu.footprint import adopt_settings
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.sizes import format_bytes
 
 NOISE_BYTES = 64 * 2**10
@@ -52,6 +55,9 @@ REMEMBERED_BYTES = 2**20
 
 ALLOWANCE_BYTES = 4 * 2**20
 """By how much a run may pass its limit before it fails: room for compiled code, up to 3 MiB for an op."""
+
+_RUNS_TO_COMPILE = 3
+"""Of a loop: TorchScript watches the first one and compiles at the second."""
 
 _ATTEMPTS = 4
 """First runs that may fail before a job is over its limit, if libraries kept some of its room each time."""
@@ -296,6 +302,24 @@ def _at_least(floor_bytes: int, n_bytes: int) -> int:
     return n_bytes if n_bytes > floor_bytes else 0
 
 
+def _wake_loops() -> None:
+    """Run each loop of the tiled algorithms, whose compiler works for the first runs of all."""
+    for name, op in itertools.product(("winograd4", "winograd4_k1"), ConvOp):
+        problem = ConvProblem(op, 1, 2, 2, (4, 4), (3, 3), (1, 1), (1, 1), (1, 1))
+        algorithm, (first, second, _) = named(name), operands(problem, torch.Generator())
+        assert algorithm is not None
+        buffer = torch.zeros(algorithm.workspace_bytes(problem), dtype=torch.uint8)
+        for _ in range(_RUNS_TO_COMPILE):
+            if op is ConvOp.WGRAD:
+                sums, into = algorithm.sum_kernel(problem, buffer), GradientSum(torch.zeros(2, 2, 3, 3))
+                sums.add(first, second, into, first=True)
+                sums.finish(into)
+            else:
+                slices = algorithm.slice_kernel(problem, buffer)
+                slices.prepare(second)
+                slices.run(first, second, torch.zeros(1, 2, 4, 4), None)
+
+
 def _wake_libraries() -> None:
     """Have every library start its threads and take what it keeps once, so that no job pays for it."""
 
@@ -307,7 +331,7 @@ def _wake_libraries() -> None:
     torch.ones(2**18).add_(1)
     for images in (4, 1):  # oneDNN, and what PyTorch takes for one small image
         torch.conv2d(torch.ones(images, 16, 16, 16), torch.ones(16, 16, 3, 3))
-    compile_all()
+    _wake_loops()
     multiply()
     run_on_workers([multiply] * torch.get_num_threads())
 
