@@ -449,3 +449,55 @@ def test_what_pytorchs_own_takes_part_in_does_not_declare_all_that_it_takes(
     algorithm: str, is_all: bool
 ) -> None:
     assert CpuBackend().declares(algorithm) is is_all
+
+
+def test_what_a_part_of_another_size_was_measured_to_take_makes_no_room() -> None:
+    problem = PROBLEMS["3x3"]
+    measured = 10 * BACKEND.buffer_bytes(problem, "cpu:im2col")
+    division = Division((Candidate("cpu:im2col", problem.batch, 0.0, measured),))
+    workspace = _Rooms()
+
+    Runner(BACKEND, problem, division, limit_bytes=measured)(workspace, *operands_of(problem))
+
+    assert workspace.asked == []
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_room_is_made_for_a_later_group_as_well(op: ConvOp) -> None:
+    problem, besides = dataclasses.replace(PROBLEMS["many channels"], op=op), 12_345
+    part = problem.part(1)
+    needed = {name: BACKEND.buffer_bytes(part, f"cpu:{name}") for name in ("im2col", "onednn_nhwc")}
+    parts = (
+        Candidate("cpu:im2col", 1, 0.0, needed["im2col"]),
+        Candidate("cpu:onednn_nhwc", 1, 0.0, needed["onednn_nhwc"] + besides),
+    )
+    workspace, operands = _Rooms(), operands_of(problem)
+    assert problem.batch == len(parts)
+
+    result = Runner(BACKEND, problem, Division(parts), limit_bytes=sum(needed.values()) + besides)(
+        workspace, *operands
+    )
+
+    assert workspace.asked == [besides]
+    assert relative_error(result, reference(problem, *operands)) <= 1e-5
+
+
+def test_a_sum_of_the_filter_that_overflows_16_bits_is_no_reason_to_compute_again() -> None:
+    problem = a_convolution(
+        batch=1,
+        in_channels=128,
+        out_channels=128,
+        input_size=(4, 4),
+        dtype="float16",
+        layout=Layout.CONTIGUOUS,
+    )
+    algorithm = OtherLayoutAlgorithm(Layout.CHANNELS_LAST)
+    image, weight, _ = operands_of(problem)
+    weight = torch.full_like(weight, 0.5)  # 73,728 in all; the largest number of 16 bits is 65,504
+    kernel = algorithm.slice_kernel(
+        problem, torch.zeros(algorithm.workspace_bytes(problem), dtype=torch.uint8)
+    )
+
+    kernel.prepare(weight)
+
+    assert kernel.run(image, weight, torch.empty(problem.output_shape, dtype=torch.float16), None)
