@@ -413,7 +413,7 @@ def test_an_algorithm_that_does_not_compute_the_problem_is_refused(algorithm: st
 
     with pytest.raises(
         BackendError,
-        match=f"stride 2x2.* must be one that computes it, .*, but got '{algorithm}'",
+        match=f"stride 2x2.* must be one of cpu:aten, .*, but got '{algorithm}'",
     ):
         Runner(BACKEND, problem, equal_parts(algorithm, 1, 1))
 
