@@ -6,16 +6,15 @@ Nothing is allocated on the way but results, and what PyTorch's own convolution 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
-from mucudnn.algorithms.own import operands, result_bytes, unread_operand
-from mucudnn.backends import Backend, Job, PartKernel, PartSumKernel, backend_of
+from mucudnn.backends import Backend, PartKernel, PartSumKernel
 from mucudnn.errors import BackendError
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -29,42 +28,6 @@ def sum_dtype(problem: ConvProblem) -> torch.dtype:
     """Return the type in which the weight gradients of parts add up: float32 for 16-bit ones."""
     own: torch.dtype = getattr(torch, problem.dtype)
     return torch.float32 if own.itemsize == 2 else own
-
-
-class DivisionJob:
-    """A division with operands of its own in place, to be weighed in another process."""
-
-    def __init__(self, payload: Mapping[str, object]) -> None:
-        """Take the values that `division_job` gave."""
-        self._problem = ConvProblem.from_json(cast("Mapping[str, object]", payload["problem"]))
-        parts = cast("list[tuple[str, int]]", payload["parts"])
-        division = Division(tuple(Candidate(name, batch, 0.0, 0) for name, batch in parts))
-        self._device = torch.device(str(payload["device"]))
-        backend = backend_of(division.parts[0].algorithm, self._device)
-        first, second, bias = operands(self._problem, torch.Generator(self._device), self._device)
-        is_fprop = self._problem.op is ConvOp.FPROP
-        unread = None if is_fprop else unread_operand(self._problem, self._device)
-        self._operands = (first, second, bias, unread)
-        self._runner = Runner(backend, self._problem, division)
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes of the tensor that `run` returns."""
-        return result_bytes(self._problem)
-
-    def run(self) -> Tensor:
-        """Run the division in a workspace of its own, which goes with the run."""
-        return self._runner(Workspace(self._device), *self._operands)
-
-
-def division_job(problem: ConvProblem, division: Division, device: torch.device | None = None) -> Job:
-    """Return the job that weighs a whole division: its buffer, and whatever else it takes.
-
-    Without a device it runs on the processor.
-    """
-    parts = [[part.algorithm, part.batch] for part in division.parts]
-    payload = {"problem": problem.to_json(), "parts": parts, "device": str(device or torch.device("cpu"))}
-    return Job("mucudnn.execution:DivisionJob", payload)
 
 
 @dataclasses.dataclass(frozen=True)

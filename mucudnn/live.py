@@ -8,7 +8,6 @@ import torch
 
 from mucudnn.backends import Backend
 from mucudnn.errors import BackendError, DeviceLostError
-from mucudnn.execution import division_job
 from mucudnn.measuring import Compared, division_trial, fits_as_seen
 from mucudnn.outcome import Outcome
 from mucudnn.plan import Division, Search
@@ -17,6 +16,7 @@ from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKin
 from mucudnn.sizes import format_bytes
 from mucudnn.stand import Stand, TrialRun
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
+from mucudnn.weighing import division_job
 
 
 class _TrialError(Exception):

@@ -15,10 +15,11 @@ from torch import Tensor
 from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.errors import BackendError
-from mucudnn.execution import DivisionJob, Runner, division_job
+from mucudnn.execution import Runner
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
+from mucudnn.weighing import DivisionJob, division_job
 from mucudnn.workspace import Owner, Workspace, release_workspaces, workspace_of
 from tests.convolutions import (
     a_convolution,

@@ -14,7 +14,6 @@ from bench.cpu.rounds import Rounds
 from mucudnn.backends import Backend, Job
 from mucudnn.backends.own import own_job
 from mucudnn.errors import BackendError
-from mucudnn.execution import division_job
 from mucudnn.live import LiveMeasurer
 from mucudnn.plan import Division, Policy
 from mucudnn.problem import ConvProblem
@@ -24,6 +23,7 @@ from mucudnn.sizes import format_bytes
 from mucudnn.stand import Stand
 from mucudnn.store import Store
 from mucudnn.timing import SamplingRule, compare_runs
+from mucudnn.weighing import division_job
 
 PROFILING = SamplingRule(looks=(3,), precision=0.05, warmups=1)
 """Of candidates: three samples, since there may be a hundred, and what they choose competes once more."""

@@ -116,6 +116,7 @@ class _State(NamedTuple):
 
     @classmethod
     def of_this_thread(cls) -> "_State":
+        """Return the settings that this thread has now."""
         return cls(
             _this_thread.is_worker,
             torch.is_inference_mode_enabled(),
