@@ -181,8 +181,13 @@ class _Task(Generic[Result]):
         except BaseException as error:  # noqa: BLE001  # raised where the result is taken
             self._error = error
         finally:
-            before.set()
-            self.is_over = True
+            try:
+                before.set()
+            except BaseException:  # a signal's, on the way: what it has interrupted must be done all the same
+                before.set()
+                raise
+            finally:
+                self.is_over = True
 
     def take(self) -> Result:
         """Return what the call has returned, or raise what it has raised."""
