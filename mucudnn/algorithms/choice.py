@@ -154,10 +154,20 @@ def _in_blocks(family: TileAlgorithm, geometry: TileGeometry) -> Iterator[TileAl
     deep = geometry.y_size[0] if geometry.taps[0] > 1 else 1
     row_bytes = geometry.planes * tiles_w * geometry.x_channels * geometry.problem.itemsize
     for block_bytes in _BLOCK_BYTES:
-        rows = max(round(block_bytes / row_bytes), -(-_LEAST_TILES // tiles_w))
+        least = -(-_LEAST_TILES // tiles_w)
+        rows = max(round(block_bytes / row_bytes), least)
         if deep > 1:
             yield dataclasses.replace(family, slices=max(rows // tiles_h, 1))
-        elif rows < tiles_h:
+        elif (rows := _without_rest(tiles_h, rows, least)) < tiles_h:
             yield dataclasses.replace(family, rows=rows)
         else:
             yield dataclasses.replace(family, images=2 ** round(math.log2(rows / tiles_h)))
+
+
+def _without_rest(total: int, about: int, least: int) -> int:
+    """Return a part of `total`, about so large, of which copies cover it with the least to spare.
+
+    Blocks are all computed in one size: 14 rows in blocks of 4 would cost as much as 16.
+    """
+    able = range(max(about // 2, least), min(2 * about, total) + 1)
+    return min(able, key=lambda part: (-(-total // part) * part, abs(math.log(part / about))), default=about)

@@ -204,6 +204,17 @@ def test_blocks_are_of_rows_of_large_images_slices_of_deep_ones_and_several_smal
     assert all(getattr(each, axis) for each in in_blocks)
 
 
+@pytest.mark.parametrize(("side", "rows"), [(56, {7}), (112, {2, 7}), (64, {4})])
+def test_blocks_of_rows_leave_no_rest_where_there_is_a_part_that_leaves_none(
+    side: int, rows: set[int]
+) -> None:
+    problem = dataclasses.replace(LAYER, input_size=(side, side))
+    offered_rows = {each.rows for each in offered_tiles(problem, threads=1) if each.outputs == 4}
+
+    assert offered_rows - {0} == rows
+    assert all(-(-side // 4) % each == 0 for each in rows)
+
+
 @pytest.mark.parametrize("op", ConvOp)
 def test_workers_are_offered_where_there_are_threads(op: ConvOp) -> None:
     workers = {each.workers for each in offered_tiles(LAYER.with_op(op), threads=3)}
@@ -279,7 +290,7 @@ def test_a_block_reads_all_that_its_outputs_need(tiling: Case) -> None:
 @given(tilings())
 def test_what_a_block_reads_lies_in_the_image_and_in_its_own_padding(tiling: Case) -> None:
     geometry = TileGeometry(*tiling)
-    room = geometry.padded_shape[1:3]
+    room = geometry.chunk_shape[1:3]
 
     boxes = [box for block in geometry.blocks for box in block.chunks]
     for box in (box for box in boxes if math.prod(box.size)):  # others lie wholly in the padding
