@@ -83,6 +83,13 @@ def test_own_stays_where_nothing_is_faster_and_the_strict_choice_stands_beside_i
     assert (last.key, last.strict_key) == ("cpu:aten@4*1", "cpu:aten@4*1")
 
 
+def test_a_disturbed_rival_does_not_stand_before_one_that_is_faster_for_sure() -> None:
+    times = samples(own=8.0, quick=5.0, small=6.0)
+    times["cpu:winograd4@4*1"][:3] = [9.0] * 3
+
+    assert a_contest().choose(times, {})[-1].key == "cpu:winograd4@1*4"
+
+
 def test_what_was_seen_to_take_more_than_the_limit_is_out() -> None:
     seen = {"cpu:winograd4@1*4": 5 * MIB}
     first, second, _ = a_contest().choose(samples(own=8.0, quick=4.0, small=6.0), seen)

@@ -37,8 +37,8 @@ class Contest:
     ) -> tuple[Choice, ...]:
         """Return what runs under each limit.
 
-        It is the division with the least median of those that fit, unless PyTorch's own may run and that
-        division is not FASTER. Fresh rounds have to prove it: the least of several is too low.
+        It is the division with the least median of those that fit and are FASTER than PyTorch's own, which
+        else stays where it may run. Fresh rounds have to prove it: the least of several is too low.
 
         Args:
             samples_s: seconds of all divisions, from the same rounds.
@@ -54,14 +54,19 @@ class Contest:
             for key, rival in self.rivals.items()
             if rival.workspace_bytes <= limit_bytes and fits_as_seen(seen_bytes.get(key, 0), limit_bytes)
         ]
-        best = min(
-            fitting, key=lambda one: (median(samples_s[one.key]), one.workspace_bytes, one.key), default=None
-        )
-        key = self.own.key
-        if best is not None and compare(samples_s[key], samples_s[best.key]) is Verdict.FASTER:
-            key = best.key
-        does_own_fit = self.own.workspace_bytes <= limit_bytes
-        return Choice(limit_bytes, key, key if does_own_fit else None if best is None else best.key)
+        own_s = samples_s[self.own.key]
+        faster = [rival for rival in fitting if compare(own_s, samples_s[rival.key]) is Verdict.FASTER]
+        best, only = _quickest(faster, samples_s), _quickest(fitting, samples_s)
+        key = self.own.key if best is None else best.key
+        if best is not None or self.own.workspace_bytes <= limit_bytes:
+            return Choice(limit_bytes, key, key)
+        return Choice(limit_bytes, key, None if only is None else only.key)
+
+
+def _quickest(divisions: Sequence[Division], samples_s: Mapping[str, Sequence[float]]) -> Division | None:
+    return min(
+        divisions, key=lambda one: (median(samples_s[one.key]), one.workspace_bytes, one.key), default=None
+    )
 
 
 def limits_of(limits: Sequence[int], own_bytes: int) -> tuple[int, ...]:

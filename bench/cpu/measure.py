@@ -142,7 +142,8 @@ def _rounds(seconds: float, round_s: float) -> int:
 
 
 def _looks(round_s: float) -> tuple[int, ...]:
-    most = _rounds(DECIDING_S, round_s)
+    """Return when a contest may end; one that is not decided goes on, however slow, to the last of these."""
+    most = max(_rounds(DECIDING_S, round_s), _LOOKS[-1])
     return (*(look for look in _LOOKS if look < most), most)
 
 
