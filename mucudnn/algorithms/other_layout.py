@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, Region, SliceKernel, SumKernel, carve, total_bytes
-from mucudnn.algorithms.layouts import LARGE_IMAGE, TRANSPOSING_ELEMENTS, to_channels_last, to_contiguous
+from mucudnn.algorithms.layouts import to_channels_last, to_contiguous
 from mucudnn.algorithms.own import own_convolution
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
@@ -99,13 +99,11 @@ def _sum_dtype(problem: ConvProblem) -> str:
 def _regions(problem: ConvProblem) -> tuple[Region, ...]:
     """The workspace; what outlives a part, the filter or the sum of its gradients, comes first."""
     x, w, y = map(math.prod, (problem.input_shape, problem.filter_shape, problem.output_shape))
-    block = Region("block", (_block_elements(problem),), problem.dtype)
     if problem.op is ConvOp.WGRAD:
         return (
             Region("sum", (w,), _sum_dtype(problem)),
             Region("image", (x,), problem.dtype),
             Region("gradient", (y,), problem.dtype),
-            block,
         )
     # Of dgrad's x, which PyTorch takes and does not read, the strides count: it lies where dy does.
     image = x if problem.op is ConvOp.FPROP else max(x, y)
@@ -113,14 +111,7 @@ def _regions(problem: ConvProblem) -> tuple[Region, ...]:
         Region("filter", (w,), problem.dtype),
         Region("filter_sum", (1,), _sum_dtype(problem)),
         Region("image", (image,), problem.dtype),
-        block,
     )
-
-
-def _block_elements(problem: ConvProblem) -> int:
-    """Elements that torch takes for a copy of large images to contiguous ones: counted, not used here."""
-    pixels = max(math.prod(problem.input_size), math.prod(problem.output_size))
-    return TRANSPOSING_ELEMENTS if pixels >= LARGE_IMAGE else 0
 
 
 class _Space:

@@ -36,7 +36,7 @@ class Script(Generic[Parameters, Result]):
 
     Args:
         function: of tensors, numbers, lists and named tuples of them, with annotations, and of operations
-            that TorchScript knows; what it calls must be of the same kind.
+            that TorchScript knows; what it calls must be of the same kind, or `called_from_scripts`.
     """
 
     def __init__(self, function: Callable[Parameters, Result]) -> None:
@@ -46,9 +46,19 @@ class Script(Generic[Parameters, Result]):
         _scripts.append(self.compile)
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        """Call the function."""
+        """Call the function.
+
+        Raises:
+            KeyboardInterrupt: the user has interrupted a function of Python's that it calls; TorchScript
+                makes a RuntimeError of whatever such a function raises.
+        """
         compiled = self._compiled or self.compile()
-        return compiled(*args, **kwargs)
+        try:
+            return compiled(*args, **kwargs)
+        except RuntimeError as error:
+            if "KeyboardInterrupt" in str(error):
+                raise KeyboardInterrupt from error
+            raise
 
     def compile(self) -> Callable[Parameters, Result]:
         """Return what a call runs: a torch.jit.ScriptFunction, or the function itself."""
@@ -59,6 +69,12 @@ class Script(Generic[Parameters, Result]):
 
 
 _scripts: list[Callable[[], object]] = []
+
+
+def called_from_scripts(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Mark a function of Python's that scripts call as it is, for 3 microseconds and with the GIL."""
+    marked: Callable[Parameters, Result] = torch.jit.ignore(function)
+    return marked
 
 
 def compile_all() -> list[object]:

@@ -7,15 +7,13 @@ awake and in their places, where any other thread would have to share the cores 
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
+from mucudnn.algorithms.libraries import library_of_torch
+
 _Body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 """A thread's share of a region, called with the GIL held."""
-
-_LIBRARY = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-"""Whoever opens it finds what is loaded already, and in it the names of all that it depends on."""
 
 
 class Team:
@@ -101,9 +99,8 @@ def team_of_torch() -> Team | None:
     Names are looked up as the linker does: first among what was loaded for all, such as a library that
     LD_PRELOAD puts in the place of PyTorch's own, then among what PyTorch depends on.
     """
-    try:
-        own = ctypes.CDLL(str(_LIBRARY))
-    except OSError:
+    own = library_of_torch()
+    if own is None:
         return None
     for library in (ctypes.CDLL(None), own):
         try:

@@ -5,23 +5,23 @@ from torch import Tensor
 
 from mucudnn.algorithms.scripts import Script
 from mucudnn.algorithms.tile_views import Taps
+from mucudnn.algorithms.transposition import transpose
 
 
 def lay_filter(weight: Tensor, taps: Taps) -> None:
     """Transform a filter to planes.
 
     Args:
-        weight: (b, a, taps_d, r, s), channels of y first. Both dense layouts are copied by 2-D transposes,
-            which torch does in blocks.
+        weight: (b, a, taps_d, r, s), channels of y first. Both dense layouts are transposed.
         taps: where to.
     """
     b, a, n_taps = weight.size(0), weight.size(1), taps.rows.size(0)
     last = weight.movedim(1, -1)
     if last.is_contiguous():
-        taps.rows.view(n_taps * a, b).copy_(last.reshape(b, n_taps * a).t())
+        transpose(last.reshape(1, b, n_taps * a), taps.rows.view(1, n_taps * a, b))
     elif weight.is_contiguous() and taps.scratch.numel() > 0:
-        scratch = taps.scratch.view(a * n_taps, b).copy_(weight.view(b, a * n_taps).t())
-        taps.rows.view(n_taps, a, b).copy_(scratch.view(a, n_taps, b).transpose(0, 1))
+        transpose(weight.view(1, b, a * n_taps), taps.scratch.view(1, a * n_taps, b))
+        taps.rows.view(n_taps, a, b).copy_(taps.scratch.view(a, n_taps, b).transpose(0, 1))
     else:
         deep, high, wide = weight.size(2), weight.size(3), weight.size(4)
         taps.rows.view(deep, high, wide, a, b).copy_(weight.permute(2, 3, 4, 1, 0))
@@ -32,7 +32,7 @@ def lay_exchanged_filter(weight: Tensor, taps: Taps) -> None:
     """Transform the filter (a, b, taps_d, r, s) of dgrad, whose channels of y come second, to planes."""
     a, b, n_taps = weight.size(0), weight.size(1), taps.rows.size(0)
     if weight.is_contiguous():
-        taps.rows.copy_(weight.view(a * b, n_taps).t())
+        transpose(weight.view(1, a * b, n_taps), taps.rows.view(1, n_taps, a * b))
     else:
         deep, high, wide = weight.size(2), weight.size(3), weight.size(4)
         taps.rows.view(deep, high, wide, a, b).copy_(weight.permute(2, 3, 4, 0, 1))
@@ -97,7 +97,7 @@ def undo_filter(taps: Taps, into: Tensor, adds: bool) -> float:
     if adds:
         into.add_(taps.rows.view(deep, high, wide, k, c).permute(3, 4, 0, 1, 2))
     elif into.is_contiguous():
-        into.view(k * c, deep * high * wide).copy_(taps.rows.t())
+        transpose(taps.rows.view(1, deep * high * wide, k * c), into.view(1, k * c, deep * high * wide))
     else:
         into.copy_(taps.rows.view(deep, high, wide, k, c).permute(3, 4, 0, 1, 2))
     return total

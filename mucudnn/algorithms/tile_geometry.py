@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.forms import BilinearForm, cook_toom, fourier, identity
-from mucudnn.algorithms.layouts import TRANSPOSING_ELEMENTS, steps_in_cache
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _CHUNK_BYTES = 2**20
@@ -193,7 +192,7 @@ class TileGeometry:
 
     def _box_of_x(self, n: int, d: int, row: int) -> "Box":
         """What the chunk whose outputs start there reads of x, and where it lies in the padded chunk."""
-        starts, lengths = (d - self.padding[0], row - self.padding[1]), self.padded_shape[1:3]
+        starts, lengths = (d - self.padding[0], row - self.padding[1]), self.chunk_shape[1:3]
         cuts = [
             (max(start, 0), max(min(start + length, size), 0))
             for start, length, size in zip(starts, lengths, self.x_size, strict=False)
@@ -208,21 +207,9 @@ class TileGeometry:
         return Box(n, d, row, (min(self.slices, self.y_size[0] - d), min(high, self.y_size[1] - row)))
 
     @property
-    def is_staged(self) -> bool:
-        """Whether y passes through an image with channels innermost: scattered NCHW copies are slow."""
+    def is_turned(self) -> bool:
+        """Whether images are contiguous, and are transposed on their way in and out."""
         return self.problem.layout is Layout.CONTIGUOUS
-
-    @property
-    def channels_at_once(self) -> int:
-        """Channels of x that are copied at once: of NCHW images, each is another line of the cache."""
-        if not self.is_staged:
-            return self.x_channels
-        return steps_in_cache(math.prod(self.x_size) * self.problem.itemsize)
-
-    @property
-    def rows_at_once(self) -> int:
-        """Rows of y that are copied at once to NCHW, for the same reason: there each pixel is a line."""
-        return max(1, steps_in_cache(self.group * self.problem.itemsize) // self.y_size[2])
 
     @property
     def planes(self) -> int:
@@ -230,22 +217,45 @@ class TileGeometry:
         return self.forms[0].rank * self.forms[1].rank
 
     @property
-    def padded_shape(self) -> tuple[int, ...]:
-        """Shape (images, slices, h, w, channels) of a chunk of x with its padding."""
-        h, w = self.forms
-        images, rows = self.chunk
-        high, wide = rows * h.outputs + h.taps - 1, self.tiles[1] * w.outputs + w.taps - 1
-        return (images, self.slices + self.taps[0] - 1, high, wide, self.x_channels)
+    def chunk_shape(self) -> tuple[int, ...]:
+        """Shape (images, slices, h, w, channels) of a chunk of x, padded along all axes but w.
+
+        Along w tiles reach beyond the row into its neighbours, and what they find there is overwritten by
+        zeros: so a chunk's rows lie as those of the image do, and come over in one copy.
+        """
+        h, images, rows = self.forms[0], *self.chunk
+        high = rows * h.outputs + h.taps - 1
+        return (images, self.slices + self.taps[0] - 1, high, self.x_size[2], self.x_channels)
+
+    @property
+    def margins(self) -> tuple[int, int]:
+        """Elements before and behind a chunk of x into which tiles reach."""
+        w, left = self.forms[1], self.padding[2]
+        wide = self.tiles[1] * w.outputs + w.taps - 1
+        return left * self.x_channels, max(wide - left - self.x_size[2], 0) * self.x_channels
+
+    @property
+    def columns_outside(self) -> list[tuple[int, int, int]]:
+        """Tiles beyond the image along w, with the first of their columns there and the last + 1."""
+        w, left, wide = self.forms[1], self.padding[2], self.x_size[2]
+        runs = []
+        for tile in range(self.tiles[1]):
+            first = tile * w.outputs - left
+            runs += [
+                (tile, 0, min(-first, w.inputs)),
+                (tile, max(wide - first, 0), w.inputs),
+            ]
+        return [(tile, start, stop) for tile, start, stop in runs if start < stop]
 
     @property
     def chunk_tiles(self) -> tuple[int, ...]:
         """Images, slices and tiles (h, w) of a chunk of x."""
-        return (*self.padded_shape[:2], self.chunk[1], self.tiles[1])
+        return (*self.chunk_shape[:2], self.chunk[1], self.tiles[1])
 
     @property
     def x_tiles(self) -> tuple[int, ...]:
         """Images, slices and tiles (h, w) of a block of x."""
-        return (self.images, self.padded_shape[1], self.rows, self.tiles[1])
+        return (self.images, self.chunk_shape[1], self.rows, self.tiles[1])
 
     @property
     def y_tiles(self) -> tuple[int, ...]:
@@ -301,8 +311,7 @@ class TileGeometry:
         result in "front" once the products are spent, and the filter before its transform in both. V is
         in "front", or where it is kept for several groups of channels in "kept". wgrad keeps y apart in
         "y_front", because both images' planes meet in the product, and has a sum
-        for every thread, and the sum of the values that were found. Nothing is put into "transposing": it
-        declares what a copy takes by itself.
+        for every thread, and the sum of the values that were found.
         """
         dtype = self.problem.dtype
         planes = (self.taps[0] * self.planes * self.x_channels * self.group,)
@@ -318,11 +327,12 @@ class TileGeometry:
     def _arena(self) -> dict[str, int]:
         """Elements of each region of one thread."""
         h, w = self.forms
-        staged = math.prod(self.y_tiles) * h.outputs * w.outputs * self.group if self.is_staged else 0
+        staged = math.prod(self.y_tiles) * h.outputs * w.outputs * self.group if self.is_turned else 0
         turned = self.filter_taps if self.is_turned_twice else 0
         y_tiles = max(h.outputs * w.outputs, self.planes) * self.y_plane
         front = [h.inputs * w.inputs * self.chunk_plane, self.filter_taps]
-        back = [math.prod(self.padded_shape), h.rank * w.inputs * self.chunk_plane, turned, self.middle_taps]
+        chunk = math.prod(self.chunk_shape) + sum(self.margins)
+        back = [chunk, h.rank * w.inputs * self.chunk_plane, turned, self.middle_taps]
         kept = self.planes * self.x_plane
         if not self.is_grouped:
             front, kept = [*front, kept], 0
@@ -331,8 +341,7 @@ class TileGeometry:
         else:
             front += [h.outputs * w.rank * self.y_plane, staged]
             back, y_tiles = [*back, y_tiles], 0
-        sizes = {"front": max(front), "back": max(back), "y_front": y_tiles, "kept": kept}
-        return {**sizes, "transposing": TRANSPOSING_ELEMENTS}
+        return {"front": max(front), "back": max(back), "y_front": y_tiles, "kept": kept}
 
     @property
     def is_turned_twice(self) -> bool:

@@ -220,10 +220,11 @@ def _shifted(geometry: TileGeometry, arena: _Arena) -> list[Tensor]:
 
 def _cut(geometry: TileGeometry, arena: _Arena) -> Cut:
     h, w = geometry.forms
-    shape, front, back = geometry.padded_shape, arena["front"], arena["back"]
-    block = back[: math.prod(shape)].view(shape)
+    shape, front, back = geometry.chunk_shape, arena["front"], arena["back"]
+    before, _ = geometry.margins
+    block = back[before : before + math.prod(shape)].view(shape)
     per_image, per_slice, per_row, per_pixel, per_channel = block.stride()
-    overlapping = block.as_strided(
+    overlapping = back.as_strided(
         (h.inputs, w.inputs, *geometry.chunk_tiles, shape[-1]),
         (per_row, per_pixel, per_image, per_slice, h.outputs * per_row, w.outputs * per_pixel, per_channel),
     )
@@ -231,9 +232,10 @@ def _cut(geometry: TileGeometry, arena: _Arena) -> Cut:
     tiles = _tile_view(front, (h.inputs, w.inputs), geometry.chunk_tiles, shape[-1], plane)
     targets = _targets(geometry, arena.v) if geometry.is_grouped else []
     product = _product(h.input_transform, w.input_transform, front, back, front, plane, targets)
-    edges = [_edge(geometry, block, *kind) for kind in _kinds(geometry)[0]]
+    outside = [tiles[:, start:stop, :, :, :, tile] for tile, start, stop in geometry.columns_outside]
+    edges = [_edge(block, *kind) for kind in _kinds(geometry)[0]]
     chunks = len(geometry.blocks[0].chunks)
-    return Cut(edges, overlapping, tiles, geometry.channels_at_once, product, chunks)
+    return Cut(edges, overlapping, tiles, outside, geometry.is_turned, product, chunks)
 
 
 def _targets(geometry: TileGeometry, v: Tensor) -> list[Tensor]:
@@ -245,17 +247,21 @@ def _targets(geometry: TileGeometry, v: Tensor) -> list[Tensor]:
     return [planes[i, :, start : start + length] for start in starts for i in range(h.rank)]
 
 
-def _edge(geometry: TileGeometry, block: Tensor, size: tuple[int, ...], before: tuple[int, int]) -> Edge:
+def _edge(block: Tensor, size: tuple[int, ...], before: tuple[int, int]) -> Edge:
     """Split a padded chunk into what x fills, of so many slices and rows, and what lies around it."""
     if not math.prod(size):
-        return Edge(block[:0], [block])
+        return Edge(block[:0], block[:0], [block])
     inside, borders = block, []
-    left, wide = geometry.padding[2], geometry.x_size[2]
-    for axis, (first, length) in enumerate([(before[0], size[0]), (before[1], size[1]), (left, wide)], 1):
+    for axis, (first, length) in enumerate(zip(before, size, strict=True), 1):
         behind = inside.size(axis) - first - length
         borders += [inside.narrow(axis, 0, first), inside.narrow(axis, first + length, behind)]
         inside = inside.narrow(axis, first, length)
-    return Edge(inside, [border for border in borders if border.numel()])
+    return Edge(inside, _pixels(inside), [border for border in borders if border.numel()])
+
+
+def _pixels(box: Tensor) -> Tensor:
+    """View (images, slices, rows, columns, channels), with rows that are dense, as (…, pixels, channels)."""
+    return box.flatten(2, 3)
 
 
 def _blocks(geometry: TileGeometry, outputs: Tensor, staged: Tensor) -> Blocks:
@@ -267,7 +273,6 @@ def _blocks(geometry: TileGeometry, outputs: Tensor, staged: Tensor) -> Blocks:
     return Blocks(
         [_side(geometry, tiles, staged, size) for size in _kinds(geometry)[1]],
         outputs[: math.prod(sides) * geometry.y_plane].view(-1, columns),
-        geometry.rows_at_once,
     )
 
 
@@ -280,9 +285,13 @@ def _side(geometry: TileGeometry, tiles: Tensor, staged: Tensor, size: tuple[int
         for i, rows, m_h in _whole_and_rest(shape[2], high)
         for j, columns, m_w in _whole_and_rest(shape[3], wide)
     ]
-    place = staged[: math.prod(shape)].view(shape) if geometry.is_staged else staged[:0]
+    if geometry.is_turned:
+        place = staged[: math.prod(shape)].view(shape)
+        lines = _pixels(place)
+    else:
+        place = lines = staged[:0]
     covered = math.prod(shape[1:4])
-    return Side(pieces, shape, place, covered == math.prod(tiles.shape[1:6]))
+    return Side(pieces, shape, place, lines, covered == math.prod(tiles.shape[1:6]))
 
 
 def _whole_and_rest(size: int, step: int) -> list[tuple[int, int, int]]:

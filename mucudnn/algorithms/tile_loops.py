@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mucudnn.algorithms.scripts import Script
 from mucudnn.algorithms.tile_filters import lay_exchanged_filter, lay_filter, undo_filter
-from mucudnn.algorithms.tile_views import Blocks, Cut, Edge, Piece, Product, Side, SliceSpace, SumSpace
+from mucudnn.algorithms.tile_views import Cut, Edge, Piece, Product, Side, SliceSpace, SumSpace
+from mucudnn.algorithms.transposition import transpose
 
 
 def _apply(product: Product) -> None:
@@ -63,18 +64,18 @@ def _gather(cut: Cut, edge: Edge, image: Tensor, n: int, d: int, row: int) -> No
     inside = edge.inside
     if inside.numel() > 0:
         source = _box(image, list(inside.shape), n, d, row, 0)
-        channels = inside.size(4)
-        if cut.channels >= channels:
-            inside.copy_(source)
+        if cut.is_turned and _has_even_pixels(source):
+            _transpose(_pixels(source).transpose(2, 3), edge.pixels)
         else:
-            for c in range(0, channels, cut.channels):
-                inside[..., c : c + cut.channels].copy_(source[..., c : c + cut.channels])
+            inside.copy_(source)
     for border in edge.borders:
         border.zero_()
     cut.tiles.copy_(cut.overlapping)
+    for columns in cut.outside:
+        columns.zero_()
 
 
-def _scatter(blocks: Blocks, side: Side, image: Tensor) -> None:
+def _scatter(side: Side, image: Tensor) -> None:
     """Copy the outputs of a block to its pixels `image` of y."""
     if side.staged.numel() == 0:
         for piece in side.pieces:
@@ -82,11 +83,31 @@ def _scatter(blocks: Blocks, side: Side, image: Tensor) -> None:
         return
     for piece in side.pieces:
         _tiles_in(piece, side.staged).copy_(piece.tiles)
-    if blocks.rows >= image.size(2):
-        image.copy_(side.staged)
+    if _has_even_pixels(image):
+        _transpose(side.pixels, _pixels(image).transpose(2, 3))
     else:
-        for row in range(0, image.size(2), blocks.rows):
-            image[:, :, row : row + blocks.rows].copy_(side.staged[:, :, row : row + blocks.rows])
+        image.copy_(side.staged)
+
+
+def _has_even_pixels(box: Tensor) -> bool:
+    """Whether the pixels of each slice of (images, slices, rows, columns, c) lie evenly apart."""
+    return box.stride(2) == box.size(3) * box.stride(3) or box.size(2) == 1
+
+
+def _pixels(box: Tensor) -> Tensor:
+    """View such a box as (images, slices, pixels, c)."""
+    shape = [box.size(0), box.size(1), box.size(2) * box.size(3), box.size(4)]
+    strides = [box.stride(0), box.stride(1), box.stride(3), box.stride(4)]
+    return box.as_strided(shape, strides, box.storage_offset())
+
+
+def _transpose(source: Tensor, target: Tensor) -> None:
+    """Copy matrices (images, slices, p, q) to (images, slices, q, p)."""
+    if source.size(1) == 1:
+        transpose(source[:, 0], target[:, 0])
+    else:
+        for i in range(source.size(0)):
+            transpose(source[i], target[i])
 
 
 @Script
@@ -128,7 +149,7 @@ def slice_loop(
             if bias is not None:
                 space.blocks.flat.add_(bias[channel : channel + space.group])
             pixels = _box(out, side.shape, blocks[i], blocks[i + 1], blocks[i + 2], channel)
-            _scatter(space.blocks, side, pixels)
+            _scatter(side, pixels)
             total += float(space.blocks.flat.sum())
     return total
 
@@ -159,7 +180,11 @@ def _add_block(space: SumSpace, side: Side, pixels: Tensor, first: bool) -> None
     if not side.is_whole:
         space.blocks.flat.zero_()
     if side.staged.numel() > 0:
-        pixels = side.staged.copy_(pixels)
+        if _has_even_pixels(pixels):
+            _transpose(_pixels(pixels).transpose(2, 3), side.pixels)
+        else:
+            side.staged.copy_(pixels)
+        pixels = side.staged
     for piece in side.pieces:
         piece.tiles.copy_(_tiles_in(piece, pixels))
     _apply(space.y_to_products)

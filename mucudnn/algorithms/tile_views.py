@@ -35,10 +35,12 @@ class Edge(NamedTuple):
 
     Attributes:
         inside: (images, slices, rows, columns, channels), the part of the padded chunk that x fills.
+        pixels: the same as (images, slices, pixels, channels).
         borders: the rest of it, in pieces.
     """
 
     inside: Tensor
+    pixels: Tensor
     borders: list[Tensor]
 
 
@@ -49,7 +51,8 @@ class Cut(NamedTuple):
         edges: the kinds of chunks.
         overlapping: (t_h, t_w, images, slices, tiles_h, tiles_w, channels), the tiles in the padded chunk.
         tiles: the same shape, where the tiles are gathered.
-        channels: of the image that are copied at once, so that what is read stays in the first cache.
+        outside: those of their columns that lie beyond the image, in pieces.
+        is_turned: whether x is contiguous, and has to be transposed.
         to_products: transforms the tiles.
         chunks: of a block.
     """
@@ -57,7 +60,8 @@ class Cut(NamedTuple):
     edges: list[Edge]
     overlapping: Tensor
     tiles: Tensor
-    channels: int
+    outside: list[Tensor]
+    is_turned: bool
     to_products: Product
     chunks: int
 
@@ -85,12 +89,14 @@ class Side(NamedTuple):
         pieces: all of it.
         shape: (images, slices, rows, columns, channels).
         staged: room of that shape with channels innermost; empty where y lies like that.
+        pixels: the same as (images, slices, pixels, channels).
         is_whole: whether no tile reaches beyond the image.
     """
 
     pieces: list[Piece]
     shape: list[int]
     staged: Tensor
+    pixels: Tensor
     is_whole: bool
 
 
@@ -100,12 +106,10 @@ class Blocks(NamedTuple):
     Attributes:
         sides: the kinds of blocks.
         flat: (pixels, channels), all outputs of a block; for dy (pixels of a tile, plane), gaps and all.
-        rows: of the image that are copied at once from `staged`, for the same reason as channels of x.
     """
 
     sides: list[Side]
     flat: Tensor
-    rows: int
 
 
 class Taps(NamedTuple):

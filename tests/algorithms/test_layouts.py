@@ -1,15 +1,13 @@
-"""Copies between the layouts: right for all strides, in blocks where that pays, and without memory."""
+"""Copies between the layouts: right for all strides, and without memory."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from mucudnn.algorithms.layouts import TRANSPOSING_ELEMENTS, to_channels_last, to_contiguous
+from mucudnn.algorithms.layouts import to_channels_last, to_contiguous
 from tests.algorithms.test_kernels import ALLOCATION_BOUND, allocated_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -128,58 +126,7 @@ def test_every_bit_comes_over(copy: Copy, shape: Shape) -> None:
 
 @copies
 @shapes
-def test_nothing_is_allocated_but_the_block_for_large_dense_images(
-    copy: Copy, shape: Shape, tmp_path: Path
-) -> None:
+def test_nothing_is_allocated(copy: Copy, shape: Shape, tmp_path: Path) -> None:
     source, target = operands(copy, shape)
-    is_large = copy is to_contiguous and shape is LARGE
-    block_bytes = TRANSPOSING_ELEMENTS * source.itemsize if is_large else 0
-
-    taken = allocated_bytes(lambda: copy(source, target), tmp_path)
-
-    assert block_bytes <= taken <= block_bytes + ALLOCATION_BOUND
-
-
-@copies
-def test_large_images_that_are_not_dense_take_no_block(copy: Copy, tmp_path: Path) -> None:
-    source, empty = operands(copy, LARGE)
-    _, target = framed(empty)
 
     assert allocated_bytes(lambda: copy(source, target), tmp_path) <= ALLOCATION_BOUND
-
-
-class _Copies(TorchDispatchMode):
-    """Keeps the shapes of all that is copied."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[Shape] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.copy_.default:
-            self.shapes.append(tuple(args[0].shape))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    ("copy", "shape", "blocks"),
-    [
-        (to_channels_last, (2, 72, 32, 32), [(2, 32, 32, 32), (2, 32, 32, 32), (2, 8, 32, 32)]),
-        (to_channels_last, (2, 96, 16, 16), [(2, 32, 16, 16)] * 3),
-        (to_channels_last, (2, 300, 8, 8), [(2, 128, 8, 8), (2, 128, 8, 8), (2, 44, 8, 8)]),
-        (to_channels_last, (2, 300, 7, 7), [(2, 300, 7, 7)]),
-        (to_contiguous, (2, 64, 28, 28), [(2, 64, 4, 28)] * 7),
-        (to_contiguous, (2, 1024, 7, 7), [(2, 1024, 4, 7), (2, 1024, 3, 7)]),
-        (to_contiguous, (2, 64, 2, 4, 60), [(2, 64, 1, 2, 60)] * 4),
-        (to_contiguous, (2, 64, 200), [(2, 64, 128), (2, 64, 72)]),
-        (to_contiguous, (2, 16, 28, 28), [(2, 16, 28, 28)]),
-        (to_contiguous, LARGE, [(20, 96 * 97)] * 2),
-    ],
-)
-def test_blocks_are_as_large_as_the_cache_holds_lines(copy: Copy, shape: Shape, blocks: list[Shape]) -> None:
-    source, target = operands(copy, shape)
-
-    with _Copies() as seen:
-        copy(source, target)
-
-    assert seen.shapes == blocks

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms import tile_kernels
-from mucudnn.algorithms.scripts import Script, compile_all
+from mucudnn.algorithms.scripts import Script, called_from_scripts, compile_all
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.test_kernels import BLOCKED, algorithm_of, compute
 from tests.convolutions import operands_of
@@ -218,3 +218,32 @@ def test_compiled_loops_compute_bit_by_bit_what_python_computes(
 
     assert is_sound
     assert all(is_good and torch.equal(result, expected) for result, is_good in compiled)
+
+
+class _OwnError(Exception):
+    """Of a function that a script calls."""
+
+
+@called_from_scripts
+def _broken(kind: int) -> None:
+    if kind == 0:
+        raise KeyboardInterrupt
+    if kind == 1:
+        raise _OwnError
+
+
+@Script
+def _breaks(kind: int) -> None:
+    _broken(kind)
+
+
+def test_a_user_may_interrupt_what_a_script_calls() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _breaks(0)
+
+
+def test_errors_of_what_a_script_calls_name_their_kind() -> None:
+    with pytest.raises(RuntimeError, match="_OwnError"):
+        _breaks(1)
+
+    _breaks(2)
