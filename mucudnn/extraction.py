@@ -3,27 +3,17 @@
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
+from mucudnn.calls import as_autocast, autocast_dtype, obstacle, op_of, problem_of
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
-from mucudnn.functional import ConvArguments, explicit_padding, obstacle, problem_of
-from mucudnn.passes import CallArguments, run_in_earnest, run_without_arithmetic
+from mucudnn.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
+from mucudnn.passes import CallArguments, make_parameters, run_in_earnest, run_without_arithmetic
 from mucudnn.problem import ConvOp, ConvProblem
 
-__all__ = [
-    "CallArguments",
-    "Extraction",
-    "SiteCall",
-    "convolution_of",
-    "convolutions",
-    "extract",
-    "undividable",
-    "wanted_ops",
-]
-
-_OTHER_KINDS = (nn.Conv1d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+__all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +23,8 @@ class SiteCall:
     Attributes:
         path: the module's path.
         variant: 0 for the first shape that the module meets, 1 for the second, and so on.
-        problem: of fprop.
-        ops: which of the three are needed.
+        problem: of the forward pass: fprop, or dgrad of a transposed convolution.
+        ops: which of the three are needed, by the problem's names.
     """
 
     path: str
@@ -56,39 +46,10 @@ class Extraction:
     untouched: tuple[tuple[str, str], ...]
 
 
-def undividable(module: nn.Module) -> str | None:
-    """Return why a convolution module cannot be divided, or None if it can."""
-    if isinstance(module, _OTHER_KINDS):
-        return f"{type(module).__name__} is not divided, only Conv2d is"
-    kind = type(module)
-    if (
-        not isinstance(module, nn.Conv2d)
-        or getattr(kind, "_conv_forward", None) is not nn.Conv2d._conv_forward
-    ):
-        return f"{kind.__name__} computes its convolution itself"
-    replaced = module.__dict__.get("_conv_forward")
-    if replaced is not None and not getattr(type(replaced), "is_mucudnn_patch", False):
-        return "its _conv_forward has been replaced by something else"
-    return None
-
-
-def convolutions(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the convolution modules of a model by path, each shared one once."""
-    kinds = (nn.Conv2d, *_OTHER_KINDS)
-    return {path: module for path, module in model.named_modules() if isinstance(module, kinds)}
-
-
-def convolution_of(conv: nn.Conv2d, image: Tensor, weight: Tensor) -> tuple[Tensor, ConvArguments]:
-    """Return the image, padded where equal zeros on both sides cannot say it, and the remaining arguments."""
-    arguments = ConvArguments(conv.stride, conv.padding, conv.dilation, conv.groups)
-    if conv.padding_mode != "zeros":
-        image = F.pad(image, conv._reversed_padding_repeated_twice, mode=conv.padding_mode)
-        arguments = dataclasses.replace(arguments, padding=(0, 0))
-    return explicit_padding(image, weight.shape[2:], arguments)
-
-
 def wanted_ops(ops: str | Collection[str], *, is_training: bool) -> frozenset[ConvOp]:
-    """Return the ops that `ops` names; "auto" names all in training mode, and else fprop.
+    """Return the ops of a layer that `ops` names; "auto" names all in training mode, and else fprop.
+
+    fprop is the forward pass, dgrad the input's gradient, wgrad the weight's, of transposed ones as well.
 
     Raises:
         OptionError: `ops` names none, or one that there is not.
@@ -106,6 +67,8 @@ def wanted_ops(ops: str | Collection[str], *, is_training: bool) -> frozenset[Co
 def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto") -> Extraction:
     """Return the convolutions that `model` computes on `sample`; the model is left as it was.
 
+    Parameters of lazy modules, though, are made by a first pass, as they would be anyway.
+
     Args:
         model: in the mode, training or eval, in which it is to be tuned.
         sample: a tensor, a tuple of arguments, a dict of keyword arguments, or both as `CallArguments`.
@@ -117,14 +80,16 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         OptionError: `ops` is none of the choices.
     """
     wanted = wanted_ops(ops, is_training=model.training)
+    arguments = CallArguments.of(sample)
+    _make_parameters(model, arguments)
     modules = convolutions(model)
     refused = {path: undividable(module) for path, module in modules.items()}
     recorders = {
-        path: _Recorder(module, wanted)
+        path: _Recorder(module, kind, wanted)
         for path, module in modules.items()
-        if refused[path] is None and isinstance(module, nn.Conv2d)
+        if refused[path] is None and (kind := kind_of(module)) is not None
     }
-    _run(model, recorders, CallArguments.of(sample))
+    _run(model, recorders, arguments)
     reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
     order = sorted(recorders.items(), key=lambda named: named[1].turn)
     calls = tuple(
@@ -141,10 +106,11 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
 
 
 class _Recorder:
-    """Stands in for a module's `_conv_forward` during the pass and notes what it is asked for."""
+    """Stands in for the method of a module that computes its convolution, and notes what it is asked for."""
 
-    def __init__(self, conv: nn.Conv2d, wanted: frozenset[ConvOp]) -> None:
-        self.conv = conv
+    def __init__(self, module: nn.Module, kind: Kind, wanted: frozenset[ConvOp]) -> None:
+        self.module = module
+        self.kind = kind
         self.calls: dict[ConvProblem, tuple[ConvOp, ...]] = {}
         self.turn = 0
         self._obstacle: str | None = "the sample does not reach its convolution"
@@ -160,28 +126,53 @@ class _Recorder:
             return f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"
         return self._obstacle
 
-    def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        self._note(image, weight, bias)
-        result: Tensor = nn.Conv2d._conv_forward(self.conv, image, weight, bias)
-        return result
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._note(call_of(self.kind, self.module, args, kwargs))
+        return self.kind.own(self.module, *args, **kwargs)
 
-    def _note(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    def _note(self, call: Call) -> None:
+        image, weight, bias, _ = call
+        dtype = autocast_dtype(image.device)
+        if dtype is not None:
+            image, weight, bias = as_autocast(image, weight, bias, dtype)
         reason = obstacle(image, weight, bias)
         if reason is not None:
             self._obstacle = reason
             return
-        batched = image if image.dim() == 4 else image.unsqueeze(0)
-        padded, arguments = convolution_of(self.conv, batched, weight)
+        batched = image if image.dim() == weight.dim() else image.unsqueeze(0)
         try:
-            problem = problem_of(padded, weight, bias is not None, arguments)
-        except ProblemError:
-            return  # PyTorch's own says what is wrong, right after this
+            image, arguments = padded(self.module, call._replace(image=batched, weight=weight))
+            problem = problem_of(image, weight, bias is not None, arguments)
+        except ProblemError as error:  # unless PyTorch's own says what is wrong, right after this
+            self._obstacle = str(error)
+            return
         self._obstacle = None
         if not self.calls:
             self.turn = next(self._next_turn)
-        needs = {ConvOp.FPROP: True, ConvOp.DGRAD: image.requires_grad, ConvOp.WGRAD: weight.requires_grad}
-        former = self.calls.get(problem, ())  # of a shared module any call may need an op
-        self.calls[problem] = tuple(op for op in ConvOp if op in former or (op in self._wanted and needs[op]))
+        needs = {
+            ConvOp.FPROP: True,
+            ConvOp.DGRAD: call.image.requires_grad,
+            ConvOp.WGRAD: call.weight.requires_grad,
+        }
+        needed = {
+            op_of(role, is_transposed=self.kind.is_transposed)
+            for role, is_needed in needs.items()
+            if is_needed and role in self._wanted
+        }
+        needed |= {*self.calls.get(problem, ())}  # of a shared module any call may need an op
+        self.calls[problem] = tuple(op for op in ConvOp if op in needed)
+
+
+def _make_parameters(model: nn.Module, sample: CallArguments) -> None:
+    """Have lazy modules make their parameters.
+
+    Raises:
+        SampleError: the model cannot be run on the sample.
+    """
+    try:
+        make_parameters(model, sample)
+    except Exception as error:
+        raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
 
 
 def _run(model: nn.Module, recorders: Mapping[str, _Recorder], sample: CallArguments) -> None:
@@ -203,14 +194,16 @@ def _run(model: nn.Module, recorders: Mapping[str, _Recorder], sample: CallArgum
 def _recording(recorders: Mapping[str, _Recorder]) -> Iterator[None]:
     """Put the recorders in place, and afterwards what was there before."""
     turns = iter(range(1 << 62))
-    former = {path: recorder.conv.__dict__.get("_conv_forward") for path, recorder in recorders.items()}
+    former = {
+        path: recorder.module.__dict__.get(recorder.kind.method) for path, recorder in recorders.items()
+    }
     for recorder in recorders.values():
         recorder.start(turns)
-        recorder.conv.__dict__["_conv_forward"] = recorder
+        recorder.module.__dict__[recorder.kind.method] = recorder
     try:
         yield
     finally:
         for path, recorder in recorders.items():
-            del recorder.conv.__dict__["_conv_forward"]
+            del recorder.module.__dict__[recorder.kind.method]
             if former[path] is not None:
-                recorder.conv.__dict__["_conv_forward"] = former[path]
+                recorder.module.__dict__[recorder.kind.method] = former[path]

@@ -1,190 +1,35 @@
 """The divided convolution: what a convolution computes, in micro-batches, with its gradients."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import Backend, backend_for
+from mucudnn.calls import (
+    RANKS,
+    ConvArguments,
+    Numbers,
+    as_autocast,
+    autocast_dtype,
+    explicit_padding,
+    is_traced,
+    obstacle,
+    op_of,
+    own_call,
+    problem_of,
+    problems_of,
+    without_autocast,
+)
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.execution import Runner
 from mucudnn.plan import Division
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.workspace import Owner, workspace_of
-
-Numbers = int | Sequence[int]
-
-_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_CHANNELS_LAST_DIMENSIONS = (4, 5)
-
-
-@dataclasses.dataclass(frozen=True)
-class ConvArguments:
-    """The arguments of a convolution beside its tensors, as PyTorch takes them; one number per dimension.
-
-    Attributes:
-        stride: step of the filter.
-        padding: zeros on each side, or "same" or "valid".
-        dilation: step between the taps.
-        groups: number of groups.
-    """
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...] | str
-    dilation: tuple[int, ...]
-    groups: int
-
-    @classmethod
-    def of(
-        cls, rank: int, stride: Numbers, padding: Numbers | str, dilation: Numbers, groups: int
-    ) -> "ConvArguments":
-        """Return the arguments for `rank` spatial dimensions; one number stands for all of them."""
-        pads = padding if isinstance(padding, str) else _each(padding, rank)
-        return cls(_each(stride, rank), pads, _each(dilation, rank), groups)
-
-
-def _each(numbers: Numbers, rank: int) -> tuple[int, ...]:
-    if isinstance(numbers, int):
-        return (numbers,) * rank
-    return tuple(numbers) * rank if len(numbers) == 1 else tuple(numbers)
-
-
-def explicit_padding(
-    image: Tensor, kernel_size: Sequence[int], arguments: ConvArguments
-) -> tuple[Tensor, ConvArguments]:
-    """Return the image and arguments of the same convolution with its padding in equal numbers on both sides.
-
-    "same" pads d·(r - 1) zeros in all, of which an odd one lies behind the image, as in PyTorch; that one is
-    added to the image.
-
-    Raises:
-        OptionError: the padding has another name, or is "same" with a stride.
-    """
-    if not isinstance(arguments.padding, str):
-        return image, arguments
-    if arguments.padding == "valid":
-        return image, dataclasses.replace(arguments, padding=(0,) * len(kernel_size))
-    if arguments.padding != "same":
-        raise OptionError(f"padding must be numbers, 'same' or 'valid', but got {arguments.padding!r}.")
-    if any(step != 1 for step in arguments.stride):
-        raise OptionError(f"padding 'same' needs stride 1, but got {arguments.stride}.")
-    totals = [d * (r - 1) for d, r in zip(arguments.dilation, kernel_size, strict=True)]
-    if any(total % 2 for total in totals):
-        behind = [pad for total in reversed(totals) for pad in (0, total % 2)]
-        image = F.pad(image, behind)
-    return image, dataclasses.replace(arguments, padding=tuple(total // 2 for total in totals))
-
-
-def layout_of(image: Tensor, weight: Tensor) -> Layout:
-    """Return the layout in which PyTorch runs this convolution: channels_last if either tensor is in it.
-
-    On a GPU float64 runs contiguous in any case. Source: PyTorch, aten/src/ATen/native/ConvUtils.h.
-    """
-    if image.is_cuda and image.dtype is torch.float64:
-        return Layout.CONTIGUOUS
-    if _is_channels_last(image) or _is_channels_last(weight):
-        return Layout.CHANNELS_LAST
-    return Layout.CONTIGUOUS
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    """Return whether PyTorch takes the tensor for channels_last: by its strides alone, dense or not.
-
-    They must not fall in the order of channels, columns, rows, planes, samples; where lengths of 1 leave it
-    open, the tensor is contiguous. Source: PyTorch, c10/core/MemoryFormat.h.
-    """
-    if tensor.dim() not in _CHANNELS_LAST_DIMENSIONS or tensor.stride(1) == 0:
-        return False
-    least = 0
-    for axis in (1, *range(tensor.dim() - 1, 1, -1), 0):
-        stride = tensor.stride(axis)
-        if stride < least or (axis == 0 and least == tensor.stride(1)):
-            return False
-        least = stride * tensor.shape[axis]
-    return True
-
-
-def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArguments) -> ConvProblem:
-    """Return the fprop problem of a convolution.
-
-    Args:
-        image: (n, c, *size).
-        weight: (k, c / groups, *taps).
-        has_bias: whether a bias is added.
-        arguments: with explicit padding.
-
-    Raises:
-        ProblemError: the shapes fit no convolution.
-    """
-    if isinstance(arguments.padding, str):
-        raise OptionError(f"padding must be in numbers here, but got {arguments.padding!r}.")
-    if image.shape[1] != weight.shape[1] * arguments.groups:
-        raise ProblemError(
-            f"The image must have the filter's c / groups channels for each of {arguments.groups} groups, "
-            f"but got {image.shape[1]} for {weight.shape[1]}."
-        )
-    return ConvProblem(
-        op=ConvOp.FPROP,
-        batch=image.shape[0],
-        in_channels=image.shape[1],
-        out_channels=weight.shape[0],
-        input_size=tuple(image.shape[2:]),
-        kernel_size=tuple(weight.shape[2:]),
-        stride=arguments.stride,
-        padding=arguments.padding,
-        dilation=arguments.dilation,
-        groups=arguments.groups,
-        dtype=str(image.dtype).removeprefix("torch."),
-        layout=layout_of(image, weight),
-        filter_layout=Layout.CHANNELS_LAST if _is_channels_last(weight) else Layout.CONTIGUOUS,
-        bias=has_bias,
-    )
-
-
-def problems_of(problem: ConvProblem) -> dict[ConvOp, ConvProblem]:
-    """Return the three problems of a training step, from that of fprop; gradients have no bias."""
-    without = dataclasses.replace(problem, bias=False)
-    return {
-        ConvOp.FPROP: problem,
-        ConvOp.DGRAD: without.with_op(ConvOp.DGRAD),
-        ConvOp.WGRAD: without.with_op(ConvOp.WGRAD),
-    }
-
-
-def obstacle(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
-    """Return why this convolution must be left to PyTorch as it is, or None if it may be divided."""
-    device = image.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return "it runs under autocast"
-    if bias is not None and (bias.dtype != weight.dtype or bias.device != weight.device):
-        return "its weight and bias differ in type or device"
-    if image.dtype != weight.dtype or image.device != weight.device:
-        return "its input and weight differ in type or device"
-    if image.layout is not torch.strided or weight.layout is not torch.strided:
-        return "its tensors are not dense"
-    if not image.dtype.is_floating_point:
-        return f"{str(image.dtype).removeprefix('torch.')} has PyTorch's own convolution only"
-    if not image.numel() or not weight.numel():
-        return "its tensors are empty"
-    return None
-
-
-def is_traced(*tensors: Tensor) -> bool:
-    """Return whether a call with `tensors` is being compiled, traced or transformed rather than computed."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or any(type(tensor) not in (Tensor, torch.nn.Parameter) for tensor in tensors)
-        or any(torch._C._functorch.is_legacy_batchedtensor(tensor) for tensor in tensors)
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    )
 
 
 def undivided(algorithm: str, batch: int) -> Division:
@@ -214,8 +59,8 @@ class DividedConvolution:
 
         Args:
             backend: that runs all of them.
-            problem: of fprop.
-            divisions: of the same batch.
+            problem: of the forward pass: fprop, or dgrad of a transposed convolution.
+            divisions: of the same batch, by the problems' ops.
             owners: of the workspaces, in sharing mode; without them all sites share one.
             limits: bytes that the buffer and what PyTorch's own takes beside it may take together.
             capacity_bytes: what the buffer may grow to at once, since other convolutions need it.
@@ -229,20 +74,25 @@ class DividedConvolution:
             for op, part in problems_of(problem).items()
         }
         self.buffer_bytes = {op: runner.buffer_bytes for op, runner in self._runners.items()}
-        self._is_own = not limits and all(runner.is_own for runner in self._runners.values())
+        self.is_own = not limits and all(runner.is_own for runner in self._runners.values())
         self._format = memory_format(problem.layout, len(problem.input_shape))
+        self._arguments = _arguments_of(problem)
+        self._forward, self._input_gradient = (
+            op_of(role, is_transposed=self._arguments.is_transposed) for role in (ConvOp.FPROP, ConvOp.DGRAD)
+        )
+        self._is_forward_own = self._forward not in (limits or {}) and self._runners[self._forward].is_own
 
     def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return y, shape (n, k, *size), in the problem's layout."""
-        if self._is_own:
-            return self._backend.own_convolution(self._problem, image, weight, bias)
+        if self.is_own:
+            return own_call(image, weight, bias, self._arguments)
         image = image.contiguous(memory_format=self._format)
         if torch.is_grad_enabled() and (
             image.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
             result: Tensor = _Convolution.apply(image, weight, bias, self)  # type: ignore[no-untyped-call]
             return result
-        return self.run(ConvOp.FPROP, image, weight, bias)
+        return self.forward(image, weight, bias)
 
     def run(
         self,
@@ -256,13 +106,24 @@ class DividedConvolution:
         workspace = workspace_of(self._backend, self._owners.get(op))
         return self._runners[op](workspace, first, second, bias, unread)
 
+    def forward(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return y, shape (n, k, *size), outside of autograd."""
+        if self._is_forward_own:
+            return own_call(image, weight, bias, self._arguments)
+        if self._forward is ConvOp.FPROP:
+            return self.run(ConvOp.FPROP, image, weight, bias)
+        result = self.run(self._forward, image, weight)
+        return result if bias is None else result.add_(bias.view(-1, *(1,) * (result.dim() - 2)))
+
     def gradients(
         self, gradient: Tensor, image: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return dx, dw and the bias's gradient, each None unless it is `needed`."""
         gradient = gradient.contiguous(memory_format=self._format)
-        dx = self.run(ConvOp.DGRAD, gradient, weight, unread=image) if needed[0] else None
-        dw = self.run(ConvOp.WGRAD, image, gradient, unread=weight) if needed[1] else None
+        x, dy = (gradient, image) if self._arguments.is_transposed else (image, gradient)
+        unread = None if self._arguments.is_transposed else image
+        dx = self.run(self._input_gradient, gradient, weight, unread=unread) if needed[0] else None
+        dw = self.run(ConvOp.WGRAD, x, dy, unread=weight) if needed[1] else None
         db = gradient.sum([0, *range(2, gradient.dim())]) if needed[2] else None
         return dx, dw, db
 
@@ -270,21 +131,41 @@ class DividedConvolution:
         self, gradient: Tensor, image: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the same by PyTorch's own convolution, which has derivatives of its own."""
-        problem = self._problem
+        arguments = self._arguments
         gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = torch.ops.aten.convolution_backward(
             gradient,
             image,
             weight,
-            [problem.out_channels] if problem.bias else None,
-            problem.stride,
-            problem.padding,
-            problem.dilation,
-            False,  # not transposed  # noqa: FBT003  # ATen's arguments have positions only
-            (0,) * len(problem.stride),
-            problem.groups,
+            [gradient.shape[1]] if needed[2] else None,
+            arguments.stride,
+            arguments.padding,
+            arguments.dilation,
+            arguments.is_transposed,
+            arguments.output_padding or (0,) * len(arguments.stride),
+            arguments.groups,
             needed,
         )
         return gradients
+
+
+def _arguments_of(problem: ConvProblem) -> ConvArguments:
+    """Return the arguments of the call whose forward pass is `problem`."""
+    numbers = (problem.stride, problem.padding, problem.dilation, problem.groups)
+    if problem.op is ConvOp.FPROP:
+        return ConvArguments(*numbers)
+    # A transposed convolution's output is the shortest of its sizes, and what is added to that.
+    more = tuple(
+        (size + 2 * pad - dil * (taps - 1) - 1) % step
+        for size, pad, dil, taps, step in zip(
+            problem.input_size,
+            problem.padding,
+            problem.dilation,
+            problem.kernel_size,
+            problem.stride,
+            strict=True,
+        )
+    )
+    return ConvArguments(*numbers, output_padding=more)
 
 
 class _Convolution(torch.autograd.Function):
@@ -297,7 +178,7 @@ class _Convolution(torch.autograd.Function):
         """Return y, shape (n, k, *size), and keep x and w for the gradients."""
         ctx.save_for_backward(image, weight)
         ctx.convolution = convolution
-        return convolution.run(ConvOp.FPROP, image, weight, bias)
+        return convolution.forward(image, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -350,25 +231,29 @@ def divided_conv(
         ValueError: a division is of another batch.
     """
     rank = weight.dim() - 2
-    if rank not in _CONVOLUTIONS or input.dim() not in (rank + 1, rank + 2):
+    if rank not in RANKS or input.dim() not in (rank + 1, rank + 2):
         raise ProblemError(
             f"The weight must have 3 to 5 dimensions, and the input as many or one less, "
             f"but got {weight.dim()} and {input.dim()}."
         )
+    arguments = ConvArguments.of(rank, stride, padding, dilation, groups)
+    dtype = autocast_dtype(input.device)
+    if dtype is not None and not is_traced(input, weight):
+        input, weight, bias = as_autocast(input, weight, bias, dtype)  # noqa: A001  # PyTorch's name
     if is_traced(input, weight) or obstacle(input, weight, bias) is not None:
-        return _CONVOLUTIONS[rank](input, weight, bias, stride, padding, dilation, groups)
+        return own_call(input, weight, bias, arguments)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ProblemError(
             f"The bias must have shape {tuple(weight.shape[:1])}, but got {tuple(bias.shape)}."
         )
     is_batched = input.dim() == rank + 2
-    arguments = ConvArguments.of(rank, stride, padding, dilation, groups)
     batch = input if is_batched else input.unsqueeze(0)
     image, arguments = explicit_padding(batch, weight.shape[2:], arguments)
     given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
     divisions = {op: division for op, division in given.items() if division is not None}
     problem = problem_of(image, weight, bias is not None, arguments)
-    result = _prepared(image.device, problem, tuple(divisions.items()))(image, weight, bias)
+    with without_autocast(image.device, dtype):
+        result = _prepared(image.device, problem, tuple(divisions.items()))(image, weight, bias)
     return result if is_batched else result.squeeze(0)
 
 

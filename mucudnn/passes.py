@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 _NOTHING = contextlib.nullcontext()
@@ -87,6 +88,21 @@ def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
+
+
+def make_parameters(model: nn.Module, sample: CallArguments) -> None:
+    """Have lazy modules make their parameters by a pass over a copy of the sample, if there are any.
+
+    The buffers' values and the random state are put back.
+    """
+    if not any(is_lazy(parameter) for parameter in model.parameters()):
+        return
+    before = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+    with torch.random.fork_rng(), torch.no_grad():
+        args, kwargs = _copied(sample, _home(model))
+        model(*args, **kwargs)
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 def _home(model: nn.Module) -> torch.device:

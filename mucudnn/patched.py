@@ -3,14 +3,24 @@
 import dataclasses
 import warnings
 from collections.abc import Hashable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from mucudnn.backends import Backend, backend_name, backend_of
+from mucudnn.calls import (
+    as_autocast,
+    autocast_dtype,
+    is_traced,
+    obstacle,
+    problem_of,
+    problems_of,
+    without_autocast,
+)
 from mucudnn.errors import BackendError, ProblemError, UntunedWarning
-from mucudnn.extraction import convolution_of
-from mucudnn.functional import DividedConvolution, is_traced, obstacle, problem_of
+from mucudnn.functional import DividedConvolution
+from mucudnn.modules import Call, Kind, call_of, padded
 from mucudnn.plan import Assignment, Division, Mode, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
@@ -26,7 +36,7 @@ class Variant:
     """One shape that a module was tuned for.
 
     Attributes:
-        problem: of fprop, for the whole mini-batch.
+        problem: of the forward pass, for the whole mini-batch.
         assignments: what each op runs.
     """
 
@@ -84,19 +94,39 @@ class Notice:
         self.is_given = False
 
 
-def _settings(conv: nn.Conv2d) -> tuple[object, ...]:
-    """What decides the module's convolution beside its tensors; a user may change it at any time."""
-    return (conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
+class _Route(NamedTuple):
+    """What serves calls of one shape.
+
+    Attributes:
+        convolution: what runs.
+        is_padded: whether the image is padded before.
+        dtype: what autocast casts the tensors to; None where there is no autocast.
+    """
+
+    convolution: DividedConvolution
+    is_padded: bool
+    dtype: torch.dtype | None
+
+    def run(self, module: nn.Module, call: Call) -> Tensor:
+        """Return the convolution of the call."""
+        image, weight, bias, settings = call
+        if self.dtype is not None:
+            image, weight, bias = as_autocast(image, weight, bias, self.dtype)
+        with without_autocast(image.device, self.dtype):
+            if self.is_padded:
+                image, _ = padded(module, Call(image, weight, bias, settings))
+            return self.convolution(image, weight, bias)
 
 
 class PatchedForward:
-    """What a patched module calls instead of its own `_conv_forward`."""
+    """What a patched module has in the place of its method that computes the convolution."""
 
     is_mucudnn_patch = True
 
     def __init__(
         self,
-        conv: nn.Conv2d,
+        module: nn.Module,
+        kind: Kind,
         path: str,
         variants: tuple[Variant, ...],
         memory: Memory,
@@ -106,7 +136,8 @@ class PatchedForward:
         """Bind to one module.
 
         Args:
-            conv: the module.
+            module: the convolution.
+            kind: its class.
             path: its path, for messages.
             variants: the shapes that it was tuned for.
             memory: of the plan.
@@ -114,7 +145,8 @@ class PatchedForward:
             home: the backend's flags under which the plan's environment is that of this process.
         """
         self._notice = notice
-        self._conv = conv
+        self._module = module
+        self._kind = kind
         self._path = path
         self._variants = variants
         self._memory = memory
@@ -122,7 +154,7 @@ class PatchedForward:
         self._forget()
 
     def _forget(self) -> None:
-        self._routes: dict[object, DividedConvolution | None] = {}
+        self._routes: dict[object, _Route | None] = {}
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,45 +167,62 @@ class PatchedForward:
         self._home = _NOWHERE  # perhaps another machine
         self._forget()
 
-    def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
-        if is_traced(image, weight):
-            return self._own(image, weight, bias)
-        is_served = backend_name(image.device) == self._memory.environment.backend
-        if not is_served or obstacle(image, weight, bias) is not None:
-            return self._own(image, weight, bias)
-        if image.dim() == 3:
-            batch: Tensor = self(image.unsqueeze(0), weight, bias)
-            return batch.squeeze(0)
-        if image.dim() != 4:
-            return self._own(image, weight, bias)
-        tensors = (image.shape, image.stride(), image.dtype, weight.shape, weight.stride(), bias is None)
-        backend = backend_of(self._memory.own, image.device)
-        flags = backend.flags()
-        key: tuple[object, ...] = (*tensors, image.device, flags, *_settings(self._conv))
-        if key not in self._routes:
+        call = call_of(self._kind, self._module, args, kwargs)
+        result = None if is_traced(call.image, call.weight) else self._served(call)
+        return self._kind.own(self._module, *args, **kwargs) if result is None else result
+
+    def _served(self, call: Call) -> Tensor | None:
+        """Return the convolution, or None where PyTorch's own serves the call."""
+        image, weight, bias, settings = call
+        if image.dim() != weight.dim():
+            if image.dim() != weight.dim() - 1:
+                return None
+            result = self._served(call._replace(image=image.unsqueeze(0)))
+            return None if result is None else result.squeeze(0)
+        device = image.device
+        if image.layout is not torch.strided or weight.layout is not torch.strided:
+            return None
+        if backend_name(device) != self._memory.environment.backend:
+            return None
+        dtype = autocast_dtype(device)
+        flags = backend_of(self._memory.own, device).flags()
+        key = (
+            image.shape, image.stride(), image.dtype, device, weight.shape, weight.stride(), weight.dtype,
+            weight.device, None if bias is None else (bias.dtype, bias.device), dtype, flags, settings,
+        )  # fmt: skip
+        try:
+            route = self._routes[key]
+        except KeyError:
             if len(self._routes) == _MOST_ROUTES:
                 del self._routes[next(iter(self._routes))]
-            self._routes[key] = self._route(backend, flags, image, weight, bias)
-        route = self._routes[key]
-        if route is None:
-            return self._own(image, weight, bias)
-        padded, _ = convolution_of(self._conv, image, weight)
-        return route(padded, weight, bias)
+            route = self._routes[key] = self._route(call, dtype, flags)
+        return None if route is None else route.run(self._module, call)
 
-    def _own(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        result: Tensor = nn.Conv2d._conv_forward(self._conv, image, weight, bias)
-        return result
-
-    def _route(
-        self, backend: Backend, flags: Hashable, image: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> DividedConvolution | None:
-        """Return what runs images of this shape, or None for PyTorch's own, which is said once."""
-        padded, arguments = convolution_of(self._conv, image, weight)
+    def _route(self, call: Call, dtype: torch.dtype | None, flags: Hashable) -> _Route | None:
+        """Return what runs such calls, or None for PyTorch's own, which is said once."""
+        image, weight, bias, settings = call
+        if dtype is not None:
+            image, weight, bias = as_autocast(image, weight, bias, dtype)
+        if obstacle(image, weight, bias) is not None:
+            return None
+        plain = Call(image, weight, bias, settings)
+        image, arguments = padded(self._module, plain)
         try:
-            problem = problem_of(padded, weight, bias is not None, arguments)
+            problem = problem_of(image, weight, bias is not None, arguments)
         except ProblemError:
-            return None  # PyTorch's own says what is wrong
+            return None  # PyTorch's own says what is wrong, if anything is
+        backend = backend_of(self._memory.own, image.device)
+        convolution = self._convolution(backend, flags, problem)
+        if convolution is None or convolution.is_own:
+            return None
+        return _Route(convolution, image is not plain.image, dtype)
+
+    def _convolution(
+        self, backend: Backend, flags: Hashable, problem: ConvProblem
+    ) -> DividedConvolution | None:
+        """Return what computes a forward pass, or None for PyTorch's own, which is said once."""
         served = [
             (variant.problem.batch, number)
             for number, variant in enumerate(self._variants)
@@ -229,8 +278,9 @@ class PatchedForward:
         limits = {op: bound for op, bound in bounds.items() if bound is not None}
         capacity_bytes = 0 if self._memory.is_sharing else self._memory.buffer_bytes
         divided = DividedConvolution(backend, problem, divisions, owners, limits, capacity_bytes)
+        problems = problems_of(problem)
         for op, assigned in variant.assignments.items():
-            self._check_share(problem.with_op(op), divided.buffer_bytes[op], assigned)
+            self._check_share(problems[op], divided.buffer_bytes[op], assigned)
         return divided
 
     def _check_share(self, problem: ConvProblem, needed_bytes: int, assigned: Assignment) -> None:

@@ -1,8 +1,9 @@
 """Making a model's convolutions run divided, and giving the model back as it was.
 
-A module is patched by one attribute of the instance, `_conv_forward`, which `nn.Conv2d.forward` calls;
-modules, parameters, hooks and the state_dict stay what they are. The patch and the plan are ordinary values,
-so that copying and pickling a model takes them along.
+A module is patched by one attribute of the instance, which hides the method that computes its convolution:
+`_conv_forward`, which `forward` calls, or `forward` itself of transposed ones. Modules, parameters, hooks and
+the state_dict stay what they are. The patch and the plan are ordinary values, so that copying and pickling a
+model takes them along.
 """
 
 import dataclasses
@@ -14,13 +15,15 @@ from torch import nn
 
 from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
-from mucudnn.extraction import convolution_of, undividable
+from mucudnn.modules import Call, Kind, kind_of, padded, settings_of, undividable
 from mucudnn.patched import Memory, Notice, PatchedForward, Variant
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.workspace import release_workspaces
 
-_PATCH = "_conv_forward"
+_AUTOCAST_ITEMSIZE = 2
+"""Bytes of the types that autocast computes in."""
+
 _PLAN = "_mucudnn_plan"
 _ARMED = "_mucudnn_armed"
 
@@ -50,8 +53,8 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         for path, variants in grouped.items()
     }
     restore(model)
-    for path, patch in patches.items():
-        modules[path].__dict__[_PATCH] = patch
+    for path, (method, patch) in patches.items():
+        modules[path].__dict__[method] = patch
     model.__dict__[_PLAN] = plan
     return model
 
@@ -69,8 +72,9 @@ def restore(model: nn.Module) -> nn.Module:
     The buffers go back to the system too; another patched model makes its own anew.
     """
     for module in model.modules():
-        if isinstance(module.__dict__.get(_PATCH), PatchedForward):
-            del module.__dict__[_PATCH]
+        kind = kind_of(module)
+        if kind is not None and isinstance(module.__dict__.get(kind.method), PatchedForward):
+            del module.__dict__[kind.method]
         module.__dict__.pop(_PLAN, None)
         hook = module.__dict__.pop(_ARMED, None)
         if hook is not None:
@@ -98,31 +102,39 @@ def _patch(
     memory: Memory,
     notice: Notice,
     home: Hashable,
-) -> PatchedForward:
+) -> tuple[str, PatchedForward]:
+    """Return the attribute that is to hide a module's method, by its name."""
     if module is None:
         raise PlanMismatchError(f"The plan is for a model with a module {path!r}, but this one has none.")
-    if not isinstance(module, nn.Conv2d) or undividable(module):
+    kind = kind_of(module)
+    if kind is None or undividable(module):
         raise PlanMismatchError(
             f"The plan divides {path}, but here that is a {type(module).__name__} and cannot be divided."
         )
     shapes = []
     for assignments in variants.values():
         for assigned in assignments.values():
-            _check_module(module, path, assigned.problem)
+            _check_module(module, kind, path, assigned.problem)
         problem = next(iter(assignments.values())).problem
-        has_bias = module.bias is not None
-        shapes.append(
-            Variant(dataclasses.replace(problem, op=ConvOp.FPROP, bias=has_bias), dict(assignments))
-        )
-    return PatchedForward(module, path, tuple(shapes), memory, notice, home)
+        shapes.append(Variant(_forward_problem(module, kind, problem), dict(assignments)))
+    return kind.method, PatchedForward(module, kind, path, tuple(shapes), memory, notice, home)
 
 
-def _check_module(conv: nn.Conv2d, path: str, problem: ConvProblem) -> None:
+def _forward_problem(module: nn.Module, kind: Kind, problem: ConvProblem) -> ConvProblem:
+    """Return the problem of the forward pass to which one of the three belongs."""
+    if kind.is_transposed:
+        return dataclasses.replace(problem, op=ConvOp.DGRAD, bias=False)
+    return dataclasses.replace(problem, op=ConvOp.FPROP, bias=module.bias is not None)
+
+
+def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> None:
     """Compare a problem with what the module says of itself; computed weights are not asked for."""
-    weight = torch.empty(
-        (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size), device="meta"
-    )
-    _, arguments = convolution_of(conv, torch.empty(problem.input_shape, device="meta"), weight)
+    first, second = module.out_channels, module.in_channels
+    if kind.is_transposed:
+        first, second = second, first
+    weight = torch.empty((first, second // module.groups, *module.kernel_size), device="meta")
+    image = torch.empty(problem.input_shape, device="meta")
+    _, arguments = padded(module, Call(image, weight, None, settings_of(module)))
     planned = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
     present = (
         tuple(weight.shape),
@@ -136,8 +148,9 @@ def _check_module(conv: nn.Conv2d, path: str, problem: ConvProblem) -> None:
             f"The plan is for {path} with (weight, stride, padding, dilation, groups) {planned}, "
             f"but here it has {present}."
         )
-    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in conv.parameters()}
-    if dtypes and problem.dtype not in dtypes:
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
+    is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and "float32" in dtypes
+    if dtypes and problem.dtype not in dtypes and not is_autocast:
         raise PlanMismatchError(
             f"The plan is for {path} in {problem.dtype}, but here it is in {', '.join(sorted(dtypes))}."
         )

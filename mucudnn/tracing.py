@@ -22,10 +22,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.algorithms.base import memory_format
+from mucudnn.calls import ConvArguments, layout_of, op_of, problem_of, problems_of
 from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning
 from mucudnn.extraction import CallArguments, wanted_ops
 from mucudnn.forecast import Occurrence
-from mucudnn.functional import ConvArguments, layout_of, problem_of, problems_of
 from mucudnn.passes import run_in_earnest, run_without_arithmetic
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -174,7 +174,7 @@ class _Recorder(TorchDispatchMode):
             variant = variants[path] = variants.get(path, -1) + 1
             for op in ConvOp:
                 if op in needed:
-                    part = problems_of(problem)[_TRANSPOSED[op] if is_transposed else op]
+                    part = problems_of(problem)[op_of(op, is_transposed=is_transposed)]
                     occurrences.append(Occurrence(ConvSite(path, part.op, variant), part, is_transposed))
         return tuple(occurrences)
 
@@ -207,10 +207,6 @@ class _Recorder(TorchDispatchMode):
             needed |= {ConvOp.WGRAD} if weight.requires_grad else set()
         key = (self.paths[-1] if self.paths else "", problem, is_transposed)
         self.found[key] = self.found.get(key, frozenset()) | (needed & self._wanted)
-
-
-_TRANSPOSED = {ConvOp.FPROP: ConvOp.DGRAD, ConvOp.DGRAD: ConvOp.FPROP, ConvOp.WGRAD: ConvOp.WGRAD}
-"""What an op of a layer is where the convolution is transposed: input and output change places."""
 
 
 def _layout(image: Tensor, weight: Tensor) -> Layout:

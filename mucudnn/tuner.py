@@ -108,9 +108,11 @@ def tune(
     with _measurer(settings, model) as measurer:
         extraction = extract(model, sample, ops)
         # What a recording says stands there already, and predictions must not be taken for measurements.
-        kept = _opened(store) if settings.recording is None else MemoryStore()
-        with kept as opened, progress_for(progress) as shown:
-            profiler = Profiler(measurer, opened, settings.limit_bytes, settings.policy, settings.search)
+        kept = opened(store) if settings.recording is None else MemoryStore()
+        # Whoever tunes under autocast wants problems in its type, and measurements of just these.
+        plain = torch.autocast(_device_of(model).type, enabled=False)
+        with plain, kept as kept_open, progress_for(progress) as shown:
+            profiler = Profiler(measurer, kept_open, settings.limit_bytes, settings.policy, settings.search)
             return Tuning(profiler, settings.mode, extraction, shown).plan()
 
 
@@ -152,14 +154,14 @@ def _measurer(settings: Settings, model: nn.Module) -> Iterator[Measurer]:
 
 
 @contextlib.contextmanager
-def _opened(store: StoreOption) -> Iterator[Store]:
+def opened(store: StoreOption) -> Iterator[Store]:
     """Yield the store that was asked for; one that was passed in open stays open."""
-    opened = open_store(store)
+    found = open_store(store)
     try:
-        yield opened
+        yield found
     finally:
         if store is None or isinstance(store, str | os.PathLike):
-            opened.close()
+            found.close()
 
 
 def _backend_at(name: str, device: torch.device) -> Backend:

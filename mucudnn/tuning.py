@@ -4,9 +4,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from mucudnn.calls import problems_of
 from mucudnn.errors import InfeasibleError
 from mucudnn.extraction import Extraction
-from mucudnn.functional import problems_of, undivided
+from mucudnn.functional import undivided
 from mucudnn.intervals import Verdict
 from mucudnn.outcome import Outcome
 from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan

@@ -2,13 +2,14 @@
 
 import dataclasses
 import itertools
+from collections.abc import Mapping
 
 import torch
 from torch import nn
 
 from mucudnn.backends import backend_for
+from mucudnn.calls import problems_of
 from mucudnn.extraction import extract
-from mucudnn.functional import problems_of
 from mucudnn.plan import Assignment, ConvSite, Division, Mode, Plan, Policy
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Trial
@@ -34,14 +35,21 @@ def a_plan_for(model: nn.Module, sample: object, mode: Mode = Mode.REUSE) -> Pla
         for call in extraction.calls
         for op in call.ops
     }
+    return a_plan_of(problems, mode, extraction.untouched)
+
+
+def a_plan_of(
+    problems: Mapping[ConvSite, ConvProblem],
+    mode: Mode = Mode.REUSE,
+    untouched: tuple[tuple[str, str], ...] = (),
+) -> Plan:
+    """Divide these problems, each starting with another algorithm than the one before it."""
     assignments = [
         Assignment(site, problem, _division(problem, start), _candidates(problem))
         for start, (site, problem) in enumerate(problems.items())
     ]
     environment = dataclasses.replace(_BACKEND.environment(), soft={})
-    return Plan(
-        mode, Policy.ALL, LIMIT_BYTES, environment, tuple(assignments), extraction.untouched, __version__
-    )
+    return Plan(mode, Policy.ALL, LIMIT_BYTES, environment, tuple(assignments), untouched, __version__)
 
 
 def _algorithms(problem: ConvProblem) -> list[str]:

@@ -439,27 +439,84 @@ def test_a_model_without_convolutions_is_refused() -> None:
         extract(model, a_batch())
 
 
+class Doubled(nn.Conv2d):
+    def _conv_forward(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return super()._conv_forward(image, 2 * weight, bias)
+
+
+class Halved(nn.ConvTranspose2d):
+    def forward(self, image: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(image) / 2
+
+
 def test_a_model_whose_convolutions_cannot_be_divided_is_refused_with_the_reasons() -> None:
-    model = nn.Sequential(nn.ConvTranspose2d(3, 4, 3))
-
-    with pytest.raises(SampleError, match="0: ConvTranspose2d is not divided, only Conv2d is"):
-        extract(model, a_batch())
+    with pytest.raises(SampleError, match="0: Doubled computes its convolution itself"):
+        extract(nn.Sequential(Doubled(3, 4, 3)), a_batch())
 
 
-def test_other_kinds_of_convolution_are_listed_with_the_reason() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 4, 3), nn.Flatten(2), nn.Conv1d(4, 4, 3))
+def test_every_kind_of_convolution_is_found() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 4, 3), nn.Flatten(2), nn.Conv1d(4, 4, 3),
+        nn.ConvTranspose1d(4, 8, 3), nn.Unflatten(2, (2, 3, 6)), nn.Conv3d(8, 4, 1),
+        nn.ConvTranspose3d(4, 4, 2),
+    )  # fmt: skip
 
-    assert extract(model, a_batch()).untouched == (
-        ("1", "ConvTranspose2d is not divided, only Conv2d is"),
-        ("3", "Conv1d is not divided, only Conv2d is"),
-    )
+    extraction = extract(model, a_batch())
+
+    assert [call.path for call in extraction.calls] == ["0", "1", "3", "4", "6", "7"]
+    assert extraction.untouched == ()
+
+
+def test_a_transposed_convolution_is_the_gradient_of_another() -> None:
+    model = nn.ConvTranspose2d(3, 5, 3, stride=2, output_padding=1)
+    call = extract(model, a_batch(samples=4, size=6)).calls[0]
+
+    assert (call.problem.op, call.problem.bias) == (ConvOp.DGRAD, False)
+    assert (call.problem.in_channels, call.problem.out_channels) == (5, 3)
+    assert (call.problem.input_size, call.problem.output_size) == ((14, 14), (6, 6))
+    assert call.ops == (ConvOp.DGRAD, ConvOp.WGRAD)
+
+
+def test_the_forward_pass_of_a_transposed_convolution_is_its_dgrad_and_its_input_gradient_is_fprop() -> None:
+    images = a_batch().requires_grad_()
+
+    assert extract(nn.ConvTranspose2d(3, 4, 3).eval(), images).calls[0].ops == (ConvOp.DGRAD,)
+    assert extract(nn.ConvTranspose2d(3, 4, 3), images, ["dgrad"]).calls[0].ops == (ConvOp.FPROP,)
+    assert extract(nn.ConvTranspose2d(3, 4, 3), images).calls[0].ops == tuple(ConvOp)
+
+
+def test_an_output_padding_that_no_gradient_has_is_left_to_pytorch() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.ConvTranspose2d(3, 4, 3, dilation=2, output_padding=1))
+
+    ((path, reason),) = extract(model, a_batch()).untouched
+    assert path == "1"
+    assert "output padding of a transposed convolution must be smaller than its stride" in reason
+
+
+def test_lazy_modules_make_their_parameters_first() -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.LazyConvTranspose2d(4, 3))
+
+    extraction = extract(model, a_batch())
+
+    assert [call.path for call in extraction.calls] == ["0", "2"]
+    assert type(model[0]) is nn.Conv2d
+    assert model(a_batch()).shape[1:] == (4, 6, 6)
+
+
+def test_imitations_of_quantised_convolutions_are_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    model[1].weight_fake_quant = nn.Identity()
+
+    assert extract(model, a_batch()).untouched == (("1", "Conv2d imitates a quantised convolution"),)
+
+
+def test_a_transposed_subclass_that_computes_differently_is_listed_with_the_reason() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Halved(4, 4, 3))
+
+    assert extract(model, a_batch()).untouched == (("1", "Halved computes its convolution itself"),)
 
 
 def test_a_subclass_that_computes_differently_is_listed_with_the_reason() -> None:
-    class Doubled(nn.Conv2d):
-        def _conv_forward(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            return super()._conv_forward(image, 2 * weight, bias)
-
     model = nn.Sequential(nn.Conv2d(3, 4, 3), Doubled(4, 4, 3))
 
     assert extract(model, a_batch()).untouched == (("1", "Doubled computes its convolution itself"),)
@@ -510,12 +567,11 @@ def test_a_convolution_that_is_never_called_is_listed() -> None:
     assert extract(Spare(), a_batch()).untouched == (("spare", "the sample does not reach its convolution"),)
 
 
-def test_under_autocast_a_convolution_is_left_alone() -> None:
-    with (
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(SampleError, match="0: it runs under autocast; 3: it runs under autocast"),
-    ):
-        extract(a_chain(), a_batch())
+def test_under_autocast_a_convolution_has_its_type() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        extraction = extract(a_chain(), a_batch())
+
+    assert {call.problem.dtype for call in extraction.calls} == {"bfloat16"}
 
 
 def test_complex_numbers_are_left_to_pytorch() -> None:

@@ -258,17 +258,32 @@ def test_frozen_parameters_get_no_gradient() -> None:
     assert model.get_parameter("0.weight").grad is None
 
 
-def test_under_autocast_pytorchs_own_runs() -> None:
+def test_under_autocast_what_was_tuned_without_runs_pytorchs_own() -> None:
     torch.manual_seed(0)
     model = a_chain()
     twin = copy.deepcopy(model)
     apply(model, a_plan_for(model, a_batch()))
 
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(UntunedWarning, match="bfloat16"):
         result, expected = model(a_batch()), twin(a_batch())
 
     assert result.dtype is torch.bfloat16
     assert torch.equal(result, expected)
+
+
+def test_under_autocast_what_was_tuned_under_it_runs_divided() -> None:
+    torch.manual_seed(0)
+    model = a_chain()
+    twin = copy.deepcopy(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        apply(model, a_plan_for(model, a_batch()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result, expected = model(a_batch()), twin(a_batch())
+
+    assert {assigned.problem.dtype for assigned in plan_of(model).assignments} == {"bfloat16"}
+    assert result.dtype is expected.dtype
+    torch.testing.assert_close(result, expected, rtol=5e-2, atol=5e-2 * expected.abs().max().item())
 
 
 # Dynamo warns of its own use of deprecated functions of torch and Python.
@@ -602,7 +617,7 @@ MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
     "no such module": (a_chain, _renamed, "with a module 'body.0', but this one has none"),
     "no convolution": (lambda: _model_with(nn.Identity()), lambda plan: plan, "is a Identity and cannot be"),
     "transposed": (
-        lambda: _model_with(nn.ConvTranspose2d(3, 4, 3)), lambda plan: plan, "ConvTranspose2d and cannot be"
+        lambda: _model_with(nn.ConvTranspose2d(3, 4, 3)), lambda plan: plan, r"here it has \(\(3, 4, 3, 3\)"
     ),
     "other weight": (
         lambda: _model_with(nn.Conv2d(3, 4, 5, padding=1)), lambda plan: plan, r"here it has \(\(4, 3, 5, 5\)"

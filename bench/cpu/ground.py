@@ -28,9 +28,11 @@ _CODE = (
 """Files of mucudnn that decide what runs and how it is timed: results of other ones are not mixed in."""
 
 _STEP_CODE = (
+    "calls.py",
     "extraction.py",
     "functional.py",
     "measuring.py",
+    "modules.py",
     "passes.py",
     "patched.py",
     "patching.py",
