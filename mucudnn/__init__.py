@@ -15,6 +15,7 @@ from mucudnn.version import __version__
 
 if TYPE_CHECKING:
     from mucudnn import functional, solvers
+    from mucudnn.autotuning import autotune
     from mucudnn.patching import apply, plan_of, restore
     from mucudnn.tuner import optimize, tune
 
@@ -25,6 +26,7 @@ __all__ = [
     "Plan",
     "__version__",
     "apply",
+    "autotune",
     "errors",
     "functional",
     "optimize",
@@ -36,6 +38,7 @@ __all__ = [
 
 _HOMES = {
     "apply": "mucudnn.patching",
+    "autotune": "mucudnn.autotuning",
     "plan_of": "mucudnn.patching",
     "restore": "mucudnn.patching",
     "optimize": "mucudnn.tuner",

@@ -1,0 +1,326 @@
+"""Dividing every convolution that is called in a block of code, a module's or not: tuned when first seen."""
+
+import threading
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from mucudnn.backends import Backend, backend_for, backend_name
+from mucudnn.calls import (
+    RANKS,
+    ConvArguments,
+    Numbers,
+    as_autocast,
+    autocast_dtype,
+    explicit_padding,
+    is_traced,
+    numbers,
+    obstacle,
+    op_of,
+    problem_of,
+    problems_of,
+    without_autocast,
+)
+from mucudnn.errors import OptionError, PlanError, ProblemError
+from mucudnn.extraction import Extraction, SiteCall, wanted_ops
+from mucudnn.functional import DividedConvolution
+from mucudnn.live import LiveMeasurer
+from mucudnn.options import ProgressOption, Settings, StoreOption
+from mucudnn.patched import Memory, division_for
+from mucudnn.plan import Assignment, Mode, Plan
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profiler import Profiler
+from mucudnn.progress import progress_for
+from mucudnn.tuner import opened
+from mucudnn.tuning import Tuning
+
+
+class _Call(NamedTuple):
+    """A call of one of PyTorch's functions; see `own_call`."""
+
+    image: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    arguments: ConvArguments
+
+
+def _plain(
+    input: Tensor,  # noqa: A002  # PyTorch's name
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers | str = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+) -> _Call:
+    return _Call(input, weight, bias, ConvArguments.of(weight.dim() - 2, stride, padding, dilation, groups))
+
+
+def _transposed(
+    input: Tensor,  # noqa: A002  # PyTorch's name
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers = 0,
+    output_padding: Numbers = 0,
+    groups: int = 1,
+    dilation: Numbers = 1,
+) -> _Call:
+    rank = weight.dim() - 2
+    plain = ConvArguments.of(rank, stride, padding, dilation, groups)
+    more = numbers(output_padding, rank)
+    return _Call(
+        input, weight, bias, ConvArguments(plain.stride, plain.padding, plain.dilation, groups, more)
+    )
+
+
+_READERS: dict[object, Callable[..., _Call]] = {
+    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _plain),
+    **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _transposed),
+}
+"""PyTorch's functions, under which all its modules and `torch.nn.functional` call convolutions."""
+
+
+class _Route(NamedTuple):
+    """What serves calls of one shape: see `mucudnn.patched`."""
+
+    convolution: DividedConvolution
+    dtype: torch.dtype | None
+
+
+class _ThisThread(threading.local):
+    """Whether this thread tunes or computes for an `Autotune`, so that no other one interferes."""
+
+    is_busy = False
+
+
+_this_thread = _ThisThread()
+_UNSEEN = object()
+
+
+class Autotune(TorchFunctionMode):
+    """Tunes the convolutions that are called while it is entered, and divides them; see `autotune`.
+
+    It may be entered again, within itself too, and by several threads; what it has learnt stays.
+    """
+
+    def __init__(
+        self, settings: Settings, ops: str | Collection[str], store: StoreOption, progress: ProgressOption
+    ) -> None:
+        super().__init__()
+        self._settings = settings
+        self._ops = ops
+        self._store = store
+        self._progress = progress
+        self._routes: dict[Hashable, _Route | None] = {}
+        self._known: dict[ConvProblem, list[Assignment]] = {}
+        self._plans: list[Plan] = []
+        self._tuning = threading.RLock()
+
+    @property
+    def plan(self) -> Plan:
+        """What was tuned so far, each function and shape a site of its own.
+
+        Raises:
+            PlanError: nothing was.
+        """
+        if not self._plans:
+            raise PlanError("A convolution must have been called and tuned, but none was.")
+        first = self._plans[0]
+        assignments = tuple(each for plan in self._plans for each in plan.assignments)
+        return Plan(
+            first.mode, first.policy, first.limit_bytes, first.environment, assignments, (), first.version
+        )
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Compute `func`, divided if it is a convolution."""
+        given = kwargs or {}
+        read = _READERS.get(func)
+        if read is None or _this_thread.is_busy:
+            return func(*args, **given)
+        try:
+            call = read(*args, **given)
+        except (TypeError, AttributeError):
+            return func(*args, **given)  # it says what is wrong
+        _this_thread.is_busy = True
+        try:
+            result = self._served(func, call)
+            return func(*args, **given) if result is None else result
+        finally:
+            _this_thread.is_busy = False
+
+    def _served(self, func: Callable[..., Any], call: _Call) -> Tensor | None:
+        """Return the convolution, or None where PyTorch's own serves the call."""
+        image, weight, bias, arguments = call
+        is_strided = image.layout is torch.strided and weight.layout is torch.strided
+        if is_traced(image, weight) or weight.dim() - 2 not in RANKS or not is_strided:
+            return None
+        served = backend_name(image.device)
+        if served is None or self._settings.backend not in ("auto", served):
+            return None
+        if image.dim() == weight.dim() - 1:
+            result = self._served(func, call._replace(image=image.unsqueeze(0)))
+            return None if result is None else result.squeeze(0)
+        if image.dim() != weight.dim():
+            return None
+        is_recorded = torch.is_grad_enabled()
+        needs = (is_recorded and image.requires_grad, is_recorded and weight.requires_grad)
+        dtype = autocast_dtype(image.device)
+        backend = backend_for(served, image.device)
+        key = (
+            image.shape, image.stride(), image.dtype, image.device, weight.shape, weight.stride(),
+            weight.dtype, weight.device, None if bias is None else (bias.dtype, bias.device), dtype,
+            backend.flags(), needs, arguments,
+        )  # fmt: skip
+        route = self._routes.get(key, _UNSEEN)
+        if route is _UNSEEN:
+            with self._tuning:
+                route = self._routes[key] = self._route(backend, func, call, dtype, needs)
+        return None if route is None else _run(route, call)  # type: ignore[arg-type]  # it is seen now
+
+    def _route(
+        self,
+        backend: Backend,
+        func: Callable[..., Any],
+        call: _Call,
+        dtype: torch.dtype | None,
+        needs: tuple[bool, bool],
+    ) -> _Route | None:
+        """Return what runs such calls, tuned if nothing like it was, or None for PyTorch's own."""
+        image, weight, bias, arguments = call
+        if dtype is not None:
+            image, weight, bias = as_autocast(image, weight, bias, dtype)
+        if obstacle(image, weight, bias) is not None:
+            return None
+        try:
+            padded, arguments = explicit_padding(image, weight.shape[2:], arguments)
+            problem = problem_of(padded, weight, bias is not None, arguments)
+        except (OptionError, ProblemError):
+            return None  # PyTorch's own says what is wrong, if anything is
+        roles = {ConvOp.FPROP: True, ConvOp.DGRAD: needs[0], ConvOp.WGRAD: needs[1]}
+        wanted = wanted_ops(self._ops, is_training=True)
+        ops = [
+            op_of(role, is_transposed=arguments.is_transposed)
+            for role, is_needed in roles.items()
+            if is_needed and role in wanted
+        ]
+        found = {op: self._found(problems_of(problem)[op]) for op in ops}
+        missing = tuple(op for op, assigned in found.items() if assigned is None)
+        if missing:
+            if _is_capturing(image.device):
+                return None
+            found |= self._tuned(backend, func, problem, missing)
+        memory = self._memory(backend)
+        divisions = {
+            op: division_for(assigned, problem.batch, backend.own)
+            for op, assigned in found.items()
+            if assigned is not None
+        }
+        bounds = {op: memory.bound(division) for op, division in divisions.items()}
+        limits = {op: bound for op, bound in bounds.items() if bound is not None}
+        convolution = DividedConvolution(backend, problem, divisions, limits=limits)
+        return None if convolution.is_own else _Route(convolution, dtype)
+
+    def _found(self, problem: ConvProblem) -> Assignment | None:
+        """Return what was tuned for such a problem, of the least batch that is no smaller."""
+        known = self._known.get(problem.with_batch(0), ())
+        able = (each for each in known if each.problem.batch >= problem.batch)
+        return min(able, key=lambda each: each.problem.batch, default=None)
+
+    def _tuned(
+        self, backend: Backend, func: Callable[..., Any], problem: ConvProblem, ops: tuple[ConvOp, ...]
+    ) -> dict[ConvOp, Assignment]:
+        """Tune some ops of a convolution and remember them."""
+        settings = self._settings
+        site = SiteCall(func.__name__, len(self._plans), problem, ops)
+        plain = torch.autocast(backend.device.type, enabled=False)
+        with plain, opened(self._store) as store, progress_for(self._progress) as shown:
+            measurer = LiveMeasurer(backend)
+            profiler = Profiler(measurer, store, settings.limit_bytes, settings.policy, settings.search)
+            plan = Tuning(profiler, settings.mode, Extraction((site,), ()), shown).plan()
+        self._plans.append(plan)
+        for assigned in plan.assignments:
+            self._known.setdefault(assigned.problem.with_batch(0), []).append(assigned)
+        return {assigned.site.op: assigned for assigned in plan.assignments}
+
+    def _memory(self, backend: Backend) -> Memory:
+        """Return how memory is taken: what takes some beside the buffer must reckon with one of the limit."""
+        limit_bytes = self._settings.limit_bytes
+        return Memory(
+            environment=backend.environment(),
+            own=backend.own,
+            is_sharing=False,
+            limit_bytes=limit_bytes,
+            buffer_bytes=limit_bytes,
+        )
+
+
+def _run(route: _Route, call: _Call) -> Tensor:
+    image, weight, bias, arguments = call
+    if route.dtype is not None:
+        image, weight, bias = as_autocast(image, weight, bias, route.dtype)
+    with without_autocast(image.device, route.dtype):
+        image, _ = explicit_padding(image, weight.shape[2:], arguments)
+        return route.convolution(image, weight, bias)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    """Whether a graph is being captured, where nothing may be tuned."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def autotune(
+    workspace_limit: int | str,
+    *,
+    mode: str = "reuse",
+    policy: str = "power_of_two",
+    search: str = "heuristic",
+    ops: str | Collection[str] = "auto",
+    backend: str = "auto",
+    store: StoreOption = None,
+    progress: ProgressOption = None,
+) -> Autotune:
+    """Return a context in which every convolution of PyTorch is tuned when it is first seen, and divided.
+
+        with mucudnn.autotune("64MiB"):
+            y = torch.nn.functional.conv2d(x, w)
+
+    It need not be a module's. What was tuned serves every smaller batch of the same shapes without measuring.
+    Outside of the context nothing is changed; of contexts within one another the innermost counts. Threads
+    enter it for themselves.
+
+    Args:
+        workspace_limit: an int of bytes, or a string with a unit ("64MiB"), for each convolution.
+        mode: "reuse"; whose parts of a common total is known only when all convolutions are.
+        policy: see `optimize`, as for all that follows.
+        search: which algorithms are tried.
+        ops: "auto" tunes those that a call needs: the forward pass, and the gradients that are recorded.
+        backend: "auto", or a backend's name.
+        store: where profiles are kept.
+        progress: who is told.
+
+    Raises:
+        SizeError, OptionError: an argument cannot be read, or is none of the choices.
+        InfeasibleError: (from a call inside) nothing fits the limit.
+    """
+    settings = Settings.of(
+        workspace_limit, mode=mode, policy=policy, search=search, ops=ops, backend=backend, store=store,
+        progress=progress,
+    )  # fmt: skip
+    if settings.mode is not Mode.REUSE:
+        raise OptionError(
+            "autotune must have the mode 'reuse', since it meets convolutions one by one, "
+            f"but got {mode!r}; optimize shares a total among all."
+        )
+    if settings.recording is not None:
+        raise OptionError(f"autotune must measure where the code runs, but got {backend!r}, a recording.")
+    return Autotune(settings, ops, store, progress)

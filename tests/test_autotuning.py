@@ -1,0 +1,258 @@
+"""Convolutions of any code, divided where they are called."""
+
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+
+import mucudnn
+from mucudnn.autotuning import Autotune, autotune
+from mucudnn.errors import InfeasibleError, OptionError, PlanError
+from mucudnn.live import LiveMeasurer
+from mucudnn.problem import ConvOp
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LIMIT = "64MiB"
+BOUND = 1e-4
+"""Of a largest difference in float32, relative to the largest number."""
+
+
+def tensors(*shape: int, weight: tuple[int, ...] = (8, 4, 3, 3)) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(each, generator=generator) for each in (shape, weight))
+    return x.requires_grad_(), w.requires_grad_()
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Autotune:
+    """A context with a store of its own."""
+    return autotune(LIMIT, store=tmp_path / "store", progress=False)
+
+
+@pytest.fixture
+def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is not PyTorch's own counts as faster, so that division is seen to happen."""
+    from mucudnn import tuning
+
+    def quickest(rivals: Any, _: Any) -> Any:
+        own = [each for each in rivals.values() if each.parts[0].algorithm.endswith("aten")]
+        return next((each for each in rivals.values() if each not in own), own[0])
+
+    monkeypatch.setattr(tuning, "_winner", quickest)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with everything that is measured from now on."""
+    seen: list[int] = []
+    own = LiveMeasurer.measure
+    monkeypatch.setattr(
+        LiveMeasurer,
+        "measure",
+        lambda *args: (seen.append(1), own(*args))[1],  # type: ignore[func-returns-value]
+    )
+    return seen
+
+
+def assert_close(result: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(result, expected, rtol=0, atol=BOUND * max(expected.abs().max().item(), 1.0))
+
+
+def assert_same(result: Tensor, expected: Tensor, *leaves: Tensor) -> None:
+    assert_close(result, expected)
+    assert result.stride() == expected.stride()
+    found, wanted = (torch.autograd.grad(y.square().sum(), leaves) for y in (result, expected))
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other)
+
+
+@pytest.mark.usefixtures("divided_by_hand")
+def test_a_function_is_divided_inside_and_not_outside(tuned: Autotune) -> None:
+    x, w = tensors(8, 4, 8, 8)
+    expected = F.conv2d(x, w, padding=1)
+
+    with tuned:
+        result = F.conv2d(x, w, padding=1)
+
+    assert_same(result, expected, x, w)
+    assert {site.op for site in tuned.plan.sites} == {*ConvOp}
+    assert {site.path for site in tuned.plan.sites} == {"conv2d"}
+    assert "aten" not in {part.algorithm for division in tuned.plan.sites.values() for part in division.parts}
+    assert torch.equal(F.conv2d(x, w, padding=1), expected)
+
+
+@pytest.mark.usefixtures("divided_by_hand")
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_every_function_gives_what_it_gives_outside(rank: int, tuned: Autotune) -> None:
+    x, w = tensors(4, 4, *(6,) * rank, weight=(4, 4, *(3,) * rank))
+    bias = torch.ones(4, requires_grad=True)
+    plain, transposed = getattr(F, f"conv{rank}d"), getattr(F, f"conv_transpose{rank}d")
+    calls = [
+        lambda: plain(x, w, bias, 1, 1),
+        lambda: plain(x, w, bias=bias, padding="same"),
+        lambda: plain(x[0], w),
+        lambda: transposed(x, w, bias, stride=2, output_padding=1),
+        lambda: transposed(x, w, dilation=2),
+    ]
+
+    for call in calls:
+        with tuned:
+            result = call()
+        assert_same(result, call(), x, w)
+
+
+def test_what_is_known_is_not_measured_again(tuned: Autotune, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = tensors(8, 4, 8, 8)
+    with tuned:
+        F.conv2d(x, w)
+        seen = measured(monkeypatch)
+        for batch in (8, 5, 1):
+            assert_close(F.conv2d(x[:batch], w), torch.ops.aten.conv2d(x[:batch], w))
+        assert not seen
+        F.conv2d(x[..., 1:], w)
+        assert seen
+
+
+def test_gradients_are_tuned_when_they_are_first_needed(tuned: Autotune) -> None:
+    x, w = tensors(4, 4, 8, 8)
+
+    with tuned, torch.no_grad():
+        F.conv2d(x, w)
+    assert {site.op for site in tuned.plan.sites} == {ConvOp.FPROP}
+    with tuned:
+        F.conv2d(x.detach(), w)
+
+    assert {site.op for site in tuned.plan.sites} == {ConvOp.FPROP, ConvOp.WGRAD}
+
+
+def test_modules_and_compositions_are_seen_too(tuned: Autotune) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv2d(self.conv(x), self.conv.weight)
+
+    model, (x, _) = Own(), tensors(4, 4, 8, 8)
+    with tuned:
+        result = model(x)
+
+    assert_same(result, model(x), x, *model.parameters())
+    assert len({site.variant for site in tuned.plan.sites}) == 2
+
+
+def test_contexts_may_be_entered_again_and_within_one_another(tuned: Autotune, tmp_path: Path) -> None:
+    inner = autotune("512KiB", store=tmp_path / "other", progress=False)
+    x, w = tensors(4, 4, 8, 8)
+    expected = F.conv2d(x, w)
+
+    with tuned, tuned, inner:
+        result = F.conv2d(x, w)
+
+    assert_close(result, expected)
+    assert len(inner.plan.sites) == 3
+    with pytest.raises(PlanError, match="but none was"):
+        _ = tuned.plan
+
+
+def test_threads_tune_one_after_the_other_and_get_the_same(tuned: Autotune) -> None:
+    x, w = tensors(4, 4, 8, 8)
+    results: list[Tensor] = []
+
+    def call() -> None:
+        with tuned:
+            results.append(F.conv2d(x, w))
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(results) == 3
+    assert len(tuned.plan.sites) == 3
+    for result in results:
+        assert_close(result, torch.ops.aten.conv2d(x, w))
+
+
+def test_threads_that_do_not_enter_are_outside(tuned: Autotune) -> None:
+    x, w = tensors(4, 4, 8, 8)
+    with tuned:
+        thread = threading.Thread(target=lambda: F.conv2d(x, w))
+        thread.start()
+        thread.join()
+
+    with pytest.raises(PlanError, match="but none was"):
+        _ = tuned.plan
+
+
+def test_under_autocast_the_type_is_that_of_autocast(tuned: Autotune) -> None:
+    x, w = tensors(4, 4, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        with tuned:
+            result = F.conv2d(x, w)
+        expected = F.conv2d(x, w)
+
+    assert result.dtype is torch.bfloat16
+    torch.testing.assert_close(result, expected, rtol=3e-2, atol=3e-2)
+    assert {assigned.problem.dtype for assigned in tuned.plan.assignments} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: F.conv2d(x.to(torch.complex64), w.to(torch.complex64)),
+        lambda x, w: F.conv2d(x[:0], w),
+        lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1), dilation=2, output_padding=1),
+        lambda x, w: torch.func.vmap(lambda one: F.conv2d(one, w))(x[None]),
+        lambda x, w: F.conv2d(x.to("meta"), w.to("meta")),
+    ],
+)
+def test_what_cannot_be_divided_runs_as_before(call: Any, tuned: Autotune) -> None:
+    x, w = (each.detach() for each in tensors(4, 4, 8, 8))
+    expected = call(x, w)
+
+    with tuned, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = call(x, w)
+
+    assert result.is_meta or torch.equal(result, expected)
+    with pytest.raises(PlanError, match="but none was"):
+        _ = tuned.plan
+
+
+def test_pytorchs_errors_are_its_own(tuned: Autotune) -> None:
+    x, w = tensors(4, 4, 8, 8)
+    with tuned:
+        with pytest.raises(RuntimeError, match="to have 4 channels"):
+            F.conv2d(x[:, :3], w)
+        with pytest.raises(TypeError):
+            F.conv2d(x, w, wrong=1)  # type: ignore[call-overload]
+        with pytest.raises(RuntimeError, match="padding='same' is not supported for strided"):
+            F.conv2d(x, w, stride=2, padding="same")
+        with pytest.raises(TypeError):
+            F.conv2d(x, None)  # type: ignore[call-overload]
+
+
+def test_a_limit_that_nothing_fits_says_so(tmp_path: Path) -> None:
+    x, w = (torch.randn(8, 64, 32, 32), torch.randn(64, 64, 3, 3))
+    with (
+        pytest.raises(InfeasibleError, match="conv2d fprop"),
+        autotune(0, store=tmp_path / "store", progress=False),
+    ):
+        F.conv2d(x, w)
+
+
+def test_a_total_cannot_be_shared_by_convolutions_that_are_not_known_yet() -> None:
+    with pytest.raises(OptionError, match="must have the mode 'reuse'"):
+        mucudnn.autotune(LIMIT, mode="sharing")
+    with pytest.raises(OptionError, match="a recording"):
+        mucudnn.autotune(LIMIT, backend="replay:file")
+    with pytest.raises(mucudnn.errors.SizeError):
+        mucudnn.autotune("64")
