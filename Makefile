@@ -40,7 +40,7 @@ check: $(READY)  ## format, lint, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(READY)  ## measure the solvers
+bench: $(READY)  ## measure the solvers, and what a patched call costs
 	@$(BIN)/pytest bench --benchmark-enable --benchmark-only -o python_files='bench_*.py' -o timeout=0
 
 bench-cpu: $(READY)  ## measure convolution layers and training steps on the processor, an hour and more; goes on where it stopped
