@@ -68,6 +68,33 @@ def own_call(image: Tensor, weight: Tensor, bias: Tensor | None, arguments: Conv
     return transposed(image, weight, bias, stride, padding, arguments.output_padding, groups, dilation)
 
 
+def own_gradients(
+    gradient: Tensor,
+    image: Tensor,
+    weight: Tensor,
+    arguments: ConvArguments,
+    needed: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return dx, dw and the bias's gradient by PyTorch's own convolution, which has derivatives of its own.
+
+    Each is None unless it is `needed`.
+    """
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = torch.ops.aten.convolution_backward(
+        gradient,
+        image,
+        weight,
+        [gradient.shape[1]] if needed[2] else None,
+        arguments.stride,
+        arguments.padding,
+        arguments.dilation,
+        arguments.is_transposed,
+        arguments.output_padding or (0,) * len(arguments.stride),
+        arguments.groups,
+        needed,
+    )
+    return gradients
+
+
 def numbers(given: Numbers, rank: int) -> tuple[int, ...]:
     """Return one number for each of `rank` dimensions; one stands for all of them."""
     if isinstance(given, int):

@@ -20,6 +20,7 @@ from mucudnn.calls import (
     obstacle,
     op_of,
     own_call,
+    own_gradients,
     problem_of,
     problems_of,
     without_autocast,
@@ -44,6 +45,8 @@ class DividedConvolution:
 
     Attributes:
         buffer_bytes: of the workspace that each op needs.
+        is_own: whether all that runs is PyTorch's own convolution, undivided.
+        order: memory format in which images and gradients are wanted.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class DividedConvolution:
         }
         self.buffer_bytes = {op: runner.buffer_bytes for op, runner in self._runners.items()}
         self.is_own = not limits and all(runner.is_own for runner in self._runners.values())
-        self._format = memory_format(problem.layout, len(problem.input_shape))
+        self.order = memory_format(problem.layout, len(problem.input_shape))
         self._arguments = _arguments_of(problem)
         self._forward, self._input_gradient = (
             op_of(role, is_transposed=self._arguments.is_transposed) for role in (ConvOp.FPROP, ConvOp.DGRAD)
@@ -86,7 +89,7 @@ class DividedConvolution:
         """Return y, shape (n, k, *size), in the problem's layout."""
         if self.is_own:
             return own_call(image, weight, bias, self._arguments)
-        image = image.contiguous(memory_format=self._format)
+        image = image.contiguous(memory_format=self.order)
         if torch.is_grad_enabled() and (
             image.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
@@ -119,7 +122,7 @@ class DividedConvolution:
         self, gradient: Tensor, image: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return dx, dw and the bias's gradient, each None unless it is `needed`."""
-        gradient = gradient.contiguous(memory_format=self._format)
+        gradient = gradient.contiguous(memory_format=self.order)
         x, dy = (gradient, image) if self._arguments.is_transposed else (image, gradient)
         unread = None if self._arguments.is_transposed else image
         dx = self.run(self._input_gradient, gradient, weight, unread=unread) if needed[0] else None
@@ -131,21 +134,7 @@ class DividedConvolution:
         self, gradient: Tensor, image: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the same by PyTorch's own convolution, which has derivatives of its own."""
-        arguments = self._arguments
-        gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = torch.ops.aten.convolution_backward(
-            gradient,
-            image,
-            weight,
-            [gradient.shape[1]] if needed[2] else None,
-            arguments.stride,
-            arguments.padding,
-            arguments.dilation,
-            arguments.is_transposed,
-            arguments.output_padding or (0,) * len(arguments.stride),
-            arguments.groups,
-            needed,
-        )
-        return gradients
+        return own_gradients(gradient, image, weight, self._arguments, needed)
 
 
 def _arguments_of(problem: ConvProblem) -> ConvArguments:

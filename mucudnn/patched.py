@@ -10,10 +10,13 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Backend, backend_name, backend_of
 from mucudnn.calls import (
+    ConvArguments,
     as_autocast,
     autocast_dtype,
     is_traced,
     obstacle,
+    own_call,
+    own_gradients,
     problem_of,
     problems_of,
     without_autocast,
@@ -21,6 +24,7 @@ from mucudnn.calls import (
 from mucudnn.errors import BackendError, ProblemError, UntunedWarning
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, Kind, call_of, padded
+from mucudnn.operators import announce, convolve
 from mucudnn.plan import Assignment, Division, Mode, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
@@ -118,6 +122,13 @@ class _Route(NamedTuple):
             return self.convolution(image, weight, bias)
 
 
+def _call(image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Call:
+    """Return a call with explicit padding."""
+    stride, padding, dilation = arguments.stride, arguments.padding, arguments.dilation
+    more = () if arguments.output_padding is None else (arguments.output_padding,)
+    return Call(image, weight, bias, (stride, padding, dilation, arguments.groups, "zeros", *more))
+
+
 class PatchedForward:
     """What a patched module has in the place of its method that computes the convolution."""
 
@@ -154,12 +165,13 @@ class PatchedForward:
         self._forget()
 
     def _forget(self) -> None:
+        self._name = announce(self)
         self._routes: dict[object, _Route | None] = {}
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep what was decided; what was built from it is built again."""
-        built = ("_routes", "_owners")
+        built = ("_routes", "_owners", "_name")
         return {name: value for name, value in self.__dict__.items() if name not in built}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -170,21 +182,60 @@ class PatchedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
         call = call_of(self._kind, self._module, args, kwargs)
-        result = None if is_traced(call.image, call.weight) else self._served(call)
+        if torch.compiler.is_compiling():
+            result = self._compiled(call)
+        else:
+            result = None if is_traced(call.image, call.weight) else self._served(call)
         return self._kind.own(self._module, *args, **kwargs) if result is None else result
+
+    def _compiled(self, call: Call) -> Tensor | None:
+        """Return the operator that runs the call, or None where a graph is to hold PyTorch's own.
+
+        Graphs that are exported leave this process, in which the operator finds what is divided.
+        """
+        if torch.compiler.is_exporting() or autocast_dtype(call.image.device) is not None:
+            return None
+        if call.image.dim() != call.weight.dim():
+            return None
+        image, arguments = padded(self._module, call)
+        return convolve(image, call.weight, call.bias, arguments, self._name)
+
+    def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
+        """Return the convolution for a compiled graph, outside of autograd."""
+        result = self._served(_call(image, weight, bias, arguments))
+        return own_call(image, weight, bias, arguments) if result is None else result
+
+    def gradients(
+        self,
+        gradient: Tensor,
+        image: Tensor,
+        weight: Tensor,
+        arguments: ConvArguments,
+        needed: tuple[bool, bool, bool],
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients for a compiled graph, each None unless it is `needed`."""
+        bias = gradient.new_empty(gradient.shape[1]) if needed[2] else None
+        route = self._found(_call(image, weight, bias, arguments))
+        if route is None:
+            return own_gradients(gradient, image, weight, arguments, needed)
+        order = route.convolution.order
+        return route.convolution.gradients(gradient, image.contiguous(memory_format=order), weight, needed)
 
     def _served(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
-        image, weight, bias, settings = call
-        if image.dim() != weight.dim():
-            if image.dim() != weight.dim() - 1:
-                return None
-            result = self._served(call._replace(image=image.unsqueeze(0)))
+        if call.image.dim() == call.weight.dim() - 1:
+            result = self._served(call._replace(image=call.image.unsqueeze(0)))
             return None if result is None else result.squeeze(0)
+        route = self._found(call)
+        return None if route is None else route.run(self._module, call)
+
+    def _found(self, call: Call) -> _Route | None:
+        """Return what runs the call, or None for PyTorch's own; that is worked out once for each shape."""
+        image, weight, bias, settings = call
         device = image.device
-        if image.layout is not torch.strided or weight.layout is not torch.strided:
+        if image.dim() != weight.dim() or image.layout is not torch.strided:
             return None
-        if backend_name(device) != self._memory.environment.backend:
+        if weight.layout is not torch.strided or backend_name(device) != self._memory.environment.backend:
             return None
         dtype = autocast_dtype(device)
         flags = backend_of(self._memory.own, device).flags()
@@ -193,12 +244,12 @@ class PatchedForward:
             weight.device, None if bias is None else (bias.dtype, bias.device), dtype, flags, settings,
         )  # fmt: skip
         try:
-            route = self._routes[key]
+            return self._routes[key]
         except KeyError:
             if len(self._routes) == _MOST_ROUTES:
                 del self._routes[next(iter(self._routes))]
             route = self._routes[key] = self._route(call, dtype, flags)
-        return None if route is None else route.run(self._module, call)
+            return route
 
     def _route(self, call: Call, dtype: torch.dtype | None, flags: Hashable) -> _Route | None:
         """Return what runs such calls, or None for PyTorch's own, which is said once."""

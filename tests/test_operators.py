@@ -1,0 +1,202 @@
+"""Compiled models: one graph, in which convolutions are operators that run divided."""
+
+import copy
+import pickle
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench.networks import resnet18
+from mucudnn.calls import ConvArguments
+from mucudnn.errors import UntunedWarning
+from mucudnn.operators import announce, convolve
+from mucudnn.patched import PatchedForward
+from mucudnn.patching import apply
+from tests.models import a_batch, a_chain
+from tests.plans import a_plan_for
+from tests.test_kinds import a_module, divided, every_kind, images_for
+
+# Dynamo warns of its own use of deprecated functions of torch and Python.
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+TOLERANCE = 1e-9
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    """Compile everything anew."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class _Graphs:
+    """A compiler that keeps the graphs that it is given, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.GraphModule] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Any:
+        self.graphs.append(graph)
+        return graph.forward
+
+    @property
+    def targets(self) -> list[str]:
+        return [str(node.target) for graph in self.graphs for node in graph.graph.nodes]
+
+
+def assert_close(result: Tensor, expected: Tensor) -> None:
+    scale = max(expected.abs().max().item(), 1.0)
+    torch.testing.assert_close(result, expected, rtol=0, atol=TOLERANCE * scale)
+
+
+def step(model: Any, images: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    y = model(images)
+    return [y, *torch.autograd.grad(y.square().mean(), [images, *parameters])]
+
+
+def assert_same_step(compiled: Any, model: nn.Module, twin: nn.Module, images: Tensor) -> None:
+    found = step(compiled, images, [*model.parameters()])
+    for result, expected in zip(found, step(twin, images, [*twin.parameters()]), strict=True):
+        assert_close(result, expected)
+
+
+def twins() -> tuple[nn.Module, nn.Module, Tensor]:
+    torch.manual_seed(0)
+    twin = a_chain().double()
+    images = a_batch(dtype=torch.float64).requires_grad_()
+    return apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images)), twin, images
+
+
+def test_a_compiled_model_is_one_graph_of_divided_convolutions() -> None:
+    model, twin, images = twins()
+    graphs = _Graphs()
+
+    assert_same_step(torch.compile(model, backend=graphs, fullgraph=True), model, twin, images)
+
+    assert len(graphs.graphs) == 1
+    assert graphs.targets.count("mucudnn.convolution.default") == 2
+    assert not any("conv2d" in target for target in graphs.targets)
+
+
+def test_what_runs_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, images = twins()
+    seen: list[object] = []
+    own = PatchedForward.compute
+    monkeypatch.setattr(PatchedForward, "compute", lambda *args: (seen.append(args[0]._found), own(*args))[1])
+
+    torch.compile(model, backend="eager", fullgraph=True)(images)
+
+    assert len(seen) == 2
+
+
+def test_gradients_are_traced_too() -> None:
+    model, twin, images = twins()
+
+    assert_same_step(torch.compile(model, backend="aot_eager", fullgraph=True), model, twin, images)
+
+
+def test_a_batch_of_any_size_is_one_graph() -> None:
+    model, twin, images = twins()
+    graphs = _Graphs()
+    compiled = torch.compile(model, backend=graphs, fullgraph=True, dynamic=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        for samples in (8, 5, 2):
+            assert_same_step(compiled, model, twin, images[:samples].detach().requires_grad_())
+
+    assert len(graphs.graphs) == 1
+
+
+@every_kind
+def test_every_kind_is_compiled(kind: type[Any]) -> None:
+    twin, images = a_module(kind, padding=1), images_for(kind)
+    module = divided(twin, images)
+
+    assert_same_step(torch.compile(module, backend="aot_eager", fullgraph=True), module, twin, images)
+
+
+@pytest.mark.parametrize("settings", [{"padding_mode": "reflect"}, {"padding": "same", "kernel_size": 2}])
+def test_padding_beside_the_convolution_is_traced(settings: dict[str, Any]) -> None:
+    twin, images = a_module(nn.Conv2d, **{"padding": 1, **settings}), images_for(nn.Conv2d)
+    module = divided(twin, images)
+
+    assert_same_step(torch.compile(module, backend="aot_eager", fullgraph=True), module, twin, images)
+
+
+def test_a_compiled_resnet18_gives_the_same_numbers_without_a_break() -> None:
+    torch.manual_seed(0)
+    twin = resnet18().double()
+    images = torch.randn(4, 3, 32, 32, dtype=torch.float64, requires_grad=True)
+    model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
+
+    assert_same_step(torch.compile(model, backend="aot_eager", fullgraph=True), model, twin, images)
+
+
+def test_under_autocast_a_graph_holds_pytorchs_own() -> None:
+    twin, images = a_module(nn.Conv2d).float(), images_for(nn.Conv2d).detach().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        module = divided(twin, images)
+        result = torch.compile(module, backend="eager", fullgraph=True)(images)
+        expected = twin(images)
+
+    assert torch.equal(result, expected)
+
+
+def test_an_exported_model_holds_pytorchs_own() -> None:
+    model, twin, images = twins()
+    exported = torch.export.export(model.eval(), (images.detach(),))
+
+    targets = [str(node.target) for node in exported.graph.nodes]
+    assert not any("mucudnn" in target for target in targets)
+    assert_close(exported.module()(images.detach()), twin.eval()(images))
+
+
+def test_copies_have_names_of_their_own() -> None:
+    model, twin, images = twins()
+    other = pickle.loads(pickle.dumps(model))
+
+    names = {each.get_submodule("0").__dict__["_conv_forward"]._name for each in (model, other)}
+    assert len(names) == 2
+    assert_same_step(torch.compile(other, backend="eager", fullgraph=True), other, twin, images)
+
+
+class _Own:
+    """Serves by PyTorch's own."""
+
+    def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
+        from mucudnn.calls import own_call
+
+        return own_call(image, weight, bias, arguments)
+
+    def gradients(self, gradient: Tensor, *rest: Any) -> Any:
+        from mucudnn.calls import own_gradients
+
+        return own_gradients(gradient, *rest)
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_operators_are_what_pytorch_asks_of_them(is_transposed: bool) -> None:
+    server = _Own()
+    arguments = ConvArguments((2, 1), (1, 0), (1, 1), 1, (1, 0) if is_transposed else None)
+    image, weight, bias = (
+        torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((2, 4, 5, 6), (4, 4, 3, 3), (4,))
+    )
+    name = announce(server)
+
+    convolve(image, weight, bias, arguments, name)
+    checked = torch.library.opcheck(
+        torch.ops.mucudnn.convolution.default,
+        (image, weight, bias, [2, 1], [1, 0], [1, 1], [1, 0] if is_transposed else [], 1, name),
+    )
+
+    assert set(checked.values()) == {"SUCCESS"}
