@@ -19,9 +19,10 @@ from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.plan import Plan
 from mucudnn.profiler import Profiler
 from mucudnn.progress import progress_for
+from mucudnn.ranks import agreed
 from mucudnn.replay import replaying
 from mucudnn.store import MemoryStore, Store, open_store
-from mucudnn.tuning import Tuning
+from mucudnn.tuning import Tuning, problems_at
 
 
 def optimize(
@@ -97,7 +98,11 @@ def tune(
     recorded are tried, whatever `search` says, and `store` is neither read nor written. The evidence of
     divisions that were never run as a whole says that it is predicted.
 
+    Where a process group of torch.distributed is there, all ranks have to call this: the first one tunes, and
+    all get its plan.
+
     Raises:
+        PlanMismatchError: some rank computes something else than the first one, or in another environment.
         BackendError: the recording never saw a problem or a size, or not under this limit.
         StoreError: the recording cannot be read.
     """
@@ -111,9 +116,15 @@ def tune(
         kept = opened(store) if settings.recording is None else MemoryStore()
         # Whoever tunes under autocast wants problems in its type, and measurements of just these.
         plain = torch.autocast(_device_of(model).type, enabled=False)
-        with plain, kept as kept_open, progress_for(progress) as shown:
-            profiler = Profiler(measurer, kept_open, settings.limit_bytes, settings.policy, settings.search)
-            return Tuning(profiler, settings.mode, extraction, shown).plan()
+
+        def make() -> Plan:
+            with plain, kept as kept_open, progress_for(progress) as shown:
+                profiler = Profiler(
+                    measurer, kept_open, settings.limit_bytes, settings.policy, settings.search
+                )
+                return Tuning(profiler, settings.mode, extraction, shown).plan()
+
+        return agreed(problems_at(extraction), measurer.environment(), make)
 
 
 class _FirstCall:

@@ -24,6 +24,15 @@ from mucudnn.solvers import (
 from mucudnn.version import __version__
 
 
+def problems_at(extraction: Extraction) -> dict[ConvSite, ConvProblem]:
+    """Return the problem of every site, in the order in which the model meets them."""
+    return {
+        ConvSite(call.path, op, call.variant): problems_of(call.problem)[op]
+        for call in extraction.calls
+        for op in call.ops
+    }
+
+
 class _Solution(NamedTuple):
     """What a solver chose for a site, and the candidates that fit into the same workspace."""
 
@@ -47,11 +56,7 @@ class Tuning:
         self._mode = mode
         self._extraction = extraction
         self._progress = progress
-        self._problems = {
-            ConvSite(call.path, op, call.variant): problems_of(call.problem)[op]
-            for call in extraction.calls
-            for op in call.ops
-        }
+        self._problems = problems_at(extraction)
         self._done = 0
 
     def plan(self) -> Plan:

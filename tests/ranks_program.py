@@ -1,0 +1,91 @@
+"""What each rank of a distributed run does; prints one line, in JSON.
+
+python -m tests.ranks_program RANK FOLDER [ddp | fsdp | other_model | other_threads | failing]
+"""
+
+import copy
+import datetime
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import mucudnn
+from mucudnn.errors import BackendError, MucudnnError
+from mucudnn.live import LiveMeasurer
+from tests.models import a_batch, a_chain
+
+RANKS = 2
+
+
+def main() -> None:
+    """Tune with the other rank, train a step, and print what was found."""
+    rank, folder, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    torch.set_num_threads(2 if what == "other_threads" and rank == 1 else 1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS,
+        timeout=datetime.timedelta(seconds=60),
+    )  # fmt: skip
+    sys.stdout.write(json.dumps(_found(rank, folder, what)) + "\n")
+    dist.destroy_process_group()
+
+
+def _found(rank: int, folder: Path, what: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    twin = a_chain().double()
+    model = copy.deepcopy(twin)
+    if what == "other_model" and rank == 1:
+        model = nn.Sequential(nn.Conv2d(3, 4, 5)).double()
+    images = a_batch(dtype=torch.float64)
+    seen: list[int] = []
+    own = LiveMeasurer.measure
+
+    def measure(*args: Any) -> Any:
+        if what == "failing":
+            raise BackendError("nothing can be measured")
+        seen.append(1)
+        return own(*args)
+
+    LiveMeasurer.measure = measure  # type: ignore[method-assign]
+    try:
+        mucudnn.optimize(model, "64MiB", images, store=folder / f"store{rank}", progress=False)
+    except MucudnnError as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    text = mucudnn.plan_of(model).to_text()
+    images = images + rank
+    wrapped, other = _wrapped(what, model), _wrapped(what, twin)
+    for each in (wrapped, other):
+        each(images).square().mean().backward()
+    differences = [
+        (_whole(one.grad) - _whole(another.grad)).abs().max().item()
+        for one, another in zip(wrapped.parameters(), other.parameters(), strict=True)
+    ]
+    return {
+        "plan": hashlib.sha256(text.encode()).hexdigest(),
+        "measured": len(seen),
+        "largest": max(differences),
+        "gradients": sum(_whole(each.grad).abs().sum().item() for each in other.parameters()),
+    }
+
+
+def _wrapped(what: str, model: nn.Module) -> Any:
+    if what == "fsdp":
+        mesh = init_device_mesh("cpu", (RANKS,))
+        return fully_shard(model, mesh=mesh)
+    return DistributedDataParallel(model)
+
+
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+if __name__ == "__main__":
+    main()

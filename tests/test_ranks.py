@@ -1,0 +1,72 @@
+"""Two ranks, in processes of their own: one plan, and the gradients of unpatched ones."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks_program import RANKS
+
+LONG_S = 240
+TOLERANCE = 1e-9
+
+
+def run(folder: Path, what: str) -> list[dict[str, Any]]:
+    """What each rank has printed."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.ranks_program", str(rank), str(folder), what],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    try:
+        outputs = [rank.communicate(timeout=LONG_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for rank, (_, errors) in zip(ranks, outputs, strict=True):
+        assert rank.returncode == 0, errors
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+
+@pytest.mark.parametrize("what", ["ddp", "fsdp"])
+def test_ranks_have_one_plan_that_the_first_has_made_and_the_gradients_of_their_twins(
+    what: str, tmp_path: Path
+) -> None:
+    first, second = run(tmp_path, what)
+
+    assert first["plan"] == second["plan"]
+    assert first["measured"] > 0 == second["measured"]
+    assert max(first["largest"], second["largest"]) < TOLERANCE
+    assert first["gradients"] == pytest.approx(second["gradients"])
+    assert first["gradients"] > 0
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("other_model", "rank 1 computes nothing at 0 dgrad|rank 1 computes fprop 8x3x6x6 -> 4, kernel 5x5"),
+        ("other_threads", "rank 1 has another environment: .*threads"),
+    ],
+)
+def test_ranks_that_differ_raise_before_the_first_step(what: str, reason: str, tmp_path: Path) -> None:
+    found = run(tmp_path, what)
+
+    for rank in found:
+        assert rank["error"].startswith("PlanMismatchError: All ranks must be able to run one plan, but rank")
+    assert found[0] == found[1]
+    assert re.search(reason, found[0]["error"])
+
+
+def test_no_rank_waits_for_one_that_could_not_tune(tmp_path: Path) -> None:
+    first, second = run(tmp_path, "failing")
+
+    assert first["error"] == "BackendError: nothing can be measured"
+    assert second["error"] == (
+        "BackendError: Rank 0 tunes for all, but it could not: nothing can be measured"
+    )
