@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -146,13 +146,20 @@ def _left_as_it_was(model: nn.Module) -> Iterator[None]:
     """Put back what the modules' attributes were bound to: a model may remember what it has computed.
 
     Of a pass without arithmetic that would be a tensor without values, on which every later pass fails.
+    `functional_call` leaves such tensors itself, as parameters of modules that lie in a shared one.
     """
-    before = [(module, dict(module.__dict__), dict(module._buffers)) for module in model.modules()]
+    before = [
+        (each, dict(each.__dict__), dict(each._parameters), dict(each._buffers)) for each in model.modules()
+    ]
     try:
         yield
     finally:
-        for module, attributes, buffers in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            module._buffers.clear()
-            module._buffers.update(buffers)
+        for module, attributes, parameters, buffers in before:
+            _replace(module.__dict__, attributes)
+            _replace(module._parameters, parameters)
+            _replace(module._buffers, buffers)
+
+
+def _replace(present: MutableMapping[str, Any], former: Mapping[str, Any]) -> None:
+    present.clear()
+    present.update(former)

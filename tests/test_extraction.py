@@ -1,5 +1,6 @@
 """What is found of a model's convolutions, and that the model does not notice."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -501,6 +502,26 @@ def test_lazy_modules_make_their_parameters_first() -> None:
     assert [call.path for call in extraction.calls] == ["0", "2"]
     assert type(model[0]) is nn.Conv2d
     assert model(a_batch()).shape[1:] == (4, 6, 6)
+
+
+def test_parameters_within_shared_modules_stay_what_they_are() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shared = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 3, padding=1)))
+            self.first = nn.ModuleDict({"body": shared})
+            self.second = nn.ModuleDict({"body": shared, "head": nn.Conv2d(3, 4, 3)})
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.second["head"](self.second["body"](self.first["body"](images)))
+
+    model = Twice()
+    before = [*model.parameters()]
+
+    extract(model, a_batch())
+
+    assert all(map(operator.is_, model.parameters(), before))
+    assert type(model(a_batch())) is Tensor
 
 
 def test_imitations_of_quantised_convolutions_are_left_alone() -> None:
