@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 DEVICELESS ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),yes,no)
 CUDNN := $(VENV)/cudnn
 
-.PHONY: help run proof test check bench bench-cpu gpu clean
+.PHONY: help run proof test check bench bench-cpu models gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,17 @@ bench: $(READY)  ## measure the solvers, and what a patched call costs
 
 bench-cpu: $(READY)  ## measure convolution layers and training steps on the processor, an hour and more; goes on where it stopped
 	@$(BIN)/python -m bench.cpu $(ARGS)
+
+# Packages of models, without what they ask for and do not need here: a torchvision would bring a torch of its own.
+MODELS := $(VENV)/models
+
+$(MODELS): $(READY)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt transformers
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps pytorchcv monai
+	@touch $(MODELS)
+
+models: $(MODELS)  ## train public models divided, beside their unpatched twins; some minutes
+	@$(BIN)/python -m bench.models $(ARGS)
 
 # Beside the Python that has a CUDA build of torch, which stays as it is; only what is missing is added.
 GPU := build/gpu

@@ -1,0 +1,104 @@
+"""Plans made by hand: every convolution in uneven parts, by different algorithms, with nothing measured.
+
+They show that dividing changes nothing, whatever a tuner would choose.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from mucudnn.backends import backend_for
+from mucudnn.extraction import extract
+from mucudnn.plan import Assignment, ConvSite, Division, Mode, Plan, Policy
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate, Trial
+from mucudnn.tuning import problems_at
+from mucudnn.version import __version__
+
+LIMIT_BYTES = 2**33
+
+_BACKEND = backend_for("cpu", torch.device("cpu"))
+
+_NAMES = (_BACKEND.own, *(f"cpu:{name}" for name in ("gemm", "im2col", "winograd2", "winograd4", "fft16")))
+"""Algorithms that compute parts of any size."""
+
+
+def a_plan_for(model: nn.Module, sample: object, mode: Mode = Mode.REUSE) -> Plan:
+    """Divide all that the model computes on `sample`; nothing is measured, so the times are made up.
+
+    Of 8 samples, 3 and 2 run by the first algorithm that the problem has, 2 by the next, 1 by the one after
+    that; PyTorch's own comes last. A site starts with another algorithm than the one before it.
+    """
+    extraction = extract(model, sample)
+    return a_plan_of(problems_at(extraction), mode, extraction.untouched)
+
+
+def a_plan_of(
+    problems: Mapping[ConvSite, ConvProblem],
+    mode: Mode = Mode.REUSE,
+    untouched: tuple[tuple[str, str], ...] = (),
+) -> Plan:
+    """Divide these problems, each starting with another algorithm than the one before it."""
+    assignments = [
+        Assignment(site, problem, _division(problem, start), _candidates(problem))
+        for start, (site, problem) in enumerate(problems.items())
+    ]
+    environment = dataclasses.replace(_BACKEND.environment(), soft={})
+    return Plan(mode, Policy.ALL, LIMIT_BYTES, environment, tuple(assignments), untouched, __version__)
+
+
+def _algorithms(problem: ConvProblem) -> list[str]:
+    return [name for name in _NAMES if _BACKEND.computes(problem, name)]
+
+
+def _division(problem: ConvProblem, start: int) -> Division:
+    own, *others = _algorithms(problem)
+    names = [*others, own]
+    shares = _shares(problem.batch)
+    parts = [
+        [_candidate(problem, names[(start + place) % len(names)], size) for size in sizes]
+        for place, sizes in enumerate(shares[: len(names)])
+    ]
+    rest = list(itertools.chain.from_iterable(shares[len(names) :]))
+    parts[-1] += [_candidate(problem, parts[-1][0].algorithm, size) for size in rest]
+    return Division(tuple(itertools.chain.from_iterable(parts)))
+
+
+def _shares(batch: int) -> list[list[int]]:
+    """Cut a batch into uneven parts, of which the first two are one algorithm's."""
+    shares: list[list[int]] = []
+    left = batch
+    for wanted in ([3, 2], [2], [1]):
+        share = []
+        for size in wanted:
+            if left > 0:
+                share.append(min(size, left))
+                left -= share[-1]
+        if share:
+            shares.append(share)
+    return [*shares, [left]] if left else shares
+
+
+def _candidates(problem: ConvProblem) -> tuple[Candidate, ...]:
+    """One of every algorithm at every size, the large ones cheaper by the sample."""
+    return tuple(
+        _candidate(problem, name, size)
+        for name, size in itertools.product(_algorithms(problem), range(1, problem.batch + 1))
+    )
+
+
+def _candidate(problem: ConvProblem, algorithm: str, size: int) -> Candidate:
+    """Made-up times favour whichever algorithm comes last."""
+    place = _algorithms(problem).index(algorithm)
+    time_s = (1 + size) / (1 + place)
+    return Candidate(
+        algorithm, size, time_s, _declared(Trial(problem.with_batch(size), algorithm, whole=False))
+    )
+
+
+def _declared(trial: Trial) -> int:
+    """What PyTorch's own takes is not known here, and does not matter."""
+    return 0 if trial.algorithm == _BACKEND.own else _BACKEND.buffer_bytes(trial.problem, trial.algorithm)
