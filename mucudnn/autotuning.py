@@ -25,17 +25,13 @@ from mucudnn.calls import (
     without_autocast,
 )
 from mucudnn.errors import OptionError, PlanError, ProblemError
-from mucudnn.extraction import Extraction, SiteCall, wanted_ops
+from mucudnn.extraction import wanted_ops
 from mucudnn.functional import DividedConvolution
-from mucudnn.live import LiveMeasurer
+from mucudnn.learning import Learner
 from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.patched import Memory, division_for
 from mucudnn.plan import Assignment, Mode, Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profiler import Profiler
-from mucudnn.progress import progress_for
-from mucudnn.tuner import opened
-from mucudnn.tuning import Tuning
 
 
 class _Call(NamedTuple):
@@ -113,8 +109,7 @@ class Autotune(TorchFunctionMode):
         super().__init__()
         self._settings = settings
         self._ops = ops
-        self._store = store
-        self._progress = progress
+        self._learn = Learner(settings, store, progress)
         self._routes: dict[Hashable, _Route | None] = {}
         self._known: dict[ConvProblem, list[Assignment]] = {}
         self._plans: list[Plan] = []
@@ -216,9 +211,10 @@ class Autotune(TorchFunctionMode):
         found = {op: self._found(problems_of(problem)[op]) for op in ops}
         missing = tuple(op for op, assigned in found.items() if assigned is None)
         if missing:
-            if _is_capturing(image.device):
+            tuned = self._tuned(backend, func, problem, missing)
+            if tuned is None:
                 return None
-            found |= self._tuned(backend, func, problem, missing)
+            found |= tuned
         memory = self._memory(backend)
         divisions = {
             op: division_for(assigned, problem.batch, backend.own)
@@ -238,15 +234,11 @@ class Autotune(TorchFunctionMode):
 
     def _tuned(
         self, backend: Backend, func: Callable[..., Any], problem: ConvProblem, ops: tuple[ConvOp, ...]
-    ) -> dict[ConvOp, Assignment]:
-        """Tune some ops of a convolution and remember them."""
-        settings = self._settings
-        site = SiteCall(func.__name__, len(self._plans), problem, ops)
-        plain = torch.autocast(backend.device.type, enabled=False)
-        with plain, opened(self._store) as store, progress_for(self._progress) as shown:
-            measurer = LiveMeasurer(backend)
-            profiler = Profiler(measurer, store, settings.limit_bytes, settings.policy, settings.search)
-            plan = Tuning(profiler, settings.mode, Extraction((site,), ()), shown).plan()
+    ) -> dict[ConvOp, Assignment] | None:
+        """Tune some ops of a convolution and remember them; None where nothing may be tuned now."""
+        plan = self._learn(backend.device, func.__name__, len(self._plans), problem, ops)
+        if plan is None:
+            return None
         self._plans.append(plan)
         for assigned in plan.assignments:
             self._known.setdefault(assigned.problem.with_batch(0), []).append(assigned)
@@ -261,6 +253,7 @@ class Autotune(TorchFunctionMode):
             is_sharing=False,
             limit_bytes=limit_bytes,
             buffer_bytes=limit_bytes,
+            capacity_bytes=0,
         )
 
 
@@ -271,11 +264,6 @@ def _run(route: _Route, call: _Call) -> Tensor:
     with without_autocast(image.device, route.dtype):
         image, _ = explicit_padding(image, weight.shape[2:], arguments)
         return route.convolution(image, weight, bias)
-
-
-def _is_capturing(device: torch.device) -> bool:
-    """Whether a graph is being captured, where nothing may be tuned."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def autotune(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +57,8 @@ class Memory:
         own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
         is_sharing: whether each site owns a buffer, rather than all one in common.
         limit_bytes: of the plan.
-        buffer_bytes: what the common buffer comes to.
+        buffer_bytes: what the common buffer may come to.
+        capacity_bytes: what it grows to at once.
     """
 
     environment: Environment
@@ -65,13 +66,21 @@ class Memory:
     is_sharing: bool
     limit_bytes: int
     buffer_bytes: int
+    capacity_bytes: int
 
     @classmethod
-    def of(cls, plan: Plan, own: str) -> "Memory":
-        """Return what `plan` says of memory."""
+    def of(cls, plan: Plan, own: str, *, is_growing: bool) -> "Memory":
+        """Return what `plan` says of memory; where more is tuned later, the buffer may grow to the limit."""
         buffers = (_buffer_bytes(assigned.division, own) for assigned in plan.assignments)
+        known = max(buffers, default=0)
+        is_sharing = plan.mode is Mode.SHARING
         return cls(
-            plan.environment, own, plan.mode is Mode.SHARING, plan.limit_bytes, max(buffers, default=0)
+            environment=plan.environment,
+            own=own,
+            is_sharing=is_sharing,
+            limit_bytes=plan.limit_bytes,
+            buffer_bytes=plan.limit_bytes if is_growing else known,
+            capacity_bytes=0 if is_sharing else known,
         )
 
     def bound(self, division: Division) -> int | None:
@@ -86,6 +95,9 @@ class Memory:
 def _buffer_bytes(division: Division, own: str) -> int:
     return max((part.workspace_bytes for part in division.parts if part.algorithm != own), default=0)
 
+
+Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan | None]
+"""Tunes a shape that a module meets; see `mucudnn.learning`."""
 
 _NOWHERE = object()
 """Flags that no backend has."""
@@ -143,6 +155,7 @@ class PatchedForward:
         memory: Memory,
         notice: Notice,
         home: Hashable,
+        learn: Learn | None = None,
     ) -> None:
         """Bind to one module.
 
@@ -154,7 +167,9 @@ class PatchedForward:
             memory: of the plan.
             notice: shared by all modules of the model.
             home: the backend's flags under which the plan's environment is that of this process.
+            learn: tunes shapes that are not known; without it they run PyTorch's own convolution.
         """
+        self._learn = learn
         self._notice = notice
         self._module = module
         self._kind = kind
@@ -274,11 +289,9 @@ class PatchedForward:
         self, backend: Backend, flags: Hashable, problem: ConvProblem
     ) -> DividedConvolution | None:
         """Return what computes a forward pass, or None for PyTorch's own, which is said once."""
-        served = [
-            (variant.problem.batch, number)
-            for number, variant in enumerate(self._variants)
-            if variant.problem.with_batch(problem.batch) == problem and problem.batch <= variant.problem.batch
-        ]
+        served = self._variants_for(problem)
+        if not served and self._has_learnt(backend, problem):
+            served = self._variants_for(problem)
         if not served:
             tuned = "; ".join(str(variant.problem) for variant in self._variants)
             self._warn_once(f"was tuned for {tuned}, but meets {problem}")
@@ -290,6 +303,26 @@ class PatchedForward:
         except BackendError as error:
             self._warn_once(f"cannot be divided here ({error})")
             return None
+
+    def _variants_for(self, problem: ConvProblem) -> list[tuple[int, int]]:
+        """Return the batches and places of the shapes that serve such a problem."""
+        return [
+            (variant.problem.batch, number)
+            for number, variant in enumerate(self._variants)
+            if variant.problem.with_batch(problem.batch) == problem and problem.batch <= variant.problem.batch
+        ]
+
+    def _has_learnt(self, backend: Backend, problem: ConvProblem) -> bool:
+        """Tune a shape that is not known, if that may be done, and remember it."""
+        if self._learn is None:
+            return False
+        ops = tuple(op for op in ConvOp if any(op in variant.assignments for variant in self._variants))
+        plan = self._learn(backend.device, self._path, len(self._variants), problem, ops)
+        if plan is None:
+            return False
+        assignments = {assigned.site.op: assigned for assigned in plan.assignments}
+        self._variants = (*self._variants, Variant(problem, assignments))
+        return True
 
     def _check_home(self, backend: Backend, flags: Hashable) -> None:
         """Compare the plan's environment with this process's, if model or flags are not as they were.
@@ -327,7 +360,7 @@ class PatchedForward:
             owners = {op: self._owners.setdefault((number, op), Owner()) for op in divisions}
         bounds = {op: self._memory.bound(division) for op, division in divisions.items()}
         limits = {op: bound for op, bound in bounds.items() if bound is not None}
-        capacity_bytes = 0 if self._memory.is_sharing else self._memory.buffer_bytes
+        capacity_bytes = self._memory.capacity_bytes
         divided = DividedConvolution(backend, problem, divisions, owners, limits, capacity_bytes)
         problems = problems_of(problem)
         for op, assigned in variant.assignments.items():

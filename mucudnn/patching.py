@@ -16,7 +16,7 @@ from torch import nn
 from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
 from mucudnn.modules import Call, Kind, kind_of, padded, settings_of, undividable
-from mucudnn.patched import Memory, Notice, PatchedForward, Variant
+from mucudnn.patched import Learn, Memory, Notice, PatchedForward, Variant
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.workspace import release_workspaces
@@ -38,6 +38,11 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
             left as it was.
         PlanError: the plan contradicts itself.
     """
+    return patch(model, plan)
+
+
+def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module:
+    """Do what `apply` does; shapes that the plan does not know are tuned by `learn`, if there is one."""
     plan.check()
     backend = _backend_at_home(model, plan)
     modules = dict(model.named_modules())
@@ -47,9 +52,9 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         site = assigned.site
         grouped.setdefault(site.path, {}).setdefault(site.variant, {})[site.op] = assigned
     notice = Notice()
-    memory, home = Memory.of(plan, backend.own), backend.flags()
+    memory, home = Memory.of(plan, backend.own, is_growing=learn is not None), backend.flags()
     patches = {
-        path: _patch(modules.get(path), path, variants, memory, notice, home)
+        path: _patch(modules.get(path), path, variants, memory, notice, home, learn)
         for path, variants in grouped.items()
     }
     restore(model)
@@ -102,6 +107,7 @@ def _patch(
     memory: Memory,
     notice: Notice,
     home: Hashable,
+    learn: Learn | None,
 ) -> tuple[str, PatchedForward]:
     """Return the attribute that is to hide a module's method, by its name."""
     if module is None:
@@ -117,7 +123,7 @@ def _patch(
             _check_module(module, kind, path, assigned.problem)
         problem = next(iter(assignments.values())).problem
         shapes.append(Variant(_forward_problem(module, kind, problem), dict(assignments)))
-    return kind.method, PatchedForward(module, kind, path, tuple(shapes), memory, notice, home)
+    return kind.method, PatchedForward(module, kind, path, tuple(shapes), memory, notice, home, learn)
 
 
 def _forward_problem(module: nn.Module, kind: Kind, problem: ConvProblem) -> ConvProblem:

@@ -12,6 +12,11 @@ from mucudnn.profile import Environment
 _DECIDING = 0
 
 
+def is_distributed() -> bool:
+    """Return whether this process is one of several ranks."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
 def agreed(
     problems: Mapping[ConvSite, ConvProblem], environment: Environment, make: Callable[[], Plan]
 ) -> Plan:
@@ -29,7 +34,7 @@ def agreed(
         BackendError: the first rank could not tune.
         PlanMismatchError: some rank computes something else, or elsewhere; all ranks raise it.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not is_distributed():
         return make()
     plan = _decided(make)
     reasons: list[str | None] = [None] * dist.get_world_size()

@@ -1,7 +1,6 @@
 """Tuning: from a model and a limit to a plan, and from there to a patched model."""
 
 import contextlib
-import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -13,15 +12,16 @@ from mucudnn import patching
 from mucudnn.backends import Backend, backend_for
 from mucudnn.errors import BackendError, NothingToTuneError, OptionError, SampleError, UntunedWarning
 from mucudnn.extraction import CallArguments, extract
+from mucudnn.learning import Learner, opened
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Measurer
 from mucudnn.options import ProgressOption, Settings, StoreOption
-from mucudnn.plan import Plan
+from mucudnn.plan import Mode, Plan
 from mucudnn.profiler import Profiler
 from mucudnn.progress import progress_for
-from mucudnn.ranks import agreed
+from mucudnn.ranks import agreed, is_distributed
 from mucudnn.replay import replaying
-from mucudnn.store import MemoryStore, Store, open_store
+from mucudnn.store import MemoryStore
 from mucudnn.tuning import Tuning, problems_at
 
 
@@ -37,6 +37,7 @@ def optimize(
     backend: str = "auto",
     store: StoreOption = None,
     progress: ProgressOption = None,
+    dynamic: bool = False,
 ) -> nn.Module:
     """Tune `model`, patch it in place so that its convolutions run divided, and return it.
 
@@ -56,6 +57,8 @@ def optimize(
         backend: "auto", or a backend's name. A recording will not do: what is patched runs here.
         store: where profiles are kept: a file, a Store, or None for the default file.
         progress: None shows a bar on a terminal, True always, False never; or a `Progress` to be told.
+        dynamic: whether shapes, and batches larger than the sample's, are tuned too when they are first met,
+            in reuse mode and on one rank; else they run PyTorch's own convolution, with one warning.
 
     Raises:
         SizeError, OptionError: an argument cannot be read, or is none of the choices.
@@ -68,14 +71,23 @@ def optimize(
         "mode": mode, "policy": policy, "search": search, "ops": ops, "backend": backend, "store": store,
         "progress": progress,
     }  # fmt: skip
-    if Settings.of(workspace_limit, **options).recording is not None:
+    settings = Settings.of(workspace_limit, **options)
+    if settings.recording is not None:
         raise OptionError(
             f"optimize must measure where the model runs, but got {backend!r}, a recording; tune replays it, "
             "and apply takes its plan in the environment that was recorded."
         )
+    learn = None
+    if dynamic:
+        if settings.mode is not Mode.REUSE or is_distributed():
+            raise OptionError(
+                "dynamic needs the mode 'reuse' and one rank: what is met later has no share of a total, and "
+                f"ranks may meet different shapes, but got mode {mode!r}."
+            )
+        learn = Learner(settings, store, progress)
     if sample is not None:
-        return patching.apply(model, tune(model, sample, workspace_limit, **options))
-    return patching.arm(model, _FirstCall(workspace_limit, options))
+        return patching.patch(model, tune(model, sample, workspace_limit, **options), learn)
+    return patching.arm(model, _FirstCall(workspace_limit, options, learn))
 
 
 def tune(
@@ -134,9 +146,10 @@ class _FirstCall:
     tuning fails the model stays armed; arguments that the model rejects are left to its own error.
     """
 
-    def __init__(self, workspace_limit: int | str, options: Mapping[str, Any]) -> None:
+    def __init__(self, workspace_limit: int | str, options: Mapping[str, Any], learn: Learner | None) -> None:
         self._workspace_limit = workspace_limit
         self._options = options
+        self._learn = learn
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         patching.restore(model)
@@ -151,7 +164,7 @@ class _FirstCall:
         except BaseException:
             patching.arm(model, self)
             raise
-        patching.apply(model, plan)
+        patching.patch(model, plan, self._learn)
 
 
 @contextlib.contextmanager
@@ -162,17 +175,6 @@ def _measurer(settings: Settings, model: nn.Module) -> Iterator[Measurer]:
     else:
         with replaying(settings.recording) as replay:
             yield replay
-
-
-@contextlib.contextmanager
-def opened(store: StoreOption) -> Iterator[Store]:
-    """Yield the store that was asked for; one that was passed in open stays open."""
-    found = open_store(store)
-    try:
-        yield found
-    finally:
-        if store is None or isinstance(store, str | os.PathLike):
-            found.close()
 
 
 def _backend_at(name: str, device: torch.device) -> Backend:

@@ -47,7 +47,7 @@ class ByHand(Autotune):
     """
 
     def __init__(self) -> None:
-        known = autotune("1GiB", progress=False)
+        known = autotune("8GiB", progress=False)
         super().__init__(known._settings, "auto", None, progress=False)
         self.divided: set[ConvProblem] = set()
 

@@ -5,6 +5,7 @@ import itertools
 import pickle
 import random
 import sqlite3
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -785,3 +786,36 @@ def test_evidence_tells_times_workspaces_error_and_verdict() -> None:
     assert evidence.verdict == "FASTER"
     assert evidence.error is not None
     assert 0 < evidence.error < 1e-6  # a few roundings of float32, each 6e-8
+
+
+def test_shapes_that_are_met_later_are_tuned_then(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = a_chain()
+    twin = copy.deepcopy(model)
+    mucudnn.optimize(model, LIMIT, a_batch(4), store=tmp_path / "store", progress=False, dynamic=True)
+    before = plan_of(model)
+
+    for images in (a_batch(8), a_batch(4, size=9), a_batch(2, size=9)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UntunedWarning)
+            result = model(images)
+        torch.testing.assert_close(result, twin(images), rtol=1e-3, atol=1e-3)
+
+    assert plan_of(model) == before
+    assert len(model.get_submodule("0").__dict__["_conv_forward"]._variants) == 3
+
+
+def test_what_is_met_later_has_no_share_of_a_total() -> None:
+    with pytest.raises(OptionError, match="dynamic needs the mode 'reuse'"):
+        mucudnn.optimize(a_chain(), LIMIT, mode="sharing", dynamic=True)
+
+
+def test_an_armed_model_may_be_dynamic_and_pickled(tmp_path: Path) -> None:
+    model = a_chain()
+    mucudnn.optimize(model, LIMIT, store=tmp_path / "store", progress=False, dynamic=True)
+    model(a_batch(2))
+    other = pickle.loads(pickle.dumps(model))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        torch.testing.assert_close(other(a_batch(5)), model(a_batch(5)), rtol=1e-3, atol=1e-3)

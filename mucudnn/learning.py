@@ -1,0 +1,79 @@
+"""Tuning single convolutions when they are first met."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from mucudnn.backends import backend_for
+from mucudnn.extraction import Extraction, SiteCall
+from mucudnn.live import LiveMeasurer
+from mucudnn.options import ProgressOption, Settings, StoreOption
+from mucudnn.plan import Plan
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profiler import Profiler
+from mucudnn.progress import progress_for
+from mucudnn.store import Store, open_store
+from mucudnn.tuning import Tuning
+
+
+@contextlib.contextmanager
+def opened(store: StoreOption) -> Iterator[Store]:
+    """Yield the store that was asked for; one that was passed in open stays open."""
+    found = open_store(store)
+    try:
+        yield found
+    finally:
+        if store is None or isinstance(store, str | os.PathLike):
+            found.close()
+
+
+class Learner:
+    """Tunes convolutions one by one, in reuse mode; threads take turns.
+
+    Copies and pickles know the same settings.
+    """
+
+    def __init__(self, settings: Settings, store: StoreOption, progress: ProgressOption) -> None:
+        """Remember how to tune; see `optimize`."""
+        self._settings = settings
+        self._store = store
+        self._progress = progress
+        self._turn = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep all but the lock."""
+        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._turn = threading.Lock()
+
+    def __call__(
+        self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
+    ) -> Plan | None:
+        """Return the plan for some ops of a convolution on a device; None where nothing may be tuned now.
+
+        Args:
+            device: where its tensors lie.
+            name: of the site.
+            number: which shape of that site it is.
+            problem: of the forward pass.
+            ops: by the problem's names.
+
+        Raises:
+            InfeasibleError: nothing fits the limit.
+        """
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None
+        settings = self._settings
+        extraction = Extraction((SiteCall(name, number, problem, ops),), ())
+        # Whoever meets a convolution under autocast wants measurements of its own type.
+        plain = torch.autocast(device.type, enabled=False)
+        with self._turn, plain, opened(self._store) as store, progress_for(self._progress) as shown:
+            measurer = LiveMeasurer(backend_for(settings.backend, device))
+            profiler = Profiler(measurer, store, settings.limit_bytes, settings.policy, settings.search)
+            return Tuning(profiler, settings.mode, extraction, shown).plan()
