@@ -16,6 +16,7 @@ from mucudnn.calls import (
     as_autocast,
     autocast_dtype,
     explicit_padding,
+    has_its_bias,
     is_traced,
     numbers,
     obstacle,
@@ -24,12 +25,12 @@ from mucudnn.calls import (
     problems_of,
     without_autocast,
 )
-from mucudnn.errors import OptionError, PlanError, ProblemError
+from mucudnn.errors import BackendError, OptionError, PlanError, ProblemError
 from mucudnn.extraction import wanted_ops
 from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
 from mucudnn.options import ProgressOption, Settings, StoreOption
-from mucudnn.patched import Memory, division_for
+from mucudnn.patched import Memory, division_for, remember
 from mucudnn.plan import Assignment, Mode, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 
@@ -111,7 +112,7 @@ class Autotune(TorchFunctionMode):
         self._ops = ops
         self._learn = Learner(settings, store, progress)
         self._routes: dict[Hashable, _Route | None] = {}
-        self._known: dict[ConvProblem, list[Assignment]] = {}
+        self._known: dict[Hashable, list[Assignment]] = {}
         self._plans: list[Plan] = []
         self._tuning = threading.RLock()
 
@@ -120,11 +121,13 @@ class Autotune(TorchFunctionMode):
         """What was tuned so far, each function and shape a site of its own.
 
         Raises:
-            PlanError: nothing was.
+            PlanError: nothing was, or not all in one environment.
         """
         if not self._plans:
             raise PlanError("A convolution must have been called and tuned, but none was.")
         first = self._plans[0]
+        if any(first.environment.differences(plan.environment) for plan in self._plans):
+            raise PlanError("A plan must be of one environment, but convolutions were tuned in several.")
         assignments = tuple(each for plan in self._plans for each in plan.assignments)
         return Plan(
             first.mode, first.policy, first.limit_bytes, first.environment, assignments, (), first.version
@@ -173,13 +176,15 @@ class Autotune(TorchFunctionMode):
         backend = backend_for(served, image.device)
         key = (
             image.shape, image.stride(), image.dtype, image.device, weight.shape, weight.stride(),
-            weight.dtype, weight.device, None if bias is None else (bias.dtype, bias.device), dtype,
+            weight.dtype, weight.device, dtype,
+            None if bias is None else (bias.shape, bias.dtype, bias.device),
             backend.flags(), needs, arguments,
         )  # fmt: skip
         route = self._routes.get(key, _UNSEEN)
         if route is _UNSEEN:
             with self._tuning:
-                route = self._routes[key] = self._route(backend, func, call, dtype, needs)
+                route = self._route(backend, func, call, dtype, needs)
+                remember(self._routes, key, route)
         return None if route is None else _run(route, call)  # type: ignore[arg-type]  # it is seen now
 
     def _route(
@@ -201,6 +206,8 @@ class Autotune(TorchFunctionMode):
             problem = problem_of(padded, weight, bias is not None, arguments)
         except (OptionError, ProblemError):
             return None  # PyTorch's own says what is wrong, if anything is
+        if not has_its_bias(problem, bias):
+            return None
         roles = {ConvOp.FPROP: True, ConvOp.DGRAD: needs[0], ConvOp.WGRAD: needs[1]}
         wanted = wanted_ops(self._ops, is_training=True)
         ops = [
@@ -208,7 +215,7 @@ class Autotune(TorchFunctionMode):
             for role, is_needed in roles.items()
             if is_needed and role in wanted
         ]
-        found = {op: self._found(problems_of(problem)[op]) for op in ops}
+        found = {op: self._found(_place(backend, problems_of(problem)[op]), problem.batch) for op in ops}
         missing = tuple(op for op, assigned in found.items() if assigned is None)
         if missing:
             tuned = self._tuned(backend, func, problem, missing)
@@ -223,13 +230,16 @@ class Autotune(TorchFunctionMode):
         }
         bounds = {op: memory.bound(division) for op, division in divisions.items()}
         limits = {op: bound for op, bound in bounds.items() if bound is not None}
-        convolution = DividedConvolution(backend, problem, divisions, limits=limits)
-        return None if convolution.is_own else _Route(convolution, dtype)
+        try:
+            convolution = DividedConvolution(backend, problem, divisions, limits=limits)
+        except BackendError:
+            return None  # a part of another size than the tuned ones is not computed by the algorithm
+        fits = max(convolution.buffer_bytes.values()) <= memory.limit_bytes
+        return _Route(convolution, dtype) if fits and not convolution.is_own else None
 
-    def _found(self, problem: ConvProblem) -> Assignment | None:
-        """Return what was tuned for such a problem, of the least batch that is no smaller."""
-        known = self._known.get(problem.with_batch(0), ())
-        able = (each for each in known if each.problem.batch >= problem.batch)
+    def _found(self, place: Hashable, batch: int) -> Assignment | None:
+        """Return what was tuned for such a problem there, of the least batch that is no smaller."""
+        able = (each for each in self._known.get(place, ()) if each.problem.batch >= batch)
         return min(able, key=lambda each: each.problem.batch, default=None)
 
     def _tuned(
@@ -241,7 +251,7 @@ class Autotune(TorchFunctionMode):
             return None
         self._plans.append(plan)
         for assigned in plan.assignments:
-            self._known.setdefault(assigned.problem.with_batch(0), []).append(assigned)
+            self._known.setdefault(_place(backend, assigned.problem), []).append(assigned)
         return {assigned.site.op: assigned for assigned in plan.assignments}
 
     def _memory(self, backend: Backend) -> Memory:
@@ -255,6 +265,11 @@ class Autotune(TorchFunctionMode):
             buffer_bytes=limit_bytes,
             capacity_bytes=0,
         )
+
+
+def _place(backend: Backend, problem: ConvProblem) -> Hashable:
+    """Return what a problem of any batch is known by: times hold for one device and its flags."""
+    return (backend.name, backend.device, backend.flags(), problem.with_batch(0))
 
 
 def _run(route: _Route, call: _Call) -> Tensor:
@@ -284,7 +299,7 @@ def autotune(
 
     It need not be a module's. What was tuned serves every smaller batch of the same shapes without measuring.
     Outside of the context nothing is changed; of contexts within one another the innermost counts. Threads
-    enter it for themselves.
+    enter it for themselves, and ranks of a distributed run tune for themselves (`optimize` has one plan).
 
     Args:
         workspace_limit: an int of bytes, or a string with a unit ("64MiB"), for each convolution.

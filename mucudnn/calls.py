@@ -229,6 +229,10 @@ def _transposed_size(image: Tensor, weight: Tensor, arguments: ConvArguments) ->
     """Return the size of a transposed convolution's output; None for one that is not transposed."""
     if arguments.output_padding is None or isinstance(arguments.padding, str):
         return None
+    rank = len(weight.shape[2:])
+    sizes = (arguments.stride, arguments.padding, arguments.dilation, arguments.output_padding)
+    if any(len(each) != rank for each in sizes) or image.dim() != weight.dim():
+        raise ProblemError(f"There must be {rank} numbers for {rank} dimensions, but got {arguments}.")
     return tuple(
         (size - 1) * step - 2 * pad + dil * (taps - 1) + more + 1
         for size, taps, step, pad, dil, more in zip(
@@ -241,6 +245,12 @@ def _transposed_size(image: Tensor, weight: Tensor, arguments: ConvArguments) ->
             strict=True,
         )
     )
+
+
+def has_its_bias(problem: ConvProblem, bias: Tensor | None) -> bool:
+    """Return whether a bias, if there is one, has a number for each channel of the forward pass's result."""
+    channels = problem.out_channels if problem.op is ConvOp.FPROP else problem.in_channels
+    return bias is None or tuple(bias.shape) == (channels,)
 
 
 def problems_of(problem: ConvProblem) -> dict[ConvOp, ConvProblem]:
@@ -308,6 +318,8 @@ def without_autocast(
 def is_traced(*tensors: Tensor) -> bool:
     """Return whether a call with `tensors` is being compiled, traced or transformed rather than computed."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    if torch._C._len_torch_dispatch_stack():
         return True
     for tensor in tensors:
         if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:

@@ -124,7 +124,7 @@ class _Recorder:
         """Return why nothing of this module is to be tuned, or None if something is."""
         if self._obstacle is None and not any(self.calls.values()):
             return f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"
-        return self._obstacle
+        return None if any(self.calls.values()) else self._obstacle
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         self._note(call_of(self.kind, self.module, args, kwargs))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
-from mucudnn.calls import ConvArguments, explicit_padding
+from mucudnn.calls import ConvArguments, explicit_padding, numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +86,13 @@ def convolutions(model: nn.Module) -> dict[str, nn.Module]:
 
 def settings_of(module: Any) -> tuple[object, ...]:
     """Return a convolution's attributes that decide what it computes; of transposed ones one more."""
-    shared = (module.stride, module.padding, module.dilation, module.groups, module.padding_mode)
-    return (*shared, module.output_padding) if module.transposed else shared
+    rank = len(module.kernel_size)
+    stride, padding, dilation = (
+        each if type(each) is tuple or isinstance(each, str) else numbers(each, rank)
+        for each in (module.stride, module.padding, module.dilation)
+    )
+    shared = (stride, padding, dilation, module.groups, module.padding_mode)
+    return (*shared, numbers(module.output_padding, rank)) if module.transposed else shared
 
 
 def call_of(kind: Kind, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

@@ -33,8 +33,9 @@ class Server(Protocol):
         weight: Tensor,
         arguments: ConvArguments,
         needed: tuple[bool, bool, bool],
+        has_bias: bool,
     ) -> _Gradients:
-        """Return dx, dw and the bias's gradient, each None unless it is `needed`."""
+        """Return dx, dw and the bias's gradient, each None unless it is `needed`; the bias may be frozen."""
 
 
 _servers: "weakref.WeakValueDictionary[str, Server]" = weakref.WeakValueDictionary()
@@ -90,7 +91,10 @@ def _convolution(
     server: str,
 ) -> Tensor:
     arguments = _arguments(stride, padding, dilation, output_padding, groups)
-    return _servers[server].compute(image, weight, bias, arguments)
+    found = _servers.get(server)
+    if found is None:  # the model was restored, or patched anew
+        return own_call(image, weight, bias, arguments)
+    return found.compute(image, weight, bias, arguments)
 
 
 @_convolution.register_fake
@@ -120,11 +124,14 @@ def _convolution_backward(
     groups: int,
     server: str,
     needed: Sequence[bool],
+    has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    arguments = _arguments(stride, padding, dilation, output_padding, groups)
-    dx, dw, db = _servers[server].gradients(
-        gradient, image, weight, arguments, (needed[0], needed[1], needed[2])
-    )
+    arguments, wanted = _arguments(stride, padding, dilation, output_padding, groups), _three(needed)
+    found = _servers.get(server)
+    if found is None:
+        dx, dw, db = own_gradients(gradient, image, weight, arguments, wanted)
+    else:
+        dx, dw, db = found.gradients(gradient, image, weight, arguments, wanted, has_bias)
     if dw is not None and dw.stride() != weight.stride():
         dw = torch.empty_like(weight).copy_(dw)
     return (
@@ -146,6 +153,7 @@ def _(
     groups: int,
     server: str,  # noqa: ARG001  # the shapes are the same, whoever computes
     needed: Sequence[bool],
+    has_bias: bool,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor, Tensor]:
     arguments = _arguments(stride, padding, dilation, output_padding, groups)
     dx, _, _ = own_gradients(gradient, image, weight, arguments, (needed[0], False, False))
@@ -157,16 +165,46 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001  # PyTorch's interface
-    image, weight, _, *ctx.rest = inputs
+    image, weight, bias, *ctx.rest = inputs
+    ctx.has_bias = bias is not None
     ctx.save_for_backward(image, weight)
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     image, weight = ctx.saved_tensors
     needed = list(ctx.needs_input_grad[:3])
-    gradients = _convolution_backward(gradient, image, weight, *ctx.rest, needed)
+    gradients = _convolution_backward(gradient, image, weight, *ctx.rest, needed, ctx.has_bias)
     found = [each if is_needed else None for each, is_needed in zip(gradients, needed, strict=True)]
     return (*found, *(None for _ in ctx.rest))
 
 
+def _save_again(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ARG001  # PyTorch's interface
+    gradient, image, weight, *rest = inputs
+    ctx.numbers, ctx.wanted, ctx.n_rest = rest[:5], _three(rest[6]), len(rest)
+    ctx.save_for_backward(gradient, image, weight)
+
+
+def _differentiate_again(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+    """Second derivatives are those of PyTorch's own convolution."""
+    with torch.enable_grad():
+        leaves = [
+            each.detach().requires_grad_(is_needed)
+            for each, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+        ]
+        gradient, image, weight = leaves
+        found = own_gradients(gradient, image, weight, _arguments(*ctx.numbers), ctx.wanted)
+    pairs = [(one, other) for one, other in zip(found, outer, strict=True) if one is not None]
+    able = [leaf for leaf in leaves if leaf.requires_grad]
+    given = torch.autograd.grad(
+        [one for one, _ in pairs], able, [other for _, other in pairs], allow_unused=True
+    )
+    by_leaf = dict(zip(map(id, able), given, strict=True))
+    return (*(by_leaf.get(id(leaf)) for leaf in leaves), *(None for _ in range(ctx.n_rest)))
+
+
+def _three(flags: Sequence[bool]) -> tuple[bool, bool, bool]:
+    return flags[0], flags[1], flags[2]
+
+
 _convolution.register_autograd(_differentiate, setup_context=_save)
+_convolution_backward.register_autograd(_differentiate_again, setup_context=_save_again)

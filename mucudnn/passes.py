@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
@@ -98,11 +99,17 @@ def make_parameters(model: nn.Module, sample: CallArguments) -> None:
     if not any(is_lazy(parameter) for parameter in model.parameters()):
         return
     before = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+    fresh = [each for each in model.modules() if any(map(is_lazy, each.buffers(recurse=False)))]
     with torch.random.fork_rng(), torch.no_grad():
-        args, kwargs = _copied(sample, _home(model))
-        model(*args, **kwargs)
-        for buffer, value in before:
-            buffer.copy_(value)
+        try:
+            args, kwargs = _copied(sample, _home(model))
+            model(*args, **kwargs)
+        finally:
+            for buffer, value in before:
+                buffer.copy_(value)
+        for module in fresh:
+            if isinstance(module, _BatchNorm):
+                module.reset_running_stats()
 
 
 def _home(model: nn.Module) -> torch.device:
@@ -149,7 +156,9 @@ def _left_as_it_was(model: nn.Module) -> Iterator[None]:
     `functional_call` leaves such tensors itself, as parameters of modules that lie in a shared one.
     """
     before = [
-        (each, dict(each.__dict__), dict(each._parameters), dict(each._buffers)) for each in model.modules()
+        (each, dict(each.__dict__), dict(each._parameters), dict(each._buffers))
+        for each in model.modules()
+        if not isinstance(each, torch.jit.ScriptModule)  # its attributes are its own
     ]
     try:
         yield

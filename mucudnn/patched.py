@@ -13,6 +13,7 @@ from mucudnn.calls import (
     ConvArguments,
     as_autocast,
     autocast_dtype,
+    has_its_bias,
     is_traced,
     obstacle,
     own_call,
@@ -134,6 +135,31 @@ class _Route(NamedTuple):
             return self.convolution(image, weight, bias)
 
 
+def _look_for_transforms() -> bool:
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+_is_transformed: Callable[[], bool] = torch.compiler.assume_constant_result(_look_for_transforms)
+"""Whether derivatives are taken within what is compiled; a graph is used only under the same transforms."""
+
+
+def _is_own(division: Division, memory: Memory) -> bool:
+    """Return whether a division is PyTorch's own convolution, as it would run anyway."""
+    is_own = division.is_undivided and all(part.algorithm == memory.own for part in division.parts)
+    return is_own and memory.bound(division) is None
+
+
+def remember(routes: dict[Any, Any], key: object, route: object) -> None:
+    """Put a route among the others, of which the oldest go when there are many; any thread may do so."""
+    while len(routes) >= _MOST_ROUTES:
+        oldest = next(iter([*routes]), None)
+        routes.pop(oldest, None)
+    routes[key] = route
+
+
 def _call(image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Call:
     """Return a call with explicit padding."""
     stride, padding, dilation = arguments.stride, arguments.padding, arguments.dilation
@@ -177,6 +203,11 @@ class PatchedForward:
         self._variants = variants
         self._memory = memory
         self._home = home
+        self._is_own = learn is None and all(
+            _is_own(assigned.division, memory)
+            for variant in variants
+            for assigned in variant.assignments.values()
+        )
         self._forget()
 
     def _forget(self) -> None:
@@ -201,7 +232,14 @@ class PatchedForward:
             result = self._compiled(call)
         else:
             result = None if is_traced(call.image, call.weight) else self._served(call)
-        return self._kind.own(self._module, *args, **kwargs) if result is None else result
+        if result is not None:
+            return result
+        if not self._kind.is_transposed:
+            return self._kind.own(self._module, *args, **kwargs)
+        image, arguments = padded(
+            self._module, call
+        )  # the weight may be one that is computed when it is read
+        return own_call(image, call.weight, call.bias, arguments)
 
     def _compiled(self, call: Call) -> Tensor | None:
         """Return the operator that runs the call, or None where a graph is to hold PyTorch's own.
@@ -210,7 +248,7 @@ class PatchedForward:
         """
         if torch.compiler.is_exporting() or autocast_dtype(call.image.device) is not None:
             return None
-        if call.image.dim() != call.weight.dim():
+        if call.image.dim() != call.weight.dim() or self._is_own or _is_transformed():
             return None
         image, arguments = padded(self._module, call)
         return convolve(image, call.weight, call.bias, arguments, self._name)
@@ -227,9 +265,10 @@ class PatchedForward:
         weight: Tensor,
         arguments: ConvArguments,
         needed: tuple[bool, bool, bool],
+        has_bias: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients for a compiled graph, each None unless it is `needed`."""
-        bias = gradient.new_empty(gradient.shape[1]) if needed[2] else None
+        bias = gradient.new_empty(gradient.shape[1]) if has_bias else None
         route = self._found(_call(image, weight, bias, arguments))
         if route is None:
             return own_gradients(gradient, image, weight, arguments, needed)
@@ -256,14 +295,14 @@ class PatchedForward:
         flags = backend_of(self._memory.own, device).flags()
         key = (
             image.shape, image.stride(), image.dtype, device, weight.shape, weight.stride(), weight.dtype,
-            weight.device, None if bias is None else (bias.dtype, bias.device), dtype, flags, settings,
+            weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device), dtype, flags,
+            settings,
         )  # fmt: skip
         try:
             return self._routes[key]
         except KeyError:
-            if len(self._routes) == _MOST_ROUTES:
-                del self._routes[next(iter(self._routes))]
-            route = self._routes[key] = self._route(call, dtype, flags)
+            route = self._route(call, dtype, flags)
+            remember(self._routes, key, route)
             return route
 
     def _route(self, call: Call, dtype: torch.dtype | None, flags: Hashable) -> _Route | None:
@@ -279,6 +318,8 @@ class PatchedForward:
             problem = problem_of(image, weight, bias is not None, arguments)
         except ProblemError:
             return None  # PyTorch's own says what is wrong, if anything is
+        if not has_its_bias(problem, bias):
+            return None
         backend = backend_of(self._memory.own, image.device)
         convolution = self._convolution(backend, flags, problem)
         if convolution is None or convolution.is_own:

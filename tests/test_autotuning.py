@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 import mucudnn
 from mucudnn.autotuning import Autotune, autotune
 from mucudnn.errors import InfeasibleError, OptionError, PlanError
+from mucudnn.functional import DividedConvolution
 from mucudnn.live import LiveMeasurer
 from mucudnn.problem import ConvOp
 
@@ -238,6 +239,39 @@ def test_pytorchs_errors_are_its_own(tuned: Autotune) -> None:
             F.conv2d(x, w, stride=2, padding="same")
         with pytest.raises(TypeError):
             F.conv2d(x, None)  # type: ignore[call-overload]
+        with pytest.raises(RuntimeError, match="expected bias to be 1-dimensional with 8 elements"):
+            F.conv2d(x, w, torch.ones(1))
+        with pytest.raises(RuntimeError, match="expected stride to be a single integer value or a list of 2"):
+            F.conv_transpose2d(x, w.transpose(0, 1), stride=(1, 1, 1))
+
+
+def test_a_smaller_batch_that_needs_more_than_the_limit_runs_pytorchs_own(
+    tuned: Autotune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = (each.detach() for each in tensors(4, 4, 8, 8))
+    greedy = {ConvOp.FPROP: 2**40, ConvOp.DGRAD: 0, ConvOp.WGRAD: 0}
+    with tuned:
+        F.conv2d(x, w)
+        made = DividedConvolution.__init__
+
+        def make(self: DividedConvolution, *args: Any, **kwargs: Any) -> None:
+            made(self, *args, **kwargs)
+            self.buffer_bytes = greedy
+
+        monkeypatch.setattr(DividedConvolution, "__init__", make)
+        monkeypatch.setattr(DividedConvolution, "__call__", lambda *_: pytest.fail("it needs too much"))
+        assert torch.equal(F.conv2d(x[:3], w), torch.ops.aten.conv2d(x[:3], w))
+
+
+def test_what_was_tuned_for_other_threads_is_tuned_again(tuned: Autotune) -> None:
+    x, w = (each.detach() for each in tensors(4, 4, 8, 8))
+    with tuned:
+        F.conv2d(x, w)
+        torch.set_num_threads(2)  # the fixture sets it back
+        F.conv2d(x, w)
+
+    with pytest.raises(PlanError, match="tuned in several"):
+        _ = tuned.plan
 
 
 def test_a_limit_that_nothing_fits_says_so(tmp_path: Path) -> None:

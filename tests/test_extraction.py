@@ -504,6 +504,39 @@ def test_lazy_modules_make_their_parameters_first() -> None:
     assert model(a_batch()).shape[1:] == (4, 6, 6)
 
 
+def test_statistics_of_lazy_modules_are_those_of_new_ones() -> None:
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
+
+    extract(model, a_batch())
+
+    norm = model[1]
+    assert not norm.running_mean.any()
+    assert bool((norm.running_var == 1).all())
+    assert norm.num_batches_tracked == 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript
+def test_a_part_in_torchscript_is_no_obstacle() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), torch.jit.script(nn.ReLU()))
+
+    assert [call.path for call in extract(model, a_batch()).calls] == ["0"]
+
+
+def test_a_convolution_that_is_also_called_on_nothing_is_divided() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.conv(images).sum() + self.conv(images[:0]).sum()
+
+    extraction = extract(Twice(), a_batch())
+
+    assert [call.path for call in extraction.calls] == ["conv"]
+    assert extraction.untouched == ()
+
+
 def test_parameters_within_shared_modules_stay_what_they_are() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

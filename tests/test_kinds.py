@@ -246,6 +246,46 @@ def test_a_size_that_is_asked_for_is_given(kind: type[Any]) -> None:
         assert_same(module, twin, images, sizes[1])
 
 
+@every_kind
+@pytest.mark.parametrize("samples", [BATCH, BATCH + 1])
+@pytest.mark.filterwarnings("ignore:.*it runs PyTorch's own convolution")
+def test_weights_are_computed_once_a_call(kind: type[Any], samples: int) -> None:
+    twin = parametrizations.spectral_norm(a_module(kind))
+    images = images_for(kind)
+    module = divided(twin, images)
+    given = images_for(kind, samples)
+
+    for _ in range(3):
+        assert_close(module(given), twin(given))
+
+
+@every_kind
+def test_settings_may_be_numbers_and_lists(kind: type[Any]) -> None:
+    twin, images = a_module(kind), images_for(kind)
+    twin.stride = 2  # type: ignore[assignment]  # PyTorch takes it
+    if kind in CONVOLUTIONS.values():
+        twin.padding = 1  # type: ignore[assignment]
+    module = divided(twin, images)
+
+    assert_same(module, twin, images)
+    module.stride = [2] * rank_of(kind)  # type: ignore[assignment]
+    assert_same(module, twin, images)
+
+
+@every_kind
+def test_a_bias_of_another_shape_is_pytorchs_matter(kind: type[Any]) -> None:
+    twin, images = a_module(kind), images_for(kind)
+    module = divided(twin, images)
+    for each in (module, twin):
+        each.bias = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+    with pytest.raises(RuntimeError) as expected:
+        twin(images)
+    with pytest.raises(RuntimeError) as raised:
+        module(images)
+    assert str(raised.value) == str(expected.value)
+
+
 @pytest.mark.parametrize("kind", TRANSPOSED.values())
 def test_what_pytorch_refuses_is_refused_with_its_words(kind: type[Any]) -> None:
     twin, images = a_module(kind, stride=2), images_for(kind)

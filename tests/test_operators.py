@@ -1,6 +1,8 @@
 """Compiled models: one graph, in which convolutions are operators that run divided."""
 
 import copy
+import dataclasses
+import gc
 import pickle
 import warnings
 from collections.abc import Iterator
@@ -11,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from bench.networks import resnet18
-from mucudnn.calls import ConvArguments
+from mucudnn.calls import ConvArguments, own_call, own_gradients
 from mucudnn.errors import UntunedWarning
+from mucudnn.functional import undivided
 from mucudnn.operators import announce, convolve
 from mucudnn.patched import PatchedForward
-from mucudnn.patching import apply
+from mucudnn.patching import apply, restore
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
 from tests.test_kinds import a_module, divided, every_kind, images_for
@@ -173,14 +176,10 @@ class _Own:
     """Serves by PyTorch's own."""
 
     def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
-        from mucudnn.calls import own_call
-
         return own_call(image, weight, bias, arguments)
 
     def gradients(self, gradient: Tensor, *rest: Any) -> Any:
-        from mucudnn.calls import own_gradients
-
-        return own_gradients(gradient, *rest)
+        return own_gradients(gradient, *rest[:-1])
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
@@ -200,3 +199,77 @@ def test_operators_are_what_pytorch_asks_of_them(is_transposed: bool) -> None:
     )
 
     assert set(checked.values()) == {"SUCCESS"}
+
+
+def test_derivatives_within_a_graph_are_pytorchs() -> None:
+    twin, images = a_module(nn.Conv2d), images_for(nn.Conv2d).detach()
+    module = divided(twin, images)
+
+    def tangent(model: nn.Module) -> Any:
+        return lambda x: torch.func.jvp(model, (x,), (x,))[1]
+
+    def gradient(model: nn.Module) -> Any:
+        return torch.func.grad(lambda x: model(x).square().sum())
+
+    for of in (tangent, gradient):
+        result = torch.compile(of(module), backend="aot_eager")(images)
+        assert_close(result, of(twin)(images))
+
+
+def test_second_derivatives_of_a_graph_are_pytorchs() -> None:
+    twin, images = a_module(nn.Conv2d), images_for(nn.Conv2d, samples=3)
+    module = divided(twin, images)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+
+    def second(model: Any, parameters: Any) -> list[Tensor]:
+        (first,) = torch.autograd.grad(model(images).pow(3).sum(), [images], create_graph=True)
+        return list(torch.autograd.grad(first.square().sum(), [images, *parameters], allow_unused=True))
+
+    for one, other in zip(
+        second(compiled, [module.get_parameter("weight")]),
+        second(twin, [twin.get_parameter("weight")]),
+        strict=True,
+    ):
+        assert_close(one, other)
+
+
+def test_a_frozen_bias_leaves_the_gradients_divided() -> None:
+    twin, images = a_module(nn.Conv2d), images_for(nn.Conv2d)
+    module = divided(twin, images)
+    for each in (module, twin):
+        each.get_parameter("bias").requires_grad_(requires_grad=False)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        found = step(compiled, images, [module.get_parameter("weight")])
+
+    for result, expected in zip(found, step(twin, images, [twin.get_parameter("weight")]), strict=True):
+        assert_close(result, expected)
+
+
+def test_a_graph_outlives_the_plan() -> None:
+    model, twin, images = twins()
+    y = torch.compile(model, backend="aot_eager", fullgraph=True)(images)
+    restore(model)
+    gc.collect()
+
+    found = torch.autograd.grad(y.square().mean(), [*model.parameters()])
+
+    for result, expected in zip(found, step(twin, images, [*twin.parameters()])[2:], strict=True):
+        assert_close(result, expected)
+
+
+def test_what_pytorchs_own_serves_is_no_operator() -> None:
+    twin, images = a_module(nn.Conv2d), images_for(nn.Conv2d)
+    plan = a_plan_for(copy.deepcopy(twin), images)
+    own = tuple(
+        dataclasses.replace(each, division=undivided("cpu:aten", each.problem.batch))
+        for each in plan.assignments
+    )
+    module = apply(copy.deepcopy(twin), dataclasses.replace(plan, assignments=own))
+    graphs = _Graphs()
+
+    torch.compile(module, backend=graphs, fullgraph=True)(images)
+
+    assert not any("mucudnn" in target for target in graphs.targets)

@@ -18,13 +18,13 @@ import torch
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_compiling = threading.Lock()
+_compiling = threading.RLock()  # a signal handler may compile too
 
 
 def _renew_lock() -> None:
     """A forked child must not wait for a thread of its parent."""
     global _compiling
-    _compiling = threading.Lock()
+    _compiling = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):  # where processes fork

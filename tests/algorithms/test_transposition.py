@@ -98,6 +98,15 @@ def test_every_bit_comes_over(dtype: torch.dtype, like: torch.dtype) -> None:
     assert torch.equal(target.view(like), bits.transpose(1, 2))
 
 
+def test_negative_views_are_right() -> None:
+    source = torch._neg_view(numbers((1, 4, 5)))
+    target = torch.empty(1, 5, 4)
+
+    transpose(source, target)
+
+    assert torch.equal(target, -numbers((1, 4, 5)).transpose(1, 2))
+
+
 def test_another_type_is_converted() -> None:
     target = torch.empty((2, 5, 4), dtype=torch.float64)
 
