@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mucudnn.backends import backend_for
+from mucudnn.calls import autocast_dtype, without_autocast
 from mucudnn.extraction import Extraction, SiteCall
 from mucudnn.live import LiveMeasurer
 from mucudnn.options import ProgressOption, Settings, StoreOption
@@ -72,7 +73,7 @@ class Learner:
         settings = self._settings
         extraction = Extraction((SiteCall(name, number, problem, ops),), ())
         # Whoever meets a convolution under autocast wants measurements of its own type.
-        plain = torch.autocast(device.type, enabled=False)
+        plain = without_autocast(device, autocast_dtype(device))
         with self._turn, plain, opened(self._store) as store, progress_for(self._progress) as shown:
             measurer = LiveMeasurer(backend_for(settings.backend, device))
             profiler = Profiler(measurer, store, settings.limit_bytes, settings.policy, settings.search)

@@ -1,6 +1,8 @@
 """One plan for all ranks of a distributed run: the first one decides, and all see that it suits them."""
 
+import pickle
 from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
 import torch.distributed as dist
 
@@ -8,6 +10,8 @@ from mucudnn.errors import BackendError, PlanMismatchError
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
+
+Result = TypeVar("Result")
 
 _DECIDING = 0
 
@@ -17,56 +21,89 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def agreed(
-    problems: Mapping[ConvSite, ConvProblem], environment: Environment, make: Callable[[], Plan]
-) -> Plan:
+class Found(Protocol):
+    """What a rank has found before it tunes."""
+
+    @property
+    def problems(self) -> Mapping[ConvSite, ConvProblem]:
+        """What it computes; all ranks have to compute the same."""
+
+    @property
+    def environment(self) -> Environment:
+        """Where it computes; a plan is of use in the one in which it was made only."""
+
+
+Seen = TypeVar("Seen", bound=Found)
+
+
+def agreed(look: Callable[[], Seen], make: Callable[[Seen], Plan]) -> Plan:
     """Return the plan that `make` makes; of several ranks, that of the first one, in all of them.
 
     All ranks of the default process group have to call this, at the same point of their programs: the others
-    wait while the first one tunes. Set the group's timeout to as long as that may take.
+    wait while the first one tunes. Set the group's timeout to as long as that may take. With NCCL, set the
+    current device of every rank before.
 
     Args:
-        problems: what this rank computes; all have to compute the same.
-        environment: where this rank computes; a plan is of use in the one in which it was made only.
-        make: tunes; only the first rank calls it.
+        look: finds what this rank computes; where it fails, all ranks raise.
+        make: tunes what was found; only the first rank calls it.
 
     Raises:
-        BackendError: the first rank could not tune.
-        PlanMismatchError: some rank computes something else, or elsewhere; all ranks raise it.
+        PlanMismatchError: some rank computes something else than the first, or elsewhere; all ranks raise it.
+        MucudnnError: what `look` has raised in some rank, or `make` in the first; all ranks raise the same.
     """
     if not is_distributed():
-        return make()
-    plan = _decided(make)
-    reasons: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(reasons, _objection(plan, problems, environment))
-    objections = [f"rank {rank} {reason}" for rank, reason in enumerate(reasons) if reason is not None]
-    if objections:
-        raise PlanMismatchError(f"All ranks must be able to run one plan, but {'; '.join(objections)}.")
+        return make(look())
+    found = _together(look)
+    plan = _decided(lambda: make(found))
+    objections: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(objections, _objection(plan, found))
+    said = [f"rank {rank} {reason}" for rank, reason in enumerate(objections) if reason is not None]
+    if said:
+        raise PlanMismatchError(f"All ranks must be able to run one plan, but {'; '.join(said)}.")
     return plan
+
+
+def _together(call: Callable[[], Result]) -> Result:
+    """Return what a call returns in this rank; if it fails in any, all ranks raise."""
+    failure: Exception | None = None
+    try:
+        result = call()
+    except Exception as error:  # noqa: BLE001  # it is raised when all ranks know of it
+        failure = error
+    failures: list[Exception | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, None if failure is None else _portable(failure))
+    if failure is not None:
+        raise failure
+    for rank, other in enumerate(failures):
+        if other is not None:
+            raise other from BackendError(f"Rank {rank} has raised it.")
+    return result
 
 
 def _decided(make: Callable[[], Plan]) -> Plan:
     """Return the first rank's plan, as it reads it itself: byte for byte the same for all."""
-    said: list[tuple[bool, str]] = [(False, "")]
-    if dist.get_rank() == _DECIDING:
-        try:
-            said = [(True, make().to_text())]
-        except BaseException as error:
-            dist.broadcast_object_list([(False, str(error) or repr(error))], _DECIDING)
-            raise
+    plan = _together(lambda: make() if dist.get_rank() == _DECIDING else None)
+    said = [None if plan is None else plan.to_text()]
     dist.broadcast_object_list(said, _DECIDING)
-    is_made, text = said[0]
-    if not is_made:
-        raise BackendError(f"Rank {_DECIDING} tunes for all, but it could not: {text}")
-    return Plan.from_text(text)
+    return Plan.from_text(str(said[0]))
 
 
-def _objection(plan: Plan, problems: Mapping[ConvSite, ConvProblem], environment: Environment) -> str | None:
+def _portable(error: Exception) -> Exception:
+    """Return the error as other processes can have it."""
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  # its kind cannot be told
+        return BackendError(str(error) or repr(error))
+    return copy if isinstance(copy, type(error)) else BackendError(str(error))
+
+
+def _objection(plan: Plan, found: Found) -> str | None:
     """Return why this rank cannot run the plan, or None if it can."""
+    problems = found.problems
     planned = {assigned.site: assigned.problem for assigned in plan.assignments}
     for site in sorted({*planned, *problems}):
         if planned.get(site) != problems.get(site):
             there, here = planned.get(site, "nothing"), problems.get(site, "nothing")
             return f"computes {here} at {site}, where rank {_DECIDING} computes {there}"
-    differences = plan.environment.differences(environment)
+    differences = plan.environment.differences(found.environment)
     return f"has another environment: {'; '.join(differences)}" if differences else None

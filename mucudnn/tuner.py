@@ -1,6 +1,7 @@
 """Tuning: from a model and a limit to a plan, and from there to a patched model."""
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -10,13 +11,16 @@ from torch import nn
 
 from mucudnn import patching
 from mucudnn.backends import Backend, backend_for
+from mucudnn.calls import autocast_dtype, without_autocast
 from mucudnn.errors import BackendError, NothingToTuneError, OptionError, SampleError, UntunedWarning
-from mucudnn.extraction import CallArguments, extract
+from mucudnn.extraction import CallArguments, Extraction, extract
 from mucudnn.learning import Learner, opened
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Measurer
 from mucudnn.options import ProgressOption, Settings, StoreOption
-from mucudnn.plan import Mode, Plan
+from mucudnn.plan import ConvSite, Mode, Plan
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Environment
 from mucudnn.profiler import Profiler
 from mucudnn.progress import progress_for
 from mucudnn.ranks import agreed, is_distributed
@@ -122,21 +126,39 @@ def tune(
         workspace_limit, mode=mode, policy=policy, search=search, ops=ops, backend=backend, store=store,
         progress=progress,
     )  # fmt: skip
-    with _measurer(settings, model) as measurer:
-        extraction = extract(model, sample, ops)
-        # What a recording says stands there already, and predictions must not be taken for measurements.
-        kept = opened(store) if settings.recording is None else MemoryStore()
-        # Whoever tunes under autocast wants problems in its type, and measurements of just these.
-        plain = torch.autocast(_device_of(model).type, enabled=False)
+    # What a recording says stands there already, and predictions must not be taken for measurements.
+    kept = opened(store) if settings.recording is None else MemoryStore()
+    # Whoever tunes under autocast wants problems in its type, and measurements of just these.
+    device = _device_of(model)
+    plain = without_autocast(device, autocast_dtype(device))
 
-        def make() -> Plan:
-            with plain, kept as kept_open, progress_for(progress) as shown:
-                profiler = Profiler(
-                    measurer, kept_open, settings.limit_bytes, settings.policy, settings.search
-                )
-                return Tuning(profiler, settings.mode, extraction, shown).plan()
+    def make(seen: _Seen) -> Plan:
+        with plain, kept as found, progress_for(progress) as shown:
+            profiler = Profiler(seen.measurer, found, settings.limit_bytes, settings.policy, settings.search)
+            return Tuning(profiler, settings.mode, seen.extraction, shown).plan()
 
-        return agreed(problems_at(extraction), measurer.environment(), make)
+    with contextlib.ExitStack() as stack:
+        return agreed(
+            lambda: _Seen(stack.enter_context(_measurer(settings, model)), extract(model, sample, ops)), make
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+    """What there is to tune, and who measures it."""
+
+    measurer: Measurer
+    extraction: Extraction
+
+    @property
+    def problems(self) -> Mapping[ConvSite, ConvProblem]:
+        """The problem of every site."""
+        return problems_at(self.extraction)
+
+    @property
+    def environment(self) -> Environment:
+        """That of the measurements."""
+        return self.measurer.environment()
 
 
 class _FirstCall:

@@ -1,6 +1,6 @@
 """What each rank of a distributed run does; prints one line, in JSON.
 
-python -m tests.ranks_program RANK FOLDER [ddp | fsdp | other_model | other_threads | failing]
+python -m tests.ranks_program RANK FOLDER [ddp | fsdp | other_model | other_threads | failing | nothing]
 """
 
 import copy
@@ -44,6 +44,8 @@ def _found(rank: int, folder: Path, what: str) -> dict[str, Any]:
     model = copy.deepcopy(twin)
     if what == "other_model" and rank == 1:
         model = nn.Sequential(nn.Conv2d(3, 4, 5)).double()
+    if what == "nothing" and rank == 1:
+        model = nn.Sequential(nn.Flatten(), nn.Linear(108, 2)).double()
     images = a_batch(dtype=torch.float64)
     seen: list[int] = []
     own = LiveMeasurer.measure

@@ -66,7 +66,11 @@ def test_ranks_that_differ_raise_before_the_first_step(what: str, reason: str, t
 def test_no_rank_waits_for_one_that_could_not_tune(tmp_path: Path) -> None:
     first, second = run(tmp_path, "failing")
 
-    assert first["error"] == "BackendError: nothing can be measured"
-    assert second["error"] == (
-        "BackendError: Rank 0 tunes for all, but it could not: nothing can be measured"
-    )
+    assert first["error"] == second["error"] == "BackendError: nothing can be measured"
+
+
+def test_no_rank_waits_for_one_that_has_nothing_to_tune(tmp_path: Path) -> None:
+    first, second = run(tmp_path, "nothing")
+
+    assert first == second
+    assert first["error"].startswith("NothingToTuneError: The model must have a convolution")
