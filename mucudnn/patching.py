@@ -27,6 +27,9 @@ _AUTOCAST_ITEMSIZE = 2
 _PLAN = "_mucudnn_plan"
 _ARMED = "_mucudnn_armed"
 
+_REPLICATE = "_replicate_for_data_parallel"
+"""What `nn.DataParallel` calls of every module."""
+
 FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
@@ -58,8 +61,10 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
         for path, variants in grouped.items()
     }
     restore(model)
-    for path, (method, patch) in patches.items():
-        modules[path].__dict__[method] = patch
+    for path, (method, patched) in patches.items():
+        modules[path].__dict__[method] = patched
+        if method == "forward":  # which takes the weight from its module: a replica's is another one
+            modules[path].__dict__[_REPLICATE] = _Replicating(modules[path])
     model.__dict__[_PLAN] = plan
     return model
 
@@ -80,6 +85,7 @@ def restore(model: nn.Module) -> nn.Module:
         kind = kind_of(module)
         if kind is not None and isinstance(module.__dict__.get(kind.method), PatchedForward):
             del module.__dict__[kind.method]
+            module.__dict__.pop(_REPLICATE, None)
         module.__dict__.pop(_PLAN, None)
         hook = module.__dict__.pop(_ARMED, None)
         if hook is not None:
@@ -98,6 +104,19 @@ def plan_of(model: nn.Module) -> Plan:
     if not isinstance(plan, Plan):
         raise PlanError("The model must have been patched by optimize or apply, but it runs no plan.")
     return plan
+
+
+class _Replicating:
+    """Makes replicas of a patched transposed convolution, which run as before: the patch is bound to it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self) -> nn.Module:
+        replica: nn.Module = nn.Module._replicate_for_data_parallel(self._module)
+        for name in ("forward", _REPLICATE):
+            replica.__dict__.pop(name, None)
+        return replica
 
 
 def _patch(

@@ -247,6 +247,16 @@ def test_a_size_that_is_asked_for_is_given(kind: type[Any]) -> None:
 
 
 @every_kind
+def test_replicas_compute_with_their_own_weights(kind: type[Any]) -> None:
+    twin, images = a_module(kind), images_for(kind)
+    replica = divided(twin, images)._replicate_for_data_parallel()
+    for name, parameter in twin.named_parameters():
+        setattr(replica, name, 2 * parameter.detach())
+
+    assert_close(replica(images), 2 * twin(images))
+
+
+@every_kind
 @pytest.mark.parametrize("samples", [BATCH, BATCH + 1])
 @pytest.mark.filterwarnings("ignore:.*it runs PyTorch's own convolution")
 def test_weights_are_computed_once_a_call(kind: type[Any], samples: int) -> None:
