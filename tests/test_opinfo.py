@@ -22,6 +22,9 @@ from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem
 from tests.plans import a_plan_for, a_plan_of
 
+# Whoever imports the databases may set no flag of a backend any more: other tests do.
+torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCES = {
