@@ -1,6 +1,7 @@
 """That every convolution of a model is found, with what it needs, and that the model does not notice."""
 
 import functools
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -404,11 +405,21 @@ def test_a_model_that_needs_values_is_told_of() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-def test_a_scripted_module_is_refused_in_a_sentence() -> None:
+def test_a_convolution_in_torchscript_counts_for_the_module_around_it() -> None:
     model = nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3)), nn.Conv2d(4, 4, 3))
+    before = [*model.parameters()]
 
+    found = trace(model, a_batch(), ["fprop"])
+
+    assert [each.site.path for each in found] == ["", "1"]
+    assert all(map(operator.is_, model.parameters(), before))
+    assert type(model(a_batch())) is Tensor
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_model_in_torchscript_is_refused_in_a_sentence() -> None:
     with pytest.raises(SampleError, match="The model must run on the sample, but it raised"):
-        trace(model, a_batch())
+        trace(torch.jit.script(nn.Conv2d(3, 4, 3)), a_batch())
 
 
 def test_checkpointing_is_as_before_afterwards() -> None:
