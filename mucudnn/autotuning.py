@@ -30,9 +30,9 @@ from mucudnn.extraction import wanted_ops
 from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
 from mucudnn.options import ProgressOption, Settings, StoreOption
-from mucudnn.patched import Memory, division_for, remember
 from mucudnn.plan import Assignment, Mode, Plan
 from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.routing import Memory, division_for, remember
 
 
 class _Call(NamedTuple):

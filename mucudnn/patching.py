@@ -16,9 +16,10 @@ from torch import nn
 from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
 from mucudnn.modules import Call, Kind, kind_of, padded, settings_of, undividable
-from mucudnn.patched import Learn, Memory, Notice, PatchedForward, Variant
+from mucudnn.patched import Learn, Notice, PatchedForward, Variant
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.routing import Memory
 from mucudnn.workspace import release_workspaces
 
 _AUTOCAST_ITEMSIZE = 2

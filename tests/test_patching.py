@@ -18,11 +18,11 @@ from torch.nn.utils import parametrizations
 
 from mucudnn.backends import backend_of
 from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
-from mucudnn.patched import division_for
 from mucudnn.patching import apply, plan_of, restore
 from mucudnn.plan import Assignment, ConvSite, Division, Mode, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
+from mucudnn.routing import division_for
 from mucudnn.solvers.exhaustive import fastest_division
 from mucudnn.workspace import _workspaces, release_workspaces, workspace_of
 from tests.examples import a_problem

@@ -256,7 +256,7 @@ def test_a_model_unpickled_at_home_runs_divided_without_a_word() -> None:
 
 
 def test_a_module_remembers_a_bounded_number_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mucudnn.patched._MOST_ROUTES", 3)
+    monkeypatch.setattr("mucudnn.routing._MOST_ROUTES", 3)
     conv, plan = with_plan(undivided("cpu:im2col"))
     apply(conv, plan)
     patch = conv.__dict__["_conv_forward"]

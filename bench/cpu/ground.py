@@ -37,6 +37,7 @@ _STEP_CODE = (
     "patched.py",
     "patching.py",
     "profiler.py",
+    "routing.py",
     "solvers/*.py",
     "tracing.py",
     "tuner.py",
