@@ -13,10 +13,11 @@ from torch import nn
 
 from mucudnn.backends import backend_of
 from mucudnn.calls import problems_of
+from mucudnn.choices import Mode, Policy
 from mucudnn.extraction import extract
 from mucudnn.functional import undivided
 from mucudnn.patching import apply
-from mucudnn.plan import Assignment, ConvSite, Mode, Plan, Policy
+from mucudnn.plan import Assignment, ConvSite, Plan
 
 KINDS = {"Conv2d": nn.Conv2d, "Conv1d": nn.Conv1d, "ConvTranspose2d": nn.ConvTranspose2d}
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from mucudnn.plan import Division, Policy
+from mucudnn.choices import Policy
+from mucudnn.division import Division
 from mucudnn.profile import Candidate
 from mucudnn.solvers import division_front, solve_reuse, solve_sharing
 from mucudnn.solvers.ilp import solve_with_cbc, solve_with_highs

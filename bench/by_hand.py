@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from mucudnn.backends import backend_for
+from mucudnn.choices import Mode, Policy
+from mucudnn.division import Division
 from mucudnn.extraction import extract
-from mucudnn.plan import Assignment, ConvSite, Division, Mode, Plan, Policy
+from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Trial
 from mucudnn.tuning import problems_at

@@ -17,12 +17,13 @@ import torch
 from bench.steps import Differences, TrainingStep, copy_of, differences, digits_step, in_float64
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
+from mucudnn.choices import Policy
 from mucudnn.errors import MucudnnError
 from mucudnn.functional import undivided
 from mucudnn.intervals import Estimate, compare, ratio
 from mucudnn.live import LiveMeasurer
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Evidence, Plan, Policy
+from mucudnn.plan import Evidence, Plan
 from mucudnn.problem import Layout
 from mucudnn.profiler import Profiler
 from mucudnn.report import render_plan

@@ -11,8 +11,9 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 from bench.data import load
 from bench.networks import resnet18
 from mucudnn.backends import backend_of
+from mucudnn.division import Division
 from mucudnn.patching import apply
-from mucudnn.plan import Division, Plan
+from mucudnn.plan import Plan
 from mucudnn.profile import Candidate
 
 

@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from mucudnn import errors
-from mucudnn.plan import ConvSite, Division, Plan
+from mucudnn.division import Division
+from mucudnn.plan import ConvSite, Plan
 from mucudnn.profile import Candidate
 from mucudnn.version import __version__
 

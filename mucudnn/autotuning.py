@@ -25,12 +25,13 @@ from mucudnn.calls import (
     problems_of,
     without_autocast,
 )
+from mucudnn.choices import Mode
 from mucudnn.errors import BackendError, OptionError, PlanError, ProblemError
 from mucudnn.extraction import wanted_ops
 from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
 from mucudnn.options import ProgressOption, Settings, StoreOption
-from mucudnn.plan import Assignment, Mode, Plan
+from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.routing import Memory, division_for, remember
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import Backend, PartKernel, PartSumKernel
+from mucudnn.division import Division
 from mucudnn.errors import BackendError
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
 from mucudnn.workspace import Workspace, head

@@ -9,7 +9,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Protocol
 
-from mucudnn.plan import ConvSite, Policy
+from mucudnn.choices import Policy
+from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.progress import Progress, Silence
 

@@ -25,9 +25,9 @@ from mucudnn.calls import (
     problems_of,
     without_autocast,
 )
+from mucudnn.division import Division
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.execution import Runner
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.workspace import Owner, workspace_of

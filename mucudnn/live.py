@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from mucudnn.backends import Backend
+from mucudnn.choices import Search
+from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError
 from mucudnn.measuring import Compared, division_trial, fits_as_seen
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Division, Search
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
 from mucudnn.sizes import format_bytes

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from mucudnn.choices import Search
+from mucudnn.division import Division
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Division, Search
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment, Record, RefusalKind, Trial
 

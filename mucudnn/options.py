@@ -5,9 +5,9 @@ import os
 from collections.abc import Collection
 
 from mucudnn.backends import BACKENDS
+from mucudnn.choices import Mode, Policy, Search, choice
 from mucudnn.errors import OptionError
 from mucudnn.extraction import wanted_ops
-from mucudnn.plan import Mode, Policy, Search, choice
 from mucudnn.progress import Progress
 from mucudnn.replay import PREFIX
 from mucudnn.sizes import parse_bytes

@@ -12,8 +12,8 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
+from mucudnn.division import Division
 from mucudnn.intervals import TOLERANCE, Estimate, Verdict, compare
-from mucudnn.plan import Division
 from mucudnn.profile import Comparison, Measurement, Record
 
 _HOPELESS = 2.0

@@ -1,144 +1,25 @@
 """What was decided: a division for every site of a model, as an exact, portable value."""
 
 import dataclasses
-import itertools
 import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
-from mucudnn.errors import OptionError, PlanError, PlanFormatError
+from mucudnn.choices import Mode, Policy
+from mucudnn.division import Division
+from mucudnn.errors import PlanError, PlanFormatError
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan_file import OPTIONAL, decode, encode, parse
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.sizes import format_bytes
 
-Choice = TypeVar("Choice", bound=StrEnum)
-
 SCHEMA = 1
 """Version of the plan file; a newer one is refused."""
-
-
-class Mode(StrEnum):
-    """Whose the workspace limit is."""
-
-    REUSE = "reuse"
-    """One buffer serves all sites in turn: the limit holds for each site (WR of the paper)."""
-    SHARING = "sharing"
-    """Each site owns its part: the limit holds for their sum (WD of the paper)."""
-
-
-class Policy(StrEnum):
-    """Which micro-batch sizes are tried."""
-
-    UNDIVIDED = "undivided"
-    POWER_OF_TWO = "power_of_two"
-    ALL = "all"
-
-    def sizes(self, batch: int) -> tuple[int, ...]:
-        """Return the micro-batch sizes of this policy for a mini-batch of `batch` samples, rising."""
-        if batch < 1:
-            return ()
-        if self is Policy.UNDIVIDED:
-            return (batch,)
-        if self is Policy.ALL:
-            return tuple(range(1, batch + 1))
-        powers = [1 << exponent for exponent in range(batch.bit_length()) if 1 << exponent < batch]
-        return (*powers, batch)
-
-
-class Search(StrEnum):
-    """Which of a backend's algorithms are tried."""
-
-    HEURISTIC = "heuristic"
-    """Those that the library recommends, and enough others for every class of workspace."""
-    EXHAUSTIVE = "exhaustive"
-    """All that there are."""
-
-
-def choice(kind: type[Choice], value: str) -> Choice:
-    """Return the member of `kind` that `value` names; hyphens stand for underscores.
-
-    Raises:
-        OptionError: there is no such member; the message lists them all.
-    """
-    try:
-        return kind(value.replace("-", "_"))
-    except (AttributeError, ValueError):
-        names = ", ".join(repr(str(member)) for member in kind)
-        raise OptionError(f"{kind.__name__.lower()} must be one of {names}, but got {value!r}.") from None
-
-
-@dataclasses.dataclass(frozen=True)
-class Division:
-    """Candidates whose batch sizes add up to the mini-batch, in the order in which they run.
-
-    Attributes:
-        parts: the candidates; those of one algorithm stand next to each other, because its set-up is
-            paid once.
-
-    Raises:
-        ValueError: the parts of one algorithm are torn apart, or state different set-up times.
-    """
-
-    parts: tuple[Candidate, ...]
-
-    def __post_init__(self) -> None:
-        names = [name for name, _ in itertools.groupby(self.parts, key=lambda part: part.algorithm)]
-        if len(names) != len(set(names)):
-            raise ValueError(f"Parts of one algorithm must stand next to each other, but got {names}.")
-        set_ups = {(part.algorithm, part.setup_s) for part in self.parts}
-        if len(set_ups) != len(names):
-            raise ValueError(f"An algorithm must have one set-up time, but got {sorted(set_ups)}.")
-
-    @classmethod
-    def of(cls, parts: Iterable[Candidate]) -> "Division":
-        """Return the division of `parts` in its standard order.
-
-        Larger parts run first, so that every later slice starts as well aligned as it can; algorithms
-        follow one another by their largest part, then by id.
-        """
-        groups: dict[str, list[Candidate]] = {}
-        for part in parts:
-            groups.setdefault(part.algorithm, []).append(part)
-        for group in groups.values():
-            group.sort(key=lambda part: (-part.batch, part.workspace_bytes, part.time_s))
-        ordered = sorted(groups.items(), key=lambda named: (-named[1][0].batch, named[0]))
-        return cls(tuple(itertools.chain.from_iterable(group for _, group in ordered)))
-
-    @cached_property
-    def batch(self) -> int:
-        """Samples in all parts together."""
-        return sum(part.batch for part in self.parts)
-
-    @cached_property
-    def time_s(self) -> float:
-        """Seconds of all parts plus the set-up of each distinct algorithm."""
-        set_ups = {part.algorithm: part.setup_s for part in self.parts}
-        return math.fsum(itertools.chain((part.time_s for part in self.parts), set_ups.values()))
-
-    @cached_property
-    def workspace_bytes(self) -> int:
-        """Bytes of the largest part's workspace; 0 for no parts."""
-        return max((part.workspace_bytes for part in self.parts), default=0)
-
-    @property
-    def is_undivided(self) -> bool:
-        """Whether the mini-batch runs in one part."""
-        return len(self.parts) <= 1
-
-    @cached_property
-    def key(self) -> str:
-        """What runs, without times: "cpu:winograd4@16*4" is four parts of sixteen samples."""
-        runs = itertools.groupby(self.parts, key=lambda part: (part.algorithm, part.batch))
-        return "+".join(f"{name}@{batch}*{len(list(run))}" for (name, batch), run in runs)
 
 
 @dataclasses.dataclass(frozen=True, order=True)

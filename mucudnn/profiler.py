@@ -3,10 +3,11 @@
 import statistics
 from collections.abc import Sequence
 
+from mucudnn.choices import Policy, Search
+from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError
 from mucudnn.measuring import Measurer, division_trial, fits_as_seen, is_settled
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Division, Policy, Search
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.store import Store

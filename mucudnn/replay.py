@@ -8,10 +8,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from mucudnn.choices import Search
+from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
 from mucudnn.measuring import Compared, division_trial, fits_as_seen, is_settled
 from mucudnn.outcome import Outcome, predicted_estimate
-from mucudnn.plan import Division, Search
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Trial
 from mucudnn.sizes import format_bytes

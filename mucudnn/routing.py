@@ -3,7 +3,9 @@
 import dataclasses
 from typing import Any
 
-from mucudnn.plan import Assignment, Division, Mode, Plan
+from mucudnn.choices import Mode
+from mucudnn.division import Division
+from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Candidate, Environment
 from mucudnn.solvers import ReuseTable
 

@@ -17,8 +17,8 @@ from mucudnn.algorithms.base import memory_format
 from mucudnn.algorithms.own import operands
 from mucudnn.backends import Backend
 from mucudnn.backends.cpu.spinning import ordinary_operation
+from mucudnn.division import Division
 from mucudnn.execution import Runner, sum_dtype
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial
 from mucudnn.timing import nothing

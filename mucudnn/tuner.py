@@ -12,13 +12,14 @@ from torch import nn
 from mucudnn import patching
 from mucudnn.backends import Backend, backend_for
 from mucudnn.calls import autocast_dtype, without_autocast
+from mucudnn.choices import Mode
 from mucudnn.errors import BackendError, NothingToTuneError, OptionError, SampleError, UntunedWarning
 from mucudnn.extraction import CallArguments, Extraction, extract
 from mucudnn.learning import Learner, opened
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Measurer
 from mucudnn.options import ProgressOption, Settings, StoreOption
-from mucudnn.plan import ConvSite, Mode, Plan
+from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
 from mucudnn.profiler import Profiler

@@ -5,12 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mucudnn.calls import problems_of
+from mucudnn.choices import Mode
+from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError
 from mucudnn.extraction import Extraction
 from mucudnn.functional import undivided
 from mucudnn.intervals import Verdict
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan
+from mucudnn.plan import Assignment, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Profile
 from mucudnn.profiler import Profiler

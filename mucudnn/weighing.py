@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mucudnn.algorithms.own import operands, result_bytes, unread_operand
 from mucudnn.backends import Job, backend_of
+from mucudnn.division import Division
 from mucudnn.execution import Runner
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.workspace import Workspace

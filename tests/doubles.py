@@ -13,8 +13,8 @@ from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.own import own_convolution
 from mucudnn.backends import Job, PartKernel, PartSumKernel, Queue
 from mucudnn.backends.base import OnSlices, SumOnSlices
+from mucudnn.choices import Search
 from mucudnn.execution import sum_dtype
-from mucudnn.plan import Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock

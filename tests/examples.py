@@ -3,7 +3,9 @@
 import dataclasses
 from typing import Any
 
-from mucudnn.plan import Assignment, ConvSite, Division, Mode, Plan, Policy
+from mucudnn.choices import Mode, Policy
+from mucudnn.division import Division
+from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment, Measurement, Record, Refusal, RefusalKind, Trial
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mucudnn.choices import Mode, Policy
 from mucudnn.extraction import Extraction, extract
 from mucudnn.live import LiveMeasurer
-from mucudnn.plan import Mode, Plan, Policy
+from mucudnn.plan import Plan
 from mucudnn.profile import Environment
 from mucudnn.profiler import Profiler
 from mucudnn.store import SqliteStore

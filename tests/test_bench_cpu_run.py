@@ -24,8 +24,8 @@ from bench.cpu.measure import CaseMeter
 from bench.cpu.program import Run, main
 from bench.cpu.schedule import Selection, Stage, pending, tiers
 from mucudnn.backends import backend_of
+from mucudnn.division import Division
 from mucudnn.errors import BackendError
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Candidate
 from mucudnn.store import open_store

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.division import Division
 from mucudnn.errors import BackendError
 from mucudnn.execution import Runner
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
 from mucudnn.weighing import DivisionJob, division_job

@@ -2,8 +2,9 @@
 
 import pytest
 
+from mucudnn.choices import Policy
 from mucudnn.forecast import Fit, Need, ProblemForecast, Total, forecast
-from mucudnn.plan import ConvSite, Policy
+from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp
 from tests.examples import a_problem
 from tests.forecasts import MIB, ScriptedLister, ScriptedPlan, at_sizes, forecast_of, occurrence, plans_of

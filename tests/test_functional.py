@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.calls import ConvArguments, obstacle, problem_of
+from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, ProblemError
 from mucudnn.functional import DividedConvolution, divided_conv
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
 from mucudnn.workspace import Owner, release_workspaces, workspace_of

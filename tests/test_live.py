@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mucudnn.division import Division
 from mucudnn.live import LiveMeasurer
-from mucudnn.plan import Division
 from mucudnn.profile import Candidate, Trial
 from tests.convolutions import a_convolution
 from tests.doubles import MS, Recipe, ScriptedBackend, rate

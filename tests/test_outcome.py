@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from mucudnn.division import Division
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.outcome import Outcome, compare_intervals, predicted_estimate
-from mucudnn.plan import Division
 from mucudnn.profile import Candidate, Comparison, Measurement, Record
 from tests.examples import a_problem, a_trial
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.pages import release_pages
+from mucudnn.division import Division
 from mucudnn.execution import Runner
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.workspace import Workspace

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from mucudnn.backends import backend_of
+from mucudnn.choices import Mode
+from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
 from mucudnn.patching import apply, plan_of, restore
-from mucudnn.plan import Assignment, ConvSite, Division, Mode, Plan
+from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from mucudnn.routing import division_for

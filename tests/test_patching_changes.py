@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from mucudnn.backends import backend_of
+from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
 from mucudnn.functional import divided_conv
 from mucudnn.patching import apply, plan_of, restore
-from mucudnn.plan import Assignment, Division, Plan
+from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Candidate
 from mucudnn.workspace import workspace_of
 from tests.plans import a_plan_for

@@ -1,4 +1,4 @@
-"""Divisions, policies, and plans as files."""
+"""Plans, and plans as files."""
 
 import copy
 import dataclasses
@@ -12,125 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mucudnn.errors import OptionError, PlanError, PlanFormatError
+from mucudnn.choices import Mode
+from mucudnn.division import Division
+from mucudnn.errors import PlanError, PlanFormatError
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan, Policy, choice
+from mucudnn.plan import Assignment, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvOp
-from mucudnn.profile import Candidate
 from mucudnn.report import plan_as_json, render_plan
 from tests.examples import a_candidate, a_plan, a_problem, an_environment
 
 Place = tuple[str | int, ...]
 """Keys and indices that lead to a value in a JSON value."""
-
-
-@pytest.mark.parametrize(
-    ("policy", "batch", "sizes"),
-    [
-        (Policy.UNDIVIDED, 12, (12,)),
-        (Policy.POWER_OF_TWO, 12, (1, 2, 4, 8, 12)),
-        (Policy.POWER_OF_TWO, 16, (1, 2, 4, 8, 16)),
-        (Policy.POWER_OF_TWO, 1, (1,)),
-        (Policy.ALL, 4, (1, 2, 3, 4)),
-    ],
-)
-def test_policy_tries_its_sizes(policy: Policy, batch: int, sizes: tuple[int, ...]) -> None:
-    assert policy.sizes(batch) == sizes
-
-
-@pytest.mark.parametrize("policy", Policy)
-def test_a_batch_of_none_has_no_sizes(policy: Policy) -> None:
-    assert policy.sizes(0) == ()
-
-
-@pytest.mark.parametrize("name", ["power_of_two", "power-of-two"])
-def test_a_choice_may_be_spelt_with_hyphens(name: str) -> None:
-    assert choice(Policy, name) is Policy.POWER_OF_TWO
-
-
-@pytest.mark.parametrize("name", ["powers", "", None, 3])
-def test_an_unknown_choice_lists_all(name: Any) -> None:
-    with pytest.raises(
-        OptionError, match="policy must be one of 'undivided', 'power_of_two', 'all', but got"
-    ):
-        choice(Policy, name)
-
-
-def test_a_division_adds_batches_and_times_and_takes_the_largest_workspace() -> None:
-    division = Division((a_candidate(), a_candidate(batch=8, time_s=0.003, workspace_bytes=512)))
-
-    assert (division.batch, division.workspace_bytes) == (24, 1024)
-    assert division.time_s == pytest.approx(0.005)
-
-
-def test_a_division_pays_set_up_once_per_algorithm() -> None:
-    winograd = Candidate("cpu:winograd4", 8, 0.5, 0, setup_s=0.25)
-    direct = Candidate("cpu:direct", 8, 1.0, 0)
-
-    assert Division((winograd, winograd, direct)).time_s == 0.5 + 0.5 + 0.25 + 1.0
-
-
-def test_a_division_of_nothing_costs_nothing() -> None:
-    empty = Division(())
-
-    assert (empty.batch, empty.time_s, empty.workspace_bytes, empty.key) == (0, 0.0, 0, "")
-
-
-def test_a_division_of_one_part_is_undivided() -> None:
-    assert Division((a_candidate(),)).is_undivided
-    assert not Division((a_candidate(), a_candidate())).is_undivided
-
-
-def test_the_key_of_a_division_counts_equal_parts() -> None:
-    division = Division.of(
-        [a_candidate(), a_candidate(batch=8), a_candidate(), a_candidate(algorithm="cpu:fft")]
-    )
-
-    assert division.key == "cpu:direct@16*2+cpu:direct@8*1+cpu:fft@16*1"
-
-
-def test_parts_of_one_algorithm_must_not_be_torn_apart() -> None:
-    parts = (a_candidate(), a_candidate(algorithm="cpu:fft"), a_candidate())
-
-    with pytest.raises(ValueError, match="must stand next to each other"):
-        Division(parts)
-
-
-def test_an_algorithm_must_have_one_set_up_time() -> None:
-    with pytest.raises(ValueError, match="must have one set-up time"):
-        Division((a_candidate(), a_candidate(setup_s=0.1)))
-
-
-def test_standard_order_puts_large_parts_first_and_keeps_algorithms_together() -> None:
-    parts = [
-        a_candidate(algorithm="b", batch=2),
-        a_candidate(algorithm="a", batch=4),
-        a_candidate(algorithm="b", batch=8),
-        a_candidate(algorithm="c", batch=8),
-    ]
-
-    ordered = Division.of(parts).parts
-
-    assert [(part.algorithm, part.batch) for part in ordered] == [("b", 8), ("b", 2), ("c", 8), ("a", 4)]
-
-
-@given(
-    st.lists(
-        st.builds(
-            Candidate,
-            algorithm=st.sampled_from("abc"),
-            batch=st.integers(1, 4),
-            time_s=st.sampled_from([0.5, 1.0]),
-            workspace_bytes=st.integers(0, 2),
-        )
-    ).flatmap(lambda parts: st.tuples(st.just(parts), st.permutations(parts)))
-)
-def test_standard_order_does_not_depend_on_the_given_one(
-    orders: tuple[list[Candidate], list[Candidate]],
-) -> None:
-    given_order, other_order = orders
-
-    assert Division.of(given_order) == Division.of(other_order)
 
 
 def test_a_site_names_its_shape_when_it_has_several() -> None:

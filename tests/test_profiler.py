@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from mucudnn.choices import Mode, Policy, Search
+from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError
 from mucudnn.live import LiveMeasurer
-from mucudnn.plan import Division, Mode, Policy, Search
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Profile, RefusalKind, Trial
 from mucudnn.profiler import Profiler

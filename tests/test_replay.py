@@ -12,6 +12,8 @@ import pytest
 from torch import Tensor
 
 import mucudnn
+from mucudnn.choices import Mode
+from mucudnn.division import Division
 from mucudnn.errors import (
     BackendError,
     InfeasibleError,
@@ -21,7 +23,7 @@ from mucudnn.errors import (
     StoreError,
 )
 from mucudnn.intervals import Verdict
-from mucudnn.plan import Division, Evidence, Mode, Plan
+from mucudnn.plan import Evidence, Plan
 from mucudnn.profile import Candidate, Comparison, Measurement
 from mucudnn.replay import Replay, replaying
 from mucudnn.store import SqliteStore

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from mucudnn.choices import Mode
+from mucudnn.division import Division
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, ConvSite, Division, Evidence, Mode, Plan
+from mucudnn.plan import Assignment, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Candidate
 from mucudnn.report import (

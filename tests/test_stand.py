@@ -16,7 +16,8 @@ from mucudnn.algorithms.own import own_convolution
 from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.base import OnSlices, SumOnSlices
 from mucudnn.backends.cpu.backend import CpuBackend
-from mucudnn.plan import Division, Search
+from mucudnn.choices import Search
+from mucudnn.division import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
 from mucudnn.stand import Stand, relative_error

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import mucudnn
+from mucudnn.choices import Mode, Policy
 from mucudnn.errors import (
     BackendError,
     InfeasibleError,
@@ -29,7 +30,7 @@ from mucudnn.errors import (
 from mucudnn.extraction import Extraction, extract
 from mucudnn.live import LiveMeasurer
 from mucudnn.patching import plan_of
-from mucudnn.plan import Mode, Plan, Policy
+from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profiler import Profiler
 from mucudnn.store import Store

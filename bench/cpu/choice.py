@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from bench.cpu.lines import Choice
+from mucudnn.division import Division
 from mucudnn.intervals import Verdict, compare, median
 from mucudnn.measuring import fits_as_seen
-from mucudnn.plan import Division
 from mucudnn.profile import Candidate
 from mucudnn.solvers import least_workspace_bytes, solve_reuse
 

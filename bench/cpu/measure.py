@@ -13,9 +13,10 @@ from bench.cpu.lines import Case, Choice, Measured, Rival
 from bench.cpu.rounds import Rounds
 from mucudnn.backends import Backend, Job
 from mucudnn.backends.own import own_job
+from mucudnn.choices import Policy
+from mucudnn.division import Division
 from mucudnn.errors import BackendError
 from mucudnn.live import LiveMeasurer
-from mucudnn.plan import Division, Policy
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Profile, RefusalKind
 from mucudnn.profiler import Profiler

@@ -13,7 +13,7 @@ from bench.gpu.values import Answer, Timing, duration
 from mucudnn.backends.cudnn.configurations import EngineConfiguration
 from mucudnn.backends.cudnn.constants import Attribute
 from mucudnn.backends.cudnn.library import CudnnError
-from mucudnn.plan import Search
+from mucudnn.choices import Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Trial
 from mucudnn.stand import Stand

@@ -8,7 +8,7 @@ from bench.gpu.layers import Case, all_cases
 from bench.gpu.sections import Task, attempted, only
 from bench.gpu.values import Answer
 from mucudnn.backends.own import own_job
-from mucudnn.plan import Search
+from mucudnn.choices import Search
 
 _UNLIMITED = 2**50
 _NEAR_BYTES = 2**21

@@ -10,8 +10,8 @@ from torch import Tensor
 from bench.gpu.values import Timing
 from mucudnn.algorithms import GradientSum
 from mucudnn.backends import Backend
+from mucudnn.division import Division
 from mucudnn.execution import sum_dtype
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.stand import Stand, relative_error

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
-from mucudnn.plan import Search
+from mucudnn.choices import Search
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mucudnn.choices import Policy, choice
 from mucudnn.cli.cudnn import described_device, version_of
 from mucudnn.cli.model import Shapes, load_model, prepare, shapeless_inputs
 from mucudnn.cli.options import (
@@ -20,7 +21,6 @@ from mucudnn.cli.options import (
 )
 from mucudnn.cli.output import columns, print_json
 from mucudnn.forecast import Occurrence, forecast
-from mucudnn.plan import Policy, choice
 from mucudnn.progress import progress_for
 from mucudnn.report import DEFAULT_WIDTH, forecast_as_json, render_forecast
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import click
 
+from mucudnn.choices import Policy
 from mucudnn.errors import SizeError
-from mucudnn.plan import Policy
 from mucudnn.sizes import parse_bytes
 
 DTYPES = {

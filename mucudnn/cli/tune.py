@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from mucudnn.choices import Mode, Search
 from mucudnn.cli.model import Shapes, device_of_backend, load_model, prepare, random_inputs
 from mucudnn.cli.options import (
     FILE,
@@ -22,7 +23,6 @@ from mucudnn.cli.options import (
 )
 from mucudnn.cli.output import say, tell
 from mucudnn.cli.show import print_plan
-from mucudnn.plan import Mode, Search
 from mucudnn.replay import PREFIX
 from mucudnn.store import MemoryStore, Store, open_store
 

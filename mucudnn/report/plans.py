@@ -5,8 +5,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
+from mucudnn.choices import Mode
+from mucudnn.division import Division
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, median
-from mucudnn.plan import Assignment, Division, Evidence, Mode, Plan
+from mucudnn.plan import Assignment, Evidence, Plan
 from mucudnn.profile import Environment
 from mucudnn.report.table import table
 from mucudnn.report.words import describe_environment, describe_shape, render_notes

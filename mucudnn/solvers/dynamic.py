@@ -32,8 +32,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError
-from mucudnn.plan import Division
 from mucudnn.profile import Candidate
 from mucudnn.solvers.ticks import IntArray, TickScale
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from mucudnn.plan import Division
+from mucudnn.division import Division
 from mucudnn.profile import Candidate
 
 Key = TypeVar("Key", bound=Hashable)

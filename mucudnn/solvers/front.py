@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError
-from mucudnn.plan import Division
 from mucudnn.profile import Candidate
 from mucudnn.solvers.dynamic import Grid, least_workspace_bytes
 

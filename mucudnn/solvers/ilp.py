@@ -39,8 +39,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import pulp
 
+from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError, SolverError
-from mucudnn.plan import Division
 from mucudnn.solvers.front import pareto
 from mucudnn.solvers.merging import Choices, Prices, Selection, TooManySumsError, best_selection
 from mucudnn.solvers.ticks import FloatArray

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from mucudnn.plan import Division
+from mucudnn.division import Division
 from mucudnn.solvers.ticks import FloatArray, IntArray, TickScale
 
 Selection: TypeAlias = tuple[int, ...]

@@ -14,9 +14,9 @@ from mucudnn.algorithms.own import result_bytes
 from mucudnn.backends import BACKENDS, Backend, backend_of
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.library import load_library
+from mucudnn.division import Division
 from mucudnn.errors import BackendError
 from mucudnn.execution import Runner
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
 from mucudnn.weighing import division_job

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mucudnn.choices import Policy, Search
+from mucudnn.division import Division
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Measurer, division_trial
-from mucudnn.plan import Division, Policy, Search
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, RefusalKind, Trial
 from mucudnn.profiler import Profiler

@@ -10,8 +10,8 @@ from mucudnn.backends.cudnn.constants import Attribute
 from mucudnn.backends.cudnn.devices import DEVICES, device_described
 from mucudnn.backends.cudnn.engines import Enumerator, accumulates_by_beta
 from mucudnn.backends.cudnn.library import CudnnError, Library
+from mucudnn.choices import Search
 from mucudnn.errors import BackendError
-from mucudnn.plan import Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.cudnn.problems import conv, conv_in, problems_of
 

@@ -14,8 +14,8 @@ from mucudnn.backends.cudnn.devices import live_device
 from mucudnn.backends.cudnn.engines import Enumerator
 from mucudnn.backends.cudnn.footprint import TorchAllocator
 from mucudnn.backends.cudnn.library import load_library
+from mucudnn.division import Division
 from mucudnn.functional import divided_conv
-from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
 from mucudnn.stand import Stand, relative_error

@@ -14,9 +14,10 @@ from mucudnn.algorithms import GradientSum
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.graph import UID_W, UID_X, UID_Y
 from mucudnn.backends.cudnn.library import CudnnError, Library
+from mucudnn.choices import Search
+from mucudnn.division import Division
 from mucudnn.errors import BackendError
 from mucudnn.execution import Runner
-from mucudnn.plan import Division, Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
 from mucudnn.workspace import Workspace

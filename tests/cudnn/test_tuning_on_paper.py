@@ -7,9 +7,9 @@ import pytest
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.library import Library
+from mucudnn.choices import Policy
 from mucudnn.execution import Runner
 from mucudnn.live import LiveMeasurer
-from mucudnn.plan import Policy
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import RefusalKind
 from mucudnn.profiler import Profiler
@@ -166,7 +166,7 @@ def test_pytorchs_own_is_not_even_tried_where_its_plan_wants_more_than_the_limit
 
 
 def test_an_exhaustive_search_finds_engines_that_heuristics_leave_out(backend: CudnnBackend) -> None:
-    from mucudnn.plan import Search
+    from mucudnn.choices import Search
 
     problem = conv(ConvOp.FPROP, dtype="float32")
 

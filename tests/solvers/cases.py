@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from mucudnn.plan import Division
+from mucudnn.division import Division
 from mucudnn.profile import Candidate
 
 MIB = 2**20

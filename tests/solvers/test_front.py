@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mucudnn.choices import Policy
+from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError
-from mucudnn.plan import Division, Policy
 from mucudnn.profile import Candidate
 from mucudnn.solvers import division_front, pareto, solve_reuse
 from mucudnn.solvers.exhaustive import every_front_point

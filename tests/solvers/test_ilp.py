@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError, SolverError
-from mucudnn.plan import Division
 from mucudnn.solvers import ilp, merging, solve_sharing
 from mucudnn.solvers.exhaustive import fastest_selection
 from mucudnn.solvers.ilp import STATUSES, Solver, Status, default_solver, solve_with_cbc, solve_with_highs

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mucudnn.plan import Division
+from mucudnn.division import Division
 from mucudnn.solvers import merging, pareto
 from mucudnn.solvers.exhaustive import fastest_selection
 from mucudnn.solvers.merging import Choices, Prices, TooManySumsError, best_selection

@@ -19,8 +19,8 @@ from mucudnn.backends.cpu.environment import fp32_precision, present_environment
 from mucudnn.backends.cpu.footprint import FootprintMeter
 from mucudnn.backends.cpu.pages import release_pages
 from mucudnn.backends.own import own_job
+from mucudnn.choices import Search
 from mucudnn.errors import BackendError
-from mucudnn.plan import Search
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock

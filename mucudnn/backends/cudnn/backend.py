@@ -18,8 +18,8 @@ from mucudnn.backends.cudnn.engines import accumulates_by_beta
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.backends.own import own_job
+from mucudnn.choices import Search
 from mucudnn.errors import BackendError, BackendWarning
-from mucudnn.plan import Search
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock

@@ -15,7 +15,7 @@ from mucudnn.backends.cudnn.graph import operation_graph, unsupported
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.backends.cudnn.offers import Offer, Offers
 from mucudnn.backends.cudnn.pruning import prune
-from mucudnn.plan import Search
+from mucudnn.choices import Search
 from mucudnn.problem import ConvOp, ConvProblem
 
 _MOST_PROBLEMS = 4096

@@ -12,7 +12,7 @@ from mucudnn.backends.cudnn.handles import Handles
 from mucudnn.backends.cudnn.kernels import EngineKernel, EngineSumKernel, Place
 from mucudnn.backends.cudnn.launch import Launch
 from mucudnn.backends.cudnn.library import Library
-from mucudnn.plan import Search
+from mucudnn.choices import Search
 from mucudnn.problem import ConvProblem
 
 _MOST_LAUNCHES = 2048

@@ -1,0 +1,74 @@
+"""How a mini-batch is cut: candidates, one after the other."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable
+from functools import cached_property
+
+from mucudnn.profile import Candidate
+
+
+@dataclasses.dataclass(frozen=True)
+class Division:
+    """Candidates whose batch sizes add up to the mini-batch, in the order in which they run.
+
+    Attributes:
+        parts: the candidates; those of one algorithm stand next to each other, because its set-up is
+            paid once.
+
+    Raises:
+        ValueError: the parts of one algorithm are torn apart, or state different set-up times.
+    """
+
+    parts: tuple[Candidate, ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in itertools.groupby(self.parts, key=lambda part: part.algorithm)]
+        if len(names) != len(set(names)):
+            raise ValueError(f"Parts of one algorithm must stand next to each other, but got {names}.")
+        set_ups = {(part.algorithm, part.setup_s) for part in self.parts}
+        if len(set_ups) != len(names):
+            raise ValueError(f"An algorithm must have one set-up time, but got {sorted(set_ups)}.")
+
+    @classmethod
+    def of(cls, parts: Iterable[Candidate]) -> "Division":
+        """Return the division of `parts` in its standard order.
+
+        Larger parts run first, so that every later slice starts as well aligned as it can; algorithms
+        follow one another by their largest part, then by id.
+        """
+        groups: dict[str, list[Candidate]] = {}
+        for part in parts:
+            groups.setdefault(part.algorithm, []).append(part)
+        for group in groups.values():
+            group.sort(key=lambda part: (-part.batch, part.workspace_bytes, part.time_s))
+        ordered = sorted(groups.items(), key=lambda named: (-named[1][0].batch, named[0]))
+        return cls(tuple(itertools.chain.from_iterable(group for _, group in ordered)))
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples in all parts together."""
+        return sum(part.batch for part in self.parts)
+
+    @cached_property
+    def time_s(self) -> float:
+        """Seconds of all parts plus the set-up of each distinct algorithm."""
+        set_ups = {part.algorithm: part.setup_s for part in self.parts}
+        return math.fsum(itertools.chain((part.time_s for part in self.parts), set_ups.values()))
+
+    @cached_property
+    def workspace_bytes(self) -> int:
+        """Bytes of the largest part's workspace; 0 for no parts."""
+        return max((part.workspace_bytes for part in self.parts), default=0)
+
+    @property
+    def is_undivided(self) -> bool:
+        """Whether the mini-batch runs in one part."""
+        return len(self.parts) <= 1
+
+    @cached_property
+    def key(self) -> str:
+        """What runs, without times: "cpu:winograd4@16*4" is four parts of sixteen samples."""
+        runs = itertools.groupby(self.parts, key=lambda part: (part.algorithm, part.batch))
+        return "+".join(f"{name}@{batch}*{len(list(run))}" for (name, batch), run in runs)
