@@ -105,13 +105,10 @@ class Autotune(TorchFunctionMode):
     It may be entered again, within itself too, and by several threads; what it has learnt stays.
     """
 
-    def __init__(
-        self, settings: Settings, ops: str | Collection[str], store: StoreOption, progress: ProgressOption
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings = settings
-        self._ops = ops
-        self._learn = Learner(settings, store, progress)
+        self._learn = Learner(settings)
         self._routes: dict[Hashable, _Route | None] = {}
         self._known: dict[Hashable, list[Assignment]] = {}
         self._plans: list[Plan] = []
@@ -210,7 +207,7 @@ class Autotune(TorchFunctionMode):
         if not has_its_bias(problem, bias):
             return None
         roles = {ConvOp.FPROP: True, ConvOp.DGRAD: needs[0], ConvOp.WGRAD: needs[1]}
-        wanted = wanted_ops(self._ops, is_training=True)
+        wanted = wanted_ops(self._settings.ops, is_training=True)
         ops = [
             op_of(role, is_transposed=arguments.is_transposed)
             for role, is_needed in roles.items()
@@ -327,4 +324,4 @@ def autotune(
         )
     if settings.recording is not None:
         raise OptionError(f"autotune must measure where the code runs, but got {backend!r}, a recording.")
-    return Autotune(settings, ops, store, progress)
+    return Autotune(settings)

@@ -12,7 +12,7 @@ from mucudnn.backends import backend_for
 from mucudnn.calls import autocast_dtype, without_autocast
 from mucudnn.extraction import Extraction, SiteCall
 from mucudnn.live import LiveMeasurer
-from mucudnn.options import ProgressOption, Settings, StoreOption
+from mucudnn.options import Settings, StoreOption
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profiler import Profiler
@@ -38,11 +38,9 @@ class Learner:
     Copies and pickles know the same settings.
     """
 
-    def __init__(self, settings: Settings, store: StoreOption, progress: ProgressOption) -> None:
-        """Remember how to tune; see `optimize`."""
+    def __init__(self, settings: Settings) -> None:
+        """Remember how to tune."""
         self._settings = settings
-        self._store = store
-        self._progress = progress
         self._turn = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -74,7 +72,7 @@ class Learner:
         extraction = Extraction((SiteCall(name, number, problem, ops),), ())
         # Whoever meets a convolution under autocast wants measurements of its own type.
         plain = without_autocast(device, autocast_dtype(device))
-        with self._turn, plain, opened(self._store) as store, progress_for(self._progress) as shown:
+        with self._turn, plain, opened(settings.store) as store, progress_for(settings.progress) as shown:
             measurer = LiveMeasurer(backend_for(settings.backend, device))
             profiler = Profiler(measurer, store, settings.limit_bytes, settings.policy, settings.search)
             return Tuning(profiler, settings.mode, extraction, shown).plan()

@@ -26,14 +26,20 @@ class Settings:
         mode: whose the limit is.
         policy: which micro-batch sizes are tried.
         search: which algorithms are tried.
+        ops: "auto", or the ops that are wanted.
         backend: "auto", a backend's name, or a recording's with its prefix.
+        store: where profiles are kept.
+        progress: who is told.
     """
 
     limit_bytes: int
     mode: Mode
     policy: Policy
     search: Search
+    ops: str | Collection[str]
     backend: str
+    store: StoreOption
+    progress: ProgressOption
 
     @classmethod
     def of(
@@ -45,8 +51,8 @@ class Settings:
         search: str,
         ops: str | Collection[str],
         backend: str,
-        store: object,
-        progress: object,
+        store: StoreOption,
+        progress: ProgressOption,
     ) -> "Settings":
         """Read and check all options.
 
@@ -54,11 +60,14 @@ class Settings:
             SizeError, OptionError: one of them cannot be read, or is none of the choices.
         """
         settings = cls(
-            parse_bytes(workspace_limit),
-            choice(Mode, mode),
-            choice(Policy, policy),
-            choice(Search, search),
-            _checked_backend(backend),
+            limit_bytes=parse_bytes(workspace_limit),
+            mode=choice(Mode, mode),
+            policy=choice(Policy, policy),
+            search=choice(Search, search),
+            ops=ops,
+            backend=_checked_backend(backend),
+            store=store,
+            progress=progress,
         )
         wanted_ops(ops, is_training=True)
         if not (store is None or isinstance(store, str | os.PathLike) or _offers(store, Store)):

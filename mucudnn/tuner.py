@@ -72,11 +72,10 @@ def optimize(
         BackendError: nothing tunes on the model's device, or `backend` does not.
         StoreError: the store is damaged or newer than this version.
     """
-    options: dict[str, Any] = {
-        "mode": mode, "policy": policy, "search": search, "ops": ops, "backend": backend, "store": store,
-        "progress": progress,
-    }  # fmt: skip
-    settings = Settings.of(workspace_limit, **options)
+    settings = Settings.of(
+        workspace_limit, mode=mode, policy=policy, search=search, ops=ops, backend=backend, store=store,
+        progress=progress,
+    )  # fmt: skip
     if settings.recording is not None:
         raise OptionError(
             f"optimize must measure where the model runs, but got {backend!r}, a recording; tune replays it, "
@@ -89,10 +88,10 @@ def optimize(
                 "dynamic needs the mode 'reuse' and one rank: what is met later has no share of a total, and "
                 f"ranks may meet different shapes, but got mode {mode!r}."
             )
-        learn = Learner(settings, store, progress)
+        learn = Learner(settings)
     if sample is not None:
-        return patching.patch(model, tune(model, sample, workspace_limit, **options), learn)
-    return patching.arm(model, _FirstCall(workspace_limit, options, learn))
+        return patching.patch(model, _plan(model, sample, settings), learn)
+    return patching.arm(model, _FirstCall(settings, learn))
 
 
 def tune(
@@ -127,20 +126,28 @@ def tune(
         workspace_limit, mode=mode, policy=policy, search=search, ops=ops, backend=backend, store=store,
         progress=progress,
     )  # fmt: skip
+    return _plan(model, sample, settings)
+
+
+def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
+    """Return the plan for `model` on `sample`, as `tune` does."""
     # What a recording says stands there already, and predictions must not be taken for measurements.
-    kept = opened(store) if settings.recording is None else MemoryStore()
+    kept = opened(settings.store) if settings.recording is None else MemoryStore()
     # Whoever tunes under autocast wants problems in its type, and measurements of just these.
     device = _device_of(model)
     plain = without_autocast(device, autocast_dtype(device))
 
     def make(seen: _Seen) -> Plan:
-        with plain, kept as found, progress_for(progress) as shown:
+        with plain, kept as found, progress_for(settings.progress) as shown:
             profiler = Profiler(seen.measurer, found, settings.limit_bytes, settings.policy, settings.search)
             return Tuning(profiler, settings.mode, seen.extraction, shown).plan()
 
     with contextlib.ExitStack() as stack:
         return agreed(
-            lambda: _Seen(stack.enter_context(_measurer(settings, model)), extract(model, sample, ops)), make
+            lambda: _Seen(
+                stack.enter_context(_measurer(settings, model)), extract(model, sample, settings.ops)
+            ),
+            make,
         )
 
 
@@ -169,15 +176,14 @@ class _FirstCall:
     tuning fails the model stays armed; arguments that the model rejects are left to its own error.
     """
 
-    def __init__(self, workspace_limit: int | str, options: Mapping[str, Any], learn: Learner | None) -> None:
-        self._workspace_limit = workspace_limit
-        self._options = options
+    def __init__(self, settings: Settings, learn: Learner | None) -> None:
+        self._settings = settings
         self._learn = learn
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         patching.restore(model)
         try:
-            plan = tune(model, CallArguments(args, kwargs), self._workspace_limit, **self._options)
+            plan = _plan(model, CallArguments(args, kwargs), self._settings)
         except NothingToTuneError as error:
             warnings.warn(f"The model runs as before, untuned. {error}", UntunedWarning, stacklevel=2)
             return

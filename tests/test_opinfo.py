@@ -50,8 +50,7 @@ class ByHand(Autotune):
     """
 
     def __init__(self) -> None:
-        known = autotune("8GiB", progress=False)
-        super().__init__(known._settings, "auto", None, progress=False)
+        super().__init__(autotune("8GiB", progress=False)._settings)
         self.divided: set[ConvProblem] = set()
 
     def _tuned(
