@@ -98,18 +98,9 @@ def _convolution(
 
 
 @_convolution.register_fake
-def _(
-    image: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    output_padding: Sequence[int],
-    groups: int,
-    server: str,  # noqa: ARG001  # the shape is the same, whoever computes
-) -> Tensor:
-    return own_call(image, weight, bias, _arguments(stride, padding, dilation, output_padding, groups))
+def _(image: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    *numbers, _ = rest  # the shape is the same, whoever computes
+    return own_call(image, weight, bias, _arguments(*numbers))
 
 
 @torch.library.custom_op("mucudnn::convolution_backward", mutates_args=())
@@ -142,21 +133,9 @@ def _convolution_backward(
 
 
 @_convolution_backward.register_fake
-def _(
-    gradient: Tensor,
-    image: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    output_padding: Sequence[int],
-    groups: int,
-    server: str,  # noqa: ARG001  # the shapes are the same, whoever computes
-    needed: Sequence[bool],
-    has_bias: bool,  # noqa: ARG001
-) -> tuple[Tensor, Tensor, Tensor]:
-    arguments = _arguments(stride, padding, dilation, output_padding, groups)
-    dx, _, _ = own_gradients(gradient, image, weight, arguments, (needed[0], False, False))
+def _(gradient: Tensor, image: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *numbers, _, needed, _ = rest  # the shapes are the same, whoever computes
+    dx, _, _ = own_gradients(gradient, image, weight, _arguments(*numbers), (needed[0], False, False))
     return (
         gradient.new_empty(0) if dx is None else dx,
         torch.empty_like(weight) if needed[1] else gradient.new_empty(0),
