@@ -21,6 +21,7 @@ from bench.cpu.lines import (
     to_text,
 )
 from bench.cpu.measure import CaseMeter
+from bench.cpu.process import task_from, task_text
 from bench.cpu.program import Run, main
 from bench.cpu.schedule import Selection, Stage, pending, tiers
 from mucudnn.backends import backend_of
@@ -257,7 +258,7 @@ def test_without_time_nothing_is_started(tmp_path: Path) -> None:
 def test_a_task_survives_its_text() -> None:
     case = Case("1-thread", "alexnet/conv2", Layout.CHANNELS_LAST, ConvOp.DGRAD)
     task = Task("1-thread", (case,), (4, 16), "build", 1.5, 0.0, 3600.0)
-    assert Task.from_text(task.to_text()) == task
+    assert task_from(Task, task_text(task)) == task
 
 
 def test_a_folder_is_named_after_the_processor() -> None:

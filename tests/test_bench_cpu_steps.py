@@ -11,6 +11,7 @@ from torch import nn
 from bench.cpu import program, step_tables
 from bench.cpu.ground import step_code
 from bench.cpu.lines import Line, Recording, append, read, to_text
+from bench.cpu.process import task_from, task_text
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, Network, cases_of
 from bench.cpu.step_child import LINES, StepTask, work
@@ -196,7 +197,7 @@ def test_a_step_whose_loss_is_no_number_is_no_measurement() -> None:
 def test_a_task_survives_its_text_and_its_process_writes_what_it_is_and_what_it_finds(tmp_path: Path) -> None:
     broken = Network("broken", f"{HERE}:mistaken", "made up", "nothing")
     task = StepTask(case("broken"), broken, str(tmp_path))
-    assert StepTask.from_text(task.to_text()) == task
+    assert task_from(StepTask, task_text(task)) == task
     work(task)
     recording = Recording.of(read(tmp_path / LINES))
     assert recording.started["1-thread"].environment.policy["threads"] == "1"

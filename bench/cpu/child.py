@@ -1,7 +1,6 @@
 """The process of one thread setting: `python -m bench.cpu.child`, with its task as JSON on standard input."""
 
 import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
@@ -11,15 +10,13 @@ import torch
 from bench.cpu.layers import ALL, Layer
 from bench.cpu.lines import Case, Failed, Measured, Started, append
 from bench.cpu.measure import CaseMeter
+from bench.cpu.process import done, reason_of
 from bench.cpu.products import gemm_rate
 from bench.cpu.settings import SETTINGS
 from mucudnn.backends import backend_of
 from mucudnn.errors import MucudnnError
-from mucudnn.plan_file import decode, encode
 from mucudnn.sizes import format_bytes
 from mucudnn.store import open_store
-
-_INTERRUPTED = 130
 
 LINES = "layers.jsonl"
 PROFILES = "profiles.sqlite3"
@@ -47,29 +44,6 @@ class Task:
     elapsed_s: float
     budget_s: float
 
-    def to_text(self) -> str:
-        """Return the task as JSON."""
-        return json.dumps(encode(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> "Task":
-        """Return the task of which `to_text` gave `text`.
-
-        Raises:
-            ValueError: the text is no task's.
-        """
-        task: Task = decode(cls, json.loads(text), "the task")
-        return task
-
-
-def main() -> int:
-    """Measure what the task asks for; return 0, whatever single cases come to."""
-    try:
-        work(Task.from_text(sys.stdin.read()))
-    except KeyboardInterrupt:  # whoever started this process is interrupted too, and says so
-        return _INTERRUPTED
-    return 0
-
 
 def work(task: Task) -> None:
     """Measure the cases of `task` until its seconds are over; every one is written at once."""
@@ -95,7 +69,7 @@ def _measured(meter: CaseMeter, case: Case) -> Measured | Failed:
     try:
         return meter.measure(case, _layer(case.layer).problem(case.op, case.layout))
     except (MucudnnError, RuntimeError, MemoryError) as error:
-        return Failed(case, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return Failed(case, reason_of(error))
 
 
 def _layer(name: str) -> Layer:
@@ -123,4 +97,4 @@ def _tell(task: Task, number: int, elapsed_s: float, told: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(done(Task, work))

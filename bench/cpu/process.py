@@ -1,25 +1,34 @@
 """Processes with one thread setting each: what OpenMP is told before it starts cannot be changed later."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 from bench.cpu.settings import SETTINGS, environment_of
+from mucudnn.plan_file import decode, encode
+
+Task = TypeVar("Task")
+
+INTERRUPTED = 130
+"""Exit status of what was interrupted."""
 
 
-def ended(module: str, task: str, setting: str, timeout_s: float) -> str | None:
+def ended(module: str, task: object, setting: str, timeout_s: float) -> str | None:
     """Have a process do a task; return how it ended if not in order.
 
     Args:
-        module: what it runs.
-        task: its standard input.
+        module: what it runs: a program that calls `done`.
+        task: a dataclass, its standard input.
         setting: name of its thread setting.
         timeout_s: seconds after which it is taken to hang, and killed.
     """
     try:
         status = subprocess.run(
             [sys.executable, "-m", module],
-            input=task,
+            input=task_text(task),
             text=True,
             env=environment_of(SETTINGS[setting], os.environ),
             timeout=timeout_s,
@@ -28,3 +37,35 @@ def ended(module: str, task: str, setting: str, timeout_s: float) -> str | None:
     except subprocess.TimeoutExpired:
         return "its process was ended, since it did not end in time."
     return f"its process ended with status {status}." if status else None
+
+
+def done(kind: type[Task], work: Callable[[Task], None]) -> int:
+    """Do the task on standard input; return the exit status.
+
+    Whoever started this process is interrupted with it, and says so.
+    """
+    try:
+        work(task_from(kind, sys.stdin.read()))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def task_text(task: object) -> str:
+    """Return a task as JSON."""
+    return json.dumps(encode(task))
+
+
+def task_from(kind: type[Task], text: str) -> Task:
+    """Return the task of which `task_text` gave `text`.
+
+    Raises:
+        ValueError: the text is no task's.
+    """
+    task: Task = decode(kind, json.loads(text), "the task")
+    return task
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why a case could not be measured."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -19,7 +19,7 @@ from bench.cpu.child import LINES, Task
 from bench.cpu.ground import Ground, step_code
 from bench.cpu.layers import ALL
 from bench.cpu.lines import Case, Failed, Line, Recording, append, read
-from bench.cpu.process import ended
+from bench.cpu.process import INTERRUPTED, ended
 from bench.cpu.schedule import Selection, Stage, pending, tiers
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import NETWORKS, cases_of
@@ -41,8 +41,6 @@ _PATIENCE_S = 180.0
 
 _LEAST_S = 10.0
 """With less time left no process is started: it would import torch and end."""
-
-_INTERRUPTED = 130
 
 Process = Callable[[Task], str | None]
 
@@ -91,7 +89,7 @@ def _status_of(measure: Callable[[], None]) -> int:
     try:
         measure()
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     except MucudnnError as error:
         print(f"bench.cpu: {error}", file=sys.stderr)
         return 1
@@ -165,7 +163,7 @@ class Run:
 
 
 def _ended(task: Task) -> str | None:
-    return ended("bench.cpu.child", task.to_text(), task.setting, task.seconds + _PATIENCE_S)
+    return ended("bench.cpu.child", task, task.setting, task.seconds + _PATIENCE_S)
 
 
 def _set_aside(*paths: Path) -> None:

@@ -1,13 +1,13 @@
 """The process of one training step: `python -m bench.cpu.step_child`, its task as JSON on standard input."""
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 
 import torch
 
 from bench.cpu.lines import Started, append
+from bench.cpu.process import done, reason_of
 from bench.cpu.products import gemm_rate
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import Network
@@ -16,9 +16,6 @@ from bench.cpu.step_tables import told
 from bench.cpu.steps import measure
 from mucudnn.backends import backend_of
 from mucudnn.errors import MucudnnError
-from mucudnn.plan_file import decode, encode
-
-_INTERRUPTED = 130
 
 LINES = "steps.jsonl"
 
@@ -37,29 +34,6 @@ class StepTask:
     network: Network
     folder: str
 
-    def to_text(self) -> str:
-        """Return the task as JSON."""
-        return json.dumps(encode(self))
-
-    @classmethod
-    def from_text(cls, text: str) -> "StepTask":
-        """Return the task of which `to_text` gave `text`.
-
-        Raises:
-            ValueError: the text is no task's.
-        """
-        task: StepTask = decode(cls, json.loads(text), "the task")
-        return task
-
-
-def main() -> int:
-    """Measure what the task asks for; return 0, whatever comes of it."""
-    try:
-        work(StepTask.from_text(sys.stdin.read()))
-    except KeyboardInterrupt:  # whoever started this process is interrupted too, and says so
-        return _INTERRUPTED
-    return 0
-
 
 def work(task: StepTask) -> None:
     """Measure the step of `task` and write its line."""
@@ -76,8 +50,8 @@ def _measured(task: StepTask, folder: Path) -> StepMeasured | StepFailed:
     try:
         return measure(task.case, task.network.recipe, folder)
     except (MucudnnError, RuntimeError, MemoryError, ValueError) as error:
-        return StepFailed(task.case, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return StepFailed(task.case, reason_of(error))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(done(StepTask, work))

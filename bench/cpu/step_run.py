@@ -63,4 +63,4 @@ class StepRun:
 
 
 def _ended(task: StepTask, left_s: float) -> str | None:
-    return ended("bench.cpu.step_child", task.to_text(), task.case.setting, left_s + _PATIENCE_S)
+    return ended("bench.cpu.step_child", task, task.case.setting, left_s + _PATIENCE_S)
