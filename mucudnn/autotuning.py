@@ -1,48 +1,26 @@
 """Dividing every convolution that is called in a block of code, a module's or not: tuned when first seen."""
 
+import dataclasses
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mucudnn.backends import Backend, backend_for, backend_name
-from mucudnn.calls import (
-    RANKS,
-    ConvArguments,
-    Numbers,
-    as_autocast,
-    autocast_dtype,
-    explicit_padding,
-    has_its_bias,
-    is_traced,
-    numbers,
-    obstacle,
-    op_of,
-    problem_of,
-    problems_of,
-    without_autocast,
-)
+from mucudnn.backends import BACKENDS, Backend
+from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers, op_of, problems_of
 from mucudnn.choices import Mode
-from mucudnn.errors import BackendError, OptionError, PlanError, ProblemError
+from mucudnn.errors import BackendError, OptionError, PlanError
 from mucudnn.extraction import wanted_ops
 from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
+from mucudnn.modules import Call
 from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.routing import Memory, division_for, remember
-
-
-class _Call(NamedTuple):
-    """A call of one of PyTorch's functions; see `own_call`."""
-
-    image: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    arguments: ConvArguments
+from mucudnn.routing import Memory, Router, divided
 
 
 def _plain(
@@ -53,8 +31,8 @@ def _plain(
     padding: Numbers | str = 0,
     dilation: Numbers = 1,
     groups: int = 1,
-) -> _Call:
-    return _Call(input, weight, bias, ConvArguments.of(weight.dim() - 2, stride, padding, dilation, groups))
+) -> Call:
+    return Call.of(input, weight, bias, ConvArguments.of(weight.dim() - 2, stride, padding, dilation, groups))
 
 
 def _transposed(
@@ -66,27 +44,18 @@ def _transposed(
     output_padding: Numbers = 0,
     groups: int = 1,
     dilation: Numbers = 1,
-) -> _Call:
+) -> Call:
     rank = weight.dim() - 2
     plain = ConvArguments.of(rank, stride, padding, dilation, groups)
     more = numbers(output_padding, rank)
-    return _Call(
-        input, weight, bias, ConvArguments(plain.stride, plain.padding, plain.dilation, groups, more)
-    )
+    return Call.of(input, weight, bias, dataclasses.replace(plain, output_padding=more))
 
 
-_READERS: dict[object, Callable[..., _Call]] = {
+_READERS: dict[object, Callable[..., Call]] = {
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _plain),
     **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _transposed),
 }
 """PyTorch's functions, under which all its modules and `torch.nn.functional` call convolutions."""
-
-
-class _Route(NamedTuple):
-    """What serves calls of one shape: see `mucudnn.patched`."""
-
-    convolution: DividedConvolution
-    dtype: torch.dtype | None
 
 
 class _ThisThread(threading.local):
@@ -96,7 +65,6 @@ class _ThisThread(threading.local):
 
 
 _this_thread = _ThisThread()
-_UNSEEN = object()
 
 
 class Autotune(TorchFunctionMode):
@@ -109,7 +77,8 @@ class Autotune(TorchFunctionMode):
         super().__init__()
         self._settings = settings
         self._learn = Learner(settings)
-        self._routes: dict[Hashable, _Route | None] = {}
+        served = BACKENDS if settings.backend == "auto" else (settings.backend,)
+        self._router = Router(served, None)
         self._known: dict[Hashable, list[Assignment]] = {}
         self._plans: list[Plan] = []
         self._tuning = threading.RLock()
@@ -149,91 +118,54 @@ class Autotune(TorchFunctionMode):
             return func(*args, **given)  # it says what is wrong
         _this_thread.is_busy = True
         try:
-            result = self._served(func, call)
+            result = self._served(call)
             return func(*args, **given) if result is None else result
         finally:
             _this_thread.is_busy = False
 
-    def _served(self, func: Callable[..., Any], call: _Call) -> Tensor | None:
+    def _served(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
-        image, weight, bias, arguments = call
-        is_strided = image.layout is torch.strided and weight.layout is torch.strided
-        if is_traced(image, weight) or weight.dim() - 2 not in RANKS or not is_strided:
-            return None
-        served = backend_name(image.device)
-        if served is None or self._settings.backend not in ("auto", served):
-            return None
-        if image.dim() == weight.dim() - 1:
-            result = self._served(func, call._replace(image=image.unsqueeze(0)))
-            return None if result is None else result.squeeze(0)
-        if image.dim() != weight.dim():
+        image, weight, *_ = call
+        if is_traced(image, weight) or weight.dim() - 2 not in RANKS:
             return None
         is_recorded = torch.is_grad_enabled()
         needs = (is_recorded and image.requires_grad, is_recorded and weight.requires_grad)
-        dtype = autocast_dtype(image.device)
-        backend = backend_for(served, image.device)
-        key = (
-            image.shape, image.stride(), image.dtype, image.device, weight.shape, weight.stride(),
-            weight.dtype, weight.device, dtype,
-            None if bias is None else (bias.shape, bias.dtype, bias.device),
-            backend.flags(), needs, arguments,
-        )  # fmt: skip
-        route = self._routes.get(key, _UNSEEN)
-        if route is _UNSEEN:
-            with self._tuning:
-                route = self._route(backend, func, call, dtype, needs)
-                remember(self._routes, key, route)
-        return None if route is None else _run(route, call)  # type: ignore[arg-type]  # it is seen now
+        return self._router.served(
+            call, lambda backend, problem: self._convolution(backend, problem, needs), needs
+        )
 
-    def _route(
-        self,
-        backend: Backend,
-        func: Callable[..., Any],
-        call: _Call,
-        dtype: torch.dtype | None,
-        needs: tuple[bool, bool],
-    ) -> _Route | None:
-        """Return what runs such calls, tuned if nothing like it was, or None for PyTorch's own."""
-        image, weight, bias, arguments = call
-        if dtype is not None:
-            image, weight, bias = as_autocast(image, weight, bias, dtype)
-        if obstacle(image, weight, bias) is not None:
-            return None
-        try:
-            padded, arguments = explicit_padding(image, weight.shape[2:], arguments)
-            problem = problem_of(padded, weight, bias is not None, arguments)
-        except (OptionError, ProblemError):
-            return None  # PyTorch's own says what is wrong, if anything is
-        if not has_its_bias(problem, bias):
-            return None
+    def _convolution(
+        self, backend: Backend, problem: ConvProblem, needs: tuple[bool, bool]
+    ) -> DividedConvolution | None:
+        """Return what computes a forward pass, tuned if nothing like it was, or None for PyTorch's own."""
         roles = {ConvOp.FPROP: True, ConvOp.DGRAD: needs[0], ConvOp.WGRAD: needs[1]}
         wanted = wanted_ops(self._settings.ops, is_training=True)
         ops = [
-            op_of(role, is_transposed=arguments.is_transposed)
+            op_of(role, is_transposed=problem.op is ConvOp.DGRAD)
             for role, is_needed in roles.items()
             if is_needed and role in wanted
         ]
-        found = {op: self._found(_place(backend, problems_of(problem)[op]), problem.batch) for op in ops}
-        missing = tuple(op for op, assigned in found.items() if assigned is None)
-        if missing:
-            tuned = self._tuned(backend, func, problem, missing)
-            if tuned is None:
-                return None
-            found |= tuned
-        memory = self._memory(backend)
-        divisions = {
-            op: division_for(assigned, problem.batch, backend.own)
-            for op, assigned in found.items()
-            if assigned is not None
-        }
-        bounds = {op: memory.bound(division) for op, division in divisions.items()}
-        limits = {op: bound for op, bound in bounds.items() if bound is not None}
+        with self._tuning:
+            assignments = self._assignments(backend, problem, ops)
+        if assignments is None:
+            return None
         try:
-            convolution = DividedConvolution(backend, problem, divisions, limits=limits)
+            return divided(backend, problem, assignments, self._memory(backend))
         except BackendError:
-            return None  # a part of another size than the tuned ones is not computed by the algorithm
-        fits = max(convolution.buffer_bytes.values()) <= memory.limit_bytes
-        return _Route(convolution, dtype) if fits and not convolution.is_own else None
+            return None  # parts of another size than the tuned ones are not computed, or need too much
+
+    def _assignments(
+        self, backend: Backend, problem: ConvProblem, ops: Iterable[ConvOp]
+    ) -> dict[ConvOp, Assignment] | None:
+        """Return what some ops of a convolution run, tuned if need be; None where nothing may be now."""
+        problems = problems_of(problem)
+        found = {op: self._found(_place(backend, problems[op]), problem.batch) for op in ops}
+        known = {op: assigned for op, assigned in found.items() if assigned is not None}
+        missing = tuple(op for op in found if op not in known)
+        if not missing:
+            return known
+        tuned = self._tuned(backend, problem, missing)
+        return None if tuned is None else known | tuned
 
     def _found(self, place: Hashable, batch: int) -> Assignment | None:
         """Return what was tuned for such a problem there, of the least batch that is no smaller."""
@@ -241,10 +173,11 @@ class Autotune(TorchFunctionMode):
         return min(able, key=lambda each: each.problem.batch, default=None)
 
     def _tuned(
-        self, backend: Backend, func: Callable[..., Any], problem: ConvProblem, ops: tuple[ConvOp, ...]
+        self, backend: Backend, problem: ConvProblem, ops: tuple[ConvOp, ...]
     ) -> dict[ConvOp, Assignment] | None:
         """Tune some ops of a convolution and remember them; None where nothing may be tuned now."""
-        plan = self._learn(backend.device, func.__name__, len(self._plans), problem, ops)
+        name = f"conv{'_transpose' * (problem.op is ConvOp.DGRAD)}{len(problem.kernel_size)}d"
+        plan = self._learn(backend.device, name, len(self._plans), problem, ops)
         if plan is None:
             return None
         self._plans.append(plan)
@@ -268,15 +201,6 @@ class Autotune(TorchFunctionMode):
 def _place(backend: Backend, problem: ConvProblem) -> Hashable:
     """Return what a problem of any batch is known by: times hold for one device and its flags."""
     return (backend.name, backend.device, backend.flags(), problem.with_batch(0))
-
-
-def _run(route: _Route, call: _Call) -> Tensor:
-    image, weight, bias, arguments = call
-    if route.dtype is not None:
-        image, weight, bias = as_autocast(image, weight, bias, route.dtype)
-    with without_autocast(image.device, route.dtype):
-        image, _ = explicit_padding(image, weight.shape[2:], arguments)
-        return route.convolution(image, weight, bias)
 
 
 def autotune(

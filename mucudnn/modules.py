@@ -46,19 +46,27 @@ _KINDS = (
 
 
 class Call(NamedTuple):
-    """One call of a convolution, as functions take it.
+    """One call of a convolution, of a module's or of a function.
 
     Attributes:
         image: (n, c, *size), or (c, *size) for one sample.
         weight: the filter.
         bias: (k,), or None.
-        settings: the module's attributes that decide the convolution too; a user may change them at any time.
+        settings: what decides the convolution too, as `settings_of` returns a module's attributes; a user
+            may change those at any time.
     """
 
     image: Tensor
     weight: Tensor
     bias: Tensor | None
     settings: tuple[object, ...]
+
+    @classmethod
+    def of(cls, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> "Call":
+        """Return the call of one of PyTorch's functions, which belongs to no module."""
+        more = () if arguments.output_padding is None else (arguments.output_padding,)
+        settings = (arguments.stride, arguments.padding, arguments.dilation, arguments.groups, "zeros", *more)
+        return cls(image, weight, bias, settings)
 
 
 def kind_of(module: nn.Module) -> Kind | None:
@@ -125,7 +133,10 @@ def _transposed_call(
 
 
 def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
-    """Return the call's image, padded where equal zeros on both sides cannot say it, and what remains."""
+    """Return the call's image, padded where equal zeros on both sides cannot say it, and what remains.
+
+    Without a module, None, the call is a function's.
+    """
     stride, padding, dilation, groups, padding_mode, *output_padding = call.settings
     arguments = ConvArguments(stride, padding, dilation, groups, *output_padding)  # type: ignore[arg-type]
     image = call.image

@@ -3,32 +3,20 @@
 import dataclasses
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mucudnn.backends import Backend, backend_name, backend_of
-from mucudnn.calls import (
-    ConvArguments,
-    as_autocast,
-    autocast_dtype,
-    has_its_bias,
-    is_traced,
-    obstacle,
-    own_call,
-    own_gradients,
-    problem_of,
-    problems_of,
-    without_autocast,
-)
-from mucudnn.errors import BackendError, ProblemError, UntunedWarning
+from mucudnn.backends import Backend
+from mucudnn.calls import ConvArguments, autocast_dtype, is_traced, own_call, own_gradients
+from mucudnn.errors import BackendError, UntunedWarning
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, Kind, call_of, padded
 from mucudnn.operators import announce, convolve
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.routing import Memory, division_for, is_own, remember
+from mucudnn.routing import Memory, Router, divided, is_own
 from mucudnn.workspace import Owner
 
 
@@ -59,30 +47,6 @@ class Notice:
         self.is_given = False
 
 
-class _Route(NamedTuple):
-    """What serves calls of one shape.
-
-    Attributes:
-        convolution: what runs.
-        is_padded: whether the image is padded before.
-        dtype: what autocast casts the tensors to; None where there is no autocast.
-    """
-
-    convolution: DividedConvolution
-    is_padded: bool
-    dtype: torch.dtype | None
-
-    def run(self, module: nn.Module, call: Call) -> Tensor:
-        """Return the convolution of the call."""
-        image, weight, bias, settings = call
-        if self.dtype is not None:
-            image, weight, bias = as_autocast(image, weight, bias, self.dtype)
-        with without_autocast(image.device, self.dtype):
-            if self.is_padded:
-                image, _ = padded(module, Call(image, weight, bias, settings))
-            return self.convolution(image, weight, bias)
-
-
 def _look_for_transforms() -> bool:
     return (
         torch._C._functorch.peek_interpreter_stack() is not None
@@ -92,13 +56,6 @@ def _look_for_transforms() -> bool:
 
 _is_transformed: Callable[[], bool] = torch.compiler.assume_constant_result(_look_for_transforms)
 """Whether derivatives are taken within what is compiled; a graph is used only under the same transforms."""
-
-
-def _call(image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Call:
-    """Return a call with explicit padding."""
-    stride, padding, dilation = arguments.stride, arguments.padding, arguments.dilation
-    more = () if arguments.output_padding is None else (arguments.output_padding,)
-    return Call(image, weight, bias, (stride, padding, dilation, arguments.groups, "zeros", *more))
 
 
 class PatchedForward:
@@ -146,12 +103,12 @@ class PatchedForward:
 
     def _forget(self) -> None:
         self._name = announce(self)
-        self._routes: dict[object, _Route | None] = {}
+        self._router = Router((self._memory.environment.backend,), self._module)
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep what was decided; what was built from it is built again."""
-        built = ("_routes", "_owners", "_name")
+        built = ("_router", "_owners", "_name")
         return {name: value for name, value in self.__dict__.items() if name not in built}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -164,8 +121,10 @@ class PatchedForward:
         call = call_of(self._kind, self._module, args, kwargs)
         if torch.compiler.is_compiling():
             result = self._compiled(call)
+        elif is_traced(call.image, call.weight):
+            result = None
         else:
-            result = None if is_traced(call.image, call.weight) else self._served(call)
+            result = self._router.served(call, self._convolution)
         if result is not None:
             return result
         if not self._kind.is_transposed:
@@ -189,7 +148,7 @@ class PatchedForward:
 
     def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
         """Return the convolution for a compiled graph, outside of autograd."""
-        result = self._served(_call(image, weight, bias, arguments))
+        result = self._router.served(Call.of(image, weight, bias, arguments), self._convolution)
         return own_call(image, weight, bias, arguments) if result is None else result
 
     def gradients(
@@ -203,66 +162,13 @@ class PatchedForward:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients for a compiled graph, each None unless it is `needed`."""
         bias = gradient.new_empty(gradient.shape[1]) if has_bias else None
-        route = self._found(_call(image, weight, bias, arguments))
+        route = self._router.found(Call.of(image, weight, bias, arguments), self._convolution)
         if route is None:
             return own_gradients(gradient, image, weight, arguments, needed)
         order = route.convolution.order
         return route.convolution.gradients(gradient, image.contiguous(memory_format=order), weight, needed)
 
-    def _served(self, call: Call) -> Tensor | None:
-        """Return the convolution, or None where PyTorch's own serves the call."""
-        if call.image.dim() == call.weight.dim() - 1:
-            result = self._served(call._replace(image=call.image.unsqueeze(0)))
-            return None if result is None else result.squeeze(0)
-        route = self._found(call)
-        return None if route is None else route.run(self._module, call)
-
-    def _found(self, call: Call) -> _Route | None:
-        """Return what runs the call, or None for PyTorch's own; that is worked out once for each shape."""
-        image, weight, bias, settings = call
-        device = image.device
-        if image.dim() != weight.dim() or image.layout is not torch.strided:
-            return None
-        if weight.layout is not torch.strided or backend_name(device) != self._memory.environment.backend:
-            return None
-        dtype = autocast_dtype(device)
-        flags = backend_of(self._memory.own, device).flags()
-        key = (
-            image.shape, image.stride(), image.dtype, device, weight.shape, weight.stride(), weight.dtype,
-            weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device), dtype, flags,
-            settings,
-        )  # fmt: skip
-        try:
-            return self._routes[key]
-        except KeyError:
-            route = self._route(call, dtype, flags)
-            remember(self._routes, key, route)
-            return route
-
-    def _route(self, call: Call, dtype: torch.dtype | None, flags: Hashable) -> _Route | None:
-        """Return what runs such calls, or None for PyTorch's own, which is said once."""
-        image, weight, bias, settings = call
-        if dtype is not None:
-            image, weight, bias = as_autocast(image, weight, bias, dtype)
-        if obstacle(image, weight, bias) is not None:
-            return None
-        plain = Call(image, weight, bias, settings)
-        image, arguments = padded(self._module, plain)
-        try:
-            problem = problem_of(image, weight, bias is not None, arguments)
-        except ProblemError:
-            return None  # PyTorch's own says what is wrong, if anything is
-        if not has_its_bias(problem, bias):
-            return None
-        backend = backend_of(self._memory.own, image.device)
-        convolution = self._convolution(backend, flags, problem)
-        if convolution is None or convolution.is_own:
-            return None
-        return _Route(convolution, image is not plain.image, dtype)
-
-    def _convolution(
-        self, backend: Backend, flags: Hashable, problem: ConvProblem
-    ) -> DividedConvolution | None:
+    def _convolution(self, backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
         """Return what computes a forward pass, or None for PyTorch's own, which is said once."""
         served = self._variants_for(problem)
         if not served and self._has_learnt(backend, problem):
@@ -272,7 +178,7 @@ class PatchedForward:
             self._warn_once(f"was tuned for {tuned}, but meets {problem}")
             return None
         try:
-            self._check_home(backend, flags)
+            self._check_home(backend)
             _, number = min(served)
             return self._divided(backend, number, self._variants[number], problem)
         except BackendError as error:
@@ -299,12 +205,13 @@ class PatchedForward:
         self._variants = (*self._variants, Variant(problem, assignments))
         return True
 
-    def _check_home(self, backend: Backend, flags: Hashable) -> None:
+    def _check_home(self, backend: Backend) -> None:
         """Compare the plan's environment with this process's, if model or flags are not as they were.
 
         Raises:
             BackendError: they differ.
         """
+        flags = backend.flags()
         if flags == self._home:
             return
         differences = self._memory.environment.differences(backend.environment())
@@ -326,29 +233,7 @@ class PatchedForward:
     def _divided(
         self, backend: Backend, number: int, variant: Variant, problem: ConvProblem
     ) -> DividedConvolution:
-        divisions = {
-            op: division_for(assigned, problem.batch, backend.own)
-            for op, assigned in variant.assignments.items()
-        }
         owners = {}
         if self._memory.is_sharing:
-            owners = {op: self._owners.setdefault((number, op), Owner()) for op in divisions}
-        bounds = {op: self._memory.bound(division) for op, division in divisions.items()}
-        limits = {op: bound for op, bound in bounds.items() if bound is not None}
-        capacity_bytes = self._memory.capacity_bytes
-        divided = DividedConvolution(backend, problem, divisions, owners, limits, capacity_bytes)
-        problems = problems_of(problem)
-        for op, assigned in variant.assignments.items():
-            self._check_share(problems[op], divided.buffer_bytes[op], assigned)
-        return divided
-
-    def _check_share(self, problem: ConvProblem, needed_bytes: int, assigned: Assignment) -> None:
-        """Compare what a division needs with what its site may take: it may have parts never measured.
-
-        Raises:
-            BackendError: it needs more.
-        """
-        division = assigned.division
-        share_bytes = division.workspace_bytes if self._memory.is_sharing else self._memory.limit_bytes
-        if needed_bytes > share_bytes:
-            raise BackendError(f"{problem} needs {needed_bytes} bytes in parts, and may take {share_bytes}.")
+            owners = {op: self._owners.setdefault((number, op), Owner()) for op in variant.assignments}
+        return divided(backend, problem, variant.assignments, self._memory, owners)

@@ -1,16 +1,142 @@
-"""What a call is to run within a plan's memory, and remembering it: for modules and for functions."""
+"""What a call is to run within a plan's memory, worked out once for each shape: for modules and functions."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import NamedTuple
 
+import torch
+from torch import Tensor, nn
+
+from mucudnn.backends import Backend, backend_name, backend_of
+from mucudnn.calls import (
+    as_autocast,
+    autocast_dtype,
+    has_its_bias,
+    obstacle,
+    problem_of,
+    problems_of,
+    without_autocast,
+)
 from mucudnn.choices import Mode
 from mucudnn.division import Division
+from mucudnn.errors import BackendError, OptionError, ProblemError
+from mucudnn.functional import DividedConvolution
+from mucudnn.modules import Call, padded
 from mucudnn.plan import Assignment, Plan
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.solvers import ReuseTable
+from mucudnn.workspace import Owner
 
 _MOST_ROUTES = 256
-"""Shapes of which a module remembers what runs them; of more, it works that out again and again."""
+"""Shapes of which a router remembers what runs them; of more, it works that out again and again."""
+
+Decide = Callable[[Backend, ConvProblem], DividedConvolution | None]
+"""Returns what computes a forward pass and its gradients; None for PyTorch's own convolution."""
+
+
+class Route(NamedTuple):
+    """What serves calls of one shape.
+
+    Attributes:
+        convolution: what runs.
+        is_padded: whether the image is padded before.
+        dtype: what autocast casts the tensors to; None where there is no autocast.
+    """
+
+    convolution: DividedConvolution
+    is_padded: bool
+    dtype: torch.dtype | None
+
+    def run(self, module: nn.Module | None, call: Call) -> Tensor:
+        """Return the convolution of the call."""
+        image, weight, bias, settings = call
+        if self.dtype is not None:
+            image, weight, bias = as_autocast(image, weight, bias, self.dtype)
+        with without_autocast(image.device, self.dtype):
+            if self.is_padded:
+                image, _ = padded(module, Call(image, weight, bias, settings))
+            return self.convolution(image, weight, bias)
+
+
+class Router:
+    """Finds what runs the calls of a module, or of functions."""
+
+    def __init__(self, backends: tuple[str, ...], module: nn.Module | None) -> None:
+        """Know of no shape yet.
+
+        Args:
+            backends: names of those that serve calls; PyTorch's own convolution serves others.
+            module: whose calls they are; None for functions.
+        """
+        self._backends = backends
+        self._module = module
+        self._routes: dict[Hashable, Route | None] = {}
+
+    def served(self, call: Call, decide: Decide, needs: Hashable = None) -> Tensor | None:
+        """Return the convolution, or None where PyTorch's own serves the call; see `found`."""
+        image = call.image
+        if image.dim() == call.weight.dim() - 1 and image.layout is torch.strided:
+            result = self.served(call._replace(image=image.unsqueeze(0)), decide, needs)
+            return None if result is None else result.squeeze(0)
+        route = self.found(call, decide, needs)
+        return None if route is None else route.run(self._module, call)
+
+    def found(self, call: Call, decide: Decide, needs: Hashable = None) -> Route | None:
+        """Return what runs the call, or None for PyTorch's own; that is worked out once for each shape.
+
+        Args:
+            call: of a batch.
+            decide: is asked for shapes that are not known.
+            needs: what else its answer depends on.
+        """
+        image, weight, bias, settings = call
+        device = image.device
+        if image.dim() != weight.dim() or image.layout is not torch.strided:
+            return None
+        name = backend_name(device)
+        if name not in self._backends or weight.layout is not torch.strided:
+            return None
+        dtype = autocast_dtype(device)
+        backend = backend_of(name, device)
+        key = (
+            image.shape, image.stride(), image.dtype, device, weight.shape, weight.stride(), weight.dtype,
+            weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device), dtype,
+            backend.flags(), settings, needs,
+        )  # fmt: skip
+        try:
+            return self._routes[key]
+        except KeyError:
+            route = self._route(backend, call, dtype, decide)
+            self._remember(key, route)
+            return route
+
+    def _route(self, backend: Backend, call: Call, dtype: torch.dtype | None, decide: Decide) -> Route | None:
+        """Return what runs such calls, or None for PyTorch's own."""
+        image, weight, bias, settings = call
+        if dtype is not None:
+            image, weight, bias = as_autocast(image, weight, bias, dtype)
+        if obstacle(image, weight, bias) is not None:
+            return None
+        plain = Call(image, weight, bias, settings)
+        try:
+            image, arguments = padded(self._module, plain)
+            problem = problem_of(image, weight, bias is not None, arguments)
+        except (OptionError, ProblemError):
+            return None  # PyTorch's own says what is wrong, if anything is
+        if not has_its_bias(problem, bias):
+            return None
+        convolution = decide(backend, problem)
+        if convolution is None or convolution.is_own:
+            return None
+        return Route(convolution, image is not plain.image, dtype)
+
+    def _remember(self, key: Hashable, route: Route | None) -> None:
+        """Put a route among the others, of which the oldest go when there are many; any thread may do so."""
+        while len(self._routes) >= _MOST_ROUTES:
+            oldest = next(iter([*self._routes]), None)
+            self._routes.pop(oldest, None)
+        self._routes[key] = route
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +193,40 @@ def is_own(division: Division, memory: Memory) -> bool:
     return is_plain and memory.bound(division) is None
 
 
-def remember(routes: dict[Any, Any], key: object, route: object) -> None:
-    """Put a route among the others, of which the oldest go when there are many; any thread may do so."""
-    while len(routes) >= _MOST_ROUTES:
-        oldest = next(iter([*routes]), None)
-        routes.pop(oldest, None)
-    routes[key] = route
+def divided(
+    backend: Backend,
+    problem: ConvProblem,
+    assignments: Mapping[ConvOp, Assignment],
+    memory: Memory,
+    owners: Mapping[ConvOp, Owner] | None = None,
+) -> DividedConvolution:
+    """Return what computes a forward pass and its gradients as its sites' assignments have it.
+
+    Args:
+        backend: that runs it.
+        problem: of the forward pass, of at most the tuned batch.
+        assignments: what each op runs; the others run PyTorch's own convolution.
+        memory: of the plan.
+        owners: of the workspaces, in sharing mode.
+
+    Raises:
+        BackendError: an algorithm does not compute parts that were never measured, or they need more than
+            their site may take.
+    """
+    divisions = {
+        op: division_for(assigned, problem.batch, backend.own) for op, assigned in assignments.items()
+    }
+    bounds = {op: memory.bound(division) for op, division in divisions.items()}
+    limits = {op: bound for op, bound in bounds.items() if bound is not None}
+    result = DividedConvolution(backend, problem, divisions, owners, limits, memory.capacity_bytes)
+    problems = problems_of(problem)
+    for op, assigned in assignments.items():
+        share_bytes = assigned.division.workspace_bytes if memory.is_sharing else memory.limit_bytes
+        if result.buffer_bytes[op] > share_bytes:
+            raise BackendError(
+                f"{problems[op]} needs {result.buffer_bytes[op]} bytes in parts, and may take {share_bytes}."
+            )
+    return result
 
 
 def division_for(assigned: Assignment, batch: int, own: str) -> Division:

@@ -93,7 +93,7 @@ def test_what_runs_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, images = twins()
     seen: list[object] = []
     own = PatchedForward.compute
-    monkeypatch.setattr(PatchedForward, "compute", lambda *args: (seen.append(args[0]._found), own(*args))[1])
+    monkeypatch.setattr(PatchedForward, "compute", lambda *args: (seen.append(args[0]), own(*args))[1])
 
     torch.compile(model, backend="eager", fullgraph=True)(images)
 

@@ -53,10 +53,8 @@ class ByHand(Autotune):
         super().__init__(autotune("8GiB", progress=False)._settings)
         self.divided: set[ConvProblem] = set()
 
-    def _tuned(
-        self, _: object, func: Any, problem: ConvProblem, ops: tuple[ConvOp, ...]
-    ) -> dict[ConvOp, Assignment]:
-        sites = {ConvSite(func.__name__, op): problems_of(problem)[op] for op in ops}
+    def _tuned(self, _: object, problem: ConvProblem, ops: tuple[ConvOp, ...]) -> dict[ConvOp, Assignment]:
+        sites = {ConvSite("a function", op): problems_of(problem)[op] for op in ops}
         plan = a_plan_of(sites)
         self.divided |= {each.problem for each in plan.assignments if not each.division.is_undivided}
         return {assigned.site.op: assigned for assigned in plan.assignments}

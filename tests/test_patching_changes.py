@@ -265,4 +265,4 @@ def test_a_module_remembers_a_bounded_number_of_shapes(monkeypatch: pytest.Monke
     for batch in (1, 2, 3, 4, 4, 1):
         conv(images()[:batch])
 
-    assert len(patch._routes) == 3
+    assert len(patch._router._routes) == 3
