@@ -1,6 +1,7 @@
 """What a patched module calls: for each shape that it meets the division that serves it, or PyTorch's own."""
 
 import dataclasses
+import enum
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -40,11 +41,35 @@ _NOWHERE = object()
 """Flags that no backend has."""
 
 
+class Reason(enum.Enum):
+    """Why a patched module leaves a call to PyTorch's own convolution."""
+
+    LARGER_BATCH = enum.auto()
+    """Its shape was tuned, for smaller batches only."""
+    OTHER_SHAPE = enum.auto()
+    """Nothing like it was tuned."""
+    ELSEWHERE = enum.auto()
+    """The plan's times are those of another environment."""
+    PARTS = enum.auto()
+    """Its batch comes in parts that were never measured, and do not run or need too much."""
+
+
 class Notice:
-    """Whether a model has said that it met what it was not tuned for; its modules share one."""
+    """The reasons that a model has given so far, each once; its modules share one."""
 
     def __init__(self) -> None:
-        self.is_given = False
+        self._given: set[Reason] = set()
+
+    def give(self, reason: Reason, what: str) -> None:
+        """Warn that `what`, a module with its verb, runs as before, unless the reason was given already."""
+        if reason in self._given:
+            return
+        self._given.add(reason)
+        warnings.warn(
+            f"{what}; it runs PyTorch's own convolution. This reason is given once for the whole model.",
+            UntunedWarning,
+            stacklevel=2,
+        )
 
 
 def _look_for_transforms() -> bool:
@@ -169,20 +194,27 @@ class PatchedForward:
         return route.convolution.gradients(gradient, image.contiguous(memory_format=order), weight, needed)
 
     def _convolution(self, backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
-        """Return what computes a forward pass, or None for PyTorch's own, which is said once."""
+        """Return what computes a forward pass, or None for PyTorch's own, with a warning."""
+        name = self._path or "The model itself"
+        differences = self._differences(backend)
+        if differences:
+            why = f"its plan was made in another environment: {'; '.join(differences)}"
+            self._notice.give(Reason.ELSEWHERE, f"{name} cannot be divided here ({why})")
+            return None
         served = self._variants_for(problem)
         if not served and self._has_learnt(backend, problem):
             served = self._variants_for(problem)
         if not served:
+            is_larger = any(_is_like(variant.problem, problem) for variant in self._variants)
+            reason = Reason.LARGER_BATCH if is_larger else Reason.OTHER_SHAPE
             tuned = "; ".join(str(variant.problem) for variant in self._variants)
-            self._warn_once(f"was tuned for {tuned}, but meets {problem}")
+            self._notice.give(reason, f"{name} was tuned for {tuned}, but meets {problem}")
             return None
+        _, number = min(served)
         try:
-            self._check_home(backend)
-            _, number = min(served)
             return self._divided(backend, number, self._variants[number], problem)
         except BackendError as error:
-            self._warn_once(f"cannot be divided here ({error})")
+            self._notice.give(Reason.PARTS, f"{name} cannot be divided here ({error})")
             return None
 
     def _variants_for(self, problem: ConvProblem) -> list[tuple[int, int]]:
@@ -190,7 +222,7 @@ class PatchedForward:
         return [
             (variant.problem.batch, number)
             for number, variant in enumerate(self._variants)
-            if variant.problem.with_batch(problem.batch) == problem and problem.batch <= variant.problem.batch
+            if _is_like(variant.problem, problem) and problem.batch <= variant.problem.batch
         ]
 
     def _has_learnt(self, backend: Backend, problem: ConvProblem) -> bool:
@@ -205,30 +237,15 @@ class PatchedForward:
         self._variants = (*self._variants, Variant(problem, assignments))
         return True
 
-    def _check_home(self, backend: Backend) -> None:
-        """Compare the plan's environment with this process's, if model or flags are not as they were.
-
-        Raises:
-            BackendError: they differ.
-        """
+    def _differences(self, backend: Backend) -> list[str]:
+        """Return how the plan's environment differs from this process's, if model or flags have changed."""
         flags = backend.flags()
         if flags == self._home:
-            return
+            return []
         differences = self._memory.environment.differences(backend.environment())
-        if differences:
-            raise BackendError(f"Its plan was made in another environment: {'; '.join(differences)}.")
-        self._home = flags
-
-    def _warn_once(self, what: str) -> None:
-        if self._notice.is_given:
-            return
-        self._notice.is_given = True
-        warnings.warn(
-            f"{self._path or 'The model itself'} {what}; it runs PyTorch's own convolution. "
-            "This is said once for the whole model.",
-            UntunedWarning,
-            stacklevel=2,
-        )
+        if not differences:
+            self._home = flags
+        return differences
 
     def _divided(
         self, backend: Backend, number: int, variant: Variant, problem: ConvProblem
@@ -237,3 +254,8 @@ class PatchedForward:
         if self._memory.is_sharing:
             owners = {op: self._owners.setdefault((number, op), Owner()) for op in variant.assignments}
         return divided(backend, problem, variant.assignments, self._memory, owners)
+
+
+def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
+    """Return whether two problems differ in their batches at most."""
+    return tuned.with_batch(problem.batch) == problem

@@ -161,16 +161,25 @@ def test_restoring_gives_the_buffer_back() -> None:
     assert workspace_of(backend_of("cpu:")).n_bytes == 0
 
 
-def test_all_modules_of_a_model_warn_once_together() -> None:
+def test_all_modules_of_a_model_give_each_reason_once_together() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)).double()
     apply(model, a_plan_for(model, images()))
+    threads = torch.get_num_threads()
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        model(images(9))
+        for batch in (9, 10):
+            model(images(batch))
+            model(images(batch)[..., 1:])
+        torch.set_num_threads(threads + 1)  # the fixture sets it back
+        model(images())
 
-    assert [warning.category for warning in told] == [UntunedWarning]
+    assert {warning.category for warning in told} == {UntunedWarning}
+    reasons = [str(warning.message) for warning in told]
+    assert len(reasons) == 3
+    assert all("This reason is given once" in reason for reason in reasons)
+    assert "in another environment: policy threads was" in reasons[-1]
 
 
 def test_a_shape_with_a_plan_of_its_own_runs_that_and_not_part_of_a_larger_one() -> None:
