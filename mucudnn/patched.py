@@ -117,6 +117,7 @@ class PatchedForward:
         self._kind = kind
         self._path = path
         self._variants = variants
+        self._planned = len(variants)
         self._memory = memory
         self._home = home
         self._is_own = learn is None and all(
@@ -140,6 +141,12 @@ class PatchedForward:
         self.__dict__.update(state)
         self._home = _NOWHERE  # perhaps another machine
         self._forget()
+
+    @property
+    def learnt(self) -> tuple[Assignment, ...]:
+        """What was tuned since the module was patched."""
+        learnt = self._variants[self._planned :]
+        return tuple(assigned for variant in learnt for assigned in variant.assignments.values())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
@@ -230,7 +237,9 @@ class PatchedForward:
         if self._learn is None:
             return False
         ops = tuple(op for op in ConvOp if any(op in variant.assignments for variant in self._variants))
-        plan = self._learn(backend.device, self._path, len(self._variants), problem, ops)
+        sites = [each.site for variant in self._variants for each in variant.assignments.values()]
+        number = 1 + max(site.variant for site in sites)
+        plan = self._learn(backend.device, self._path, number, problem, ops)
         if plan is None:
             return False
         assignments = {assigned.site.op: assigned for assigned in plan.assignments}

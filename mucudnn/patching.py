@@ -7,7 +7,7 @@ model takes them along.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -96,7 +96,7 @@ def restore(model: nn.Module) -> nn.Module:
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """Return the plan that `model` runs.
+    """Return the plan that `model` runs, with what was tuned when it was met.
 
     Raises:
         PlanError: it runs none.
@@ -104,7 +104,17 @@ def plan_of(model: nn.Module) -> Plan:
     plan = model.__dict__.get(_PLAN)
     if not isinstance(plan, Plan):
         raise PlanError("The model must have been patched by optimize or apply, but it runs no plan.")
-    return plan
+    learnt = [assigned for patched in _patches(model) for assigned in patched.learnt]
+    return dataclasses.replace(plan, assignments=(*plan.assignments, *learnt)) if learnt else plan
+
+
+def _patches(model: nn.Module) -> Iterator[PatchedForward]:
+    """Yield what hides the methods of the model's patched modules."""
+    for module in model.modules():
+        kind = kind_of(module)
+        patched = None if kind is None else module.__dict__.get(kind.method)
+        if isinstance(patched, PatchedForward):
+            yield patched
 
 
 class _Replicating:

@@ -15,7 +15,7 @@ from mucudnn.backends import backend_of
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
 from mucudnn.functional import divided_conv
-from mucudnn.patching import apply, plan_of, restore
+from mucudnn.patching import apply, patch, plan_of, restore
 from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Candidate
 from mucudnn.workspace import workspace_of
@@ -180,6 +180,19 @@ def test_all_modules_of_a_model_give_each_reason_once_together() -> None:
     assert len(reasons) == 3
     assert all("This reason is given once" in reason for reason in reasons)
     assert "in another environment: policy threads was" in reasons[-1]
+
+
+def test_what_is_tuned_later_takes_no_number_of_the_plans() -> None:
+    conv, plan = with_plan(
+        lambda assigned: dataclasses.replace(assigned, site=dataclasses.replace(assigned.site, variant=1))
+    )
+    numbers: list[int] = []
+    patch(conv, plan, lambda *given: numbers.append(given[2]))
+
+    with pytest.warns(UntunedWarning):
+        conv(images(9))
+
+    assert numbers == [2]
 
 
 def test_a_shape_with_a_plan_of_its_own_runs_that_and_not_part_of_a_larger_one() -> None:

@@ -802,8 +802,26 @@ def test_shapes_that_are_met_later_are_tuned_then(tmp_path: Path) -> None:
             result = model(images)
         torch.testing.assert_close(result, twin(images), rtol=1e-3, atol=1e-3)
 
-    assert plan_of(model) == before
-    assert len(model.get_submodule("0").__dict__["_conv_forward"]._variants) == 3
+    plan = plan_of(model)
+    assert plan.assignments[: len(before.assignments)] == before.assignments
+    assert {(site.path, site.variant) for site in plan.sites} == {
+        (path, number) for path in ("0", "3") for number in range(3)
+    }
+    assert {site.op for site in plan.sites if site.variant} == {site.op for site in before.sites}
+
+
+def test_what_was_tuned_later_is_saved_and_applied_with_the_rest(tmp_path: Path) -> None:
+    model = a_chain()
+    mucudnn.optimize(model, LIMIT, a_batch(4), store=tmp_path / "store", progress=False, dynamic=True)
+    model(a_batch(8))
+    plan_of(model).save(tmp_path / "plan.json")
+    other = mucudnn.apply(a_chain(), Plan.load(tmp_path / "plan.json"))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        other(a_batch(8))
+
+    assert plan_of(other) == plan_of(model)
 
 
 def test_what_is_met_later_has_no_share_of_a_total() -> None:
