@@ -1,7 +1,7 @@
-"""The divided convolution is PyTorch's convolution: values, gradients, types, strides."""
+"""The divided convolution is PyTorch's convolution: values, gradients, refusals."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from mucudnn.backends import PartKernel, PartSumKernel, backend_of
+from mucudnn.backends import PartKernel, PartSumKernel
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.calls import ConvArguments, obstacle, problem_of
 from mucudnn.division import Division
@@ -20,123 +20,34 @@ from mucudnn.functional import DividedConvolution, divided_conv
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
 from mucudnn.workspace import Owner, release_workspaces, workspace_of
-from tests.convolutions import CONVOLUTIONS, a_convolution, relative_error
+from tests.convolutions import a_convolution
+from tests.functional_cases import (
+    ABSOLUTE_BOUND,
+    BACKEND,
+    CASES,
+    EVERY,
+    EVERY_ALGORITHM,
+    OWN,
+    PLAIN,
+    Case,
+    a_division,
+    arranged,
+    assert_close,
+    channels_last,
+    contiguous,
+    divisions,
+    gradients,
+    plain_problem,
+    tensors,
+    torch_conv,
+    uneven,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     # PyTorch's own says once per process that it copies the image.
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
 ]
-
-FLOAT64_BOUND = 1e-12
-"""Anything wrong is off by far more; the worst form loses three of 16 digits."""
-
-ABSOLUTE_BOUND = 1e-10
-"""The same for values of up to a hundred, which in sum may be small."""
-
-CPU = torch.device("cpu")
-BACKEND = backend_of("cpu:")
-OWN = "cpu:aten"
-EVERY_ALGORITHM = (OWN, "cpu:im2col", "cpu:winograd4", "cpu:fft16")
-BATCH = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """Shapes of x and w, the other arguments as a user writes them, and the algorithms that compute it."""
-
-    image: tuple[int, ...]
-    weight: tuple[int, ...]
-    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
-    algorithms: tuple[str, ...] = (OWN, "cpu:im2col")
-
-
-CASES = {
-    "2-D": Case((BATCH, 3, 7, 8), (4, 3, 5, 5), {"padding": 2}, EVERY_ALGORITHM),
-    "2-D, no padding": Case((BATCH, 3, 7, 8), (4, 3, 5, 5), {}, EVERY_ALGORITHM),
-    "2-D, same": Case((BATCH, 3, 7, 8), (4, 3, 5, 3), {"padding": "same"}, EVERY_ALGORITHM),
-    "2-D, same, even": Case((BATCH, 3, 7, 8), (4, 3, 4, 5), {"padding": "same"}, EVERY_ALGORITHM),
-    "2-D, same, even, dilated": Case((BATCH, 3, 7, 8), (4, 3, 2, 3), {"padding": "same", "dilation": (3, 2)}),
-    "2-D, valid": Case((BATCH, 3, 7, 8), (4, 3, 5, 5), {"padding": "valid"}, EVERY_ALGORITHM),
-    "2-D, numbers": Case(
-        (BATCH, 3, 9, 8), (4, 3, 3, 2), {"stride": (2, 1), "padding": [1, 0], "dilation": (1, 2)}
-    ),
-    "2-D, one number in a tuple": Case((BATCH, 3, 9, 8), (4, 3, 3, 3), {"stride": (2,), "padding": (1,)}),
-    "2-D, groups": Case((BATCH, 4, 7, 8), (6, 2, 3, 3), {"padding": 1, "groups": 2}),
-    "2-D, depthwise": Case((BATCH, 4, 7, 8), (8, 1, 3, 3), {"groups": 4}),
-    "2-D, 1x1": Case((BATCH, 3, 7, 8), (4, 3, 1, 1)),
-    "1-D": Case((BATCH, 3, 11), (4, 3, 3), {"stride": 2, "padding": 1}),
-    "1-D, same, even": Case((BATCH, 3, 11), (4, 3, 4), {"padding": "same"}),
-    "1-D, groups": Case((BATCH, 4, 11), (4, 2, 3), {"groups": 2, "dilation": 2}),
-    "3-D": Case((BATCH, 2, 4, 5, 6), (3, 2, 3, 3, 3), {"padding": 1}),
-    "3-D, same, even": Case((BATCH, 2, 4, 5, 6), (3, 2, 2, 3, 2), {"padding": "same"}),
-    "3-D, numbers": Case((BATCH, 2, 4, 5, 6), (3, 2, 2, 3, 1), {"stride": (1, 2, 2), "padding": (0, 1, 0)}),
-}
-EVERY = [
-    pytest.param(case, algorithm, id=f"{name}-{algorithm}")
-    for name, case in CASES.items()
-    for algorithm in case.algorithms
-]
-PLAIN = CASES["2-D"]
-
-
-def plain_problem() -> ConvProblem:
-    return a_convolution(
-        batch=BATCH,
-        out_channels=4,
-        input_size=(7, 8),
-        kernel_size=(5, 5),
-        padding=(2, 2),
-        dtype="float64",
-        bias=True,
-    )
-
-
-def a_division(algorithm: str, *batches: int) -> Division:
-    return Division(tuple(Candidate(algorithm, batch, 0.0, 0) for batch in batches))
-
-
-def divisions(algorithm: str, *batches: int) -> dict[str, Division]:
-    """The same division for all three ops."""
-    return dict.fromkeys(("fprop", "dgrad", "wgrad"), a_division(algorithm, *batches))
-
-
-def uneven(algorithm: str) -> dict[str, Division]:
-    return divisions(algorithm, 2, 2, 1)
-
-
-def tensors(case: Case, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    """x, w and bias, all of which want gradients."""
-    generator = torch.Generator().manual_seed(0)
-    x, w, bias = (
-        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-        for shape in (case.image, case.weight, case.weight[:1])
-    )
-    return x, w, bias
-
-
-def torch_conv(x: Tensor, w: Tensor, bias: Tensor | None = None, **arguments: Any) -> Tensor:
-    return CONVOLUTIONS[w.dim() - 2](x, w, bias, **arguments)
-
-
-def gradients(y: Tensor, wanted: Sequence[Tensor], **options: Any) -> tuple[Tensor, ...]:
-    """The gradients of a weighted sum of y: a dy that differs from place to place."""
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(y.dtype)
-    return torch.autograd.grad(y, wanted, dy, **options)
-
-
-def assert_close(result: Tensor, expected: Tensor) -> None:
-    assert result.shape == expected.shape
-    assert relative_error(result, expected.double()) <= FLOAT64_BOUND
-
-
-def assert_lies_alike(result: Tensor, expected: Tensor) -> None:
-    assert (result.shape, result.stride(), result.dtype) == (
-        expected.shape,
-        expected.stride(),
-        expected.dtype,
-    )
-
 
 # Values and gradients.
 
@@ -390,169 +301,6 @@ def test_a_weight_that_was_changed_before_backward_is_noticed() -> None:
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
-
-
-# Types and strides.
-
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def contiguous(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def channels_last(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=CHANNELS_LAST[tensor.dim()])
-
-
-def expanded(tensor: Tensor) -> Tensor:
-    return tensor[:1].expand(tensor.shape)
-
-
-def turned(tensor: Tensor) -> Tensor:
-    """The last two axes change places in memory."""
-    return tensor.mT.contiguous().mT
-
-
-def half_of_the_channels(tensor: Tensor) -> Tensor:
-    return torch.cat([tensor, tensor], 1)[:, : tensor.shape[1]]
-
-
-def half_of_the_channels_last(tensor: Tensor) -> Tensor:
-    return half_of_the_channels(channels_last(tensor))
-
-
-def every_second_pixel(tensor: Tensor) -> Tensor:
-    return tensor.repeat_interleave(2, -1)[..., ::2]
-
-
-def every_second_pixel_channels_last(tensor: Tensor) -> Tensor:
-    return channels_last(tensor.repeat_interleave(2, -1))[..., ::2]
-
-
-Arrangement = Callable[[Tensor], Tensor]
-ARRANGEMENTS = (
-    contiguous,
-    channels_last,
-    expanded,
-    turned,
-    half_of_the_channels,
-    half_of_the_channels_last,
-    every_second_pixel,
-    every_second_pixel_channels_last,
-)
-DENSE = (contiguous, channels_last, turned)
-"""Arrangements that parameters have."""
-
-SHAPES = {
-    "2-D": Case((BATCH, 3, 7, 8), (4, 3, 3, 3)),
-    "one channel in": Case((BATCH, 1, 7, 8), (4, 1, 3, 3)),
-    "one channel out": Case((BATCH, 3, 7, 8), (1, 3, 3, 3)),
-    "1x1": Case((BATCH, 3, 7, 8), (4, 3, 1, 1)),
-    "one pixel": Case((BATCH, 3, 1, 1), (4, 3, 1, 1)),
-    "one pixel out": Case((BATCH, 3, 3, 3), (4, 3, 3, 3)),
-    "one sample": Case((1, 3, 7, 8), (4, 3, 3, 3)),
-    "3-D": Case((BATCH, 3, 4, 4, 3), (4, 3, 2, 2, 2)),
-}
-
-
-def arranged(
-    case: Case,
-    arrangement: Arrangement,
-    filter_arrangement: Arrangement,
-    dtype: torch.dtype = torch.float64,
-) -> list[Tensor]:
-    """Leaves: x and w in their arrangements, and a bias."""
-    x, w, bias = (tensor.detach() for tensor in tensors(case, dtype))
-    return [tensor.requires_grad_() for tensor in (arrangement(x), filter_arrangement(w), bias)]
-
-
-@pytest.mark.parametrize("filter_arrangement", ARRANGEMENTS)
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-def test_tensors_in_any_arrangement_are_taken(
-    arrangement: Arrangement, filter_arrangement: Arrangement
-) -> None:
-    wanted = arranged(PLAIN, arrangement, filter_arrangement)
-
-    y = divided_conv(*wanted, **PLAIN.arguments, **uneven("cpu:winograd4"))
-
-    expected = torch_conv(*wanted, **PLAIN.arguments)
-    assert_close(y, expected)
-    for result, gradient in zip(gradients(y, wanted), gradients(expected, wanted), strict=True):
-        assert_close(result, gradient)
-
-
-@pytest.mark.parametrize("filter_arrangement", DENSE)
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
-def test_the_output_lies_in_memory_as_pytorchs(
-    case: Case, arrangement: Arrangement, filter_arrangement: Arrangement
-) -> None:
-    given = arranged(case, arrangement, filter_arrangement, torch.float32)
-
-    y = divided_conv(*given, **case.arguments, **divisions("cpu:im2col", case.image[0]))
-
-    assert_lies_alike(y, torch_conv(*given, **case.arguments))
-
-
-@pytest.mark.parametrize("filter_arrangement", DENSE)
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
-def test_the_gradients_of_leaves_lie_in_memory_as_pytorchs(
-    case: Case, arrangement: Arrangement, filter_arrangement: Arrangement
-) -> None:
-    given, twins = (arranged(case, arrangement, filter_arrangement, torch.float32) for _ in range(2))
-
-    divided_conv(*given, **case.arguments, **divisions("cpu:im2col", case.image[0])).sum().backward()
-    torch_conv(*twins, **case.arguments).sum().backward()
-
-    for tensor, twin in zip(given, twins, strict=True):
-        assert tensor.grad is not None
-        assert twin.grad is not None
-        assert_lies_alike(tensor.grad, twin.grad)
-
-
-GRADIENT_MAKERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "sum": lambda y: y.sum(),
-    "mean of a mean": lambda y: y.mean((2, 3)).mean(),
-    "one channel": lambda y: y[:, 1].square().sum(),
-    "every second pixel": lambda y: y[..., ::2].square().sum(),
-    "turned": lambda y: (y.mT.contiguous() * torch.arange(float(y.numel())).view_as(y.mT)).sum(),
-    "channels last": lambda y: channels_last(y).square().sum(),
-    "one sample": lambda y: y[3].square().sum(),
-}
-
-
-@pytest.mark.parametrize("maker", GRADIENT_MAKERS.values(), ids=GRADIENT_MAKERS)
-@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
-def test_gradients_in_any_arrangement_are_taken(algorithm: str, maker: Callable[[Tensor], Tensor]) -> None:
-    wanted = tensors(PLAIN)
-
-    results = torch.autograd.grad(
-        maker(divided_conv(*wanted, **PLAIN.arguments, **uneven(algorithm))), wanted
-    )
-
-    expected = torch.autograd.grad(maker(torch_conv(*wanted, **PLAIN.arguments)), wanted)
-    for result, gradient in zip(results, expected, strict=True):
-        assert_close(result, gradient)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", ["2-D", "1-D", "3-D", "2-D, groups"])
-def test_every_type_is_kept_and_as_exact_as_pytorchs(name: str, dtype: torch.dtype) -> None:
-    case = CASES[name]
-    wanted = tensors(case, dtype)
-    doubles = [tensor.detach().double().requires_grad_() for tensor in wanted]
-
-    y = divided_conv(*wanted, **case.arguments, **uneven(OWN))
-
-    own, exact = (torch_conv(*given, **case.arguments) for given in (wanted, doubles))
-    rounding = torch.finfo(dtype).eps / 2
-    results, owns = (y, *gradients(y, wanted)), (own, *gradients(own, wanted))
-    for result, one, expected in zip(results, owns, (exact, *gradients(exact, doubles)), strict=True):
-        assert result.dtype is dtype
-        # A weight gradient's parts are rounded once more; float32 is added up in another order.
-        assert relative_error(result, expected) <= 2 * (relative_error(one, expected) + rounding)
 
 
 # What is left to PyTorch.

@@ -1,9 +1,7 @@
-"""From a model and a limit to a patched model: on this machine, and on one whose times are scripted."""
+"""From a model and a limit to a patched model, on this machine."""
 
 import copy
-import itertools
 import pickle
-import random
 import sqlite3
 import warnings
 from collections.abc import Callable
@@ -27,18 +25,11 @@ from mucudnn.errors import (
     StoreError,
     UntunedWarning,
 )
-from mucudnn.extraction import Extraction, extract
-from mucudnn.live import LiveMeasurer
 from mucudnn.patching import plan_of
 from mucudnn.plan import Plan
-from mucudnn.problem import ConvOp
-from mucudnn.profiler import Profiler
-from mucudnn.store import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.opening import StoreWarning
 from mucudnn.store.sqlite import SqliteStore
-from mucudnn.tuning import Tuning
-from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.models import Listener, a_batch, a_chain, on_one_thread
 
 LIMIT = "1MiB"
@@ -53,30 +44,6 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with on_one_thread():
         mucudnn.tune(a_chain(), a_batch(), LIMIT, store=path, progress=False)
     return path
-
-
-def _tuned(
-    backend: ScriptedBackend,
-    extraction: Extraction,
-    limit_bytes: int = 2**20,
-    mode: Mode = Mode.REUSE,
-    policy: Policy = Policy.POWER_OF_TWO,
-    store: Store | None = None,
-    listener: Listener | None = None,
-) -> Plan:
-    """The plan for a machine whose time is scripted."""
-    opened = MemoryStore() if store is None else store
-    profiler = Profiler(LiveMeasurer(backend), opened, limit_bytes, policy)
-    return Tuning(profiler, mode, extraction, listener or Listener()).plan()
-
-
-def _one_convolution() -> Extraction:
-    """fprop of 8 samples."""
-    return extract(nn.Conv2d(3, 4, 3, padding=1).eval(), a_batch())
-
-
-def _keys(plan: Plan) -> list[str]:
-    return [division.key for division in plan.sites.values()]
 
 
 def test_optimize_returns_the_same_model_patched(known: Path) -> None:
@@ -527,266 +494,6 @@ def test_nothing_is_drawn_where_nobody_watches(known: Path, capsys: pytest.Captu
     mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known)
 
     assert capsys.readouterr() == ("", "")
-
-
-def _affine(each: float, part: float) -> Callable[[int], float]:
-    """Milliseconds for each sample and for each part: the larger a part, the better."""
-    return lambda samples: (each * samples + part) * MS
-
-
-def _with_rival(ns: Callable[[int], float]) -> ScriptedBackend:
-    """PyTorch's own takes 8 ms for 8 samples; the rival runs 4 samples at most in good time."""
-    slow_when_whole = Recipe(lambda samples: ns(samples) if samples <= 4 else 100 * MS, setup_ns=0.001 * MS)
-    return ScriptedBackend({"rival": slow_when_whole})
-
-
-def test_a_division_that_is_faster_replaces_pytorchs_own() -> None:
-    plan = _tuned(_with_rival(_affine(0.9, 0.02)), _one_convolution())
-
-    assert _keys(plan) == ["scripted:rival@4*2"]
-
-
-def test_a_division_that_is_as_fast_to_two_percent_does_not() -> None:
-    # The profile says that it wins, by about one percent.
-    plan = _tuned(_with_rival(_affine(0.98, 0.02)), _one_convolution())
-
-    assert _keys(plan) == ["scripted:own@8*1"]
-
-
-def test_a_division_that_may_or_may_not_be_faster_does_not() -> None:
-    # Faster while it is profiled, in its median; then it wavers between much faster and much slower.
-    noise = random.Random(0)
-
-    def wavering(samples: int) -> float:
-        return samples * MS * (0.5 if noise.random() < 0.55 else 1.5)
-
-    plan = _tuned(_with_rival(wavering), _one_convolution())
-
-    evidence = plan.assignments[0].evidence
-    assert _keys(plan) == ["scripted:own@8*1"]
-    assert evidence is not None
-    assert [key for key, _ in evidence.rejected] == ["scripted:rival@4*2"]
-
-
-def test_an_undivided_algorithm_that_is_faster_replaces_pytorchs_own() -> None:
-    backend = ScriptedBackend({"rival": Recipe(_affine(0.5, 0.1))})
-
-    assert _keys(_tuned(backend, _one_convolution())) == ["scripted:rival@8*1"]
-
-
-def test_a_division_must_also_beat_the_best_undivided_algorithm() -> None:
-    # Both are faster than PyTorch's own; of the two the division is faster by one percent only.
-    backend = ScriptedBackend(
-        {
-            "whole": Recipe(lambda samples: 4 * MS if samples == 8 else 100 * MS, setup_ns=0.001 * MS),
-            "parts": Recipe(
-                lambda samples: 0.495 * MS * samples if samples <= 4 else 100 * MS, 0, 0.001 * MS
-            ),
-        }
-    )
-
-    assert _keys(_tuned(backend, _one_convolution())) == ["scripted:whole@8*1"]
-
-
-def test_where_the_limit_forbids_pytorchs_own_a_slower_division_runs() -> None:
-    backend = ScriptedBackend({"slow": Recipe(rate(5 * MS))})
-
-    plan = _tuned(backend, _one_convolution(), limit_bytes=500)
-
-    evidence = plan.assignments[0].evidence
-    assert {part.algorithm for division in plan.sites.values() for part in division.parts} == {
-        "scripted:slow"
-    }
-    assert evidence is not None
-    assert evidence.reference is None
-
-
-def test_what_takes_more_than_it_declares_gives_way_to_what_fits() -> None:
-    backend = ScriptedBackend(
-        {
-            "greedy": Recipe(rate(0.1 * MS), sample_bytes=100, unforeseen_bytes=2**20),
-            "modest": Recipe(rate(2 * MS), sample_bytes=10),
-        },
-        own=Recipe(rate(MS), sample_bytes=10**6),
-    )
-
-    plan = _tuned(backend, _one_convolution(), limit_bytes=1000)
-
-    assert {part.algorithm for division in plan.sites.values() for part in division.parts} == {
-        "scripted:modest"
-    }
-
-
-@pytest.mark.parametrize("mode", Mode)
-def test_where_everything_takes_more_than_it_declares_nothing_fits(mode: Mode) -> None:
-    backend = ScriptedBackend(
-        {"greedy": Recipe(rate(MS), sample_bytes=100, unforeseen_bytes=2**20)},
-        own=Recipe(rate(MS), sample_bytes=10**6),
-    )
-
-    with pytest.raises(InfeasibleError, match="the model itself fprop"):
-        _tuned(backend, _one_convolution(), limit_bytes=1000, mode=mode)
-
-
-@pytest.mark.parametrize("mode", Mode)
-def test_nothing_above_the_limit_is_run_by_a_whole_tuning(mode: Mode) -> None:
-    backend = ScriptedBackend({"large": Recipe(rate(0.1 * MS), sample_bytes=900, unforeseen_bytes=300)})
-
-    _tuned(backend, extract(a_chain(), a_batch()), limit_bytes=20_000, mode=mode)
-
-    assert 0 < backend.largest_bytes <= 20_000
-
-
-@pytest.mark.parametrize("mode", Mode)
-def test_the_limit_named_is_the_least_where_all_workspaces_are_declared(mode: Mode) -> None:
-    extraction = extract(a_chain(), a_batch())
-    recipes = {"small": Recipe(rate(MS), sample_bytes=100), "large": Recipe(rate(MS), sample_bytes=500)}
-    with pytest.raises(InfeasibleError, match=r"fits? the workspace limit of 0 bytes") as raised:
-        _tuned(ScriptedBackend(recipes), extraction, 0, mode)
-    least = raised.value.least_bytes
-    assert least is not None
-
-    plan = _tuned(ScriptedBackend(recipes), extraction, least, mode)
-
-    assert plan.workspace_bytes == least
-    with pytest.raises(InfeasibleError, match=f"a limit of {least} bytes .* would do"):
-        _tuned(ScriptedBackend(recipes), extraction, least - 1, mode)
-
-
-@pytest.mark.parametrize("mode", Mode)
-def test_the_limit_named_does_even_where_less_would_that_nobody_could_weigh(mode: Mode) -> None:
-    # PyTorch's own takes 80 bytes for the whole, which only running it would have told.
-    def tuned(limit_bytes: int) -> Plan:
-        backend = ScriptedBackend(
-            {"small": Recipe(rate(MS), sample_bytes=100)}, own=Recipe(rate(MS), sample_bytes=10)
-        )
-        return _tuned(backend, _one_convolution(), limit_bytes, mode, Policy.UNDIVIDED)
-
-    with pytest.raises(InfeasibleError, match=r"a limit of 800 bytes \(.*\) would do") as raised:
-        tuned(0)
-
-    assert raised.value.least_bytes == 800
-    assert tuned(800).workspace_bytes <= 800
-    assert tuned(80).workspace_bytes == 80
-
-
-@pytest.mark.parametrize("limit_bytes", [0, 1000])
-def test_in_sharing_mode_the_sentence_is_about_all_and_names_the_neediest(limit_bytes: int) -> None:
-    # With 1000 bytes each convolution fits alone, but all together do not.
-    backend = ScriptedBackend({"small": Recipe(rate(MS), sample_bytes=100)})
-    extraction = extract(a_chain(), a_batch())
-
-    with pytest.raises(
-        InfeasibleError,
-        match=r"all convolutions together fit the workspace .* would do, of which '3 wgrad' needs most",
-    ) as raised:
-        _tuned(backend, extraction, limit_bytes, Mode.SHARING)
-
-    error = raised.value
-    assert error.least_bytes is not None
-    assert (error.limit_bytes, error.site, error.is_total) == (limit_bytes, "3 wgrad", True)
-    plan = _tuned(backend, extraction, error.least_bytes, Mode.SHARING)
-    assert plan.workspace_bytes <= error.least_bytes
-
-
-def test_the_site_that_needs_most_is_named() -> None:
-    # The sum of a weight gradient needs room for a filter: 4·3·9 numbers here, 5·4·9 there.
-    backend = ScriptedBackend({"small": Recipe(rate(MS), sample_bytes=100)})
-
-    with pytest.raises(InfeasibleError, match=r"'?3 wgrad'? fits the workspace limit of 0 bytes"):
-        _tuned(backend, extract(a_chain(), a_batch()), 0)
-
-
-def test_what_is_wrong_does_not_count_for_the_limit_named() -> None:
-    def off_by_one(problem: object, result: Tensor, behind: Tensor) -> None:
-        result.add_(1)
-
-    backend = ScriptedBackend(
-        {"wrong": Recipe(rate(MS), 0, damage=off_by_one), "right": Recipe(rate(MS), sample_bytes=100)}
-    )
-
-    with pytest.raises(InfeasibleError, match=r"a limit of 100 bytes \(.*\) would do"):
-        _tuned(backend, _one_convolution(), 0)
-
-
-@pytest.mark.parametrize("limit_bytes", [3000, 5000, 10_000, 20_000])
-def test_in_sharing_mode_all_workspaces_together_are_within_the_limit(limit_bytes: int) -> None:
-    # More workspace is always faster, so that every byte is worth having.
-    backend = ScriptedBackend(
-        {"large": Recipe(lambda samples: 2 * MS + samples * 0.1 * MS, sample_bytes=300)}
-    )
-
-    plan = _tuned(backend, extract(a_chain(), a_batch()), limit_bytes, Mode.SHARING)
-
-    workspaces = [division.workspace_bytes for division in plan.sites.values()]
-    assert sum(workspaces) <= limit_bytes
-    assert sum(workspaces) == plan.workspace_bytes
-
-
-def test_in_reuse_mode_buffer_and_elsewhere_are_within_the_limit_together() -> None:
-    backend = ScriptedBackend({"large": Recipe(rate(0.5 * MS), sample_bytes=900)})
-
-    plan = _tuned(backend, extract(a_chain(), a_batch()), 5000)
-
-    parts = list(itertools.chain.from_iterable(division.parts for division in plan.sites.values()))
-    elsewhere = max((part.workspace_bytes for part in parts if part.algorithm == backend.own), default=0)
-    buffer = max((part.workspace_bytes for part in parts if part.algorithm != backend.own), default=0)
-    assert elsewhere + buffer <= 5000
-
-
-def test_equal_problems_are_profiled_and_confirmed_once() -> None:
-    once, thrice = (nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(n))).eval() for n in (1, 3))
-    listeners = Listener(), Listener()
-
-    plans = [
-        _tuned(ScriptedBackend({"other": Recipe(rate(MS))}), extract(model, a_batch()), listener=listener)
-        for model, listener in zip((once, thrice), listeners, strict=True)
-    ]
-
-    assert [len(plan.sites) for plan in plans] == [1, 3]
-    assert listeners[0].measured == listeners[1].measured
-    assert len(listeners[0].steps) == len(listeners[1].steps)
-
-
-def test_two_tunings_with_one_store_make_the_same_plan_though_times_differ() -> None:
-    store, extraction = MemoryStore(), extract(a_chain(), a_batch())
-    first = _tuned(ScriptedBackend({"other": Recipe(rate(0.5 * MS))}), extraction, store=store)
-
-    second = _tuned(ScriptedBackend({"other": Recipe(rate(2 * MS))}), extraction, store=store)
-
-    assert first.to_text() == second.to_text()
-
-
-def test_a_division_too_large_to_be_timed_does_not_change_the_plan_of_a_second_run() -> None:
-    backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2**21)})
-    store, listener = MemoryStore(), Listener()
-    first = _tuned(backend, _one_convolution(), store=store)
-
-    second = _tuned(backend, _one_convolution(), store=store, listener=listener)
-
-    assert listener.measured == 0
-    assert first.to_text() == second.to_text()
-
-
-def test_the_ops_asked_for_are_the_sites_of_the_plan() -> None:
-    plan = _tuned(ScriptedBackend({}), extract(a_chain(), a_batch(), [ConvOp.WGRAD]))
-
-    assert [str(site) for site in plan.sites] == ["0 wgrad", "3 wgrad"]
-
-
-def test_evidence_tells_times_workspaces_error_and_verdict() -> None:
-    backend = ScriptedBackend({"rival": Recipe(_affine(0.5, 0.1), sample_bytes=10)})
-
-    evidence = _tuned(backend, _one_convolution()).assignments[0].evidence
-
-    assert evidence is not None
-    assert evidence.reference is not None
-    assert evidence.chosen is not None
-    assert (evidence.reference.median, evidence.chosen.median) == pytest.approx((0.008, 0.0042))
-    assert (evidence.reference_workspace_bytes, evidence.workspace_bytes) == (8000, 80)
-    assert evidence.verdict == "FASTER"
-    assert evidence.error is not None
-    assert 0 < evidence.error < 1e-6  # a few roundings of float32, each 6e-8
 
 
 def test_shapes_that_are_met_later_are_tuned_then(tmp_path: Path) -> None:
