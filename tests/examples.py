@@ -61,6 +61,12 @@ def an_over_limit_record(limit_bytes: int | None, trial: Trial | None = None) ->
     return Record(trial, workspace_bytes=2**21, refusal=refusal, limit_bytes=limit_bytes)
 
 
+def refused(problem: ConvProblem, algorithm: str, kind: RefusalKind, reason: str) -> Record:
+    """Of a part, unless the problem is that of the whole mini-batch."""
+    trial = Trial(problem, algorithm, whole=problem == _PROBLEM)
+    return Record(trial, refusal=Refusal(algorithm, problem.batch, kind, reason))
+
+
 def a_candidate(**changes: Any) -> Candidate:
     return dataclasses.replace(Candidate("cpu:direct", 16, 0.002, 1024), **changes)
 

@@ -4,23 +4,40 @@ from pathlib import Path
 
 import click
 
-from mucudnn.cli.options import json_option
+from mucudnn.cli.options import FILE, json_option
 from mucudnn.cli.output import print_json
 from mucudnn.plan import Plan
-from mucudnn.report import plan_as_json, render_plan
+from mucudnn.report import plan_as_json, refusals_as_json, refusals_of, render_plan, render_refusals
+from mucudnn.store import SqliteStore, default_path
 
 
 @click.command("show")
 @click.argument("path", type=click.Path(path_type=Path), metavar="PLAN")
+@click.option("--refusals", "with_refusals", is_flag=True, help="Add what was refused, and why.")
+@click.option(
+    "--store",
+    type=FILE,
+    help="Where the plan's profiles are kept, which tell that.  [default: as mucudnn info says]",
+)
 @json_option
-def show_command(path: Path, as_json: bool) -> None:
+def show_command(path: Path, with_refusals: bool, store: Path | None, as_json: bool) -> None:
     """Show a saved plan: what ran before, what runs now, and what that gains.
 
     \b
     Example:
       mucudnn show plan.json
+      mucudnn show plan.json --refusals
     """
-    print_plan(Plan.load(path), as_json)
+    plan = Plan.load(path)
+    if not with_refusals:
+        print_plan(plan, as_json)
+        return
+    with SqliteStore(store or default_path(), read_only=True) as opened:
+        refusals = refusals_of(plan, opened)
+    if as_json:
+        print_json({**plan_as_json(plan), "refusals": refusals_as_json(plan, refusals)})
+    else:
+        click.echo(f"{render_plan(plan)}\n\n{render_refusals(plan, refusals)}")
 
 
 def print_plan(plan: Plan, as_json: bool) -> None:

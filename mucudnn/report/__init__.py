@@ -2,6 +2,7 @@
 
 from mucudnn.report.forecasts import DEFAULT_WIDTH, forecast_as_json, render_forecast
 from mucudnn.report.plans import Totals, describe_runs, is_kept, plan_as_json, render_plan
+from mucudnn.report.refusals import refusals_as_json, refusals_of, render_refusals
 from mucudnn.report.words import (
     describe_environment,
     describe_facts,
@@ -19,7 +20,10 @@ __all__ = [
     "forecast_as_json",
     "is_kept",
     "plan_as_json",
+    "refusals_as_json",
+    "refusals_of",
     "render_forecast",
     "render_notes",
     "render_plan",
+    "render_refusals",
 ]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mucudnn.profile import RefusalKind
 from mucudnn.report import render_plan
+from mucudnn.store import SqliteStore
 from tests.cli.commands import assert_one_sentence, in_a_process, run
-from tests.examples import a_plan
+from tests.examples import a_plan, a_problem, a_record, an_environment, refused
 
 
 @pytest.fixture
@@ -102,3 +104,61 @@ def test_a_plan_that_is_not_there_ends_with_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
 
     assert_one_sentence(run("show", path), f"mucudnn: {path} cannot be used: No such file or directory.")
+
+
+@pytest.fixture
+def filled(store_path: Path) -> Path:
+    """The default store, with what was refused of the plan's problem."""
+    whole, parts = a_problem(), [a_problem().part(size) for size in (8, 16)]
+    with SqliteStore(store_path) as store:
+        store.add_records(
+            an_environment(),
+            [
+                refused(
+                    whole, "cpu:fft16", RefusalKind.WRONG, "its relative error is 0.5, the bound is 1e-06"
+                ),
+                *(refused(part, "cpu:winograd4", RefusalKind.FAILED, "no such tile") for part in parts),
+            ],
+        )
+    return store_path
+
+
+@pytest.mark.usefixtures("filled")
+def test_what_was_refused_is_told_with_its_reason(plan_path: Path) -> None:
+    result = run("show", plan_path, "--refusals")
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    plan, _, told = result.stdout.rpartition("Refused when the plan was made")
+    assert plan == render_plan(a_plan()) + "\n\n"
+    assert told.splitlines()[2:] == [
+        "layer1.conv fprop  32x16x14x12 -> 24, 3x5, stride 2x1, padding 1x2, float32",
+        "  cpu:fft16, 32: wrong result, its relative error is 0.5, the bound is 1e-06.",
+        "  cpu:winograd4, 8, 16: failed, no such tile.",
+    ]
+
+
+def test_what_was_refused_is_told_as_json(plan_path: Path, filled: Path) -> None:
+    result = run("show", plan_path, "--refusals", "--store", filled, "--json")
+
+    refusals = json.loads(result.stdout)["refusals"]
+    assert [(each["algorithm"], each["batch"]) for each in refusals] == [
+        ("cpu:winograd4", 8),
+        ("cpu:winograd4", 16),
+        ("cpu:fft16", 32),
+    ]
+    assert {each["path"] for each in refusals} == {"layer1.conv"}
+
+
+def test_a_store_of_something_else_ends_with_a_sentence(plan_path: Path, store_path: Path) -> None:
+    with SqliteStore(store_path) as store:
+        store.add_records(an_environment(policy={}), [a_record()])
+
+    assert_one_sentence(
+        run("show", plan_path, "--refusals"),
+        f"mucudnn: {store_path} must hold what the plan was made from, but has nothing",
+    )
+
+
+def test_a_store_that_is_not_there_is_not_made(plan_path: Path, store_path: Path) -> None:
+    assert_one_sentence(run("show", plan_path, "--refusals"), f"mucudnn: {store_path}")
+    assert not store_path.exists()

@@ -1,0 +1,98 @@
+"""What was refused when a plan was made, and why: a store tells that, a plan does not hold it."""
+
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from mucudnn.errors import StoreError
+from mucudnn.measuring import is_settled
+from mucudnn.plan import Plan
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Record, Refusal
+from mucudnn.report.words import describe_shape
+from mucudnn.store import SqliteStore
+
+_WIDTH = 118
+_TITLE = "Refused when the plan was made: algorithms, or divisions as a whole, with the samples of a part."
+
+
+def refusals_of(plan: Plan, store: SqliteStore) -> dict[ConvProblem, list[Refusal]]:
+    """Return what `store` holds against algorithms and divisions, for each problem of `plan`.
+
+    Refusals for size under a smaller limit than the plan's say nothing of it and are left out.
+
+    Raises:
+        StoreError: the plan was not made from this store, or the store cannot be read.
+    """
+    problems = dict.fromkeys(assigned.problem for assigned in plan.assignments)
+    records = {problem: [*_records_of(plan, problem, store)] for problem in problems}
+    if not any(records.values()):
+        raise StoreError(
+            f"{store.path} must hold what the plan was made from, but has nothing of its convolutions in its "
+            "environment."
+        )
+    return {
+        problem: [
+            record.refusal
+            for record in found
+            if record.refusal is not None and is_settled(record, plan.limit_bytes)
+        ]
+        for problem, found in records.items()
+    }
+
+
+def _records_of(plan: Plan, problem: ConvProblem, store: SqliteStore) -> Iterator[Record]:
+    """Yield the records of a problem as a whole, and of its parts as parts."""
+    for size in plan.policy.sizes(problem.batch):
+        for record in store.records_of(plan.environment, problem.part(size)):
+            if record.trial.whole == (size == problem.batch):
+                yield record
+
+
+def render_refusals(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal]]) -> str:
+    """Return what `refusals_of` found for people to read, each problem once with all its sites."""
+    lines = [_TITLE]
+    for problem, refused in refusals.items():
+        sites = ", ".join(str(assigned.site) for assigned in plan.assignments if assigned.problem == problem)
+        lines += ["", *_wrapped(f"{sites}  {describe_shape(problem)}", "")]
+        for line in _alike(refused) or ["Nothing."]:
+            lines += _wrapped(line, "  ")
+    return "\n".join(lines)
+
+
+def refusals_as_json(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal]]) -> list[dict[str, object]]:
+    """Return what `refusals_of` found as JSON values, site by site."""
+    return [
+        {
+            "path": assigned.site.path,
+            "op": assigned.site.op,
+            "variant": assigned.site.variant,
+            "algorithm": refusal.algorithm,
+            "batch": refusal.batch,
+            "kind": refusal.kind,
+            "reason": refusal.reason,
+        }
+        for assigned in plan.assignments
+        for refusal in refusals[assigned.problem]
+    ]
+
+
+def _alike(refusals: list[Refusal]) -> list[str]:
+    """Return a text for all refusals of one algorithm that have the same reason."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for each in sorted(refusals, key=lambda each: (each.algorithm, each.batch)):
+        alike.setdefault((each.algorithm, each.kind, each.reason), []).append(str(each.batch))
+    return [
+        f"{algorithm}, {', '.join(batches)}: {kind}, {reason.removesuffix('.')}."
+        for (algorithm, kind, reason), batches in alike.items()
+    ]
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
