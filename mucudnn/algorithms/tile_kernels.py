@@ -29,6 +29,7 @@ from mucudnn.algorithms.tile_views import (
     SumSpace,
     Taps,
 )
+from mucudnn.algorithms.turning import Turning, quickest
 from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.problem import ConvOp
 
@@ -235,7 +236,8 @@ def _cut(geometry: TileGeometry, arena: _Arena) -> Cut:
     outside = [tiles[:, start:stop, :, :, :, tile] for tile, start, stop in geometry.columns_outside]
     edges = [_edge(block, *kind) for kind in _kinds(geometry)[0]]
     chunks = len(geometry.blocks[0].chunks)
-    return Cut(edges, overlapping, tiles, outside, geometry.is_turned, product, chunks)
+    turning = _turning(geometry, front)
+    return Cut(edges, overlapping, tiles, outside, geometry.is_turned, turning, product, chunks)
 
 
 def _targets(geometry: TileGeometry, v: Tensor) -> list[Tensor]:
@@ -291,7 +293,15 @@ def _side(geometry: TileGeometry, tiles: Tensor, staged: Tensor, size: tuple[int
     else:
         place = lines = staged[:0]
     covered = math.prod(shape[1:4])
-    return Side(pieces, shape, place, lines, covered == math.prod(tiles.shape[1:6]))
+    is_whole = covered == math.prod(tiles.shape[1:6])
+    return Side(pieces, shape, place, lines, _turning(geometry, staged), is_whole)
+
+
+def _turning(geometry: TileGeometry, like: Tensor) -> Turning:
+    """How images are transposed; whatever if they are not."""
+    if geometry.is_turned:
+        return quickest(like.dtype, holds_lock=geometry.workers == 1)
+    return Turning(by_library=False, rows=like[:0], columns=like[:0])
 
 
 def _whole_and_rest(size: int, step: int) -> list[tuple[int, int, int]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from mucudnn.algorithms.scripts import Script
 from mucudnn.algorithms.tile_filters import lay_exchanged_filter, lay_filter, undo_filter
 from mucudnn.algorithms.tile_views import Cut, Edge, Piece, Product, Side, SliceSpace, SumSpace
-from mucudnn.algorithms.transposition import transpose
+from mucudnn.algorithms.turning import turn
 
 
 def _apply(product: Product) -> None:
@@ -65,7 +65,7 @@ def _gather(cut: Cut, edge: Edge, image: Tensor, n: int, d: int, row: int) -> No
     if inside.numel() > 0:
         source = _box(image, list(inside.shape), n, d, row, 0)
         if cut.is_turned and _has_even_pixels(source):
-            _transpose(_pixels(source).transpose(2, 3), edge.pixels)
+            turn(cut.turning, _pixels(source).transpose(2, 3), edge.pixels)
         else:
             inside.copy_(source)
     for border in edge.borders:
@@ -84,7 +84,7 @@ def _scatter(side: Side, image: Tensor) -> None:
     for piece in side.pieces:
         _tiles_in(piece, side.staged).copy_(piece.tiles)
     if _has_even_pixels(image):
-        _transpose(side.pixels, _pixels(image).transpose(2, 3))
+        turn(side.turning, side.pixels, _pixels(image).transpose(2, 3))
     else:
         image.copy_(side.staged)
 
@@ -99,15 +99,6 @@ def _pixels(box: Tensor) -> Tensor:
     shape = [box.size(0), box.size(1), box.size(2) * box.size(3), box.size(4)]
     strides = [box.stride(0), box.stride(1), box.stride(3), box.stride(4)]
     return box.as_strided(shape, strides, box.storage_offset())
-
-
-def _transpose(source: Tensor, target: Tensor) -> None:
-    """Copy matrices (images, slices, p, q) to (images, slices, q, p)."""
-    if source.size(1) == 1:
-        transpose(source[:, 0], target[:, 0])
-    else:
-        for i in range(source.size(0)):
-            transpose(source[i], target[i])
 
 
 @Script
@@ -181,7 +172,7 @@ def _add_block(space: SumSpace, side: Side, pixels: Tensor, first: bool) -> None
         space.blocks.flat.zero_()
     if side.staged.numel() > 0:
         if _has_even_pixels(pixels):
-            _transpose(_pixels(pixels).transpose(2, 3), side.pixels)
+            turn(side.turning, _pixels(pixels).transpose(2, 3), side.pixels)
         else:
             side.staged.copy_(pixels)
         pixels = side.staged

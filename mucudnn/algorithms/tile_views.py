@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from mucudnn.algorithms.turning import Turning
+
 
 class Product(NamedTuple):
     """target = left · source · right', for every element of a plane.
@@ -53,6 +55,7 @@ class Cut(NamedTuple):
         tiles: the same shape, where the tiles are gathered.
         outside: those of their columns that lie beyond the image, in pieces.
         is_turned: whether x is contiguous, and has to be transposed.
+        turning: how.
         to_products: transforms the tiles.
         chunks: of a block.
     """
@@ -62,6 +65,7 @@ class Cut(NamedTuple):
     tiles: Tensor
     outside: list[Tensor]
     is_turned: bool
+    turning: Turning
     to_products: Product
     chunks: int
 
@@ -90,6 +94,7 @@ class Side(NamedTuple):
         shape: (images, slices, rows, columns, channels).
         staged: room of that shape with channels innermost; empty where y lies like that.
         pixels: the same as (images, slices, pixels, channels).
+        turning: how they are transposed.
         is_whole: whether no tile reaches beyond the image.
     """
 
@@ -97,6 +102,7 @@ class Side(NamedTuple):
     shape: list[int]
     staged: Tensor
     pixels: Tensor
+    turning: Turning
     is_whole: bool
 
 

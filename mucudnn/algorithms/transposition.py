@@ -1,27 +1,35 @@
 """Transposed copies of matrices, as which all copies between the two layouts of images can be seen.
 
 A transposed copy walks one of its operands with long steps, and each step touches a line of the cache that
-is needed again for the next elements. MKL, which PyTorch's builds for x86 contain, does it in registers
-(`mkl_?omatcopy`, oneMKL's developer reference, "BLAS-like extensions"). Where it is missing, blocks are
-copied of as many steps as the first-level cache holds lines: steps that are a multiple of many lines fall
-into few of its sets, and the lines throw one another out.
+is needed again for the next elements. There are three ways round that:
 
-Microseconds for p x q float32 on an Intel Xeon (family 6, model 207), one thread: torch's blocked 2-D
-transposition, a `permute().copy_`, and MKL:
+* MKL, which PyTorch's builds for x86 contain, transposes in registers (`mkl_?omatcopy`, oneMKL's developer
+  reference, "BLAS-like extensions") on Intel's processors, and element by element on others.
+* A product with the identity is a transposed copy as well, since a product packs its operands as it needs
+  them: 16 or 32 operations an element, in the library's kernels and on all threads. Only 1 · x + 0 · y + ...
+  is x: a NaN or an infinity spreads over its block, and -0 becomes 0.
+* torch's own copies: where steps are a multiple of so many lines that the first-level cache can hold few of
+  them, of as few rows at once. (Of two dimensions that are dense torch makes blocks itself, in a buffer that
+  it allocates.)
 
-| p x q     | torch | permute | MKL |
-|-----------|-------|---------|-----|
-| 64 x 3136 | 313   | 294     | 80  |
-| 3136 x 64 | 316   |         | 69  |
-| 128 x 784 | 150   | 151     | 28  |
-| 256 x 196 | 79    | 96      | 20  |
-| 512 x 49  | 36    | 36      | 12  |
-| 3 x 50176 | 608   | 215     | 79  |
+Microseconds for p x q float32 on one thread of an Intel Xeon (family 6, model 207) and of an AMD EPYC
+(family 25, model 1), each with a step of p or q between its rows:
+
+| p x q     | Intel: torch | MKL | AMD: torch | MKL  | products |
+|-----------|--------------|-----|------------|------|----------|
+| 64 x 3136 | 294          | 80  | 373        | 852  | 262      |
+| 3136 x 64 | 316          | 69  | 383        | 909  | 196      |
+| 128 x 784 | 150          | 28  | 191        | 512  | 170      |
+| 784 x 128 |              |     | 193        | 495  | 120      |
+| 256 x 196 | 79           | 20  | 103        | 280  |          |
+| 196 x 256 |              |     | 102        | 259  | 69       |
+| 4096 x 64 |              |     | 525        | 1134 | 316      |
 """
 
 import ctypes
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -55,8 +63,14 @@ _PERIOD_BYTES = 4096
 _WAYS = 8
 """Lines that a set holds at least: 8 or 12 in the processors of today."""
 
-_LEAST_STEPS = 32
-"""Steps of a loop below which starting it costs more than the first-level cache saves: 16 took longer."""
+_FEW_SETS = 2
+"""Sets of the first-level cache up to which copying few of its lines at once gains more than it costs."""
+
+_TRIED = (128, 784)
+"""Rows and columns of the matrix with which the ways are compared."""
+
+_TRIES = 7
+"""Of each way."""
 
 Copy = Callable[..., None]
 
@@ -72,8 +86,8 @@ def transpose(source: Tensor, target: Tensor) -> None:
     """
     number, rows, columns = source.shape
     copies = _copies_of_mkl().get(source.dtype) if _are_rows_dense(source, target) else None
-    if copies is None:
-        _copy_in_blocks(source, target)
+    if copies is None or not is_library_quicker(source.dtype):
+        copy_by_torch(source, target)
         return
     copy = copies[rows * columns >= _SHORT]
     some = columns if _has_even_lines(target) else _FEW_STREAMS
@@ -127,19 +141,60 @@ def _both(library: ctypes.CDLL, name: str, number: _Number) -> tuple[Copy, Copy]
     )
 
 
-def _copy_in_blocks(source: Tensor, target: Tensor) -> None:
-    """Copy by torch: at once where one operand's steps are short, else some rows of `source` at a time."""
-    turned = source.transpose(1, 2)
-    is_one_line = source.size(2) * source.element_size() <= _LINE_BYTES  # the next row is in the cache
-    if is_one_line or source.stride(2) != 1 or target.stride(2) != 1:
-        target.copy_(turned)
+def copy_by_torch(
+    source: Tensor,
+    target: Tensor,
+    period: int = _PERIOD_BYTES,  # constants of a module are hidden from scripts
+    line: int = _LINE_BYTES,
+    ways: int = _WAYS,
+    few: int = _FEW_SETS,
+) -> None:
+    """Copy matrices (b, p, q) to (b, q, p) by torch alone, as scripts may without the GIL.
+
+    Args:
+        source: of any strides.
+        target: of any strides.
+        period: bytes from one line of the cache to the next in the same set.
+        line: bytes of a line.
+        ways: lines of a set.
+        few: sets up to which their lines are copied at once.
+    """
+    rows, step = source.size(1), source.stride(1) * source.element_size()
+    sets = period // max(line, math.gcd(step, period))
+    if sets > few or rows <= ways * sets or source.stride(2) != 1 or target.stride(2) != 1:
+        target.copy_(source.transpose(1, 2))
         return
-    rows = steps_in_cache(source.stride(1) * source.element_size())
-    for some, there in zip(turned.split(rows, 2), target.split(rows, 2), strict=True):
-        there.copy_(some)
+    for first in range(0, rows, ways * sets):
+        last = min(first + ways * sets, rows)
+        target[:, :, first:last].copy_(source[:, first:last].transpose(1, 2))
 
 
-def steps_in_cache(step_bytes: int) -> int:
-    """Return how many lines that lie `step_bytes` apart the first-level cache holds at once."""
-    sets = _PERIOD_BYTES // max(_LINE_BYTES, math.gcd(step_bytes, _PERIOD_BYTES))
-    return max(_LEAST_STEPS, _WAYS * sets)
+@functools.cache
+def is_library_quicker(dtype: torch.dtype) -> bool:
+    """Return whether MKL copies quicker than torch on this processor, by trying both, once a process."""
+    copies = _copies_of_mkl().get(dtype)
+    if copies is None:
+        return False
+    source = torch.zeros(1, *_TRIED, dtype=dtype)
+    target = torch.zeros(1, *reversed(_TRIED), dtype=dtype)
+    rows, columns = _TRIED
+
+    def by_library() -> None:
+        copies[0](b"R", b"T", rows, columns, 1.0, source.data_ptr(), columns, target.data_ptr(), rows)
+
+    def by_torch() -> None:
+        copy_by_torch(source, target)
+
+    library, torch_ = quickest_of(by_library, by_torch)
+    return library < torch_
+
+
+def quickest_of(*ways: Callable[[], None]) -> list[float]:
+    """Return the least seconds that each way took, in turns."""
+    seconds = [math.inf] * len(ways)
+    for _ in range(_TRIES):
+        for number, way in enumerate(ways):
+            start = time.perf_counter()
+            way()
+            seconds[number] = min(seconds[number], time.perf_counter() - start)
+    return seconds

@@ -1,5 +1,6 @@
 """Transposed copies: right for all strides, every bit, with MKL and without it, and none of it slower."""
 
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.algorithms import transposition
 from mucudnn.algorithms.scripts import Script
-from mucudnn.algorithms.transposition import transpose
+from mucudnn.algorithms.transposition import copy_by_torch, quickest_of, transpose
 
 Shape = tuple[int, int, int]
 
@@ -24,8 +25,8 @@ SHAPES: list[Shape] = [
 @pytest.fixture(params=["MKL", "torch"])
 def who(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who copies: MKL where PyTorch has it, and torch."""
-    if request.param == "torch":
-        monkeypatch.setattr(transposition, "_copies_of_mkl", dict)
+    is_mkl = request.param == "MKL"
+    monkeypatch.setattr(transposition, "is_library_quicker", lambda _: is_mkl)
     return str(request.param)
 
 
@@ -134,24 +135,39 @@ class _Copies(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("shape", "blocks"),
+    ("shape", "step", "blocks"),
     [
-        ((2, 72, 1024), [(2, 1024, 32), (2, 1024, 32), (2, 1024, 8)]),
-        ((2, 300, 64), [(2, 64, 128), (2, 64, 128), (2, 64, 44)]),
-        ((2, 300, 49), [(2, 49, 300)]),
-        ((2, 784, 64), [(2, 64, 128)] * 6 + [(2, 64, 16)]),
-        ((2, 784, 16), [(2, 16, 784)]),
+        ((2, 20, 1024), 1024, [(2, 1024, 8), (2, 1024, 8), (2, 1024, 4)]),  # 4 KiB from row to row: one set
+        ((2, 36, 500), 512, [(2, 500, 16), (2, 500, 16), (2, 500, 4)]),  # 2 KiB: two sets
+        ((2, 40, 250), 256, [(2, 250, 40)]),  # 1 KiB: no gain
+        ((2, 784, 16), 16, [(2, 16, 784)]),
     ],
     ids=str,
 )
-def test_without_mkl_blocks_are_as_large_as_the_cache_holds_lines(
-    shape: Shape, blocks: list[Shape], monkeypatch: pytest.MonkeyPatch
+def test_torch_copies_as_many_rows_at_once_as_the_cache_holds_lines(
+    shape: Shape, step: int, blocks: list[Shape]
 ) -> None:
-    monkeypatch.setattr(transposition, "_copies_of_mkl", dict)
+    source = torch.empty(*shape[:2], step)[..., : shape[2]]
     with _Copies() as seen:
-        transpose(numbers(shape), torch.empty(shape[0], shape[2], shape[1]))
+        copy_by_torch(source, torch.empty(shape[0], shape[2], shape[1]))
 
     assert seen.shapes == blocks
+
+
+def test_mkl_is_asked_only_where_it_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On processors of other makes than Intel's it copies element by element."""
+    for is_quicker in (True, False):
+        monkeypatch.setattr(transposition, "is_library_quicker", lambda _, answer=is_quicker: answer)
+        with _Copies() as seen:
+            transpose(numbers((1, 64, 100)), torch.empty(1, 100, 64))
+        has_mkl = bool(transposition._copies_of_mkl())
+        assert bool(seen.shapes) == (not (has_mkl and is_quicker))
+
+
+def test_the_quickest_way_is_found_by_trying() -> None:
+    slow, quick = quickest_of(lambda: time.sleep(0.02), lambda: None)
+
+    assert quick < slow < 10
 
 
 @Script

@@ -1,0 +1,129 @@
+"""How blocks of images are transposed in the loops of tiled convolutions: the quickest of several ways.
+
+Scripts hold no lock, and MKL is called through Python, which does: threads that run blocks of their own
+would wait for one another. They copy by torch, or by products with the identity. Those spread a NaN or an
+infinity over a block of the matrix, as tiles do, whose callers compute such parts again.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms.scripts import Script
+from mucudnn.algorithms.transposition import copy_by_torch, is_library_quicker, quickest_of, transpose
+
+_ROWS, _COLUMNS = 8, 16
+"""Of the identity by which blocks of so many rows or columns of the result are made."""
+
+_MOST_ROWS = 1024
+"""Of the result, in blocks of which it is quickest: their products are long for longer columns only."""
+
+_LEAST_ROWS = 384
+"""Of the result from which blocks of columns are quicker than copies."""
+
+_TRIED = (64, 784)
+"""Channels and pixels of the image with which the ways are compared, both ways."""
+
+
+class Turning(NamedTuple):
+    """A way to transpose matrices.
+
+    Attributes:
+        by_library: whether `transpose` does it, with the GIL.
+        rows: (8, 8), the identity; empty where there are no products.
+        columns: (16, 16), the same.
+    """
+
+    by_library: bool
+    rows: Tensor
+    columns: Tensor
+
+
+def turn(
+    turning: Turning,
+    source: Tensor,
+    target: Tensor,
+    most_rows: int = _MOST_ROWS,  # constants of a module are hidden from scripts
+    least_rows: int = _LEAST_ROWS,
+) -> None:
+    """Copy matrices (images, slices, p, q) to (images, slices, q, p), as scripts do.
+
+    Args:
+        turning: the way.
+        source: its rows are dense.
+        target: its rows are dense.
+        most_rows: of a result that is made in blocks of rows.
+        least_rows: of a result that is made in blocks of columns.
+    """
+    p, q, has_products = source.size(2), source.size(3), turning.rows.numel() > 0
+    in_rows = has_products and q % turning.rows.size(0) == 0 and q <= most_rows
+    in_columns = has_products and p % turning.columns.size(0) == 0 and q >= least_rows
+    for i in range(source.size(0)):
+        if turning.by_library:
+            transpose(source[i], target[i])
+        elif in_rows:
+            for d in range(source.size(1)):
+                _multiply_rows(turning.rows, source[i, d], target[i, d])
+        elif in_columns:
+            for d in range(source.size(1)):
+                _multiply_columns(turning.columns, source[i, d], target[i, d])
+        else:
+            copy_by_torch(source[i], target[i])
+
+
+def _multiply_rows(one: Tensor, source: Tensor, target: Tensor) -> None:
+    """Copy (p, q) to (q, p), some rows of the result in each product."""
+    p, q, some = source.size(0), source.size(1), one.size(0)
+    blocks = source.as_strided([q // some, some, p], [some, 1, source.stride(0)])
+    results = target.as_strided([q // some, some, p], [some * target.stride(0), target.stride(0), 1])
+    torch.bmm(one.expand(q // some, some, some), blocks, out=results)
+
+
+def _multiply_columns(one: Tensor, source: Tensor, target: Tensor) -> None:
+    """Copy (p, q) to (q, p), some columns of the result in each product."""
+    p, q, some = source.size(0), source.size(1), one.size(0)
+    blocks = source.as_strided([p // some, q, some], [some * source.stride(0), 1, source.stride(0)])
+    results = target.as_strided([p // some, q, some], [some, target.stride(0), 1])
+    torch.bmm(blocks, one.expand(p // some, some, some), out=results)
+
+
+def quickest(dtype: torch.dtype, *, holds_lock: bool) -> Turning:
+    """Return the way that is quickest with this thread's number of threads, by trying all, once a process.
+
+    Args:
+        dtype: of the matrices.
+        holds_lock: whether Python's lock may be held.
+    """
+    return _quickest(dtype, holds_lock, torch.get_num_threads())
+
+
+@functools.cache
+def _quickest(dtype: torch.dtype, holds_lock: bool, threads: int) -> Turning:  # noqa: ARG001  # their number tells results apart
+    ways = ways_of(dtype)
+    if not (holds_lock and is_library_quicker(dtype)):
+        del ways["library"]
+    channels, pixels = _TRIED
+    image = torch.zeros(1, 1, channels, pixels, dtype=dtype)
+    turned = torch.zeros(1, 1, pixels, channels, dtype=dtype)
+    seconds = quickest_of(*(functools.partial(_to_and_fro, way, image, turned) for way in ways.values()))
+    return list(ways.values())[seconds.index(min(seconds))]
+
+
+def ways_of(dtype: torch.dtype) -> dict[str, Turning]:
+    """Return all ways by their names."""
+    none = torch.empty((0, 0), dtype=dtype)
+    return {
+        "copies": Turning(by_library=False, rows=none, columns=none),
+        "products": Turning(
+            by_library=False, rows=torch.eye(_ROWS, dtype=dtype), columns=torch.eye(_COLUMNS, dtype=dtype)
+        ),
+        "library": Turning(by_library=True, rows=none, columns=none),
+    }
+
+
+@Script
+def _to_and_fro(turning: Turning, image: Tensor, turned: Tensor) -> None:
+    turn(turning, image, turned)
+    turn(turning, turned, image)
