@@ -17,6 +17,7 @@ from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import Backend, PartKernel, PartSumKernel
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
+from mucudnn.kept import KeptFilter
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
 from mucudnn.workspace import Workspace, head
@@ -109,6 +110,13 @@ class Runner:
         self._keeps_head = backend.device.type == "cpu"
         self._limit_bytes = limit_bytes
         self._capacity_bytes = capacity_bytes
+        self._kept = KeptFilter()
+        self._can_keep_filter = (
+            problem.op is not ConvOp.WGRAD
+            and self._keeps_head
+            and len(groups) == 1  # each has its filter in the same place
+            and any(part.setup_s for part in division.parts)
+        )
         self._second_layout = problem.layout if problem.op is ConvOp.WGRAD else problem.filter_layout
 
     def __call__(
@@ -118,6 +126,8 @@ class Runner:
         second: Tensor,
         bias: Tensor | None = None,
         unread: Tensor | None = None,
+        *,
+        keeps_filter: bool = False,
     ) -> Tensor:
         """Return y from (x, w), dx from (dy, w), or dw from (x, dy), as the problem's op says.
 
@@ -127,6 +137,8 @@ class Runner:
             second: w, or dy for wgrad.
             bias: of fprop, shape (k,); None for none.
             unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one.
+            keeps_filter: whether the filter is likely to be that of the last call: then its transform is
+                made once, as long as nobody else writes to the workspace.
         """
         with self._backend.current(), workspace.lock:
             if self.is_own or not self._keeps_head:
@@ -137,9 +149,27 @@ class Runner:
             second = self._backend.operand(second, self._second_layout)
             workspace.reserve(self.buffer_bytes, self._capacity_bytes)
             ready = functools.partial(self._make_ready, workspace)
+            if keeps_filter and self._can_keep_filter:
+                return self._run_with_kept_filter(workspace, first, second, bias, unread, ready)
+            workspace.holder = None
             if self.problem.op is ConvOp.WGRAD:
                 return self._sums.run(workspace, first, second, unread, ready)
             return self._slices.run(workspace, first, second, bias, unread, ready)
+
+    def _run_with_kept_filter(
+        self,
+        workspace: Workspace,
+        image: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        unread: Tensor | None,
+        ready: "Callable[[_Group], None]",
+    ) -> Tensor:
+        """Return the same without transforming a filter whose transform lies in the workspace."""
+        is_prepared = self._kept.is_in(workspace, weight)
+        result = self._slices.run(workspace, image, weight, bias, unread, ready, is_prepared=is_prepared)
+        self._kept.stays_in(workspace)
+        return result
 
     def _make_room(self, workspace: Workspace, groups: "Sequence[_Group]") -> None:
         """Let what `groups` take beside the buffer be taken, so that both stay within the limit."""
@@ -184,6 +214,8 @@ class _SliceParts:
         bias: Tensor | None,
         unread: Tensor | None,
         ready: "Callable[[_Group], None]",
+        *,
+        is_prepared: bool = False,
     ) -> Tensor:
         """Return y, shape (n, k, *size), or dx, shape (n, c, *size), in a new tensor of the problem's layout.
 
@@ -194,6 +226,7 @@ class _SliceParts:
             bias: (k,), for fprop only.
             unread: x for dgrad, whatever it holds.
             ready: is told of each group before it runs.
+            is_prepared: whether the only group has this filter's transform in the workspace.
 
         Raises:
             BackendError: a kernel cannot be made or launched.
@@ -206,7 +239,8 @@ class _SliceParts:
             if group.is_own:
                 self._by_own(group.parts, image, weight, bias, unread, out)
                 continue
-            kernels[0][0].prepare(weight)
+            if not is_prepared:
+                kernels[0][0].prepare(weight)
             for kernel, part in kernels:
                 if not kernel.run(image, weight, out, bias, part.here):
                     self._by_own([part], image, weight, bias, unread, out)

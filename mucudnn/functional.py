@@ -95,7 +95,7 @@ class DividedConvolution:
         ):
             result: Tensor = _Convolution.apply(image, weight, bias, self)  # type: ignore[no-untyped-call]
             return result
-        return self.forward(image, weight, bias)
+        return self.forward(image, weight, bias, keeps_filter=True)  # nobody trains
 
     def run(
         self,
@@ -104,18 +104,22 @@ class DividedConvolution:
         second: Tensor,
         bias: Tensor | None = None,
         unread: Tensor | None = None,
+        *,
+        keeps_filter: bool = False,
     ) -> Tensor:
         """Return the result of one op, outside of autograd; see `Runner`."""
         workspace = workspace_of(self._backend, self._owners.get(op))
-        return self._runners[op](workspace, first, second, bias, unread)
+        return self._runners[op](workspace, first, second, bias, unread, keeps_filter=keeps_filter)
 
-    def forward(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return y, shape (n, k, *size), outside of autograd."""
+    def forward(
+        self, image: Tensor, weight: Tensor, bias: Tensor | None, *, keeps_filter: bool = False
+    ) -> Tensor:
+        """Return y, shape (n, k, *size), outside of autograd; see `Runner`."""
         if self._is_forward_own:
             return own_call(image, weight, bias, self._arguments)
         if self._forward is ConvOp.FPROP:
-            return self.run(ConvOp.FPROP, image, weight, bias)
-        result = self.run(self._forward, image, weight)
+            return self.run(ConvOp.FPROP, image, weight, bias, keeps_filter=keeps_filter)
+        result = self.run(self._forward, image, weight, keeps_filter=keeps_filter)
         return result if bias is None else result.add_(bias.view(-1, *(1,) * (result.dim() - 2)))
 
     def gradients(

@@ -28,10 +28,12 @@ class Workspace:
 
     Attributes:
         lock: whoever runs a division holds it, from its first part to its last.
+        holder: whose transformed filter lies at its start, None if nobody's; every runner says so anew.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.lock = threading.Lock()
+        self.holder: object | None = None
         self._buffer = _bytes(0, device)
         self._touched_bytes = 0
         self._is_captured = False
@@ -53,6 +55,7 @@ class Workspace:
             self._grow(max(n_bytes, capacity_bytes))
         storage = self._buffer.untyped_storage()
         if storage.nbytes() < n_bytes:
+            self.holder = None
             storage.resize_(n_bytes)  # it was given back, and comes again as far as it is needed
         # Host memory is taken page by page, as it is written to; a device's at once.
         taken_bytes = storage.nbytes() if self._buffer.is_cuda else n_bytes
@@ -64,6 +67,7 @@ class Workspace:
     def _grow(self, n_bytes: int) -> None:
         device = self._buffer.device
         self._bound.clear()
+        self.holder = None
         self._is_captured = False
         self._buffer = _bytes(0, device)  # the old one goes before the new comes, unless a graph keeps it
         self._buffer = _bytes(n_bytes, device)
@@ -76,6 +80,7 @@ class Workspace:
         """
         kept_bytes = max(limit_bytes - n_bytes, 0)
         if self._touched_bytes > kept_bytes and not self._is_captured:
+            self.holder = None
             keeps_head = backend.release(self._buffer[kept_bytes : self._touched_bytes])
             self._touched_bytes = kept_bytes if keeps_head else 0
 

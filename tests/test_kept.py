@@ -1,0 +1,205 @@
+"""A filter that stays is transformed once, and one that has changed in any way is transformed anew."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms.tile_kernels import TileSliceKernel
+from mucudnn.backends import backend_of
+from mucudnn.division import Division
+from mucudnn.execution import Runner
+from mucudnn.functional import DividedConvolution
+from mucudnn.kept import KeptFilter
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate
+from mucudnn.workspace import Owner, Workspace
+from tests.convolutions import a_convolution, operands_of, own_result, relative_error
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BACKEND = backend_of("cpu:")
+CPU = torch.device("cpu")
+BOUND = 1e-5
+
+PROBLEM = a_convolution(batch=4, kernel_size=(11, 11), padding=(5, 5), in_channels=6, out_channels=8)
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The filters that were transformed."""
+    seen: list[Tensor] = []
+    prepare = TileSliceKernel.prepare
+
+    def counting(self: TileSliceKernel, weight: Tensor) -> None:
+        seen.append(weight)
+        prepare(self, weight)
+
+    monkeypatch.setattr(TileSliceKernel, "prepare", counting)
+    return seen
+
+
+def a_runner(problem: ConvProblem = PROBLEM, *parts: tuple[str, int]) -> Runner:
+    parts = parts or (("cpu:fft32", 3), ("cpu:fft32", 1))
+    candidates = tuple(Candidate(name, batch, 0.0, 2**24, setup_s=1e-6) for name, batch in parts)
+    return Runner(BACKEND, problem, Division(candidates))
+
+
+def results_of(runner: Runner, workspace: Workspace, weight: Tensor, image: Tensor) -> Tensor:
+    """One call's result, which must be right."""
+    result = runner(workspace, image, weight, keeps_filter=True)
+    assert relative_error(result, own_result(runner.problem, image, weight)) < BOUND
+    return result
+
+
+@pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
+@pytest.mark.parametrize("layout", Layout)
+def test_a_filter_that_stays_is_transformed_once(op: ConvOp, layout: Layout, prepared: list[Tensor]) -> None:
+    problem = dataclasses.replace(PROBLEM, op=op, layout=layout, filter_layout=layout)
+    image, weight, _ = operands_of(problem)
+    runner, workspace = a_runner(problem), Workspace(CPU)
+
+    results = [results_of(runner, workspace, weight, image) for _ in range(3)]
+
+    assert len(prepared) == 1
+    assert torch.equal(results[0], results[2])
+
+
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "in place": lambda weight: weight.mul_(2),
+    "one element, by .data": lambda weight: _set(weight.data, weight.flatten()[5] * 1.0001),
+    "rows exchanged, by .data": lambda weight: weight.data.copy_(weight.flip(0)),
+    "columns exchanged, by .data": lambda weight: weight.data.copy_(weight.flip(1)),
+    "another tensor": lambda weight: weight.clone(),
+    "the sign of all, by .data": lambda weight: weight.data.neg_(),
+}
+
+
+def _set(weight: Tensor, value: Tensor) -> Tensor:
+    weight.view(-1)[5] = value
+    return weight
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_filter_that_has_changed_is_transformed_anew(
+    change: Callable[[Tensor], Tensor], prepared: list[Tensor]
+) -> None:
+    image, weight, _ = operands_of(PROBLEM)
+    runner, workspace = a_runner(), Workspace(CPU)
+    results_of(runner, workspace, weight, image)
+
+    results_of(runner, workspace, change(weight), image)
+
+    assert len(prepared) == 2
+
+
+def test_filters_of_inference_mode_are_kept_too(prepared: list[Tensor]) -> None:
+    image, weight, _ = operands_of(PROBLEM)
+    runner, workspace = a_runner(), Workspace(CPU)
+
+    with torch.inference_mode():
+        of_inference = weight.clone()
+        for _ in range(2):
+            results_of(runner, workspace, of_inference, image)
+        of_inference.mul_(2)
+        results_of(runner, workspace, of_inference, image)
+
+    assert len(prepared) == 2
+
+
+def another_site_runs(workspace: Workspace) -> None:
+    problem = dataclasses.replace(PROBLEM, out_channels=5)
+    image, weight, _ = operands_of(problem, seed=1)
+    a_runner(problem)(workspace, image, weight, keeps_filter=True)
+
+
+def a_gradient_is_computed(workspace: Workspace) -> None:
+    problem = dataclasses.replace(PROBLEM, op=ConvOp.WGRAD)
+    image, gradient, _ = operands_of(problem)
+    a_runner(problem)(workspace, image, gradient)
+
+
+def the_workspace_grows(workspace: Workspace) -> None:
+    workspace.reserve(2 * workspace.n_bytes)
+
+
+def memory_is_given_back(workspace: Workspace) -> None:
+    workspace.make_room(workspace.n_bytes, workspace.n_bytes, BACKEND)
+
+
+@pytest.mark.parametrize(
+    "event", [another_site_runs, a_gradient_is_computed, the_workspace_grows, memory_is_given_back]
+)
+def test_a_filter_is_transformed_anew_once_others_have_written_there(
+    event: Callable[[Workspace], None], prepared: list[Tensor]
+) -> None:
+    image, weight, _ = operands_of(PROBLEM)
+    runner, workspace = a_runner(), Workspace(CPU)
+    results_of(runner, workspace, weight, image)
+    event(workspace)
+    del prepared[:]
+
+    results_of(runner, workspace, weight, image)
+
+    assert len(prepared) == 1
+
+
+def test_a_filter_whose_transform_was_interrupted_is_not_kept(
+    prepared: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, weight, _ = operands_of(PROBLEM)
+    runner, workspace = a_runner(), Workspace(CPU)
+
+    def interrupted(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TileSliceKernel, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            runner(workspace, image, weight, keeps_filter=True)
+    results_of(runner, workspace, weight, image)
+
+    assert len(prepared) == 2
+
+
+def test_two_algorithms_have_their_filters_in_one_place_and_keep_neither(prepared: list[Tensor]) -> None:
+    problem = dataclasses.replace(PROBLEM, kernel_size=(5, 5), padding=(2, 2))
+    image, weight, _ = operands_of(problem)
+    runner, workspace = a_runner(problem, ("cpu:fft16", 2), ("cpu:winograd4", 2)), Workspace(CPU)
+
+    for _ in range(2):
+        results_of(runner, workspace, weight, image)
+
+    assert len(prepared) == 4
+
+
+def test_training_transforms_every_time_and_inference_once(prepared: list[Tensor]) -> None:
+    division = Division((Candidate("cpu:fft32", 4, 0.0, 2**24, setup_s=1e-6),))
+    convolution = DividedConvolution(
+        BACKEND, PROBLEM, {ConvOp.FPROP: division}, owners={ConvOp.FPROP: Owner()}
+    )
+    image, weight, _ = operands_of(PROBLEM)
+
+    for _ in range(2):
+        convolution(image, weight.requires_grad_(), None)
+    assert len(prepared) == 2
+    with torch.no_grad():
+        for _ in range(3):
+            convolution(image, weight, None)
+    assert len(prepared) == 3
+
+
+def test_odd_filters_are_never_kept() -> None:
+    workspace, kept = Workspace(CPU), KeptFilter()
+    for weight in (
+        torch.randn(4, 3, 3, 3, dtype=torch.bfloat16),
+        torch.randn(1, 3, 3, 3).expand(4, 3, 3, 3),
+        torch._neg_view(torch.randn(4, 3, 3, 3)),
+        torch.randn(4, 3, 6, 3)[:, :, ::2],
+    ):
+        for _ in range(2):
+            assert not kept.is_in(workspace, weight)
+            kept.stays_in(workspace)
