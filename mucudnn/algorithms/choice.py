@@ -41,6 +41,9 @@ _WORTH_OF_ANOTHER = 0.9
 _FILTER_BYTES = (2**24, 2**23, 2**22)
 """Of a transformed filter that is larger: as many channels of y are tried at once."""
 
+_FEW_FILTER_BYTES = 2**21
+"""The same for blocks of rows, for whose sake memory must be short: each transforms the filter anew."""
+
 _OTHERS: tuple[Algorithm, ...] = (
     PointwiseAlgorithm(),
     ColumnAlgorithm(),
@@ -134,18 +137,31 @@ def _multiplications(algorithm: TileAlgorithm, problem: ConvProblem) -> float:
 def _variants(
     family: TileAlgorithm, problem: ConvProblem, threads: int, in_blocks: bool
 ) -> Iterator[TileAlgorithm]:
-    """A family undivided, by channels, and in blocks of rows or images or slices, also on workers."""
+    """A family undivided, by channels, and in blocks of rows or images or slices, also on workers.
+
+    Blocks of rows come by channels as well, for limits that leave room for nothing else.
+    """
     geometry = TileGeometry(family, problem)
     blocks = [family, *(_in_blocks(family, geometry) if in_blocks else ())]
     for each in blocks:
         yield each
         if threads > 1 and in_blocks:
             yield dataclasses.replace(each, workers=threads)
-    channel_bytes = geometry.taps[0] * geometry.planes * geometry.x_channels * problem.itemsize
+    channels = 0
     for some_bytes in _FILTER_BYTES:
-        if channel_bytes <= some_bytes < channel_bytes * geometry.y_channels:
-            channels = 2 ** int(math.log2(some_bytes / channel_bytes))
+        if channels := _channels_of(geometry, some_bytes):
             yield dataclasses.replace(family, channels=channels)
+    rows = [each for each in blocks if each.rows]
+    if rows and channels and (few := _channels_of(geometry, _FEW_FILTER_BYTES)):
+        yield dataclasses.replace(rows[-1], channels=few)
+
+
+def _channels_of(geometry: TileGeometry, some_bytes: int) -> int:
+    """Return of how many channels of y the transformed filter takes so many bytes; 0 if of none or of all."""
+    channel_bytes = geometry.taps[0] * geometry.planes * geometry.x_channels * geometry.problem.itemsize
+    if channel_bytes <= some_bytes < channel_bytes * geometry.y_channels:
+        return int(2 ** int(math.log2(some_bytes / channel_bytes)))
+    return 0
 
 
 def _in_blocks(family: TileAlgorithm, geometry: TileGeometry) -> Iterator[TileAlgorithm]:

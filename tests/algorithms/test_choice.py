@@ -227,6 +227,18 @@ def test_some_channels_at_a_time_are_offered_for_a_large_filter(op: ConvOp) -> N
     assert any(each.channels for each in offered_tiles(LATE.with_op(op), threads=1))
 
 
+@pytest.mark.parametrize("op", ConvOp)
+def test_rows_come_with_few_channels_where_memory_is_short(op: ConvOp) -> None:
+    problem = a_convolution(op=op, batch=16, in_channels=128, out_channels=256, input_size=(56, 56))
+    of_rows = [each for each in offered_tiles(problem, threads=1) if each.rows]
+    whole, some = (
+        min(each.workspace_bytes(problem) for each in of_rows if bool(each.channels) is has_channels)
+        for has_channels in (False, True)
+    )
+
+    assert some < 6.1 * 2**20 < whole  # an eighth of what PyTorch's own hides there
+
+
 def test_filters_of_one_tap_are_no_matter_of_tiles() -> None:
     problem = dataclasses.replace(LAYER, kernel_size=(1, 1), padding=(0, 0))
 
