@@ -20,6 +20,7 @@ _CODE = (
     "backends/*.py",
     "backends/cpu/*.py",
     "execution.py",
+    "kept.py",
     "live.py",
     "stand.py",
     "timing.py",
