@@ -209,6 +209,7 @@ def autotune(
     mode: str = "reuse",
     policy: str = "power_of_two",
     search: str = "heuristic",
+    max_error: float | None = None,
     ops: str | Collection[str] = "auto",
     backend: str = "auto",
     store: StoreOption = None,
@@ -228,6 +229,7 @@ def autotune(
         mode: "reuse"; whose parts of a common total is known only when all convolutions are.
         policy: see `optimize`, as for all that follows.
         search: which algorithms are tried.
+        max_error: the largest error of an algorithm that may be chosen.
         ops: "auto" tunes those that a call needs: the forward pass, and the gradients that are recorded.
         backend: "auto", or a backend's name.
         store: where profiles are kept.
@@ -238,8 +240,8 @@ def autotune(
         InfeasibleError: (from a call inside) nothing fits the limit.
     """
     settings = Settings.of(
-        workspace_limit, mode=mode, policy=policy, search=search, ops=ops, backend=backend, store=store,
-        progress=progress,
+        workspace_limit, mode=mode, policy=policy, search=search, max_error=max_error, ops=ops,
+        backend=backend, store=store, progress=progress,
     )  # fmt: skip
     if settings.mode is not Mode.REUSE:
         raise OptionError(

@@ -15,7 +15,6 @@ from mucudnn.live import LiveMeasurer
 from mucudnn.options import Settings, StoreOption
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profiler import Profiler
 from mucudnn.progress import progress_for
 from mucudnn.store import Store, open_store
 from mucudnn.tuning import Tuning
@@ -74,5 +73,5 @@ class Learner:
         plain = without_autocast(device, autocast_dtype(device))
         with self._turn, plain, opened(settings.store) as store, progress_for(settings.progress) as shown:
             measurer = LiveMeasurer(backend_for(settings.backend, device))
-            profiler = Profiler(measurer, store, settings.limit_bytes, settings.policy, settings.search)
+            profiler = settings.profiler(measurer, store)
             return Tuning(profiler, settings.mode, extraction, shown).plan()

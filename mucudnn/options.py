@@ -1,6 +1,7 @@
 """What a user may ask of the tuner, read and checked before any work is done."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Collection
 
@@ -8,6 +9,8 @@ from mucudnn.backends import BACKENDS
 from mucudnn.choices import Mode, Policy, Search, choice
 from mucudnn.errors import OptionError
 from mucudnn.extraction import wanted_ops
+from mucudnn.measuring import Measurer
+from mucudnn.profiler import Profiler
 from mucudnn.progress import Progress
 from mucudnn.replay import PREFIX
 from mucudnn.sizes import parse_bytes
@@ -26,6 +29,7 @@ class Settings:
         mode: whose the limit is.
         policy: which micro-batch sizes are tried.
         search: which algorithms are tried.
+        max_error: of an algorithm that may be chosen; None for no other bound than the backend's.
         ops: "auto", or the ops that are wanted.
         backend: "auto", a backend's name, or a recording's with its prefix.
         store: where profiles are kept.
@@ -36,6 +40,7 @@ class Settings:
     mode: Mode
     policy: Policy
     search: Search
+    max_error: float | None
     ops: str | Collection[str]
     backend: str
     store: StoreOption
@@ -49,6 +54,7 @@ class Settings:
         mode: str,
         policy: str,
         search: str,
+        max_error: float | None,
         ops: str | Collection[str],
         backend: str,
         store: StoreOption,
@@ -64,6 +70,7 @@ class Settings:
             mode=choice(Mode, mode),
             policy=choice(Policy, policy),
             search=choice(Search, search),
+            max_error=_checked_error(max_error),
             ops=ops,
             backend=_checked_backend(backend),
             store=store,
@@ -76,10 +83,22 @@ class Settings:
             raise OptionError(f"progress must be True, False, None or a Progress, but got {progress!r}.")
         return settings
 
+    def profiler(self, measurer: Measurer, store: Store) -> Profiler:
+        """Return what tells profiles as they are wanted here, measured by `measurer` and kept in `store`."""
+        return Profiler(measurer, store, self.limit_bytes, self.policy, self.search, self.max_error)
+
     @property
     def recording(self) -> str | None:
         """The recording that is to be replayed, without its prefix; None to measure."""
         return self.backend.removeprefix(PREFIX) if self.backend.startswith(PREFIX) else None
+
+
+def _checked_error(error: object) -> float | None:
+    if error is None:
+        return None
+    if isinstance(error, int | float) and not isinstance(error, bool) and 0 <= error < math.inf:
+        return float(error)
+    raise OptionError(f"max_error must be None or a number from 0 on, such as 2e-6, but got {error!r}.")
 
 
 def _checked_backend(backend: object) -> str:

@@ -21,6 +21,7 @@ class Profiler:
         limit_bytes: the limit, inclusive.
         policy: which micro-batch sizes are tried.
         search: which algorithms are tried.
+        max_error: of candidates but PyTorch's own; None for no bound beside the backend's.
         own: id of PyTorch's own convolution.
     """
 
@@ -31,12 +32,14 @@ class Profiler:
         limit_bytes: int,
         policy: Policy,
         search: Search = Search.HEURISTIC,
+        max_error: float | None = None,
     ) -> None:
         """Remember whom to ask; nothing is measured yet."""
         self.environment: Environment = measurer.environment()
         self.limit_bytes = limit_bytes
         self.policy = policy
         self.search = search
+        self.max_error = max_error
         self.own = measurer.own
         self._measurer = measurer
         self._store = store
@@ -60,7 +63,17 @@ class Profiler:
             self._store.add_records(self.environment, fresh)
             # What is kept is what another process may have written first, so that all plan from the same.
             known = {record.trial: record for record in fresh} | self._store.records(self.environment, trials)
-        return _profile(problem, self.environment, [known[trial] for trial in trials], self.limit_bytes)
+        records = [self._judged(known[trial]) for trial in trials]
+        return _profile(problem, self.environment, records, self.limit_bytes)
+
+    def _judged(self, record: Record) -> Record:
+        """Return the record, or one that is refused if its error is larger than the user wants."""
+        trial, error = record.trial, record.error
+        if self.max_error is None or error is None or error <= self.max_error or trial.algorithm == self.own:
+            return record
+        reason = f"its error is {error:.1e}, and {self.max_error:.1e} are allowed"
+        refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
+        return Record(trial, record.workspace_bytes, refusal=refusal)
 
     def _measure(self, problem: ConvProblem, missing: Sequence[Trial]) -> list[Record]:
         """Have `missing` measured; what has broken the device is kept as refused, at every size."""
@@ -83,7 +96,8 @@ class Profiler:
         trials = self._trials(problem)
         known = self._store.records(self.environment, trials)
         records = [
-            known.get(trial) or Record(trial, self._measurer.declared_bytes(trial)) for trial in trials
+            self._judged(known.get(trial) or Record(trial, self._measurer.declared_bytes(trial)))
+            for trial in trials
         ]
         return [
             Candidate(record.trial.algorithm, record.trial.problem.batch, 0.0, record.workspace_bytes)

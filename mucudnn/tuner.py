@@ -22,7 +22,6 @@ from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
-from mucudnn.profiler import Profiler
 from mucudnn.progress import progress_for
 from mucudnn.ranks import agreed, is_distributed
 from mucudnn.replay import replaying
@@ -38,6 +37,7 @@ def optimize(
     mode: str = "reuse",
     policy: str = "power_of_two",
     search: str = "heuristic",
+    max_error: float | None = None,
     ops: str | Collection[str] = "auto",
     backend: str = "auto",
     store: StoreOption = None,
@@ -57,6 +57,9 @@ def optimize(
         policy: which micro-batch sizes are tried: "undivided", "power_of_two" or "all".
         search: which algorithms are tried: "heuristic" (those that the device's library recommends, and
             enough others) or "exhaustive" (all that there are).
+        max_error: the largest error of an algorithm that may be chosen, relative to a convolution in float64,
+            in the 2-norm, as it was measured (in float32 some 2e-7 for PyTorch's own, which may always be
+            chosen, and 3e-7 to 4e-6 for Winograd's). None leaves it at the backend's bound.
         ops: "auto" (all three in training mode, fprop alone in eval mode), or some of "fprop", "dgrad" and
             "wgrad".
         backend: "auto", or a backend's name. A recording will not do: what is patched runs here.
@@ -73,8 +76,8 @@ def optimize(
         StoreError: the store is damaged or newer than this version.
     """
     settings = Settings.of(
-        workspace_limit, mode=mode, policy=policy, search=search, ops=ops, backend=backend, store=store,
-        progress=progress,
+        workspace_limit, mode=mode, policy=policy, search=search, max_error=max_error, ops=ops,
+        backend=backend, store=store, progress=progress,
     )  # fmt: skip
     if settings.recording is not None:
         raise OptionError(
@@ -102,6 +105,7 @@ def tune(
     mode: str = "reuse",
     policy: str = "power_of_two",
     search: str = "heuristic",
+    max_error: float | None = None,
     ops: str | Collection[str] = "auto",
     backend: str = "auto",
     store: StoreOption = None,
@@ -123,8 +127,8 @@ def tune(
         StoreError: the recording cannot be read.
     """
     settings = Settings.of(
-        workspace_limit, mode=mode, policy=policy, search=search, ops=ops, backend=backend, store=store,
-        progress=progress,
+        workspace_limit, mode=mode, policy=policy, search=search, max_error=max_error, ops=ops,
+        backend=backend, store=store, progress=progress,
     )  # fmt: skip
     return _plan(model, sample, settings)
 
@@ -139,7 +143,7 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
 
     def make(seen: _Seen) -> Plan:
         with plain, kept as found, progress_for(settings.progress) as shown:
-            profiler = Profiler(seen.measurer, found, settings.limit_bytes, settings.policy, settings.search)
+            profiler = settings.profiler(seen.measurer, found)
             return Tuning(profiler, settings.mode, seen.extraction, shown).plan()
 
     with contextlib.ExitStack() as stack:

@@ -41,10 +41,10 @@ def _profiler(
     store: Store | None = None,
     policy: Policy = Policy.POWER_OF_TWO,
     search: Search = Search.HEURISTIC,
+    max_error: float | None = None,
 ) -> Profiler:
-    return Profiler(
-        LiveMeasurer(backend), MemoryStore() if store is None else store, limit_bytes, policy, search
-    )
+    kept = MemoryStore() if store is None else store
+    return Profiler(LiveMeasurer(backend), kept, limit_bytes, policy, search, max_error)
 
 
 def _refused(profile: Profile) -> dict[tuple[str, int], RefusalKind]:
@@ -57,6 +57,10 @@ def _division(algorithm: str, batch: int, times: int, workspace_bytes: int = 0) 
 
 def _off_by_one(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
     result.add_(1)
+
+
+def _off_by_a_little(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+    result.mul_(1 + 3e-6)
 
 
 def _off_by_one_at_two_samples(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
@@ -235,6 +239,23 @@ def test_a_bad_algorithm_is_refused_with_its_reason(
     assert _refused(profile) == {("scripted:bad", size): kind for size in (1, 2, 4, 8)}
     assert all(re.fullmatch(reason, refusal.reason) for refusal in profile.refusals)
     assert {each.algorithm for each in profile.candidates} == {"scripted:own", "scripted:right"}
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_an_algorithm_less_exact_than_is_wanted_is_refused_from_what_is_known(op: ConvOp) -> None:
+    backend, store = _with(_off_by_a_little), MemoryStore()
+    assert not _profiler(backend, store=store).profile(_problem(op=op)).refusals
+
+    profilers = {error: _profiler(backend, store=store, max_error=error) for error in (1.0, 4e-6, 2e-6, 0.0)}
+    found = {error: profiler.profile(_problem(op=op)) for error, profiler in profilers.items()}
+
+    names = {error: {each.algorithm for each in profile.candidates} for error, profile in found.items()}
+    assert names[1.0] == names[4e-6] == {"scripted:own", "scripted:right", "scripted:bad"}
+    assert names[2e-6] == {"scripted:own", "scripted:right"}
+    assert names[0.0] == {"scripted:own"}  # there must be something
+    assert _refused(found[2e-6]) == {("scripted:bad", size): RefusalKind.WRONG for size in (1, 2, 4, 8)}
+    assert re.fullmatch(r"its error is 3\.\de-06, and 2\.0e-06 are allowed", found[2e-6].refusals[0].reason)
+    assert not any(profiler.measured for profiler in profilers.values())
 
 
 @pytest.mark.parametrize("op", ConvOp)

@@ -43,6 +43,10 @@ from mucudnn.store import MemoryStore, Store, open_store
     "--search", type=click.Choice([str(search) for search in Search]), default=str(Search.HEURISTIC),
     show_default=True, help="Which algorithms are tried: those that the library recommends, or all.",
 )  # fmt: skip
+@click.option(
+    "--max-error", type=click.FloatRange(min=0), metavar="ERROR",
+    help="Largest error of an algorithm, relative to float64, such as 2e-6.  [default: the backend's bound]",
+)  # fmt: skip
 @click.option("--eval", "is_eval", is_flag=True, help="Tune for inference: the forward pass alone.")
 @dtype_option
 @channels_last_option
@@ -61,6 +65,7 @@ def tune_command(
     mode: str,
     policy: str,
     search: str,
+    max_error: float | None,
     is_eval: bool,
     dtype: str | None,
     channels_last: bool,
@@ -99,8 +104,9 @@ def tune_command(
             model.to(device)
         sample = random_inputs(model, shapes, channels_last=channels_last)
         plan = tune(
-            model, sample, limit_bytes, mode=mode, policy=policy, search=search, backend=backend, store=opened
-        )
+            model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
+            backend=backend, store=opened,
+        )  # fmt: skip
     print_plan(plan, as_json)
     seconds = time.perf_counter() - start
     if is_replay:

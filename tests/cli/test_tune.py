@@ -13,6 +13,7 @@ from mucudnn.plan import Plan
 from mucudnn.report import render_plan
 from mucudnn.store import SqliteStore
 from tests.cli.commands import SMALL, assert_one_sentence, damage, in_a_process, run, tune
+from tests.plans import algorithms_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,3 +274,13 @@ def test_an_exhaustive_search_may_be_asked_for(tuned: Tuned) -> None:
     result = tune("conv", *SMALL, "--backend", f"replay:{tuned.store}", "--search", "exhaustive")
 
     assert result.exit_code == 0
+
+
+def test_an_exacter_result_may_be_asked_for(tuned: Tuned, tmp_path: Path) -> None:
+    output = tmp_path / "plan.json"
+    arguments = ("conv", *SMALL, "--backend", f"replay:{tuned.store}", "--max-error", "0", "-o", str(output))
+
+    result = tune(*arguments)
+
+    assert result.exit_code == 0
+    assert algorithms_of(Plan.load(output)) == {"cpu:aten"}
