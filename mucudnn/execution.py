@@ -166,9 +166,9 @@ class Runner:
         ready: "Callable[[_Group], None]",
     ) -> Tensor:
         """Return the same without transforming a filter whose transform lies in the workspace."""
-        is_prepared = self._kept.is_in(workspace, weight)
+        is_prepared, held = self._kept.begin(workspace, weight)
         result = self._slices.run(workspace, image, weight, bias, unread, ready, is_prepared=is_prepared)
-        self._kept.stays_in(workspace)
+        self._kept.end(workspace, held)
         return result
 
     def _make_room(self, workspace: Workspace, groups: "Sequence[_Group]") -> None:

@@ -1,10 +1,11 @@
 """Whether the filter whose transform lies in a workspace is still the one that is given.
 
-In inference a filter stays, and its transform can stay with it, wherever nobody else writes to the workspace:
-in sharing mode, or if one site runs again and again. Writes through `weight.data` raise no version, so the
-filter's bits are compared as well, by a sum that costs about as much as reading them.
+In inference a filter stays, and its transform can stay with it, wherever nobody else writes to the
+workspace: in sharing mode, or if one site runs again and again. Writes through `weight.data` raise no
+version, and memory is used again, so a filter that lies where it lay is compared by its bits as well.
 """
 
+import threading
 from typing import NamedTuple
 
 import torch
@@ -15,74 +16,108 @@ from mucudnn.workspace import Workspace
 _WORD_BYTES = 4
 
 
-class _Key(NamedTuple):
-    """What tells one filter from another.
-
-    Attributes:
-        address: of its memory.
-        version: counts the writes that PyTorch knows of.
-        bits: the sum of its 32-bit words, each times an odd number drawn for its place, modulo 2**32. A
-            changed word changes it; of unknown writes to several words, one in 2**32 does not.
-    """
+class _Place(NamedTuple):
+    """Where a filter lies; another place is another filter, or it would not matter if it were not."""
 
     address: int
     version: int
-    bits: int
+    strides: tuple[int, ...]
+
+
+class _Bits(NamedTuple):
+    """Two sums over a filter, which tell one content from another.
+
+    Attributes:
+        words: of its 32-bit words as integers, each times an odd number drawn for its place, modulo 2**32. A
+            change of one word always shows, and of several unless it is in their highest bits alone.
+        values: of its values, each times a number drawn for its place: signs and exponents show.
+    """
+
+    words: int
+    values: float
+
+
+class _Held(NamedTuple):
+    """What lies in a workspace: whose, of which filter; `bits` only once the same place was seen twice."""
+
+    user: object
+    place: _Place
+    bits: _Bits | None
 
 
 class KeptFilter:
-    """Knows of one user of workspaces what filter it has left there."""
+    """One user of workspaces, who leaves a transformed filter there. Threads may share it."""
 
     def __init__(self) -> None:
-        self._mark = object()
-        self._key: _Key | None = None
         self._numbers: _Numbers | None = None
+        self._turn = threading.Lock()
 
-    def is_in(self, workspace: Workspace, weight: Tensor) -> bool:
-        """Return whether `workspace` holds what this user has made of `weight`; its lock is held."""
-        key = self._key_of(weight)
-        stays = key is not None and key == self._key and workspace.holder is self._mark
-        workspace.holder = None  # until it is certain that the transform is whole
-        self._key = key
-        return stays
+    def begin(self, workspace: Workspace, weight: Tensor) -> tuple[bool, _Held | None]:
+        """Begin to use `workspace`, whose lock is held; return whether it holds the transform of `weight`.
 
-    def stays_in(self, workspace: Workspace) -> None:
-        """Note that what was made of the weight that was asked for lies in `workspace` now."""
-        if self._key is not None:
-            workspace.holder = self._mark
-
-    def _key_of(self, weight: Tensor) -> _Key | None:
-        """Return the key, or None for filters that do not fill their memory, or not with whole words."""
-        is_dense = torch.ops.aten.is_non_overlapping_and_dense(weight) and weight.numel() > 0
-        if not is_dense or weight.is_neg() or weight.element_size() % _WORD_BYTES:
-            return None
-        if self._numbers is None or self._numbers.words != _words(weight).shape:
-            self._numbers = _Numbers(_words(weight).shape)
+        The second value is for `end`. Until then the workspace is nobody's.
+        """
+        held, workspace.holder = workspace.holder, None
+        if not _is_whole(weight):
+            return False, None
+        # Inference tensors count no versions.
         version = 0 if weight.is_inference() else weight._version
-        return _Key(weight.data_ptr(), version, self._numbers.sum_of(_words(weight)))
+        place = _Place(weight.data_ptr(), version, weight.stride())
+        if not isinstance(held, _Held) or held.user is not self or held.place != place:
+            return False, _Held(
+                self, place, None
+            )  # as in training, where reading the filter would be in vain
+        bits = self._bits_of(weight)
+        return bits == held.bits, _Held(self, place, bits)
+
+    def end(self, workspace: Workspace, held: _Held | None) -> None:
+        """Note that what `begin` was told of lies in `workspace` now, whole."""
+        workspace.holder = held
+
+    def _bits_of(self, weight: Tensor) -> _Bits:
+        columns = weight.numel() // weight.size(0)
+        values = weight.as_strided((weight.size(0), columns), (columns, 1))
+        with self._turn:
+            if self._numbers is None or not self._numbers.fit(values):
+                self._numbers = _Numbers(values)
+            return self._numbers.bits_of(values)
+
+
+def _is_whole(weight: Tensor) -> bool:
+    """Whether a filter fills its memory, with whole words that are what they stand for."""
+    is_dense = weight.numel() > 0 and torch.ops.aten.is_non_overlapping_and_dense(weight)
+    return is_dense and not weight.is_neg() and weight.element_size() % _WORD_BYTES == 0
 
 
 class _Numbers:
-    """Odd numbers for the places of a filter's words: one for its row times one for its column.
+    """Numbers for the places in a matrix: one for the row times one for the column."""
 
-    Attributes:
-        words: rows and columns of words.
-    """
+    def __init__(self, like: Tensor) -> None:
+        generator = torch.Generator("cpu").manual_seed(0)
+        with torch.inference_mode(mode=False):
+            words, values = (
+                [
+                    torch.randint(2**31, (size,), generator=generator, dtype=torch.int32, device="cpu") | 1
+                    for size in matrix.shape
+                ]
+                for matrix in (like.view(torch.int32), like)
+            )
+            self._of_words = words
+            self._of_values = [number.to(like.dtype) / 2**31 for number in values]
+            self._rows = torch.empty_like(words[0]), torch.empty_like(self._of_values[0])
+        self._shape, self._dtype = like.shape, like.dtype
 
-    def __init__(self, words: torch.Size) -> None:
-        generator = torch.Generator().manual_seed(0)
-        drawn = [torch.randint(2**31, (size,), generator=generator, dtype=torch.int32) for size in words]
-        self.words = words
-        self._of_rows, self._of_columns = (numbers | 1 for numbers in drawn)
-        self._sums = torch.empty_like(self._of_rows)
+    def fit(self, values: Tensor) -> bool:
+        """Whether they are for such a matrix."""
+        return values.shape == self._shape and values.dtype == self._dtype
 
-    def sum_of(self, words: Tensor) -> int:
-        """Return the sum of the words times their numbers, modulo 2**32."""
-        torch.mv(words, self._of_columns, out=self._sums)
-        return int(torch.dot(self._sums, self._of_rows))
+    def bits_of(self, values: Tensor) -> _Bits:
+        """Return the sums of this matrix."""
+        words = _sum(values.view(torch.int32), self._of_words, self._rows[0])
+        return _Bits(int(words), _sum(values, self._of_values, self._rows[1]))
 
 
-def _words(weight: Tensor) -> Tensor:
-    """View a dense filter's memory as words, shape (k, words of one of k parts)."""
-    flat = weight.as_strided((weight.numel(),), (1,)).view(torch.int32)
-    return flat.view(weight.size(0), -1)
+def _sum(matrix: Tensor, numbers: list[Tensor], of_rows: Tensor) -> float:
+    rows, columns = numbers
+    torch.mv(matrix, columns, out=of_rows)
+    return float(torch.dot(of_rows, rows))

@@ -28,7 +28,7 @@ class Workspace:
 
     Attributes:
         lock: whoever runs a division holds it, from its first part to its last.
-        holder: whose transformed filter lies at its start, None if nobody's; every runner says so anew.
+        holder: whose transformed filter lies at its start, and which, as that user says; None if nobody's.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -147,12 +147,12 @@ def _variants(
         yield each
         if threads > 1 and in_blocks:
             yield dataclasses.replace(each, workers=threads)
-    channels = 0
     for some_bytes in _FILTER_BYTES:
         if channels := _channels_of(geometry, some_bytes):
             yield dataclasses.replace(family, channels=channels)
+    is_large = _channels_of(geometry, min(_FILTER_BYTES)) > 0
     rows = [each for each in blocks if each.rows]
-    if rows and channels and (few := _channels_of(geometry, _FEW_FILTER_BYTES)):
+    if rows and is_large and (few := _channels_of(geometry, _FEW_FILTER_BYTES)):
         yield dataclasses.replace(rows[-1], channels=few)
 
 

@@ -159,16 +159,16 @@ def _filter_view(tensor: Tensor) -> Tensor:
 
 def _slice_space(geometry: TileGeometry, arena: _Arena) -> SliceSpace:
     h, w = geometry.forms
-    front, back = arena["front"], arena["back"]
+    front, back, turning = arena["front"], arena["back"], _turning(geometry, arena)
     planes, deep, y_plane = geometry.planes, geometry.taps[0], geometry.y_plane
     u = arena.planes.view(deep, planes, geometry.x_channels, geometry.group)
     return SliceSpace(
-        cut=_cut(geometry, arena),
+        cut=_cut(geometry, arena, turning),
         v=_shifted(geometry, arena),
         u=list(u)[:: -1 if geometry.problem.op is ConvOp.DGRAD else 1],
         m=_matrices(back, planes, math.prod(geometry.y_tiles), geometry.group, y_plane),
         to_outputs=_product(h.output_transform, w.output_transform, back, front, back, y_plane),
-        blocks=_blocks(geometry, back, front),
+        blocks=_blocks(geometry, back, front, turning),
         taps=_taps(geometry, arena),
         group=geometry.group,
         is_prepared=geometry.group == geometry.y_channels,
@@ -177,13 +177,13 @@ def _slice_space(geometry: TileGeometry, arena: _Arena) -> SliceSpace:
 
 def _sum_space(geometry: TileGeometry, arena: _Arena) -> SumSpace:
     h, w = geometry.forms
-    back, y_front = arena["back"], arena["y_front"]
+    back, y_front, turning = arena["back"], arena["y_front"], _turning(geometry, arena)
     planes, deep, y_plane = geometry.planes, geometry.taps[0], geometry.y_plane
     y_rows = math.prod(geometry.y_tiles)
     return SumSpace(
-        cut=_cut(geometry, arena),
+        cut=_cut(geometry, arena, turning),
         v=_shifted(geometry, arena),
-        blocks=_blocks(geometry, y_front, back),
+        blocks=_blocks(geometry, y_front, back, turning),
         y_to_products=_product(h.output_transform.T, w.output_transform.T, y_front, back, y_front, y_plane),
         d=_matrices(y_front, planes, y_rows, geometry.group, y_plane).transpose(1, 2),
         sums=list(arena.planes.view(deep, planes, geometry.group, geometry.x_channels)),
@@ -219,7 +219,12 @@ def _shifted(geometry: TileGeometry, arena: _Arena) -> list[Tensor]:
     return [v[:, q * per_slice : q * per_slice + count] for q in range(geometry.taps[0])]
 
 
-def _cut(geometry: TileGeometry, arena: _Arena) -> Cut:
+def _turning(geometry: TileGeometry, arena: _Arena) -> Turning | None:
+    """How images are transposed; None if they are not."""
+    return quickest((arena["front"], arena["back"]), geometry.workers) if geometry.is_turned else None
+
+
+def _cut(geometry: TileGeometry, arena: _Arena, turning: Turning | None) -> Cut:
     h, w = geometry.forms
     shape, front, back = geometry.chunk_shape, arena["front"], arena["back"]
     before, _ = geometry.margins
@@ -236,8 +241,7 @@ def _cut(geometry: TileGeometry, arena: _Arena) -> Cut:
     outside = [tiles[:, start:stop, :, :, :, tile] for tile, start, stop in geometry.columns_outside]
     edges = [_edge(block, *kind) for kind in _kinds(geometry)[0]]
     chunks = len(geometry.blocks[0].chunks)
-    turning = _turning(geometry, front)
-    return Cut(edges, overlapping, tiles, outside, geometry.is_turned, turning, product, chunks)
+    return Cut(edges, overlapping, tiles, outside, turning, product, chunks)
 
 
 def _targets(geometry: TileGeometry, v: Tensor) -> list[Tensor]:
@@ -266,19 +270,21 @@ def _pixels(box: Tensor) -> Tensor:
     return box.flatten(2, 3)
 
 
-def _blocks(geometry: TileGeometry, outputs: Tensor, staged: Tensor) -> Blocks:
+def _blocks(geometry: TileGeometry, outputs: Tensor, staged: Tensor, turning: Turning | None) -> Blocks:
     h, w = geometry.forms
     sides = (h.outputs, w.outputs)
     tiles = _tile_view(outputs, sides, geometry.y_tiles, geometry.group, geometry.y_plane)
     tiles = tiles.permute(2, 3, 4, 0, 5, 1, 6)
     columns = geometry.y_plane if geometry.problem.op is ConvOp.WGRAD else geometry.group
     return Blocks(
-        [_side(geometry, tiles, staged, size) for size in _kinds(geometry)[1]],
+        [_side(geometry, tiles, staged, size, turning) for size in _kinds(geometry)[1]],
         outputs[: math.prod(sides) * geometry.y_plane].view(-1, columns),
     )
 
 
-def _side(geometry: TileGeometry, tiles: Tensor, staged: Tensor, size: tuple[int, ...]) -> Side:
+def _side(
+    geometry: TileGeometry, tiles: Tensor, staged: Tensor, size: tuple[int, ...], turning: Turning | None
+) -> Side:
     """Split the outputs of a block of so many slices and rows into whole tiles and cut ones."""
     high, wide = tiles.size(3), tiles.size(5)
     shape = [geometry.images, *size, geometry.y_size[2], geometry.group]
@@ -287,21 +293,14 @@ def _side(geometry: TileGeometry, tiles: Tensor, staged: Tensor, size: tuple[int
         for i, rows, m_h in _whole_and_rest(shape[2], high)
         for j, columns, m_w in _whole_and_rest(shape[3], wide)
     ]
-    if geometry.is_turned:
+    if turning is not None:
         place = staged[: math.prod(shape)].view(shape)
         lines = _pixels(place)
     else:
         place = lines = staged[:0]
     covered = math.prod(shape[1:4])
     is_whole = covered == math.prod(tiles.shape[1:6])
-    return Side(pieces, shape, place, lines, _turning(geometry, staged), is_whole)
-
-
-def _turning(geometry: TileGeometry, like: Tensor) -> Turning:
-    """How images are transposed; whatever if they are not."""
-    if geometry.is_turned:
-        return quickest(like.dtype, holds_lock=geometry.workers == 1)
-    return Turning(by_library=False, rows=like[:0], columns=like[:0])
+    return Side(pieces, shape, place, lines, turning, is_whole)
 
 
 def _whole_and_rest(size: int, step: int) -> list[tuple[int, int, int]]:

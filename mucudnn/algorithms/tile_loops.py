@@ -64,8 +64,9 @@ def _gather(cut: Cut, edge: Edge, image: Tensor, n: int, d: int, row: int) -> No
     inside = edge.inside
     if inside.numel() > 0:
         source = _box(image, list(inside.shape), n, d, row, 0)
-        if cut.is_turned and _has_even_pixels(source):
-            turn(cut.turning, _pixels(source).transpose(2, 3), edge.pixels)
+        turning = cut.turning
+        if turning is not None and _has_even_pixels(source):
+            turn(turning, _pixels(source).transpose(2, 3), edge.pixels)
         else:
             inside.copy_(source)
     for border in edge.borders:
@@ -77,14 +78,15 @@ def _gather(cut: Cut, edge: Edge, image: Tensor, n: int, d: int, row: int) -> No
 
 def _scatter(side: Side, image: Tensor) -> None:
     """Copy the outputs of a block to its pixels `image` of y."""
-    if side.staged.numel() == 0:
+    turning = side.turning
+    if turning is None:
         for piece in side.pieces:
             _tiles_in(piece, image).copy_(piece.tiles)
         return
     for piece in side.pieces:
         _tiles_in(piece, side.staged).copy_(piece.tiles)
     if _has_even_pixels(image):
-        turn(side.turning, side.pixels, _pixels(image).transpose(2, 3))
+        turn(turning, side.pixels, _pixels(image).transpose(2, 3))
     else:
         image.copy_(side.staged)
 
@@ -170,9 +172,10 @@ def _add_block(space: SumSpace, side: Side, pixels: Tensor, first: bool) -> None
     """Add the products of a block of dy, whose x is transformed, to the sum."""
     if not side.is_whole:
         space.blocks.flat.zero_()
-    if side.staged.numel() > 0:
+    turning = side.turning
+    if turning is not None:
         if _has_even_pixels(pixels):
-            turn(side.turning, _pixels(pixels).transpose(2, 3), side.pixels)
+            turn(turning, _pixels(pixels).transpose(2, 3), side.pixels)
         else:
             side.staged.copy_(pixels)
         pixels = side.staged

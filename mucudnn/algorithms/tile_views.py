@@ -54,8 +54,7 @@ class Cut(NamedTuple):
         overlapping: (t_h, t_w, images, slices, tiles_h, tiles_w, channels), the tiles in the padded chunk.
         tiles: the same shape, where the tiles are gathered.
         outside: those of their columns that lie beyond the image, in pieces.
-        is_turned: whether x is contiguous, and has to be transposed.
-        turning: how.
+        turning: how x, which is contiguous, is transposed; None if it is not.
         to_products: transforms the tiles.
         chunks: of a block.
     """
@@ -64,8 +63,7 @@ class Cut(NamedTuple):
     overlapping: Tensor
     tiles: Tensor
     outside: list[Tensor]
-    is_turned: bool
-    turning: Turning
+    turning: Turning | None
     to_products: Product
     chunks: int
 
@@ -94,7 +92,7 @@ class Side(NamedTuple):
         shape: (images, slices, rows, columns, channels).
         staged: room of that shape with channels innermost; empty where y lies like that.
         pixels: the same as (images, slices, pixels, channels).
-        turning: how they are transposed.
+        turning: how they are transposed; None if they are not.
         is_whole: whether no tile reaches beyond the image.
     """
 
@@ -102,7 +100,7 @@ class Side(NamedTuple):
     shape: list[int]
     staged: Tensor
     pixels: Tensor
-    turning: Turning
+    turning: Turning | None
     is_whole: bool
 
 

@@ -66,8 +66,8 @@ _WAYS = 8
 _FEW_SETS = 2
 """Sets of the first-level cache up to which copying few of its lines at once gains more than it costs."""
 
-_TRIED = (128, 784)
-"""Rows and columns of the matrix with which the ways are compared."""
+_LEAST_TRIED = 32
+"""Rows and columns of a matrix with which the ways are compared."""
 
 _TRIES = 7
 """Of each way."""
@@ -82,13 +82,17 @@ def transpose(source: Tensor, target: Tensor) -> None:
     """Copy matrices (b, p, q) to (b, q, p); nothing is allocated.
 
     Any strides are right, and every bit comes over. It is fast where the elements of a row lie next to each
-    other in both.
+    other in both. The first large copy of a process is made in both ways, some times, to know the quicker.
     """
-    number, rows, columns = source.shape
     copies = _copies_of_mkl().get(source.dtype) if _are_rows_dense(source, target) else None
-    if copies is None or not is_library_quicker(source.dtype):
+    if copies is not None and _is_library_quicker(copies, source, target):
+        _copy_by_library(copies, source, target)
+    else:
         copy_by_torch(source, target)
-        return
+
+
+def _copy_by_library(copies: "tuple[Copy, Copy]", source: Tensor, target: Tensor) -> None:
+    number, rows, columns = source.shape
     copy = copies[rows * columns >= _SHORT]
     some = columns if _has_even_lines(target) else _FEW_STREAMS
     itemsize = source.element_size()
@@ -102,6 +106,24 @@ def transpose(source: Tensor, target: Tensor) -> None:
             copy(b"R", b"T", rows, part, 1.0, here + first * itemsize, row_here, to, row_there)
         here += step_here
         there += step_there
+
+
+_library_is_quicker: dict[tuple[torch.dtype, int], bool] = {}
+"""By type and number of threads, once it was tried."""
+
+
+def _is_library_quicker(copies: "tuple[Copy, Copy]", source: Tensor, target: Tensor) -> bool:
+    """Whether MKL copies quicker than torch here: on processors of other makes than Intel's it may not."""
+    here = source.dtype, torch.get_num_threads()
+    answer = _library_is_quicker.get(here)
+    if answer is None:
+        if min(source.shape[1:]) < _LEAST_TRIED or source.numel() < _SHORT:
+            return True  # too small to tell
+        library, torch_ = quickest_of(
+            lambda: _copy_by_library(copies, source, target), lambda: copy_by_torch(source, target)
+        )
+        answer = _library_is_quicker[here] = library < torch_
+    return answer
 
 
 def _has_even_lines(target: Tensor) -> bool:
@@ -167,26 +189,6 @@ def copy_by_torch(
     for first in range(0, rows, ways * sets):
         last = min(first + ways * sets, rows)
         target[:, :, first:last].copy_(source[:, first:last].transpose(1, 2))
-
-
-@functools.cache
-def is_library_quicker(dtype: torch.dtype) -> bool:
-    """Return whether MKL copies quicker than torch on this processor, by trying both, once a process."""
-    copies = _copies_of_mkl().get(dtype)
-    if copies is None:
-        return False
-    source = torch.zeros(1, *_TRIED, dtype=dtype)
-    target = torch.zeros(1, *reversed(_TRIED), dtype=dtype)
-    rows, columns = _TRIED
-
-    def by_library() -> None:
-        copies[0](b"R", b"T", rows, columns, 1.0, source.data_ptr(), columns, target.data_ptr(), rows)
-
-    def by_torch() -> None:
-        copy_by_torch(source, target)
-
-    library, torch_ = quickest_of(by_library, by_torch)
-    return library < torch_
 
 
 def quickest_of(*ways: Callable[[], None]) -> list[float]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.scripts import Script
-from mucudnn.algorithms.transposition import copy_by_torch, is_library_quicker, quickest_of, transpose
+from mucudnn.algorithms.transposition import copy_by_torch, quickest_of, transpose
+from mucudnn.algorithms.workers import run_on_workers
 
 _ROWS, _COLUMNS = 8, 16
 """Of the identity by which blocks of so many rows or columns of the result are made."""
@@ -23,7 +24,7 @@ _MOST_ROWS = 1024
 _LEAST_ROWS = 384
 """Of the result from which blocks of columns are quicker than copies."""
 
-_TRIED = (64, 784)
+_TRIED = (64, 256)
 """Channels and pixels of the image with which the ways are compared, both ways."""
 
 
@@ -52,23 +53,27 @@ def turn(
 
     Args:
         turning: the way.
-        source: its rows are dense.
-        target: its rows are dense.
+        source: of any strides; what is not by torch's copies is for dense rows.
+        target: of any strides as well.
         most_rows: of a result that is made in blocks of rows.
         least_rows: of a result that is made in blocks of columns.
     """
-    p, q, has_products = source.size(2), source.size(3), turning.rows.numel() > 0
+    if turning.by_library and source.size(1) == 1:
+        transpose(source[:, 0], target[:, 0])
+        return
+    p, q = source.size(2), source.size(3)
+    has_products = turning.rows.numel() > 0 and source.stride(3) == 1 and target.stride(3) == 1
     in_rows = has_products and q % turning.rows.size(0) == 0 and q <= most_rows
     in_columns = has_products and p % turning.columns.size(0) == 0 and q >= least_rows
     for i in range(source.size(0)):
         if turning.by_library:
             transpose(source[i], target[i])
-        elif in_rows:
+        elif in_rows or in_columns:
             for d in range(source.size(1)):
-                _multiply_rows(turning.rows, source[i, d], target[i, d])
-        elif in_columns:
-            for d in range(source.size(1)):
-                _multiply_columns(turning.columns, source[i, d], target[i, d])
+                if in_rows:
+                    _multiply_rows(turning.rows, source[i, d], target[i, d])
+                else:
+                    _multiply_columns(turning.columns, source[i, d], target[i, d])
         else:
             copy_by_torch(source[i], target[i])
 
@@ -89,35 +94,45 @@ def _multiply_columns(one: Tensor, source: Tensor, target: Tensor) -> None:
     torch.bmm(blocks, one.expand(p // some, some, some), out=results)
 
 
-def quickest(dtype: torch.dtype, *, holds_lock: bool) -> Turning:
-    """Return the way that is quickest with this thread's number of threads, by trying all, once a process.
+def quickest(scratch: tuple[Tensor, Tensor], workers: int) -> Turning:
+    """Return the way that is quickest on this processor, by trying all, once a process.
 
     Args:
-        dtype: of the matrices.
-        holds_lock: whether Python's lock may be held.
+        scratch: two pieces of memory of the matrices' type, which are overwritten if large enough to tell.
+        workers: threads that each transpose blocks of their own; 1 if one does, whose operations are shared.
     """
-    return _quickest(dtype, holds_lock, torch.get_num_threads())
+    dtype, threads = scratch[0].dtype, 1 if workers > 1 else torch.get_num_threads()
+    key = dtype, threads, workers > 1
+    found = _quickest.get(key)
+    if found is None:
+        channels, pixels = _TRIED
+        ways = ways_of(dtype)
+        if min(each.numel() for each in scratch) < channels * pixels:
+            return ways["copies"]
+        if workers > 1:
+            del ways["library"]
+        image = scratch[0][: channels * pixels].zero_().view(1, 1, channels, pixels)
+        turned = scratch[1][: channels * pixels].zero_().view(1, 1, pixels, channels)
+        calls = [functools.partial(_to_and_fro, way, image, turned) for way in ways.values()]
+        tried = functools.partial(quickest_of, *calls)
+        seconds = run_on_workers([tried])[0] if workers > 1 else tried()
+        found = _quickest[key] = list(ways.values())[seconds.index(min(seconds))]
+    return found
 
 
-@functools.cache
-def _quickest(dtype: torch.dtype, holds_lock: bool, threads: int) -> Turning:  # noqa: ARG001  # their number tells results apart
-    ways = ways_of(dtype)
-    if not (holds_lock and is_library_quicker(dtype)):
-        del ways["library"]
-    channels, pixels = _TRIED
-    image = torch.zeros(1, 1, channels, pixels, dtype=dtype)
-    turned = torch.zeros(1, 1, pixels, channels, dtype=dtype)
-    seconds = quickest_of(*(functools.partial(_to_and_fro, way, image, turned) for way in ways.values()))
-    return list(ways.values())[seconds.index(min(seconds))]
+_quickest: dict[tuple[torch.dtype, int, bool], Turning] = {}
+"""By type, number of threads, and whether they are workers, once it was tried."""
 
 
 def ways_of(dtype: torch.dtype) -> dict[str, Turning]:
     """Return all ways by their names."""
-    none = torch.empty((0, 0), dtype=dtype)
+    none = torch.empty((0, 0), dtype=dtype, device="cpu")
     return {
         "copies": Turning(by_library=False, rows=none, columns=none),
         "products": Turning(
-            by_library=False, rows=torch.eye(_ROWS, dtype=dtype), columns=torch.eye(_COLUMNS, dtype=dtype)
+            by_library=False,
+            rows=torch.eye(_ROWS, dtype=dtype, device="cpu"),
+            columns=torch.eye(_COLUMNS, dtype=dtype, device="cpu"),
         ),
         "library": Turning(by_library=True, rows=none, columns=none),
     }

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mucudnn.algorithms import Algorithm, GradientSum
+from mucudnn.algorithms import Algorithm, GradientSum, tile_kernels
+from mucudnn.algorithms.turning import Turning, ways_of
 from mucudnn.problem import ConvOp, ConvProblem
 from tests.algorithms.kernels import (
     BLOCKED,
@@ -35,13 +36,23 @@ from tests.convolutions import (
     relative_error,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "products_transpose")
 
 STRANGE = {name: PROBLEMS[name] for name in ("3x3", "5x3", "9x9", "stride 2", "groups", "dilation", "3x3x3")}
 STRANGE_BLOCKS = {name: BLOCKED[name] for name in ("3x3", "7x7", "3x3x3")}
 FEW = {"3x3": SQUARE, "9x9": PROBLEMS["9x9"]}
 PLACES = ("first", "second")
 VALUES = (float("nan"), float("inf"), float("-inf"))
+
+
+@pytest.fixture
+def products_transpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contiguous images are transposed in the one way that spreads such numbers, however quick it is here."""
+
+    def by_products(scratch: tuple[torch.Tensor, torch.Tensor], workers: int) -> Turning:  # for all
+        return ways_of(scratch[0].dtype)["products"]
+
+    monkeypatch.setattr(tile_kernels, "quickest", by_products)
 
 
 @pytest.mark.parametrize("place", PLACES)

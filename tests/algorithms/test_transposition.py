@@ -26,7 +26,7 @@ SHAPES: list[Shape] = [
 def who(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who copies: MKL where PyTorch has it, and torch."""
     is_mkl = request.param == "MKL"
-    monkeypatch.setattr(transposition, "is_library_quicker", lambda _: is_mkl)
+    monkeypatch.setattr(transposition, "_is_library_quicker", lambda *_: is_mkl)
     return str(request.param)
 
 
@@ -154,14 +154,29 @@ def test_torch_copies_as_many_rows_at_once_as_the_cache_holds_lines(
     assert seen.shapes == blocks
 
 
-def test_mkl_is_asked_only_where_it_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mkl_is_asked_only_where_it_was_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     """On processors of other makes than Intel's it copies element by element."""
-    for is_quicker in (True, False):
-        monkeypatch.setattr(transposition, "is_library_quicker", lambda _, answer=is_quicker: answer)
+    source, target = numbers((1, 128, 256)), torch.empty(1, 256, 128)
+    for seconds in ([1.0, 2.0], [2.0, 1.0]):
+        tried = []
+        monkeypatch.setattr(transposition, "_library_is_quicker", {})
+        monkeypatch.setattr(transposition, "quickest_of", lambda *ways: tried.append(ways) or seconds)  # noqa: B023  # it is called here
         with _Copies() as seen:
-            transpose(numbers((1, 64, 100)), torch.empty(1, 100, 64))
+            for _ in range(2):
+                transpose(source, target)
         has_mkl = bool(transposition._copies_of_mkl())
-        assert bool(seen.shapes) == (not (has_mkl and is_quicker))
+        assert len(tried) == has_mkl
+        assert bool(seen.shapes) == (not has_mkl or seconds[0] > seconds[1])
+        assert torch.equal(target, source.transpose(1, 2))
+
+
+def test_the_first_large_copy_tries_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transposition, "_library_is_quicker", {})
+    for shape, tried in (((1, 8, 9), 0), ((9, 3, 5000), 0), ((2, 64, 300), 1), ((2, 64, 300), 1)):
+        source, target = numbers(shape), torch.empty(shape[0], shape[2], shape[1])
+        transpose(source, target)
+        assert torch.equal(target, source.transpose(1, 2))
+        assert len(transposition._library_is_quicker) == tried * bool(transposition._copies_of_mkl())
 
 
 def test_the_quickest_way_is_found_by_trying() -> None:

@@ -1,9 +1,11 @@
 """Blocks of images, transposed: every way is right, in a script and in Python's interpreter."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from mucudnn.algorithms import turning
 from mucudnn.algorithms.scripts import Script
@@ -59,16 +61,65 @@ def test_python_does_the_same_as_the_script() -> None:
         assert torch.equal(target, source.transpose(2, 3))
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_strides_of_any_kind_are_right(way: str) -> None:
+    for source in (
+        torch.randn(1, 2, 64, 800)[..., ::2],
+        torch.randn(1, 2, 400, 64).transpose(2, 3),
+        torch.randn(1, 1, 1, 400).expand(2, 2, 64, 400),
+    ):
+        for target in (torch.empty(*source.shape[:2], 400, 64), torch.empty(*source.shape[:2], 400, 128)):
+            turn_in_a_script(ways_of(torch.float32)[way], source, target[..., :: target.size(3) // 64])
+            assert torch.equal(target[..., :: target.size(3) // 64], source.transpose(2, 3))
+
+
+@pytest.fixture
+def nothing_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turning, "_quickest", {})
+
+
+def scratch(elements: int = 2**15) -> tuple[Tensor, Tensor]:
+    return torch.full((elements,), torch.nan), torch.full((elements,), torch.nan)
+
+
+@pytest.mark.usefixtures("nothing_tried")
+def test_the_quickest_way_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def the_second_wins(*ways: Callable[[], None]) -> list[float]:
+        calls.append(len(ways))
+        for way in ways:
+            way()
+        return [2.0, 1.0, 3.0][: len(ways)]
+
+    monkeypatch.setattr(turning, "quickest_of", the_second_wins)
+
+    found = [quickest(scratch(), workers=1) for _ in range(2)]
+
+    assert calls == [len(WAYS)]
+    assert all(each.rows.numel() and not each.by_library for each in found)
+
+
+@pytest.mark.usefixtures("nothing_tried")
 def test_workers_never_wait_for_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """However quick MKL would be: two threads that call it through Python wait for one another."""
-    monkeypatch.setattr(turning, "is_library_quicker", lambda _: True)
-    monkeypatch.setattr(turning, "quickest_of", lambda *ways: [float(-place) for place in range(len(ways))])
-    turning._quickest.cache_clear()
-    try:
-        assert quickest(torch.float32, holds_lock=True).by_library
-        assert not quickest(torch.float32, holds_lock=False).by_library
-    finally:
-        turning._quickest.cache_clear()
+
+    def the_last_wins(*ways: Callable[[], None]) -> list[float]:
+        return [float(-place) for place in range(len(ways))]
+
+    monkeypatch.setattr(turning, "quickest_of", the_last_wins)
+
+    assert quickest(scratch(), workers=1).by_library
+    assert not quickest(scratch(), workers=2).by_library
+
+
+@pytest.mark.usefixtures("nothing_tried")
+def test_memory_too_small_to_tell_decides_nothing() -> None:
+    small = quickest(scratch(elements=100), workers=1)
+
+    assert not small.by_library
+    assert not small.rows.numel()
+    assert not turning._quickest
 
 
 @pytest.mark.parametrize("way", WAYS)
