@@ -96,9 +96,7 @@ class Autotune(TorchFunctionMode):
         if any(first.environment.differences(plan.environment) for plan in self._plans):
             raise PlanError("A plan must be of one environment, but convolutions were tuned in several.")
         assignments = tuple(each for plan in self._plans for each in plan.assignments)
-        return Plan(
-            first.mode, first.policy, first.limit_bytes, first.environment, assignments, (), first.version
-        )
+        return dataclasses.replace(first, assignments=assignments, untouched=())
 
     def __torch_function__(
         self,

@@ -7,7 +7,7 @@ from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Environment, Record, RefusalKind, Trial
+from mucudnn.profile import Environment, Record, Refusal, RefusalKind, Trial
 
 _WEIGHING_NOISE_BYTES = 16 * 2**10
 """How much more than it takes a finished division may be seen to take: four pages (9 KiB seen)."""
@@ -88,6 +88,22 @@ def is_settled(record: Record | None, limit_bytes: int) -> bool:
     if record.refusal is None or record.refusal.kind is not RefusalKind.OVER_LIMIT:
         return True
     return record.limit_bytes is not None and record.limit_bytes >= limit_bytes
+
+
+def judged(record: Record, own: str, max_error: float | None) -> Record:
+    """Return the record, or one that is refused if its error is larger than the user wants.
+
+    Args:
+        record: of any trial.
+        own: id of PyTorch's own convolution, whose error is what there is.
+        max_error: that is wanted; None for no bound beside the backend's.
+    """
+    trial, error = record.trial, record.error
+    if max_error is None or error is None or error <= max_error or trial.algorithm == own:
+        return record
+    reason = f"its error is {error:.1e}, and {max_error:.1e} are allowed"
+    refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
+    return Record(trial, record.workspace_bytes, refusal=refusal)
 
 
 def fits_as_seen(seen_bytes: int | None, limit_bytes: int) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -36,6 +37,9 @@ class Variant:
 
 Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan | None]
 """Tunes a shape that a module meets; see `mucudnn.learning`."""
+
+_learning = threading.RLock()  # of all modules: two that measure at once would measure each other
+"""Held while a shape that was met is tuned."""
 
 _NOWHERE = object()
 """Flags that no backend has."""
@@ -236,10 +240,14 @@ class PatchedForward:
         """Tune a shape that is not known, if that may be done, and remember it."""
         if self._learn is None:
             return False
+        with _learning:  # the shapes of a module are numbered; who waited may find what it wants
+            return bool(self._variants_for(problem)) or self._learn_now(self._learn, backend, problem)
+
+    def _learn_now(self, learn: Learn, backend: Backend, problem: ConvProblem) -> bool:
         ops = tuple(op for op in ConvOp if any(op in variant.assignments for variant in self._variants))
         sites = [each.site for variant in self._variants for each in variant.assignments.values()]
         number = 1 + max(site.variant for site in sites)
-        plan = self._learn(backend.device, self._path, number, problem, ops)
+        plan = learn(backend.device, self._path, number, problem, ops)
         if plan is None:
             return False
         assignments = {assigned.site.op: assigned for assigned in plan.assignments}

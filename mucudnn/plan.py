@@ -98,6 +98,7 @@ class Plan:
         assignments: one for each site, in the order in which the model meets them.
         untouched: convolutions that run as before, each with the reason.
         version: of the mucudnn that made it.
+        max_error: the largest error against float64 that was allowed; None if only the backend's bound was.
     """
 
     mode: Mode
@@ -107,6 +108,7 @@ class Plan:
     assignments: tuple[Assignment, ...]
     untouched: tuple[tuple[str, str], ...] = ()
     version: str = ""
+    max_error: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
     @property
     def sites(self) -> Mapping[ConvSite, Division]:
@@ -237,6 +239,7 @@ class _File:
     problems: tuple[ConvProblem, ...]
     assignments: tuple[_Row, ...]
     untouched: tuple[tuple[str, str], ...]
+    max_error: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
     @classmethod
     def of(cls, plan: Plan) -> "_File":
@@ -264,6 +267,7 @@ class _File:
                 for assigned in plan.assignments
             ),
             untouched=plan.untouched,
+            max_error=plan.max_error,
         )
 
     def plan(self) -> Plan:
@@ -280,4 +284,5 @@ class _File:
             assignments=tuple(row.assignment(self.problems) for row in self.assignments),
             untouched=self.untouched,
             version=self.version,
+            max_error=self.max_error,
         )

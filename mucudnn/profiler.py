@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError
-from mucudnn.measuring import Measurer, division_trial, fits_as_seen, is_settled
+from mucudnn.measuring import Measurer, division_trial, fits_as_seen, is_settled, judged
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Environment, Profile, Record, Refusal, RefusalKind, Trial
@@ -63,17 +63,8 @@ class Profiler:
             self._store.add_records(self.environment, fresh)
             # What is kept is what another process may have written first, so that all plan from the same.
             known = {record.trial: record for record in fresh} | self._store.records(self.environment, trials)
-        records = [self._judged(known[trial]) for trial in trials]
+        records = [judged(known[trial], self.own, self.max_error) for trial in trials]
         return _profile(problem, self.environment, records, self.limit_bytes)
-
-    def _judged(self, record: Record) -> Record:
-        """Return the record, or one that is refused if its error is larger than the user wants."""
-        trial, error = record.trial, record.error
-        if self.max_error is None or error is None or error <= self.max_error or trial.algorithm == self.own:
-            return record
-        reason = f"its error is {error:.1e}, and {self.max_error:.1e} are allowed"
-        refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
-        return Record(trial, record.workspace_bytes, refusal=refusal)
 
     def _measure(self, problem: ConvProblem, missing: Sequence[Trial]) -> list[Record]:
         """Have `missing` measured; what has broken the device is kept as refused, at every size."""
@@ -96,7 +87,11 @@ class Profiler:
         trials = self._trials(problem)
         known = self._store.records(self.environment, trials)
         records = [
-            self._judged(known.get(trial) or Record(trial, self._measurer.declared_bytes(trial)))
+            judged(
+                known.get(trial) or Record(trial, self._measurer.declared_bytes(trial)),
+                self.own,
+                self.max_error,
+            )
             for trial in trials
         ]
         return [

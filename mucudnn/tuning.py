@@ -86,6 +86,7 @@ class Tuning:
             assignments=tuple(assignments),
             untouched=self._extraction.untouched,
             version=__version__,
+            max_error=self._profiler.max_error,
         )
         plan.check()
         self._progress.end(self._profiler.measured)

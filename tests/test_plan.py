@@ -374,3 +374,11 @@ def test_a_loaded_plan_knows_the_soft_facts_of_its_environment() -> None:
 def test_the_sites_of_a_plan_cannot_be_changed() -> None:
     with pytest.raises(TypeError, match="does not support item assignment"):
         a_plan().sites[ConvSite("conv1", ConvOp.FPROP)] = Division(())  # type: ignore[index]  # that is the point
+
+
+def test_the_error_that_was_allowed_stands_in_the_file_where_there_was_such_a_bound() -> None:
+    plan = a_plan(max_error=2e-6)
+
+    assert Plan.from_text(plan.to_text()) == plan
+    assert '"max_error": 2e-06' in plan.to_text()
+    assert "max_error" not in a_plan().to_text()

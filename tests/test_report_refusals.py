@@ -1,13 +1,17 @@
 """What was refused when a plan was made."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from mucudnn.plan import ConvSite
 from mucudnn.profile import RefusalKind, Trial
-from mucudnn.report import refusals_of, render_refusals
+from mucudnn.report import refusals_as_json, refusals_of, render_refusals
 from mucudnn.store import SqliteStore
 from tests.examples import a_plan, a_problem, a_record, a_trial, an_environment, an_over_limit_record
+
+ROOMY = a_plan(limit_bytes=2**20)
 
 
 @pytest.fixture
@@ -31,10 +35,46 @@ def test_what_was_refused_as_a_whole_says_nothing_of_a_part(store: SqliteStore) 
         an_environment(), [a_record(a_trial(whole=True)), an_over_limit_record(2**20, elsewhere)]
     )
 
-    assert refusals_of(a_plan(), store) == {a_problem(): []}
+    assert refusals_of(ROOMY, store) == {a_problem(): []}
+
+
+def test_what_was_measured_and_is_too_large_for_the_plan_is_refused(store: SqliteStore) -> None:
+    record = dataclasses.replace(a_record(a_trial(whole=True)), workspace_bytes=4096)
+    store.add_records(an_environment(), [record])
+
+    (found,) = refusals_of(a_plan(limit_bytes=2048), store).values()
+
+    assert found is not None
+    assert [each.kind for each in found] == [RefusalKind.OVER_LIMIT]
+    assert found[0].reason == "it needs 4 KiB, the limit is 2 KiB"
+
+
+def test_what_was_measured_and_is_less_exact_than_the_plan_allows_is_refused(store: SqliteStore) -> None:
+    trials = [a_trial("cpu:winograd4", whole=True), a_trial("cpu:aten", whole=True)]
+    records = [dataclasses.replace(a_record(trial), error=3e-6) for trial in trials]
+    store.add_records(an_environment(), records)
+
+    (found,) = refusals_of(dataclasses.replace(ROOMY, max_error=2e-6), store).values()
+
+    assert found is not None
+    assert [(each.algorithm, each.kind) for each in found] == [("cpu:winograd4", RefusalKind.WRONG)]
+    assert refusals_of(ROOMY, store) == {a_problem(): []}
+
+
+def test_a_problem_that_the_store_does_not_know_is_not_said_to_have_no_refusals(store: SqliteStore) -> None:
+    known, unknown = a_plan().assignments[0], a_problem(out_channels=7)
+    other = dataclasses.replace(known, site=ConvSite("other", known.site.op), problem=unknown)
+    plan = dataclasses.replace(ROOMY, assignments=(known, other))
+    store.add_records(an_environment(), [a_record(a_trial(whole=True))])
+
+    found = refusals_of(plan, store)
+
+    assert found[unknown] is None
+    assert render_refusals(plan, found).endswith("\n  Not known to this store.")
+    assert refusals_as_json(plan, found) == []
 
 
 def test_where_nothing_was_refused_that_is_said(store: SqliteStore) -> None:
     store.add_records(an_environment(), [a_record(a_trial(whole=True))])
 
-    assert render_refusals(a_plan(), refusals_of(a_plan(), store)).endswith("\n  Nothing.")
+    assert render_refusals(ROOMY, refusals_of(ROOMY, store)).endswith("\n  Nothing.")

@@ -4,8 +4,10 @@ import copy
 import math
 import pickle
 import sqlite3
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -537,6 +539,24 @@ def test_what_was_tuned_later_is_saved_and_applied_with_the_rest(tmp_path: Path)
         other(a_batch(8))
 
     assert plan_of(other) == plan_of(model)
+
+
+def test_shapes_that_threads_meet_at_once_are_numbered_one_by_one(tmp_path: Path) -> None:
+    model = a_chain()
+    mucudnn.optimize(model, LIMIT, a_batch(4), store=tmp_path / "store", progress=False, dynamic=True)
+    met = [a_batch(4, size=size) for size in (9, 10, 9, 11)]
+    together = threading.Barrier(len(met))
+
+    def run(images: Tensor) -> None:
+        together.wait()
+        model(images)
+
+    with ThreadPoolExecutor(len(met)) as pool:
+        list(pool.map(run, met))
+
+    plan = plan_of(model)
+    plan.check()  # no site stands twice
+    assert {site.variant for site in plan.sites} == {0, 1, 2, 3}
 
 
 def test_what_is_met_later_has_no_share_of_a_total() -> None:

@@ -28,6 +28,8 @@ def show_command(path: Path, with_refusals: bool, store: Path | None, as_json: b
       mucudnn show plan.json
       mucudnn show plan.json --refusals
     """
+    if store is not None and not with_refusals:
+        raise click.BadParameter("only --refusals reads a store.", param_hint="'--store'")
     plan = Plan.load(path)
     if not with_refusals:
         print_plan(plan, as_json)

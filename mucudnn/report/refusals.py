@@ -1,24 +1,32 @@
 """What was refused when a plan was made, and why: a store tells that, a plan does not hold it."""
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from mucudnn.errors import StoreError
-from mucudnn.measuring import is_settled
+from mucudnn.measuring import is_settled, judged
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Record, Refusal
+from mucudnn.profile import Record, Refusal, RefusalKind
 from mucudnn.report.words import describe_shape
+from mucudnn.sizes import format_bytes
 from mucudnn.store import SqliteStore
 
 _WIDTH = 118
+
+_OWN = ":aten"
+"""Ends the id of PyTorch's own convolution, whatever the backend."""
+
+_UNKNOWN = "Not known to this store."
 _TITLE = "Refused when the plan was made: algorithms, or divisions as a whole, with the samples of a part."
 
 
-def refusals_of(plan: Plan, store: SqliteStore) -> dict[ConvProblem, list[Refusal]]:
+def refusals_of(plan: Plan, store: SqliteStore) -> dict[ConvProblem, list[Refusal] | None]:
     """Return what `store` holds against algorithms and divisions, for each problem of `plan`.
 
-    Refusals for size under a smaller limit than the plan's say nothing of it and are left out.
+    What was measured and is larger or less exact than the plan allows counts as well. Refusals for size under
+    a smaller limit than the plan's say nothing of it and are left out. None stands for a problem of which
+    the store knows nothing.
 
     Raises:
         StoreError: the plan was not made from this store, or the store cannot be read.
@@ -30,14 +38,20 @@ def refusals_of(plan: Plan, store: SqliteStore) -> dict[ConvProblem, list[Refusa
             f"{store.path} must hold what the plan was made from, but has nothing of its convolutions in its "
             "environment."
         )
-    return {
-        problem: [
-            record.refusal
-            for record in found
-            if record.refusal is not None and is_settled(record, plan.limit_bytes)
-        ]
-        for problem, found in records.items()
-    }
+    return {problem: [*_refusals(plan, found)] if found else None for problem, found in records.items()}
+
+
+def _refusals(plan: Plan, records: Iterable[Record]) -> Iterator[Refusal]:
+    for record in records:
+        trial = record.trial
+        own = trial.algorithm if trial.algorithm.endswith(_OWN) else ""
+        found = judged(record, own, plan.max_error).refusal
+        if found is None and record.workspace_bytes is not None and record.workspace_bytes > plan.limit_bytes:
+            needed, limit = map(format_bytes, (record.workspace_bytes, plan.limit_bytes))
+            reason = f"it needs {needed}, the limit is {limit}"
+            yield Refusal(trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, reason)
+        elif found is not None and is_settled(record, plan.limit_bytes):
+            yield found
 
 
 def _records_of(plan: Plan, problem: ConvProblem, store: SqliteStore) -> Iterator[Record]:
@@ -48,18 +62,20 @@ def _records_of(plan: Plan, problem: ConvProblem, store: SqliteStore) -> Iterato
                 yield record
 
 
-def render_refusals(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal]]) -> str:
+def render_refusals(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | None]) -> str:
     """Return what `refusals_of` found for people to read, each problem once with all its sites."""
     lines = [_TITLE]
     for problem, refused in refusals.items():
         sites = ", ".join(str(assigned.site) for assigned in plan.assignments if assigned.problem == problem)
         lines += ["", *_wrapped(f"{sites}  {describe_shape(problem)}", "")]
-        for line in _alike(refused) or ["Nothing."]:
+        for line in [_UNKNOWN] if refused is None else _alike(refused) or ["Nothing."]:
             lines += _wrapped(line, "  ")
     return "\n".join(lines)
 
 
-def refusals_as_json(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal]]) -> list[dict[str, object]]:
+def refusals_as_json(
+    plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | None]
+) -> list[dict[str, object]]:
     """Return what `refusals_of` found as JSON values, site by site."""
     return [
         {
@@ -72,7 +88,7 @@ def refusals_as_json(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal]]) 
             "reason": refusal.reason,
         }
         for assigned in plan.assignments
-        for refusal in refusals[assigned.problem]
+        for refusal in refusals[assigned.problem] or ()
     ]
 
 

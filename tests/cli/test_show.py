@@ -162,3 +162,10 @@ def test_a_store_of_something_else_ends_with_a_sentence(plan_path: Path, store_p
 def test_a_store_that_is_not_there_is_not_made(plan_path: Path, store_path: Path) -> None:
     assert_one_sentence(run("show", plan_path, "--refusals"), f"mucudnn: {store_path}")
     assert not store_path.exists()
+
+
+def test_a_store_that_nothing_is_read_from_is_not_ignored(plan_path: Path, tmp_path: Path) -> None:
+    result = run("show", plan_path, "--store", tmp_path / "store")
+
+    assert result.exit_code == 2
+    assert "only --refusals reads a store" in result.stderr
