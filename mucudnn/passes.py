@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 _NOTHING = contextlib.nullcontext()
@@ -67,8 +68,29 @@ def run_without_arithmetic(
             lambda tensor: _empty_like(tensor, home) if tensor.is_meta else mode.from_tensor(tensor),
             (sample.args, dict(sample.kwargs)),
         )
-        with torch.set_grad_enabled(model.training or torch.is_grad_enabled()), under:
+        with torch.set_grad_enabled(model.training or torch.is_grad_enabled()), _StridesAsComputed(), under:
             functional_call(model, fakes, args, kwargs)
+
+
+class _StridesAsComputed(TorchDispatchMode):
+    """Gives stand-ins the strides that a computation gives, where PyTorch's stand-ins have others.
+
+    A weight under weight norm is computed contiguous, but its stand-in keeps the strides of what it is
+    computed from: of a depthwise filter, say, those of channels last, which decide the layout.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # not in torch's hints
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function on stand-ins."""
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._weight_norm_interface.default:
+            weight, norm = result
+            return weight.new_empty(weight.shape), norm
+        return result
 
 
 def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:

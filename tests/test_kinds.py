@@ -208,6 +208,19 @@ def test_computed_weights_are_divided_too(kind: type[Any]) -> None:
     assert_same(divided(twin, images), twin, images)
 
 
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d])
+def test_computed_weights_of_one_channel_are_divided_in_channels_last(kind: type[Any]) -> None:
+    # Lengths of 1 leave it open whether they are contiguous; computing them settles it.
+    order = torch.channels_last if rank_of(kind) == 2 else torch.channels_last_3d
+    twin = parametrizations.weight_norm(a_module(kind, groups=4)).to(memory_format=order)
+    images = images_for(kind).detach().contiguous(memory_format=order).requires_grad_()
+    module = divided(twin, images)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        assert_same(module, twin, images)
+
+
 @every_kind
 def test_copies_and_pickles_run_divided_and_restoring_leaves_nothing(kind: type[Any]) -> None:
     twin, images = a_module(kind), images_for(kind)
