@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -72,11 +73,30 @@ def run_without_arithmetic(
             functional_call(model, fakes, args, kwargs)
 
 
+_ATEN = torch.ops.aten
+
+_CONTIGUOUS = frozenset({_ATEN._weight_norm_interface.default})
+"""Functions whose results are contiguous, whatever their stand-ins are."""
+
+_CONTIGUOUS_ON_CPU = frozenset({_ATEN.log_sigmoid_forward.default, _ATEN.rrelu_with_noise.default})
+
+_LIKE_INPUT_ON_CPU = frozenset(
+    {
+        _ATEN.channel_shuffle.default,
+        _ATEN.max_unpool2d.default,
+        _ATEN.reflection_pad3d.default,
+        _ATEN.replication_pad3d.default,
+        _ATEN.roll.default,
+    }
+)
+"""Functions whose results have the memory format of their input, though their stand-ins are contiguous."""
+
+
 class _StridesAsComputed(TorchDispatchMode):
     """Gives stand-ins the strides that a computation gives, where PyTorch's stand-ins have others.
 
-    A weight under weight norm is computed contiguous, but its stand-in keeps the strides of what it is
-    computed from: of a depthwise filter, say, those of channels last, which decide the layout.
+    Strides decide the layout of a convolution. A weight under weight norm, say, is computed contiguous, but
+    its stand-in keeps the strides of what it is computed from: of a depthwise filter those of channels last.
     """
 
     def __init__(self) -> None:
@@ -87,10 +107,24 @@ class _StridesAsComputed(TorchDispatchMode):
     ) -> Any:
         """Run a function on stand-ins."""
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._weight_norm_interface.default:
-            weight, norm = result
-            return weight.new_empty(weight.shape), norm
-        return result
+        order = _order_of_result(func, args)
+        if order is None:
+            return result
+        first, *others = result if isinstance(result, tuple) else (result,)
+        first = torch.empty_like(first, memory_format=order)
+        return (first, *others) if isinstance(result, tuple) else first
+
+
+def _order_of_result(func: object, args: tuple[Any, ...]) -> torch.memory_format | None:
+    """Return the memory format of a function's first result, or None where it is that of the stand-in."""
+    if func in _CONTIGUOUS:
+        return torch.contiguous_format
+    if args and isinstance(args[0], Tensor) and args[0].device.type == "cpu":
+        if func in _CONTIGUOUS_ON_CPU:
+            return torch.contiguous_format
+        if func in _LIKE_INPUT_ON_CPU:
+            return suggest_memory_format(args[0])
+    return None
 
 
 def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 from torch.nn.utils import parametrizations
 
 from mucudnn.errors import NothingToTuneError, OptionError, SampleError
@@ -638,3 +639,39 @@ def test_complex_numbers_are_left_to_pytorch() -> None:
 def test_a_batch_of_nothing_is_left_to_pytorch() -> None:
     with pytest.raises(SampleError, match="its tensors are empty"):
         extract(nn.Conv2d(3, 4, 3), a_batch()[:0])
+
+
+class _Calls(nn.Module):
+    """A function, as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.function(image)
+
+
+@pytest.mark.parametrize(
+    ("rank", "before"),
+    [
+        (2, nn.ChannelShuffle(2)),
+        (2, nn.LogSigmoid()),
+        (2, nn.ReLU()),
+        (2, nn.RReLU()),
+        (2, _Calls(lambda image: image.roll(1, -1))),
+        (2, _Calls(lambda image: F.max_unpool2d(*F.max_pool2d(image, 2, return_indices=True), 2))),
+        (3, nn.ReflectionPad3d(1)),
+        (3, nn.ReplicationPad3d(1)),
+    ],
+)
+def test_the_layout_is_that_of_what_comes_before(rank: int, before: nn.Module) -> None:
+    kind, order = ((nn.Conv2d, torch.channels_last), (nn.Conv3d, torch.channels_last_3d))[rank - 2]
+    images = torch.randn(2, 4, *(4,) * rank).contiguous(memory_format=order)
+    hidden = before(images)
+    assert hidden.is_contiguous() != hidden.is_contiguous(memory_format=order)
+
+    (call,) = extract(nn.Sequential(before, kind(4, 4, 3)), images).calls
+
+    expected = Layout.CONTIGUOUS if hidden.is_contiguous() else Layout.CHANNELS_LAST
+    assert call.problem.layout is expected
