@@ -57,15 +57,15 @@ def _algorithms(problem: ConvProblem) -> list[str]:
 
 
 def _division(problem: ConvProblem, start: int) -> Division:
-    own, *others = _algorithms(problem)
+    own, *others = algorithms = _algorithms(problem)
     names = [*others, own]
     shares = _shares(problem.batch)
     parts = [
-        [_candidate(problem, names[(start + place) % len(names)], size) for size in sizes]
+        [_candidate(problem, algorithms, names[(start + place) % len(names)], size) for size in sizes]
         for place, sizes in enumerate(shares[: len(names)])
     ]
     rest = list(itertools.chain.from_iterable(shares[len(names) :]))
-    parts[-1] += [_candidate(problem, parts[-1][0].algorithm, size) for size in rest]
+    parts[-1] += [_candidate(problem, algorithms, parts[-1][0].algorithm, size) for size in rest]
     return Division(tuple(itertools.chain.from_iterable(parts)))
 
 
@@ -86,15 +86,16 @@ def _shares(batch: int) -> list[list[int]]:
 
 def _candidates(problem: ConvProblem) -> tuple[Candidate, ...]:
     """One of every algorithm at every size, the large ones cheaper by the sample."""
+    algorithms = _algorithms(problem)
     return tuple(
-        _candidate(problem, name, size)
-        for name, size in itertools.product(_algorithms(problem), range(1, problem.batch + 1))
+        _candidate(problem, algorithms, name, size)
+        for name, size in itertools.product(algorithms, range(1, problem.batch + 1))
     )
 
 
-def _candidate(problem: ConvProblem, algorithm: str, size: int) -> Candidate:
+def _candidate(problem: ConvProblem, algorithms: list[str], algorithm: str, size: int) -> Candidate:
     """Made-up times favour whichever algorithm comes last."""
-    place = _algorithms(problem).index(algorithm)
+    place = algorithms.index(algorithm)
     time_s = (1 + size) / (1 + place)
     return Candidate(
         algorithm, size, time_s, _declared(Trial(problem.with_batch(size), algorithm, whole=False))
