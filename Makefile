@@ -54,7 +54,7 @@ $(MODELS): $(READY)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps pytorchcv monai
 	@touch $(MODELS)
 
-models: $(MODELS)  ## train public models divided, beside their unpatched twins; some minutes
+models: $(MODELS)  ## train public models divided, beside their unpatched twins; an hour
 	@$(BIN)/python -m bench.models $(ARGS)
 
 # Beside the Python that has a CUDA build of torch, which stays as it is; only what is missing is added.

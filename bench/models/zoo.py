@@ -26,6 +26,11 @@ class Entry(NamedTuple):
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
 
+    @property
+    def title(self) -> str:
+        """Package and name."""
+        return f"{self.package} {self.name}"
+
 
 def entries() -> list[Entry]:
     """Return all models."""
