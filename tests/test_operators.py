@@ -6,13 +6,14 @@ import gc
 import pickle
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.networks import resnet18
+from bench.networks import BasicBlock, resnet18
 from mucudnn.calls import ConvArguments, own_call, own_gradients
 from mucudnn.errors import UntunedWarning
 from mucudnn.functional import undivided
@@ -142,6 +143,25 @@ def test_a_compiled_resnet18_gives_the_same_numbers_without_a_break() -> None:
     model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
 
     assert_same_step(torch.compile(model, backend="aot_eager", fullgraph=True), model, twin, images)
+
+
+def test_code_that_the_default_compiler_writes_gives_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    twin = nn.Sequential(a_chain(), BasicBlock(5, 6, stride=2)).double()
+    images = a_batch(size=9, dtype=torch.float64).requires_grad_()
+    model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
+
+    with torch._inductor.config.patch(compile_threads=1):
+        compiled = torch.compile(model, backend="inductor", fullgraph=True)
+        assert_same_step(compiled, model, twin, images)
+
+    written = "".join(each.read_text(encoding="utf-8") for each in tmp_path.rglob("*.py"))
+    assert "torch.ops.mucudnn.convolution.default" in written
+    assert "torch.ops.mucudnn.convolution_backward.default" in written
+    assert "aten.convolution" not in written
 
 
 def test_under_autocast_a_graph_holds_pytorchs_own() -> None:
