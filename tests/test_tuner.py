@@ -543,7 +543,9 @@ def test_what_was_tuned_later_is_saved_and_applied_with_the_rest(tmp_path: Path)
 
 def test_shapes_that_threads_meet_at_once_are_numbered_one_by_one(tmp_path: Path) -> None:
     model = a_chain()
-    mucudnn.optimize(model, LIMIT, a_batch(4), store=tmp_path / "store", progress=False, dynamic=True)
+    mucudnn.optimize(
+        model, LIMIT, a_batch(4), store=tmp_path / "store", policy="undivided", progress=False, dynamic=True
+    )
     met = [a_batch(4, size=size) for size in (9, 10, 9, 11)]
     together = threading.Barrier(len(met))
 
