@@ -16,6 +16,20 @@ MucudnnError
     └── PlanMismatchError             a plan made for another model or another environment
 """
 
+import sys
+import warnings
+
+_PASSED_THROUGH = {"mucudnn", "torch"}
+"""Packages whose lines are not what a warning is about."""
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn in the name of the nearest line that is neither ours nor PyTorch's: that is the user's call."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED_THROUGH:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
 
 class MucudnnError(Exception):
     """The base of every error that mucudnn raises on purpose."""

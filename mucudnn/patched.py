@@ -3,7 +3,6 @@
 import dataclasses
 import enum
 import threading
-import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Backend
 from mucudnn.calls import ConvArguments, autocast_dtype, is_traced, own_call, own_gradients
-from mucudnn.errors import BackendError, UntunedWarning
+from mucudnn.errors import BackendError, UntunedWarning, warn_user
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, Kind, call_of, padded
 from mucudnn.operators import announce, convolve
@@ -69,10 +68,9 @@ class Notice:
         if reason in self._given:
             return
         self._given.add(reason)
-        warnings.warn(
+        warn_user(
             f"{what}; it runs PyTorch's own convolution. This reason is given once for the whole model.",
             UntunedWarning,
-            stacklevel=2,
         )
 
 

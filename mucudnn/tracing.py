@@ -6,7 +6,6 @@ PyTorch hands it to a kernel: functional calls, transposed ones and those of any
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.algorithms.base import memory_format
 from mucudnn.calls import ConvArguments, layout_of, op_of, problem_of, problems_of
-from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning
+from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning, warn_user
 from mucudnn.extraction import CallArguments, wanted_ops
 from mucudnn.forecast import Occurrence
 from mucudnn.passes import run_in_earnest, run_without_arithmetic
@@ -85,7 +84,7 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
                 if not _wants_values(error):
                     raise
                 recorder.found.clear()
-                warnings.warn(_IN_EARNEST, ValuesWarning, stacklevel=3)
+                warn_user(_IN_EARNEST, ValuesWarning)
                 with recorder:
                     run_in_earnest(model, sample)
     except Exception as error:

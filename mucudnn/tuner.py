@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,14 @@ from mucudnn import patching
 from mucudnn.backends import Backend, backend_for
 from mucudnn.calls import autocast_dtype, without_autocast
 from mucudnn.choices import Mode
-from mucudnn.errors import BackendError, NothingToTuneError, OptionError, SampleError, UntunedWarning
+from mucudnn.errors import (
+    BackendError,
+    NothingToTuneError,
+    OptionError,
+    SampleError,
+    UntunedWarning,
+    warn_user,
+)
 from mucudnn.extraction import CallArguments, Extraction, extract
 from mucudnn.learning import Learner, opened
 from mucudnn.live import LiveMeasurer
@@ -84,17 +90,20 @@ def optimize(
             f"optimize must measure where the model runs, but got {backend!r}, a recording; tune replays it, "
             "and apply takes its plan in the environment that was recorded."
         )
-    learn = None
-    if dynamic:
-        if settings.mode is not Mode.REUSE or is_distributed():
-            raise OptionError(
-                "dynamic needs the mode 'reuse' and one rank: what is met later has no share of a total, and "
-                f"ranks may meet different shapes, but got mode {mode!r}."
-            )
-        learn = Learner(settings)
+    learn = _learner(settings) if dynamic else None
     if sample is not None:
         return patching.patch(model, _plan(model, sample, settings), learn)
     return patching.arm(model, _FirstCall(settings, learn))
+
+
+def _learner(settings: Settings) -> Learner:
+    """Return what tunes shapes that are met later."""
+    if settings.mode is not Mode.REUSE or is_distributed():
+        raise OptionError(
+            "dynamic needs the mode 'reuse' and one rank: what is met later has no share of a total, and "
+            f"ranks may meet different shapes, but got mode {settings.mode.value!r}."
+        )
+    return Learner(settings)
 
 
 def tune(
@@ -189,7 +198,7 @@ class _FirstCall:
         try:
             plan = _plan(model, CallArguments(args, kwargs), self._settings)
         except NothingToTuneError as error:
-            warnings.warn(f"The model runs as before, untuned. {error}", UntunedWarning, stacklevel=2)
+            warn_user(f"The model runs as before, untuned. {error}", UntunedWarning)
             return
         except SampleError:
             patching.arm(model, self)

@@ -1,6 +1,8 @@
 """The error tree, and the one error that carries numbers."""
 
 import pickle
+import threading
+import warnings
 
 import pytest
 
@@ -84,3 +86,20 @@ def test_infeasible_survives_pickling() -> None:
 
     assert (copy.limit_bytes, copy.least_bytes, copy.site, copy.is_total) == (5, None, "conv1 wgrad", True)
     assert str(copy) == str(error)
+
+
+def test_a_warning_names_the_users_line() -> None:
+    with pytest.warns(UserWarning, match="Beware") as told:
+        errors.warn_user("Beware.", UserWarning)
+
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_a_warning_from_a_thread_of_our_own_names_what_began_it_all() -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        thread = threading.Thread(target=errors.warn_user, args=("Beware.", UserWarning))
+        thread.start()
+        thread.join()
+
+    assert [str(warning.message) for warning in told] == ["Beware."]

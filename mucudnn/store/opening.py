@@ -2,11 +2,11 @@
 
 import contextlib
 import os
-import warnings
 from pathlib import Path
 
 import platformdirs
 
+from mucudnn.errors import warn_user
 from mucudnn.store.base import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore, UnusableFileError
@@ -39,7 +39,7 @@ def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
     try:
         return SqliteStore(path)
     except UnusableFileError as error:
-        warnings.warn(f"What is measured now is not kept: {error}", StoreWarning, stacklevel=2)
+        warn_user(f"What is measured now is not kept: {error}", StoreWarning)
     return _what_can_be_read(path)
 
 

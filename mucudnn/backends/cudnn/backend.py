@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 
@@ -19,7 +18,7 @@ from mucudnn.backends.cudnn.library import load_library
 from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
-from mucudnn.errors import BackendError, BackendWarning
+from mucudnn.errors import BackendError, BackendWarning, warn_user
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock
@@ -67,10 +66,9 @@ class CudnnBackend:
         try:
             workshop = Workshop(load_library(), card)
         except BackendError as error:
-            warnings.warn(
+            warn_user(
                 f"Only PyTorch's own convolution can be divided, without a choice of algorithms. {error}",
                 BackendWarning,
-                stacklevel=2,
             )
             return cls(card, None)
         return cls(card, workshop)
