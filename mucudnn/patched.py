@@ -43,6 +43,9 @@ _learning = threading.RLock()  # of all modules: two that measure at once would 
 _NOWHERE = object()
 """Flags that no backend has."""
 
+_MOST_SHAPES = 256
+"""Of images, that an undivided module remembers."""
+
 
 class Reason(enum.Enum):
     """Why a patched module leaves a call to PyTorch's own convolution."""
@@ -133,10 +136,11 @@ class PatchedForward:
         self._name = announce(self)
         self._router = Router((self._memory.environment.backend,), self._module)
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
+        self._met: set[torch.Size] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep what was decided; what was built from it is built again."""
-        built = ("_router", "_owners", "_name")
+        built = ("_router", "_owners", "_name", "_met")
         return {name: value for name, value in self.__dict__.items() if name not in built}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -152,6 +156,8 @@ class PatchedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
+        if self._is_own and self._was_met(args):
+            return self._kind.own(self._module, *args, **kwargs)
         call = call_of(self._kind, self._module, args, kwargs)
         if torch.compiler.is_compiling():
             result = self._compiled(call)
@@ -163,10 +169,24 @@ class PatchedForward:
             return result
         if not self._kind.is_transposed:
             return self._kind.own(self._module, *args, **kwargs)
-        image, arguments = padded(
-            self._module, call
-        )  # the weight may be one that is computed when it is read
+        # The module's own method would read its weight again, which may be one that is computed.
+        image, arguments = padded(self._module, call)
         return own_call(image, call.weight, call.bias, arguments)
+
+    def _was_met(self, args: tuple[Any, ...]) -> bool:
+        """Return whether an image of this shape was met before; a module that stays as it is asks no more.
+
+        The first one of a shape goes the long way, since a notice may be due.
+        """
+        if torch.compiler.is_compiling() or not args or type(args[0]) is not Tensor:
+            return False
+        shape = args[0].shape
+        if shape in self._met:
+            return True
+        if len(self._met) >= _MOST_SHAPES:
+            self._met.clear()
+        self._met.add(shape)
+        return False
 
     def _compiled(self, call: Call) -> Tensor | None:
         """Return the operator that runs the call, or None where a graph is to hold PyTorch's own.

@@ -5,6 +5,7 @@ import dataclasses
 import pickle
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from mucudnn.backends import backend_of
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
 from mucudnn.functional import divided_conv
+from mucudnn.modules import Call
 from mucudnn.patching import apply, patch, plan_of, restore
 from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Candidate
+from mucudnn.routing import Router
 from mucudnn.workspace import workspace_of
 from tests.plans import a_plan_for
 
@@ -180,6 +183,29 @@ def test_all_modules_of_a_model_give_each_reason_once_together() -> None:
     assert len(reasons) == 3
     assert all("This reason is given once" in reason for reason in reasons)
     assert "in another environment: policy threads was" in reasons[-1]
+
+
+def test_a_module_that_stays_as_it_is_asks_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    conv, plan = with_plan(undivided("cpu:aten"))
+    twin = copy.deepcopy(conv)
+    apply(conv, plan)
+    asked: list[torch.Size] = []
+    served = Router.served
+
+    def counting(self: Router, call: Call, *more: Any) -> Tensor | None:
+        asked.append(call.image.shape)
+        return served(self, call, *more)
+
+    monkeypatch.setattr(Router, "served", counting)
+
+    with pytest.warns(UntunedWarning, match="was tuned for .* but meets") as told:
+        are_equal = [torch.equal(conv(images(batch)), twin(images(batch))) for batch in (8, 9, 8, 9, 3)]
+
+    assert are_equal == [True] * 5
+    assert asked == [images(batch).shape for batch in (8, 9, 3)]
+    assert [warning.filename for warning in told] == [__file__]
+    with pytest.raises(TypeError):
+        conv("no tensor")
 
 
 def test_what_is_tuned_later_takes_no_number_of_the_plans() -> None:
