@@ -67,6 +67,10 @@ class _Group:
         return [(kernels[part.step], part) for part in self.parts]
 
 
+Ready = Callable[[_Group], None]
+"""Is told of each group before it runs."""
+
+
 class Runner:
     """Runs one division of one problem, again and again."""
 
@@ -149,27 +153,17 @@ class Runner:
             second = self._backend.operand(second, self._second_layout)
             workspace.reserve(self.buffer_bytes, self._capacity_bytes)
             ready = functools.partial(self._make_ready, workspace)
-            if keeps_filter and self._can_keep_filter:
-                return self._run_with_kept_filter(workspace, first, second, bias, unread, ready)
-            workspace.holder = None
             if self.problem.op is ConvOp.WGRAD:
+                workspace.holder = None
                 return self._sums.run(workspace, first, second, unread, ready)
-            return self._slices.run(workspace, first, second, bias, unread, ready)
-
-    def _run_with_kept_filter(
-        self,
-        workspace: Workspace,
-        image: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        unread: Tensor | None,
-        ready: "Callable[[_Group], None]",
-    ) -> Tensor:
-        """Return the same without transforming a filter whose transform lies in the workspace."""
-        is_prepared, held = self._kept.begin(workspace, weight)
-        result = self._slices.run(workspace, image, weight, bias, unread, ready, is_prepared=is_prepared)
-        self._kept.end(workspace, held)
-        return result
+            is_prepared, held = False, None
+            if keeps_filter and self._can_keep_filter:
+                is_prepared, held = self._kept.look(workspace, second)
+            workspace.holder = None  # until all has gone well
+            slices = self._slices
+            result = slices.run(workspace, first, second, bias, unread, ready, is_prepared=is_prepared)
+            workspace.holder = held
+            return result
 
     def _make_room(self, workspace: Workspace, groups: "Sequence[_Group]") -> None:
         """Let what `groups` take beside the buffer be taken, so that both stay within the limit."""
@@ -213,7 +207,7 @@ class _SliceParts:
         weight: Tensor,
         bias: Tensor | None,
         unread: Tensor | None,
-        ready: "Callable[[_Group], None]",
+        ready: Ready,
         *,
         is_prepared: bool = False,
     ) -> Tensor:
@@ -300,7 +294,7 @@ class _SumParts:
         image: Tensor,
         gradient: Tensor,
         unread: Tensor | None,
-        ready: "Callable[[_Group], None]",
+        ready: Ready,
     ) -> Tensor:
         """Return dw, shape (k, c / groups, *taps), in a new tensor of the filter's layout.
 

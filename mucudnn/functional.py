@@ -235,19 +235,29 @@ def divided_conv(
         input, weight, bias = as_autocast(input, weight, bias, dtype)  # noqa: A001  # PyTorch's name
     if is_traced(input, weight) or obstacle(input, weight, bias) is not None:
         return own_call(input, weight, bias, arguments)
+    given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
+    divisions = tuple((op, division) for op, division in given.items() if division is not None)
+    with without_autocast(input.device, dtype):
+        if input.dim() == rank + 1:
+            return _divided_conv(input.unsqueeze(0), weight, bias, arguments, divisions).squeeze(0)
+        return _divided_conv(input, weight, bias, arguments, divisions)
+
+
+def _divided_conv(
+    batch: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    arguments: ConvArguments,
+    divisions: tuple[tuple[ConvOp, Division], ...],
+) -> Tensor:
+    """Return the convolution of a batch, outside of autocast."""
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ProblemError(
             f"The bias must have shape {tuple(weight.shape[:1])}, but got {tuple(bias.shape)}."
         )
-    is_batched = input.dim() == rank + 2
-    batch = input if is_batched else input.unsqueeze(0)
     image, arguments = explicit_padding(batch, weight.shape[2:], arguments)
-    given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
-    divisions = {op: division for op, division in given.items() if division is not None}
     problem = problem_of(image, weight, bias is not None, arguments)
-    with without_autocast(image.device, dtype):
-        result = _prepared(image.device, problem, tuple(divisions.items()))(image, weight, bias)
-    return result if is_batched else result.squeeze(0)
+    return _prepared(image.device, problem, divisions)(image, weight, bias)
 
 
 @functools.lru_cache(256)

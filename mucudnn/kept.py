@@ -52,27 +52,22 @@ class KeptFilter:
         self._numbers: _Numbers | None = None
         self._turn = threading.Lock()
 
-    def begin(self, workspace: Workspace, weight: Tensor) -> tuple[bool, _Held | None]:
-        """Begin to use `workspace`, whose lock is held; return whether it holds the transform of `weight`.
+    def look(self, workspace: Workspace, weight: Tensor) -> tuple[bool, _Held | None]:
+        """Return whether `workspace`, whose lock is held, holds the transform of `weight`.
 
-        The second value is for `end`. Until then the workspace is nobody's.
+        The second value is the holder to be named there once the transform lies in it, whole.
         """
-        held, workspace.holder = workspace.holder, None
+        held = workspace.holder
         if not _is_whole(weight):
             return False, None
         # Inference tensors count no versions.
         version = 0 if weight.is_inference() else weight._version
         place = _Place(weight.data_ptr(), version, weight.stride())
         if not isinstance(held, _Held) or held.user is not self or held.place != place:
-            return False, _Held(
-                self, place, None
-            )  # as in training, where reading the filter would be in vain
+            # As in training, where reading the filter would be in vain.
+            return False, _Held(self, place, None)
         bits = self._bits_of(weight)
         return bits == held.bits, _Held(self, place, bits)
-
-    def end(self, workspace: Workspace, held: _Held | None) -> None:
-        """Note that what `begin` was told of lies in `workspace` now, whole."""
-        workspace.holder = held
 
     def _bits_of(self, weight: Tensor) -> _Bits:
         columns = weight.numel() // weight.size(0)

@@ -48,6 +48,14 @@ def a_runner(problem: ConvProblem = PROBLEM, *parts: tuple[str, int]) -> Runner:
     return Runner(BACKEND, problem, Division(candidates))
 
 
+def a_call(
+    problem: ConvProblem = PROBLEM, *parts: tuple[str, int]
+) -> tuple[Runner, Workspace, Tensor, Tensor]:
+    """A runner, a workspace, a filter and an image: what `results_of` takes."""
+    image, weight, _ = operands_of(problem)
+    return a_runner(problem, *parts), Workspace(CPU), weight, image
+
+
 def results_of(runner: Runner, workspace: Workspace, weight: Tensor, image: Tensor) -> Tensor:
     """One call's result, which must be right."""
     result = runner(workspace, image, weight, keeps_filter=True)
@@ -63,8 +71,7 @@ def test_a_filter_that_stays_is_transformed_twice_at_most(
 ) -> None:
     """Whether it stays is asked only where the last call had it, since training would ask in vain."""
     problem = dataclasses.replace(PROBLEM, op=op, layout=layout, filter_layout=layout, dtype=dtype)
-    image, weight, _ = operands_of(problem)
-    runner, workspace = a_runner(problem), Workspace(CPU)
+    runner, workspace, weight, image = a_call(problem)
 
     results = [results_of(runner, workspace, weight, image) for _ in range(5)]
 
@@ -91,8 +98,7 @@ def test_a_change_that_pytorch_does_not_know_of_is_seen(
     change: Callable[[Tensor], object], dtype: str, prepared: list[Tensor]
 ) -> None:
     problem = dataclasses.replace(PROBLEM, dtype=dtype)
-    image, weight, _ = operands_of(problem)
-    runner, workspace = a_runner(problem), Workspace(CPU)
+    runner, workspace, weight, image = a_call(problem)
     for _ in range(3):
         results_of(runner, workspace, weight, image)
     assert len(prepared) == 2
@@ -117,8 +123,7 @@ OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 def test_another_filter_is_transformed(other: Callable[[Tensor], Tensor], prepared: list[Tensor]) -> None:
-    image, weight, _ = operands_of(PROBLEM)
-    runner, workspace = a_runner(), Workspace(CPU)
+    runner, workspace, weight, image = a_call()
     for _ in range(3):
         results_of(runner, workspace, weight, image)
 
@@ -129,8 +134,7 @@ def test_another_filter_is_transformed(other: Callable[[Tensor], Tensor], prepar
 
 def test_filters_that_are_computed_anew_each_time_are_told_apart(prepared: list[Tensor]) -> None:
     """Their memory and their version may be those of the last one."""
-    image, weight, _ = operands_of(PROBLEM)
-    runner, workspace = a_runner(), Workspace(CPU)
+    runner, workspace, weight, image = a_call()
 
     for factor in (1.0, 1.0, 1.0, -1.0, 16.0, 1.0):
         results_of(runner, workspace, weight * factor, image)
@@ -153,8 +157,7 @@ def test_every_workspace_has_a_filter_of_its_own(prepared: list[Tensor]) -> None
 
 
 def test_filters_of_inference_mode_are_kept_too(prepared: list[Tensor]) -> None:
-    image, weight, _ = operands_of(PROBLEM)
-    runner, workspace = a_runner(), Workspace(CPU)
+    runner, workspace, weight, image = a_call()
 
     with torch.inference_mode():
         of_inference = weight.clone()
@@ -195,8 +198,7 @@ def memory_is_given_back(workspace: Workspace) -> None:
 def test_a_filter_is_transformed_anew_once_others_have_written_there(
     event: Callable[[Workspace], None], prepared: list[Tensor]
 ) -> None:
-    image, weight, _ = operands_of(PROBLEM)
-    runner, workspace = a_runner(), Workspace(CPU)
+    runner, workspace, weight, image = a_call()
     for _ in range(3):
         results_of(runner, workspace, weight, image)
     event(workspace)
@@ -210,8 +212,7 @@ def test_a_filter_is_transformed_anew_once_others_have_written_there(
 def test_a_filter_whose_transform_was_interrupted_is_not_kept(
     prepared: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image, weight, _ = operands_of(PROBLEM)
-    runner, workspace = a_runner(), Workspace(CPU)
+    runner, workspace, weight, image = a_call()
 
     def interrupted(*_: Any) -> bool:
         raise KeyboardInterrupt
@@ -227,8 +228,7 @@ def test_a_filter_whose_transform_was_interrupted_is_not_kept(
 
 def test_two_algorithms_have_their_filters_in_one_place_and_keep_neither(prepared: list[Tensor]) -> None:
     problem = dataclasses.replace(PROBLEM, kernel_size=(5, 5), padding=(2, 2))
-    image, weight, _ = operands_of(problem)
-    runner, workspace = a_runner(problem, ("cpu:fft16", 2), ("cpu:winograd4", 2)), Workspace(CPU)
+    runner, workspace, weight, image = a_call(problem, ("cpu:fft16", 2), ("cpu:winograd4", 2))
 
     for _ in range(2):
         results_of(runner, workspace, weight, image)
@@ -239,8 +239,7 @@ def test_two_algorithms_have_their_filters_in_one_place_and_keep_neither(prepare
 def test_training_transforms_every_time_and_never_reads_the_filter_for_it(
     prepared: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image, weight, _ = operands_of(PROBLEM)
-    runner, workspace = a_runner(), Workspace(CPU)
+    runner, workspace, weight, image = a_call()
     monkeypatch.setattr(KeptFilter, "_bits_of", None)
 
     for _ in range(3):
@@ -275,14 +274,12 @@ def test_odd_filters_are_never_kept() -> None:
         torch.randn(4, 3, 6, 3)[:, :, ::2],
     ):
         for _ in range(4):
-            is_there, held = kept.begin(workspace, weight)
+            is_there, workspace.holder = kept.look(workspace, weight)
             assert not is_there
-            kept.end(workspace, held)
 
 
 def test_a_default_device_is_no_matter(prepared: list[Tensor]) -> None:
-    image, weight, _ = operands_of(PROBLEM)
-    runner, workspace = a_runner(), Workspace(CPU)
+    runner, workspace, weight, image = a_call()
 
     with torch.device("meta"):
         for _ in range(4):
