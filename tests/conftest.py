@@ -27,17 +27,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was told to be left out, and what cannot run; the summary says how much that is."""
     if config.getoption("--no-deviceless"):
-        left_out = [item for item in items if item.get_closest_marker("deviceless")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
-        config.stash[_LEFT_OUT]["of the real cuDNN library (--no-deviceless)"] = len(left_out)
-    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
-    if on_gpu and not _has_gpu():
-        config.stash[_LEFT_OUT]["on a GPU, of which there is none"] = len(on_gpu)
-        if not config.getoption("--require-gpu"):
-            # CI has no card: what needs one is counted and told below, and fails where a card is required.
-            for item in on_gpu:
-                item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+        _leave_out("deviceless", "of the real cuDNN library (--no-deviceless)", config, items)
+    if not config.getoption("--require-gpu") and not _has_gpu():
+        _leave_out("gpu", "on a GPU, of which there is none", config, items)
+
+
+def _leave_out(marker: str, what: str, config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if item.get_closest_marker(marker)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+    config.stash[_LEFT_OUT][what] = len(left_out)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -20,6 +20,13 @@ FLOAT64_BOUND = 1e-12
 ABSOLUTE_BOUND = 1e-10
 """The same for values of up to a hundred, which in sum may be small."""
 
+MARKS = [
+    pytest.mark.usefixtures("one_thread"),
+    # PyTorch's own says once per process that it copies the image.
+    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
+]
+"""Of every module that runs these."""
+
 CPU = torch.device("cpu")
 BACKEND = backend_of("cpu:")
 OWN = "cpu:aten"

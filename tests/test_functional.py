@@ -27,6 +27,7 @@ from tests.functional_cases import (
     CASES,
     EVERY,
     EVERY_ALGORITHM,
+    MARKS,
     OWN,
     PLAIN,
     Case,
@@ -43,11 +44,7 @@ from tests.functional_cases import (
     uneven,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    # PyTorch's own says once per process that it copies the image.
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
-]
+pytestmark = MARKS
 
 # Values and gradients.
 

@@ -12,6 +12,7 @@ from tests.functional_cases import (
     BATCH,
     CASES,
     EVERY_ALGORITHM,
+    MARKS,
     OWN,
     PLAIN,
     Arrangement,
@@ -28,11 +29,7 @@ from tests.functional_cases import (
     uneven,
 )
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    # PyTorch's own says once per process that it copies the image.
-    pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
-]
+pytestmark = MARKS
 
 
 def expanded(tensor: Tensor) -> Tensor:
@@ -83,6 +80,12 @@ SHAPES = {
     "one sample": Case((1, 3, 7, 8), (4, 3, 3, 3)),
     "3-D": Case((BATCH, 3, 4, 4, 3), (4, 3, 2, 2, 2)),
 }
+AS_PARAMETERS_LIE = [
+    pytest.param(case, image, weight, id=f"{name}-{image.__name__}-{weight.__name__}")
+    for name, case in SHAPES.items()
+    for image in ARRANGEMENTS
+    for weight in DENSE
+]
 
 
 @pytest.mark.parametrize("filter_arrangement", ARRANGEMENTS)
@@ -100,9 +103,7 @@ def test_tensors_in_any_arrangement_are_taken(
         assert_close(result, gradient)
 
 
-@pytest.mark.parametrize("filter_arrangement", DENSE)
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("case", "arrangement", "filter_arrangement"), AS_PARAMETERS_LIE)
 def test_the_output_lies_in_memory_as_pytorchs(
     case: Case, arrangement: Arrangement, filter_arrangement: Arrangement
 ) -> None:
@@ -113,9 +114,7 @@ def test_the_output_lies_in_memory_as_pytorchs(
     assert_lies_alike(y, torch_conv(*given, **case.arguments))
 
 
-@pytest.mark.parametrize("filter_arrangement", DENSE)
-@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("case", "arrangement", "filter_arrangement"), AS_PARAMETERS_LIE)
 def test_the_gradients_of_leaves_lie_in_memory_as_pytorchs(
     case: Case, arrangement: Arrangement, filter_arrangement: Arrangement
 ) -> None:

@@ -134,8 +134,7 @@ def test_a_missing_option_is_a_usage_error() -> None:
         ),
         (
             "models_of_a_test:nn.Module",
-            # What PyTorch's own nn.Module.forward raises, since this model defines none.
-            "The model must run on the sample, but it raised NotImplementedError(",
+            "The model must run on the sample, but it raised NotImplementedError(",  # PyTorch's, no forward
         ),
     ],
 )
