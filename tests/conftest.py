@@ -28,7 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what was told to be left out, and what cannot run; the summary says how much that is."""
     if config.getoption("--no-deviceless"):
         _leave_out("deviceless", "of the real cuDNN library (--no-deviceless)", config, items)
-    if not config.getoption("--require-gpu") and not _has_gpu():
+    needs_gpu = any(item.get_closest_marker("gpu") for item in items)  # else torch is not even loaded
+    if needs_gpu and not config.getoption("--require-gpu") and not _has_gpu():
         _leave_out("gpu", "on a GPU, of which there is none", config, items)
 
 
