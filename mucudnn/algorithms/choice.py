@@ -16,7 +16,7 @@ from mucudnn.problem import ConvProblem, Layout
 _TILES = re.compile(
     r"(?P<family>winograd(?P<outputs>[2456])|fft(?P<inputs>16|32))"
     r"(_images(?P<images>[1-9]\d*))?(_slices(?P<slices>[1-9]\d*))?(_rows(?P<rows>[1-9]\d*))?"
-    r"(_k(?P<channels>[1-9]\d*))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
+    r"(_k(?P<channels>[1-9]\d*))?(_c(?P<terms>[1-9]\d*))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
     re.ASCII,
 )
 
@@ -150,6 +150,8 @@ def _variants(
     for some_bytes in _FILTER_BYTES:
         if channels := _channels_of(geometry, some_bytes):
             yield dataclasses.replace(family, channels=channels)
+    if terms := _terms_of(geometry):
+        yield dataclasses.replace(family, terms=terms)
     is_large = _channels_of(geometry, min(_FILTER_BYTES)) > 0
     rows = [each for each in blocks if each.rows]
     if rows and is_large and (few := _channels_of(geometry, _FEW_FILTER_BYTES)):
@@ -162,6 +164,19 @@ def _channels_of(geometry: TileGeometry, some_bytes: int) -> int:
     if channel_bytes <= some_bytes < channel_bytes * geometry.y_channels:
         return int(2 ** int(math.log2(some_bytes / channel_bytes)))
     return 0
+
+
+def _terms_of(geometry: TileGeometry) -> int:
+    """Return of how many channels of x to sum the products at once; 0 where that would gain nothing.
+
+    It does where the filter is large and x has more channels than y, so that V is larger than the products.
+    """
+    x_channels, y_channels = geometry.x_channels, geometry.y_channels
+    channel_bytes = geometry.taps[0] * geometry.planes * y_channels * geometry.problem.itemsize
+    most = min(_FILTER_BYTES) // channel_bytes
+    if x_channels <= y_channels or not 0 < most < x_channels:
+        return 0
+    return next(some for some in range(most, 0, -1) if x_channels % some == 0)
 
 
 def _in_blocks(family: TileAlgorithm, geometry: TileGeometry) -> Iterator[TileAlgorithm]:

@@ -9,23 +9,39 @@ from mucudnn.algorithms.transposition import transpose
 
 
 def lay_filter(weight: Tensor, taps: Taps) -> None:
-    """Transform a filter to planes.
+    """Transform a filter, or some of its channels, to planes.
 
     Args:
-        weight: (b, a, taps_d, r, s), channels of y first. Both dense layouts are transposed.
+        weight: (b, a, taps_d, r, s), channels of y first. Parts of both dense layouts are transposed.
         taps: where to.
     """
     b, a, n_taps = weight.size(0), weight.size(1), taps.rows.size(0)
     last = weight.movedim(1, -1)
+    per_b, per_a, per_tap, start = (
+        weight.stride(0),
+        weight.stride(1),
+        weight.stride(4),
+        weight.storage_offset(),
+    )
     if last.is_contiguous():
         transpose(last.reshape(1, b, n_taps * a), taps.rows.view(1, n_taps * a, b))
-    elif weight.is_contiguous() and taps.scratch.numel() > 0:
-        transpose(weight.view(1, b, a * n_taps), taps.scratch.view(1, a * n_taps, b))
+    elif per_a == 1 and _has_even_taps(weight):
+        some = weight.as_strided([n_taps, b, a], [per_tap, per_b, 1], start)
+        transpose(some, taps.rows.view(n_taps, a, b))
+    elif per_a == n_taps and per_tap == 1 and _has_even_taps(weight) and taps.scratch.numel() > 0:
+        some = weight.as_strided([1, b, a * n_taps], [0, per_b, 1], start)
+        transpose(some, taps.scratch.view(1, a * n_taps, b))
         taps.rows.view(n_taps, a, b).copy_(taps.scratch.view(a, n_taps, b).transpose(0, 1))
     else:
         deep, high, wide = weight.size(2), weight.size(3), weight.size(4)
         taps.rows.view(deep, high, wide, a, b).copy_(weight.permute(2, 3, 4, 1, 0))
     _to_planes(taps)
+
+
+def _has_even_taps(weight: Tensor) -> bool:
+    """Whether the taps of each (taps_d, r, s) lie evenly apart."""
+    per_row = weight.size(4) * weight.stride(4)
+    return weight.stride(3) == per_row and weight.stride(2) == weight.size(3) * per_row
 
 
 def lay_exchanged_filter(weight: Tensor, taps: Taps) -> None:

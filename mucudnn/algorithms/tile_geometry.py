@@ -32,7 +32,7 @@ from mucudnn.problem import ConvOp, ConvProblem, Layout
 _CHUNK_BYTES = 2**20
 """Of V that is kept: what is transformed at once, so that it and its transform fit a cache."""
 
-_WORTH_OF_ONE_PRODUCT = 3
+_WORTH_OF_ONE_PRODUCT = 4
 """How many times the operations one product may take instead of two, with memory to wait for in between."""
 
 _MIDDLE_BYTES = 2**20
@@ -50,6 +50,7 @@ class Tiling:
         slices: slices along the depth of a block; 0 for all.
         rows: tile rows of a block; 0 for all.
         channels: channels of y that are computed at once; 0 for all.
+        terms: channels of x whose products are summed at once; 0 for all.
         workers: threads of one block each; 1 for the caller's own, which share every operation.
     """
 
@@ -59,6 +60,7 @@ class Tiling:
     slices: int = 0
     rows: int = 0
     channels: int = 0
+    terms: int = 0
     workers: int = 1
 
     def form(self, taps: int) -> BilinearForm:
@@ -109,7 +111,8 @@ class TileGeometry:
         taps: (taps_d, r, s) of the filter.
         forms: of h and w.
         x_size, y_size: pixels (d, h, w) of the two images.
-        x_channels, y_channels: their channels.
+        x_channels, y_channels: their channels; of x those that are transformed at once.
+        has_terms: whether these are not all, so that products are summed over them.
         padding: zeros before x along d, h and w.
         tiles: number of tiles along h and w.
         images, slices, rows: images, slices of y and tile rows of a block.
@@ -129,6 +132,9 @@ class TileGeometry:
             self.x_size, self.y_size = self.y_size, self.x_size
             self.x_channels, self.y_channels = self.y_channels, self.x_channels
             self.padding = tuple(r - 1 - p for p, r in zip(self.padding, self.taps, strict=True))
+        terms = min(tiling.terms or self.x_channels, self.x_channels)
+        self.has_terms = terms < self.x_channels
+        self.x_channels, self._all_x_channels = terms, self.x_channels
         self.tiles = tuple(
             -(-size // form.outputs) for size, form in zip(self.y_size[1:], self.forms, strict=True)
         )
@@ -161,6 +167,16 @@ class TileGeometry:
     def is_grouped(self) -> bool:
         """Whether some channels of y are computed at a time, with V kept."""
         return self.group < self.y_channels
+
+    @property
+    def is_prepared(self) -> bool:
+        """Whether the whole filter is transformed before the first block, once per mini-batch."""
+        return not self.is_grouped and not self.has_terms
+
+    @property
+    def has_even_terms(self) -> bool:
+        """Whether x's channels are a multiple of those that are transformed at once."""
+        return self._all_x_channels % self.x_channels == 0
 
     @cached_property
     def blocks(self) -> list["Block"]:
@@ -309,7 +325,8 @@ class TileGeometry:
         Every thread has an arena of its own, with its number behind the names. Transforms go to and fro
         between "front" and "back"; the padded image lies in "back" until its tiles are gathered, a staged
         result in "front" once the products are spent, and the filter before its transform in both. V is
-        in "front", or where it is kept for several groups of channels in "kept". wgrad keeps y apart in
+        in "front", or where it is kept for several groups of channels in "kept". The products lie in "back",
+        or where they are summed over several groups of x's channels in "sum". wgrad keeps y apart in
         "y_front", because both images' planes meet in the product, and has a sum
         for every thread, and the sum of the values that were found.
         """
@@ -329,7 +346,7 @@ class TileGeometry:
         h, w = self.forms
         staged = math.prod(self.y_tiles) * h.outputs * w.outputs * self.group if self.is_turned else 0
         turned = self.filter_taps if self.is_turned_twice else 0
-        y_tiles = max(h.outputs * w.outputs, self.planes) * self.y_plane
+        y_tiles = max(h.outputs * w.outputs, 0 if self.has_terms else self.planes) * self.y_plane
         front = [h.inputs * w.inputs * self.chunk_plane, self.filter_taps]
         chunk = math.prod(self.chunk_shape) + sum(self.margins)
         back = [chunk, h.rank * w.inputs * self.chunk_plane, turned, self.middle_taps]
@@ -341,7 +358,8 @@ class TileGeometry:
         else:
             front += [h.outputs * w.rank * self.y_plane, staged]
             back, y_tiles = [*back, y_tiles], 0
-        return {"front": max(front), "back": max(back), "y_front": y_tiles, "kept": kept}
+        products = self.planes * self.y_plane if self.has_terms else 0
+        return {"front": max(front), "back": max(back), "y_front": y_tiles, "kept": kept, "sum": products}
 
     @property
     def is_turned_twice(self) -> bool:

@@ -42,7 +42,7 @@ class TileSliceKernel:
     def __init__(self, geometry: TileGeometry, buffer: Tensor) -> None:
         space = carve(buffer, geometry.regions)
         self._is_dgrad = geometry.problem.op is ConvOp.DGRAD
-        self._is_prepared = geometry.group == geometry.y_channels
+        self._is_prepared = geometry.is_prepared
         self._spaces = [
             (_slice_space(geometry, _Arena(space, worker)), _numbers(geometry, worker))
             for worker in range(geometry.workers)
@@ -161,17 +161,19 @@ def _slice_space(geometry: TileGeometry, arena: _Arena) -> SliceSpace:
     h, w = geometry.forms
     front, back, turning = arena["front"], arena["back"], _turning(geometry, arena)
     planes, deep, y_plane = geometry.planes, geometry.taps[0], geometry.y_plane
+    products = arena["sum"] if geometry.has_terms else back
     u = arena.planes.view(deep, planes, geometry.x_channels, geometry.group)
     return SliceSpace(
         cut=_cut(geometry, arena, turning),
         v=_shifted(geometry, arena),
         u=list(u)[:: -1 if geometry.problem.op is ConvOp.DGRAD else 1],
-        m=_matrices(back, planes, math.prod(geometry.y_tiles), geometry.group, y_plane),
-        to_outputs=_product(h.output_transform, w.output_transform, back, front, back, y_plane),
+        m=_matrices(products, planes, math.prod(geometry.y_tiles), geometry.group, y_plane),
+        to_outputs=_product(h.output_transform, w.output_transform, products, front, back, y_plane),
         blocks=_blocks(geometry, back, front, turning),
         taps=_taps(geometry, arena),
         group=geometry.group,
-        is_prepared=geometry.group == geometry.y_channels,
+        is_prepared=geometry.is_prepared,
+        has_terms=geometry.has_terms,
     )
 
 

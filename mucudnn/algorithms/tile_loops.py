@@ -48,22 +48,22 @@ def _tiles_in(piece: Piece, image: Tensor) -> Tensor:
     return image.as_strided(piece.tiles.shape, strides, image.storage_offset() + start)
 
 
-def _transform(cut: Cut, image: Tensor, blocks: list[int], start: int) -> None:
-    """Transform the tiles of the block whose numbers start there."""
+def _transform(cut: Cut, image: Tensor, blocks: list[int], start: int, channel: int) -> None:
+    """Transform the tiles of the block whose numbers start there, from that channel of x on."""
     for chunk in range(cut.chunks):
         at = start + 4 + 4 * chunk
-        _gather(cut, cut.edges[blocks[at + 3]], image, blocks[at], blocks[at + 1], blocks[at + 2])
+        _gather(cut, cut.edges[blocks[at + 3]], image, blocks[at], blocks[at + 1], blocks[at + 2], channel)
         if len(cut.to_products.targets) == 0:
             _apply(cut.to_products)
         else:
             _apply_to_part(cut.to_products, chunk)
 
 
-def _gather(cut: Cut, edge: Edge, image: Tensor, n: int, d: int, row: int) -> None:
+def _gather(cut: Cut, edge: Edge, image: Tensor, n: int, d: int, row: int, channel: int) -> None:
     """Copy a chunk of x into its padding, and the overlapping tiles out of it."""
     inside = edge.inside
     if inside.numel() > 0:
-        source = _box(image, list(inside.shape), n, d, row, 0)
+        source = _box(image, list(inside.shape), n, d, row, channel)
         turning = cut.turning
         if turning is not None and _has_even_pixels(source):
             turn(turning, _pixels(source).transpose(2, 3), edge.pixels)
@@ -128,16 +128,18 @@ def slice_loop(
     total = 0.0
     for i in range(0, len(blocks), 4 + 4 * space.cut.chunks):
         side = space.blocks.sides[blocks[i + 3]]
-        _transform(space.cut, image, blocks, i)
+        if space.has_terms:
+            _add_terms(space, image, weight, blocks, i, is_dgrad)
+        else:
+            _transform(space.cut, image, blocks, i, 0)
         for channel in range(0, out.size(4), space.group):
-            if not space.is_prepared:
-                if is_dgrad:
-                    lay_exchanged_filter(weight[:, channel : channel + space.group], space.taps)
-                else:
-                    lay_filter(weight[channel : channel + space.group], space.taps)
-            torch.bmm(space.v[0], space.u[0], out=space.m)
-            for q in range(1, len(space.v)):
-                space.m.baddbmm_(space.v[q], space.u[q])
+            if not space.has_terms:
+                if not space.is_prepared:
+                    if is_dgrad:
+                        lay_exchanged_filter(weight[:, channel : channel + space.group], space.taps)
+                    else:
+                        lay_filter(weight[channel : channel + space.group], space.taps)
+                _multiply(space, first=True)
             _apply(space.to_outputs)
             if bias is not None:
                 space.blocks.flat.add_(bias[channel : channel + space.group])
@@ -145,6 +147,30 @@ def slice_loop(
             _scatter(side, pixels)
             total += float(space.blocks.flat.sum())
     return total
+
+
+def _multiply(space: SliceSpace, first: bool) -> None:
+    """Multiply V with U, or add their product to those before."""
+    if first:
+        torch.bmm(space.v[0], space.u[0], out=space.m)
+    else:
+        space.m.baddbmm_(space.v[0], space.u[0])
+    for q in range(1, len(space.v)):
+        space.m.baddbmm_(space.v[q], space.u[q])
+
+
+def _add_terms(
+    space: SliceSpace, image: Tensor, weight: Tensor, blocks: list[int], start: int, is_dgrad: bool
+) -> None:
+    """Sum the products of a block over x's channels, some at a time, with their part of the filter."""
+    some = space.v[0].size(2)
+    for channel in range(0, image.size(4), some):
+        if is_dgrad:
+            lay_exchanged_filter(weight[channel : channel + some], space.taps)
+        else:
+            lay_filter(weight[:, channel : channel + some], space.taps)
+        _transform(space.cut, image, blocks, start, channel)
+        _multiply(space, first=channel == 0)
 
 
 @Script
@@ -163,7 +189,7 @@ def sum_loop(space: SumSpace, image: Tensor, gradient: Tensor, blocks: list[int]
             space.sums[q].zero_()
     for i in range(0, len(blocks), 4 + 4 * space.cut.chunks):
         side = space.blocks.sides[blocks[i + 3]]
-        _transform(space.cut, image, blocks, i)
+        _transform(space.cut, image, blocks, i, 0)
         pixels = _box(gradient, side.shape, blocks[i], blocks[i + 1], blocks[i + 2], 0)
         _add_block(space, side, pixels, first and i == 0)
 
@@ -200,7 +226,7 @@ def grouped_sum_loop(
     total = 0.0
     for i in range(0, len(blocks), 4 + 4 * space.cut.chunks):
         side = space.blocks.sides[blocks[i + 3]]
-        _transform(space.cut, image, blocks, i)
+        _transform(space.cut, image, blocks, i, 0)
         for channel in range(0, gradient.size(4), space.group):
             pixels = _box(gradient, side.shape, blocks[i], blocks[i + 1], blocks[i + 2], channel)
             _add_block(space, side, pixels, first=True)

@@ -31,15 +31,18 @@ VARIANTS = (
     *("winograd4_images1", "winograd4_images2"),
     *("winograd4_slices1", "winograd4_slices2"),
     *("winograd4_k1", "winograd4_k2", "winograd5_k2", "fft16_k2"),
+    *("winograd4_c1", "winograd4_c2", "winograd4_images1_c2", "winograd4_rows1_c2", "fft16_c2"),
     *("winograd4_mt2", "winograd4_rows1_mt2", "winograd4_images1_mt2"),
 )
 """In blocks, by channels, and on workers: of each kind of family one or more."""
 
 KINDS = (
     *("winograd4_rows1", "winograd4_images1", "winograd4_slices1", "winograd4_k2"),
-    *("winograd4_mt2", "winograd4_rows1_mt2"),
+    *("winograd4_c2", "winograd4_mt2", "winograd4_rows1_mt2"),
 )
 """One variant of each kind."""
+
+IN_BLOCKS = tuple(name for name in VARIANTS if any(axis in name for axis in ("rows", "images", "slices")))
 
 EVERY = (*FAMILIES, *VARIANTS)
 

@@ -29,7 +29,13 @@ NONSENSE = (
         "winograd4_images0",
         "fft16_slices0",
     ),
-    *("winograd4_rows2_images2", "winograd4_mt2_rows1", "winograd4_k2_rows2", "winograd4_rows1_rows2"),
+    *(
+        "winograd4_rows2_images2",
+        "winograd4_mt2_rows1",
+        "winograd4_k2_rows2",
+        "winograd4_c2_k2",
+        "winograd4_c0",
+    ),
     *(
         " winograd4",
         "winograd4 ",
@@ -51,7 +57,9 @@ def test_what_is_no_name_of_an_algorithm_has_none(name: str) -> None:
     assert named(name) is None
 
 
-@pytest.mark.parametrize("name", ["im2col", "gemm", *FAMILIES, "winograd4_rows8_mt2", "fft16_images4_k64"])
+@pytest.mark.parametrize(
+    "name", ["im2col", "gemm", *FAMILIES, "winograd4_rows8_mt2", "fft16_images4_k64", "fft16_rows2_c13"]
+)
 def test_an_algorithm_is_found_by_its_name(name: str) -> None:
     found = named(name)
 
@@ -172,6 +180,48 @@ def test_some_channels_at_a_time_are_offered_for_large_filters_only(
         geometry = TileGeometry(dataclasses.replace(each, channels=0), problem)
         values = geometry.taps[0] * geometry.planes * geometry.x_channels * geometry.y_channels
         assert not each.channels or values * problem.itemsize > LARGE_FILTER_BYTES
+
+
+@given(problems(), THREADS, st.booleans())
+def test_sums_in_parts_are_offered_where_the_filter_is_large_and_x_has_more_channels_than_y(
+    problem: ConvProblem, threads: int, whole: bool
+) -> None:
+    for each in offered_tiles(problem, threads, whole):
+        geometry = TileGeometry(dataclasses.replace(each, terms=0), problem)
+        values = geometry.taps[0] * geometry.planes * geometry.x_channels * geometry.y_channels
+        is_large = values * problem.itemsize > LARGE_FILTER_BYTES
+        assert not each.terms or (is_large and geometry.x_channels > geometry.y_channels)
+
+
+NARROWING = a_convolution(
+    batch=16, in_channels=832, out_channels=128, input_size=(7, 7), kernel_size=(5, 5), padding=(2, 2)
+)
+"""From which few channels are made of many, by a large filter."""
+
+
+@pytest.mark.parametrize("batch", [16, 4])
+def test_sums_in_parts_of_a_few_mib_are_offered_at_every_size(batch: int) -> None:
+    names = {each.name for each in offered_tiles(NARROWING.with_batch(batch), 1, batch == 16)}
+
+    assert "winograd4_c104" in names
+    assert TileAlgorithm(outputs=4, terms=104).workspace_bytes(NARROWING) < 9 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "refusal"),
+    [
+        ("winograd4_c104", NARROWING.with_op(ConvOp.WGRAD), "a weight gradient has no sum over channels"),
+        ("winograd4_c100", NARROWING, "the channels are no multiple of that"),
+        ("winograd4_c832", NARROWING, "the channels are no multiple of that"),
+        ("winograd4_k64_c104", NARROWING, "some channels at a time are those of one side"),
+        ("winograd4_c104_mt2", NARROWING, "some channels at a time are for one thread"),
+    ],
+)
+def test_sums_in_other_parts_are_refused(name: str, problem: ConvProblem, refusal: str) -> None:
+    algorithm = named(name)
+
+    assert algorithm is not None
+    assert algorithm.refusal(problem) == refusal
 
 
 LAYER = a_convolution(batch=32, in_channels=64, out_channels=64, input_size=(112, 112))

@@ -13,6 +13,7 @@ from tests.algorithms.kernels import (
     EVERY,
     FLOAT64_BOUND,
     GROUPED,
+    IN_BLOCKS,
     POISON,
     PROBLEMS,
     SAME_LAYOUTS,
@@ -77,7 +78,7 @@ def test_a_larger_batch_never_needs_less_workspace(algorithm: Algorithm, problem
     assert declared == sorted(declared)
 
 
-@accepted({}, names=tuple(name for name in VARIANTS if name not in (*GROUPED, "winograd4_mt2")))
+@accepted({}, names=IN_BLOCKS)
 def test_blocks_need_the_same_workspace_whatever_the_batch(
     algorithm: Algorithm, problem: ConvProblem
 ) -> None:
