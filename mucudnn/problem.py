@@ -235,6 +235,8 @@ class ConvProblem:
             text += f", dilation {_by(self.dilation)}"
         if self.groups != 1:
             text += f", groups {self.groups}"
+        if self.filter_layout is not self.layout:
+            return f"{text}, {self.dtype} {self.layout}, filter {self.filter_layout}"
         return f"{text}, {self.dtype} {self.layout}"
 
 

@@ -219,6 +219,13 @@ def test_a_problem_reads_as_a_sentence() -> None:
     )
 
 
+@pytest.mark.parametrize("layout", Layout)
+def test_a_filter_is_told_of_where_it_lies_otherwise_than_the_images(layout: Layout) -> None:
+    problem = a_problem(layout=layout, filter_layout=Layout.CHANNELS_LAST)
+
+    assert str(problem).endswith(", filter channels_last") == (layout is Layout.CONTIGUOUS)
+
+
 def test_bytes_of_a_huge_problem_are_exact() -> None:
     problem = a_problem(batch=2**31, input_size=(2**20, 2**20))
 
