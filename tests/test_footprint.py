@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import gc
 import os
 import signal
 import subprocess
@@ -112,6 +113,16 @@ def confession(payload: Mapping[str, int]) -> Work:
     """Tell the child's state in the one way in which a job can tell anything."""
     state = f"pid {os.getpid()}, threads {torch.get_num_threads()}, oneDNN {torch.backends.mkldnn.enabled}"
     raise ValueError(f"{state}, deterministic {torch.are_deterministic_algorithms_enabled()}")
+
+
+def large_import(payload: Mapping[str, int]) -> Work:
+    """Tell, as `confession` does, how many objects a collection during the run visits."""
+    import sympy  # noqa: F401  # of which torch is made, and which has many objects
+
+    def work() -> None:
+        raise ValueError(f"objects {len(gc.get_objects())}")
+
+    return Work(work)
 
 
 def _job(function: Callable[[Mapping[str, int]], Work], **payload: int) -> Job:
@@ -290,6 +301,14 @@ def test_the_child_computes_as_this_process_does(
 
     assert "threads 3, oneDNN False, deterministic True" in changed
     assert f"threads {threads}, oneDNN True, deterministic False" in _confession(meter)
+
+
+def test_collections_do_not_visit_what_jobs_import(meter: FootprintMeter) -> None:
+    """With a million objects of an import each weighing took seconds."""
+    with pytest.raises(BackendError, match="objects") as caught:
+        meter.measure(_job(large_import), None)
+
+    assert int(str(caught.value).partition("objects ")[2].rstrip(".")) < 1000
 
 
 def test_threads_may_share_a_meter(meter: FootprintMeter) -> None:

@@ -77,7 +77,6 @@ def main() -> None:
     """Answer requests from standard input, one JSON text a line, until it ends."""
     replies = _own_output()
     meter = _Scales()
-    gc.freeze()
     gc.disable()  # what a collection frees during a run would hide what the run takes
     _say(replies, {"failed": fault} if (fault := meter.fault()) else {"ready": True})
     for line in sys.stdin:
@@ -102,6 +101,7 @@ def _answer(meter: "_Scales", request: Mapping[str, object], replies: TextIO) ->
         meter.adopt(cast("Mapping[str, object]", request["settings"]))
         job = Job(str(request["function"]), cast("Mapping[str, object]", request["payload"]))
         prepared = job.prepare()
+        meter.freeze_modules()
         if limit_bytes is not None:
             _say(replies, {"capped": True})
         n_bytes = meter.weigh(prepared, limit_bytes)
@@ -122,7 +122,9 @@ class _Scales:
         self.has_kept_more = False
         self._libc = ctypes.CDLL(None)
         self._mkl = _MklPool()
+        self._n_modules = 0
         _wake_libraries()
+        self.freeze_modules()
 
     def fault(self) -> str | None:
         """Return what is wrong if a known amount is not weighed right, in a sentence; None if nothing is."""
@@ -140,6 +142,12 @@ class _Scales:
         adopt_settings(settings)
         if threads != torch.get_num_threads():
             _wake_libraries()
+
+    def freeze_modules(self) -> None:
+        """Keep collections from visiting what was imported, which may be a million objects and a second."""
+        if len(sys.modules) != self._n_modules:
+            self._n_modules = len(sys.modules)
+            gc.freeze()
 
     def weigh(self, prepared: Prepared, limit_bytes: int | None) -> int:
         """Return the bytes that a run of `prepared` takes beside its operands and its result.
