@@ -32,7 +32,7 @@ $(CUDNN): $(READY)
 	@touch $(CUDNN)
 
 test: $(READY) $(if $(filter yes,$(DEVICELESS)),$(CUDNN))  ## run the test suite; DEVICELESS=no leaves out the real cuDNN
-	@$(BIN)/pytest $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
 
 check: $(READY)  ## format, lint, types, import rules
 	@$(BIN)/ruff format --check .

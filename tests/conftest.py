@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -38,6 +39,18 @@ def _leave_out(marker: str, what: str, config: pytest.Config, items: list[pytest
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
     config.stash[_LEFT_OUT][what] = len(left_out)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Have one of the processes that tests are run in tell the first one what it left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash[_LEFT_OUT]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Remember what a process left out: all of them leave out the same."""
+    node.config.stash[_LEFT_OUT].update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -183,7 +183,7 @@ def test_second_derivatives_are_pytorchs(kind: type[Any]) -> None:
     images = images_for(kind, samples=3)[..., :4].detach().requires_grad_()
     module = divided(twin, images)
 
-    assert gradgradcheck(module, (images,), nondet_tol=1e-10)
+    assert gradgradcheck(module, (images,), nondet_tol=1e-10, fast_mode=rank_of(kind) == 3)
 
 
 @every_kind
