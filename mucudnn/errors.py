@@ -1,4 +1,4 @@
-"""All errors that mucudnn raises on purpose.
+"""All errors that mucudnn raises on purpose, and how it warns.
 
 MucudnnError
 ├── SizeError (ValueError)            an amount of memory that cannot be read
@@ -19,14 +19,17 @@ MucudnnError
 import sys
 import warnings
 
-_PASSED_THROUGH = {"mucudnn", "torch"}
-"""Packages whose lines are not what a warning is about."""
+_PASSED_THROUGH = {"mucudnn", "torch", "contextlib"}
+"""Packages whose lines are not what a warning is about; code that torch makes has no name of its own."""
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
-    """Warn in the name of the nearest line that is neither ours nor PyTorch's: that is the user's call."""
+    """Warn in the name of the nearest line that is neither ours nor PyTorch's: that is the user's call.
+
+    In a thread without a line of the user's that is the outermost one, which began the thread.
+    """
     level, frame = 1, sys._getframe()
-    while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in _PASSED_THROUGH:
+    while frame.f_back and frame.f_globals.get("__name__", "torch").partition(".")[0] in _PASSED_THROUGH:
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 

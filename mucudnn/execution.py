@@ -24,6 +24,9 @@ from mucudnn.workspace import Workspace, head
 
 Kernel = TypeVar("Kernel")
 
+_WORTH_KEEPING = 0.02
+"""Share of a part's time that its filter's transform must take, since to ask whether it stays takes some."""
+
 
 def sum_dtype(problem: ConvProblem) -> torch.dtype:
     """Return the type in which the weight gradients of parts add up: float32 for 16-bit ones."""
@@ -119,7 +122,7 @@ class Runner:
             problem.op is not ConvOp.WGRAD
             and self._keeps_head
             and len(groups) == 1  # each has its filter in the same place
-            and any(part.setup_s for part in division.parts)
+            and any(part.setup_s > _WORTH_KEEPING * part.time_s for part in division.parts)
         )
         self._second_layout = problem.layout if problem.op is ConvOp.WGRAD else problem.filter_layout
 
@@ -160,8 +163,7 @@ class Runner:
             if keeps_filter and self._can_keep_filter:
                 is_prepared, held = self._kept.look(workspace, second)
             workspace.holder = None  # until all has gone well
-            slices = self._slices
-            result = slices.run(workspace, first, second, bias, unread, ready, is_prepared=is_prepared)
+            result = self._slices.run(workspace, first, second, bias, unread, ready, is_prepared=is_prepared)
             workspace.holder = held
             return result
 

@@ -55,7 +55,8 @@ class KeptFilter:
     def look(self, workspace: Workspace, weight: Tensor) -> tuple[bool, _Held | None]:
         """Return whether `workspace`, whose lock is held, holds the transform of `weight`.
 
-        The second value is the holder to be named there once the transform lies in it, whole.
+        The second value is the holder to be named there once the transform lies in it, whole; None for a
+        filter that is never kept.
         """
         held = workspace.holder
         if not _is_whole(weight):

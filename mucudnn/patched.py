@@ -44,7 +44,7 @@ _NOWHERE = object()
 """Flags that no backend has."""
 
 _MOST_SHAPES = 256
-"""Of images, that an undivided module remembers."""
+"""Of images, that a module remembers; with one more it begins anew."""
 
 
 class Reason(enum.Enum):
@@ -136,7 +136,7 @@ class PatchedForward:
         self._name = announce(self)
         self._router = Router((self._memory.environment.backend,), self._module)
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
-        self._met: set[torch.Size] = set()
+        self._met: set[tuple[torch.Size, torch.dtype]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep what was decided; what was built from it is built again."""
@@ -165,6 +165,8 @@ class PatchedForward:
             result = None
         else:
             result = self._router.served(call, self._convolution)
+            if self._is_own:
+                self._remember(call.image)
         if result is not None:
             return result
         if not self._kind.is_transposed:
@@ -174,19 +176,18 @@ class PatchedForward:
         return own_call(image, call.weight, call.bias, arguments)
 
     def _was_met(self, args: tuple[Any, ...]) -> bool:
-        """Return whether an image of this shape was met before; a module that stays as it is asks no more.
+        """Return whether such an image went the whole way before, where a notice of its shape is given.
 
-        The first one of a shape goes the long way, since a notice may be due.
+        More is not asked of a module that stays as it is: whatever else changes, it computes as before.
         """
         if torch.compiler.is_compiling() or not args or type(args[0]) is not Tensor:
             return False
-        shape = args[0].shape
-        if shape in self._met:
-            return True
+        return (args[0].shape, args[0].dtype) in self._met
+
+    def _remember(self, image: Tensor) -> None:
         if len(self._met) >= _MOST_SHAPES:
             self._met.clear()
-        self._met.add(shape)
-        return False
+        self._met.add((image.shape, image.dtype))
 
     def _compiled(self, call: Call) -> Tensor | None:
         """Return the operator that runs the call, or None where a graph is to hold PyTorch's own.

@@ -1,8 +1,10 @@
 """The error tree, and the one error that carries numbers."""
 
+import _thread
 import pickle
-import threading
+import time
 import warnings
+from typing import Any
 
 import pytest
 
@@ -95,11 +97,22 @@ def test_a_warning_names_the_users_line() -> None:
     assert [warning.filename for warning in told] == [__file__]
 
 
-def test_a_warning_from_a_thread_of_our_own_names_what_began_it_all() -> None:
+def test_a_warning_from_generated_code_names_who_called_that() -> None:
+    nameless: dict[str, Any] = {"warn": errors.warn_user, "kind": UserWarning}
+    exec("def generated():\n    warn('Beware.', kind)", nameless)  # as PyTorch's compilers do
+
+    with pytest.warns(UserWarning, match="Beware") as told:
+        nameless["generated"]()
+
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def test_a_warning_from_a_thread_without_a_line_of_the_users_is_given_all_the_same() -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        thread = threading.Thread(target=errors.warn_user, args=("Beware.", UserWarning))
-        thread.start()
-        thread.join()
+        _thread.start_new_thread(errors.warn_user, ("Beware.", UserWarning))
+        until = time.monotonic() + 30
+        while not told and time.monotonic() < until:
+            time.sleep(0.01)
 
-    assert [str(warning.message) for warning in told] == ["Beware."]
+    assert [(str(warning.message), warning.filename) for warning in told] == [("Beware.", errors.__file__)]

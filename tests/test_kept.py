@@ -278,6 +278,18 @@ def test_odd_filters_are_never_kept() -> None:
             assert not is_there
 
 
+def test_a_filter_whose_transform_takes_no_time_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeptFilter, "look", None)
+    image, weight, _ = operands_of(PROBLEM)
+    by_channels = Candidate("cpu:fft32_k2", 4, 1e-3, 2**24, setup_s=1e-6)
+
+    result = Runner(BACKEND, PROBLEM, Division((by_channels,)))(
+        Workspace(CPU), image, weight, keeps_filter=True
+    )
+
+    assert relative_error(result, own_result(PROBLEM, image, weight)) < BOUND
+
+
 def test_a_default_device_is_no_matter(prepared: list[Tensor]) -> None:
     runner, workspace, weight, image = a_call()
 

@@ -12,9 +12,9 @@ from fractions import Fraction
 from mucudnn.problem import ConvOp, ConvProblem
 
 _NAME = re.compile(
-    r"cpu:(?P<family>winograd|fft|im2col|gemm|aten)(?P<size>\d*)(_(images|slices|rows|k|mt)\d+)*"
+    r"cpu:(?P<family>winograd|fft|im2col|gemm|aten)(?P<size>\d*)(_(images|slices|rows|k|c|mt)\d+)*"
 )
-"""What follows the size says how the work is cut (`_rows4`, `_k128`, `_mt2`), not how much of it there is.
+"""What follows the size says how the work is cut (`_rows4`, `_k128`, `_c64`, `_mt2`), not how much there is.
 
 `gemm` and `im2col` are products of matrices as large as the direct algorithm's work. `onednn_*` has no bound:
 oneDNN chooses its algorithm itself.

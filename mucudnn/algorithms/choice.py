@@ -16,7 +16,7 @@ from mucudnn.problem import ConvProblem, Layout
 _TILES = re.compile(
     r"(?P<family>winograd(?P<outputs>[2456])|fft(?P<inputs>16|32))"
     r"(_images(?P<images>[1-9]\d*))?(_slices(?P<slices>[1-9]\d*))?(_rows(?P<rows>[1-9]\d*))?"
-    r"(_k(?P<channels>[1-9]\d*))?(_c(?P<terms>[1-9]\d*))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
+    r"(_k(?P<channels>[1-9]\d*))?(_c(?P<summed>[1-9]\d*))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
     re.ASCII,
 )
 
@@ -137,9 +137,9 @@ def _multiplications(algorithm: TileAlgorithm, problem: ConvProblem) -> float:
 def _variants(
     family: TileAlgorithm, problem: ConvProblem, threads: int, in_blocks: bool
 ) -> Iterator[TileAlgorithm]:
-    """A family undivided, by channels, and in blocks of rows or images or slices, also on workers.
+    """A family undivided, by channels of y or x, and in blocks of rows or images or slices, also on workers.
 
-    Blocks of rows come by channels as well, for limits that leave room for nothing else.
+    Blocks of rows come by channels of y as well, for limits that leave room for nothing else.
     """
     geometry = TileGeometry(family, problem)
     blocks = [family, *(_in_blocks(family, geometry) if in_blocks else ())]
@@ -150,8 +150,8 @@ def _variants(
     for some_bytes in _FILTER_BYTES:
         if channels := _channels_of(geometry, some_bytes):
             yield dataclasses.replace(family, channels=channels)
-    if terms := _terms_of(geometry):
-        yield dataclasses.replace(family, terms=terms)
+    if summed := _summed_of(geometry):
+        yield dataclasses.replace(family, summed=summed)
     is_large = _channels_of(geometry, min(_FILTER_BYTES)) > 0
     rows = [each for each in blocks if each.rows]
     if rows and is_large and (few := _channels_of(geometry, _FEW_FILTER_BYTES)):
@@ -166,17 +166,19 @@ def _channels_of(geometry: TileGeometry, some_bytes: int) -> int:
     return 0
 
 
-def _terms_of(geometry: TileGeometry) -> int:
+def _summed_of(geometry: TileGeometry) -> int:
     """Return of how many channels of x to sum the products at once; 0 where that would gain nothing.
 
-    It does where the filter is large and x has more channels than y, so that V is larger than the products.
+    It does where the filter is large and x has more channels than y, so that V is larger than the products,
+    and their number has a divisor near what the cache can hold.
     """
     x_channels, y_channels = geometry.x_channels, geometry.y_channels
     channel_bytes = geometry.taps[0] * geometry.planes * y_channels * geometry.problem.itemsize
     most = min(_FILTER_BYTES) // channel_bytes
     if x_channels <= y_channels or not 0 < most < x_channels:
         return 0
-    return next(some for some in range(most, 0, -1) if x_channels % some == 0)
+    able = (some for some in range(most, most // 2, -1) if x_channels % some == 0)
+    return next(able, 0)
 
 
 def _in_blocks(family: TileAlgorithm, geometry: TileGeometry) -> Iterator[TileAlgorithm]:

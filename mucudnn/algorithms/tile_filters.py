@@ -1,4 +1,4 @@
-"""Between a filter and its planes: the transforms that are paid once per mini-batch, or once per group."""
+"""Between a filter and its planes: transforms of a whole filter, or of some channels at a time."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from mucudnn.algorithms.tile_views import Taps
 from mucudnn.algorithms.transposition import transpose
 
 
-def lay_filter(weight: Tensor, taps: Taps) -> None:
+def _lay_plain(weight: Tensor, taps: Taps) -> None:
     """Transform a filter, or some of its channels, to planes.
 
     Args:
@@ -44,7 +44,7 @@ def _has_even_taps(weight: Tensor) -> bool:
     return weight.stride(3) == per_row and weight.stride(2) == weight.size(3) * per_row
 
 
-def lay_exchanged_filter(weight: Tensor, taps: Taps) -> None:
+def _lay_exchanged(weight: Tensor, taps: Taps) -> None:
     """Transform the filter (a, b, taps_d, r, s) of dgrad, whose channels of y come second, to planes."""
     a, b, n_taps = weight.size(0), weight.size(1), taps.rows.size(0)
     if weight.is_contiguous():
@@ -91,13 +91,18 @@ def _from_planes(taps: Taps) -> None:
                 torch.mm(taps.left.t(), taps.middle[:, j, :some], out=target)
 
 
+def lay(weight: Tensor, taps: Taps, is_dgrad: bool) -> None:
+    """Transform a filter (k, c, taps_d, r, s), or some of its channels, to planes."""
+    if is_dgrad:
+        _lay_exchanged(weight, taps)
+    else:
+        _lay_plain(weight, taps)
+
+
 @Script
 def filter_loop(weight: Tensor, taps: Taps, is_dgrad: bool) -> None:
-    """Transform a whole filter (k, c, taps_d, r, s)."""
-    if is_dgrad:
-        lay_exchanged_filter(weight, taps)
-    else:
-        lay_filter(weight, taps)
+    """See `lay`."""
+    lay(weight, taps, is_dgrad)
 
 
 def undo_filter(taps: Taps, into: Tensor, adds: bool) -> float:

@@ -161,8 +161,8 @@ def _slice_space(geometry: TileGeometry, arena: _Arena) -> SliceSpace:
     h, w = geometry.forms
     front, back, turning = arena["front"], arena["back"], _turning(geometry, arena)
     planes, deep, y_plane = geometry.planes, geometry.taps[0], geometry.y_plane
-    products = arena["sum"] if geometry.has_terms else back
-    u = arena.planes.view(deep, planes, geometry.x_channels, geometry.group)
+    products = arena["sum"] if geometry.is_summed else back
+    u = arena.planes.view(deep, planes, geometry.x_group, geometry.group)
     return SliceSpace(
         cut=_cut(geometry, arena, turning),
         v=_shifted(geometry, arena),
@@ -173,7 +173,7 @@ def _slice_space(geometry: TileGeometry, arena: _Arena) -> SliceSpace:
         taps=_taps(geometry, arena),
         group=geometry.group,
         is_prepared=geometry.is_prepared,
-        has_terms=geometry.has_terms,
+        is_summed=geometry.is_summed,
     )
 
 
@@ -188,7 +188,7 @@ def _sum_space(geometry: TileGeometry, arena: _Arena) -> SumSpace:
         blocks=_blocks(geometry, y_front, back, turning),
         y_to_products=_product(h.output_transform.T, w.output_transform.T, y_front, back, y_front, y_plane),
         d=_matrices(y_front, planes, y_rows, geometry.group, y_plane).transpose(1, 2),
-        sums=list(arena.planes.view(deep, planes, geometry.group, geometry.x_channels)),
+        sums=list(arena.planes.view(deep, planes, geometry.group, geometry.x_group)),
         taps=_taps(geometry, arena),
         group=geometry.group,
     )
@@ -216,7 +216,7 @@ def _kinds(
 def _shifted(geometry: TileGeometry, arena: _Arena) -> list[Tensor]:
     """V for each tap along the depth: rows that lie a slice further each time."""
     rows, per_slice = math.prod(geometry.x_tiles), geometry.rows * geometry.tiles[1]
-    v = _matrices(arena.v, geometry.planes, rows, geometry.x_channels, geometry.x_plane)
+    v = _matrices(arena.v, geometry.planes, rows, geometry.x_group, geometry.x_plane)
     count = math.prod(geometry.y_tiles)
     return [v[:, q * per_slice : q * per_slice + count] for q in range(geometry.taps[0])]
 
@@ -250,8 +250,8 @@ def _targets(geometry: TileGeometry, v: Tensor) -> list[Tensor]:
     """Where the transforms of a block's chunks go in V: (columns, elements) for each chunk and row."""
     h, w = geometry.forms
     planes = v[: geometry.planes * geometry.x_plane].view(h.rank, w.rank, geometry.x_plane)
-    length = math.prod(geometry.chunk_tiles) * geometry.x_channels
-    starts = range(0, math.prod(geometry.x_tiles) * geometry.x_channels, length)
+    length = math.prod(geometry.chunk_tiles) * geometry.x_group
+    starts = range(0, math.prod(geometry.x_tiles) * geometry.x_group, length)
     return [planes[i, :, start : start + length] for start in starts for i in range(h.rank)]
 
 

@@ -3,7 +3,8 @@
 Everything here runs in TorchScript's interpreter (`scripts`), hence the plain loops and the named tuples of
 views. To make a view takes a microsecond, as long as some of the copies, so only the views of the user's
 tensors are made here. A block is some images, or some tile rows of one image; where V is kept for several
-groups of channels, it is made a chunk at a time. Images are seen as (n, d, h, w, c), whatever their strides;
+groups of channels, it is made a chunk at a time; where products are summed over groups of x's channels, a
+group at a time. Images are seen as (n, d, h, w, c), whatever their strides;
 with fewer spatial dimensions d, or d and h, are 1.
 """
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.scripts import Script
-from mucudnn.algorithms.tile_filters import lay_exchanged_filter, lay_filter, undo_filter
+from mucudnn.algorithms.tile_filters import lay, undo_filter
 from mucudnn.algorithms.tile_views import Cut, Edge, Piece, Product, Side, SliceSpace, SumSpace
 from mucudnn.algorithms.turning import turn
 
@@ -128,17 +129,14 @@ def slice_loop(
     total = 0.0
     for i in range(0, len(blocks), 4 + 4 * space.cut.chunks):
         side = space.blocks.sides[blocks[i + 3]]
-        if space.has_terms:
-            _add_terms(space, image, weight, blocks, i, is_dgrad)
+        if space.is_summed:
+            _sum_up(space, image, weight, blocks, i, is_dgrad)
         else:
             _transform(space.cut, image, blocks, i, 0)
         for channel in range(0, out.size(4), space.group):
-            if not space.has_terms:
-                if not space.is_prepared:
-                    if is_dgrad:
-                        lay_exchanged_filter(weight[:, channel : channel + space.group], space.taps)
-                    else:
-                        lay_filter(weight[channel : channel + space.group], space.taps)
+            if not (space.is_prepared or space.is_summed):
+                lay(weight.narrow(1 if is_dgrad else 0, channel, space.group), space.taps, is_dgrad)
+            if not space.is_summed:
                 _multiply(space, first=True)
             _apply(space.to_outputs)
             if bias is not None:
@@ -159,16 +157,13 @@ def _multiply(space: SliceSpace, first: bool) -> None:
         space.m.baddbmm_(space.v[q], space.u[q])
 
 
-def _add_terms(
+def _sum_up(
     space: SliceSpace, image: Tensor, weight: Tensor, blocks: list[int], start: int, is_dgrad: bool
 ) -> None:
     """Sum the products of a block over x's channels, some at a time, with their part of the filter."""
     some = space.v[0].size(2)
     for channel in range(0, image.size(4), some):
-        if is_dgrad:
-            lay_exchanged_filter(weight[channel : channel + some], space.taps)
-        else:
-            lay_filter(weight[:, channel : channel + some], space.taps)
+        lay(weight.narrow(0 if is_dgrad else 1, channel, some), space.taps, is_dgrad)
         _transform(space.cut, image, blocks, start, channel)
         _multiply(space, first=channel == 0)
 

@@ -144,15 +144,15 @@ class SliceSpace(NamedTuple):
 
     Attributes:
         cut: of x.
-        v: (planes, rows, channels of x at once) for each tap along the depth; rows are tiles of some slices.
-        u: (planes, channels of x at once, channels of y in a group) for each of these.
+        v: (planes, rows, channels of x in a group) for each tap along the depth; rows are tiles of slices.
+        u: (planes, channels of x in a group, channels of y in a group) for each of these.
         m: (planes, rows, channels of y in a group).
         to_outputs: transforms the products back.
         blocks: of y.
         taps: of the filter of one group of y's channels.
         group: channels of y that are computed at once.
         is_prepared: whether u holds the filter before the first block.
-        has_terms: whether the products are summed over x's channels, some at a time, with their part of u.
+        is_summed: whether the products are summed over x's channels, some at a time, with their part of u.
     """
 
     cut: Cut
@@ -164,7 +164,7 @@ class SliceSpace(NamedTuple):
     taps: Taps
     group: int
     is_prepared: bool
-    has_terms: bool
+    is_summed: bool
 
 
 class SumSpace(NamedTuple):

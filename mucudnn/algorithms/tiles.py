@@ -33,7 +33,7 @@ class TileAlgorithm(Tiling):
                 ("slices", self.slices),
                 ("rows", self.rows),
                 ("k", self.channels),
-                ("c", self.terms),
+                ("c", self.summed),
             )
             if number
         ]
@@ -56,7 +56,7 @@ class TileAlgorithm(Tiling):
         pairs = zip(problem.padding, problem.kernel_size, strict=True)
         if problem.op is ConvOp.DGRAD and any(p >= r for p, r in pairs):
             return "dgrad by tiles needs a padding smaller than the filter"
-        if self.terms and problem.op is ConvOp.WGRAD:
+        if self.summed and problem.op is ConvOp.WGRAD:
             return "a weight gradient has no sum over channels"
         if 0 in (*problem.output_size, *problem.input_size, problem.batch):
             return "there is nothing to compute"
@@ -64,18 +64,19 @@ class TileAlgorithm(Tiling):
 
     def _refusal_of_blocks(self, geometry: TileGeometry) -> str | None:
         """Return why there are no such blocks; never for the batch, so that any part of a division runs."""
-        if (self.channels or self.terms) and self.workers > 1:
+        if (self.channels or self.summed) and self.workers > 1:
             return "some channels at a time are for one thread"
-        if self.channels and self.terms:
+        if self.channels and self.summed:
             return "some channels at a time are those of one side"
         if self.rows and not self.rows < geometry.tiles[0]:
             return "there are no more tile rows than that"
         if self.slices and not self.slices < geometry.y_size[0]:
             return "there are no more slices than that"
-        if self.channels and (geometry.group == geometry.y_channels or geometry.y_channels % geometry.group):
-            return "the channels are no multiple of that"
-        if self.terms and not (geometry.has_terms and geometry.has_even_terms):
-            return "the channels are no multiple of that"
+        for some, total in ((self.channels, geometry.y_channels), (self.summed, geometry.x_channels)):
+            if some >= total:
+                return "there are no more channels than that"
+            if some and total % some:
+                return "the channels are no multiple of that"
         return None
 
     def workspace_bytes(self, problem: ConvProblem) -> int:

@@ -51,6 +51,8 @@ TILES = tuple(name for name in (*FAMILIES, *KINDS) if name != "im2col")
 GROUPED = tuple(name for name in VARIANTS if "_k" in name)
 """These cut a micro-batch into equal chunks, whose size is not a matter of its size alone."""
 
+SUMMED = tuple(name for name in VARIANTS if "_c" in name)
+
 SAME_LAYOUTS = tuple((layout, layout) for layout in Layout)
 MIXED_LAYOUTS = tuple(itertools.permutations(Layout))
 """Of images and filters."""

@@ -67,7 +67,9 @@ def test_an_algorithm_is_found_by_its_name(name: str) -> None:
     assert found.name == name
 
 
-@given(st.from_regex(r"(winograd|fft)[0-9]{1,2}(_(images|slices|rows|k|mt)[0-9]{1,3}){0,5}", fullmatch=True))
+@given(
+    st.from_regex(r"(winograd|fft)[0-9]{1,2}(_(images|slices|rows|k|c|mt)[0-9]{1,3}){0,5}", fullmatch=True)
+)
 def test_no_algorithm_is_found_by_another_name(name: str) -> None:
     found = named(name)
 
@@ -77,14 +79,14 @@ def test_no_algorithm_is_found_by_another_name(name: str) -> None:
 NUMBERS = st.integers(0, 1000)
 
 
-@given(st.sampled_from(FAMILIES), NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.integers(1, 300))
+@given(st.sampled_from(FAMILIES), NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.integers(1, 300))
 def test_every_algorithm_by_tiles_is_found_by_its_name(
-    name: str, images: int, slices: int, rows: int, channels: int, workers: int
+    name: str, images: int, slices: int, rows: int, channels: int, summed: int, workers: int
 ) -> None:
     family = named(name)
     assert isinstance(family, TileAlgorithm)
     algorithm = dataclasses.replace(
-        family, images=images, slices=slices, rows=rows, channels=channels, workers=workers
+        family, images=images, slices=slices, rows=rows, channels=channels, summed=summed, workers=workers
     )
 
     assert named(algorithm.name) == algorithm
@@ -183,14 +185,14 @@ def test_some_channels_at_a_time_are_offered_for_large_filters_only(
 
 
 @given(problems(), THREADS, st.booleans())
-def test_sums_in_parts_are_offered_where_the_filter_is_large_and_x_has_more_channels_than_y(
+def test_sums_in_parts_are_offered_only_where_the_filter_is_large_and_x_has_more_channels_than_y(
     problem: ConvProblem, threads: int, whole: bool
 ) -> None:
     for each in offered_tiles(problem, threads, whole):
-        geometry = TileGeometry(dataclasses.replace(each, terms=0), problem)
+        geometry = TileGeometry(dataclasses.replace(each, summed=0), problem)
         values = geometry.taps[0] * geometry.planes * geometry.x_channels * geometry.y_channels
         is_large = values * problem.itemsize > LARGE_FILTER_BYTES
-        assert not each.terms or (is_large and geometry.x_channels > geometry.y_channels)
+        assert not each.summed or (is_large and geometry.x_channels > geometry.y_channels)
 
 
 NARROWING = a_convolution(
@@ -204,7 +206,14 @@ def test_sums_in_parts_of_a_few_mib_are_offered_at_every_size(batch: int) -> Non
     names = {each.name for each in offered_tiles(NARROWING.with_batch(batch), 1, batch == 16)}
 
     assert "winograd4_c104" in names
-    assert TileAlgorithm(outputs=4, terms=104).workspace_bytes(NARROWING) < 9 * 2**20
+    assert TileAlgorithm(outputs=4, summed=104).workspace_bytes(NARROWING) < 9 * 2**20
+
+
+@pytest.mark.parametrize("channels", [521, 514])
+def test_numbers_of_channels_without_a_fitting_divisor_are_not_summed_in_parts(channels: int) -> None:
+    problem = dataclasses.replace(NARROWING, in_channels=channels)
+
+    assert not any(each.summed for each in offered_tiles(problem, 1, whole=True))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +221,9 @@ def test_sums_in_parts_of_a_few_mib_are_offered_at_every_size(batch: int) -> Non
     [
         ("winograd4_c104", NARROWING.with_op(ConvOp.WGRAD), "a weight gradient has no sum over channels"),
         ("winograd4_c100", NARROWING, "the channels are no multiple of that"),
-        ("winograd4_c832", NARROWING, "the channels are no multiple of that"),
+        ("winograd4_c832", NARROWING, "there are no more channels than that"),
+        ("winograd4_k128", NARROWING, "there are no more channels than that"),
+        ("winograd4_k100", NARROWING, "the channels are no multiple of that"),
         ("winograd4_k64_c104", NARROWING, "some channels at a time are those of one side"),
         ("winograd4_c104_mt2", NARROWING, "some channels at a time are for one thread"),
     ],
@@ -222,6 +233,13 @@ def test_sums_in_other_parts_are_refused(name: str, problem: ConvProblem, refusa
 
     assert algorithm is not None
     assert algorithm.refusal(problem) == refusal
+
+
+def test_the_transform_of_5x5_is_one_product_and_that_of_larger_filters_two() -> None:
+    large = dataclasses.replace(NARROWING, kernel_size=(7, 7), padding=(3, 3))
+
+    assert TileGeometry(TileAlgorithm(outputs=4), NARROWING).has_short_filter
+    assert not TileGeometry(TileAlgorithm(inputs=16), large).has_short_filter
 
 
 LAYER = a_convolution(batch=32, in_channels=64, out_channels=64, input_size=(112, 112))
@@ -300,7 +318,7 @@ def test_filters_of_one_tap_are_no_matter_of_tiles() -> None:
 
 BLOCKS = (
     *({axis: number} for axis in ("images", "slices", "rows") for number in (1, 2, 3)),
-    *({"channels": number} for number in (1, 2)),
+    *({axis: number} for axis in ("channels", "summed") for number in (1, 2)),
     {},
 )
 VARIANTS = (*({**blocks, "workers": workers} for workers in (2, 3) for blocks in BLOCKS), *BLOCKS)

@@ -18,6 +18,7 @@ from tests.algorithms.kernels import (
     PROBLEMS,
     SAME_LAYOUTS,
     SQUARE,
+    SUMMED,
     VARIANTS,
     VARIED,
     GuardedBuffer,
@@ -138,6 +139,17 @@ def test_fewer_channels_at_once_need_a_smaller_part_of_the_filter(
     channels = problem.in_channels if problem.op is ConvOp.DGRAD else problem.out_channels
     (of_whole,), (of_part,) = whole.regions[0].shape, part.regions[0].shape
     assert of_part * channels == of_whole * algorithm.channels
+
+
+@accepted({}, names=SUMMED)
+def test_sums_in_parts_need_a_smaller_part_of_the_filter(algorithm: Algorithm, problem: ConvProblem) -> None:
+    assert isinstance(algorithm, TileAlgorithm)
+    whole = TileGeometry(dataclasses.replace(algorithm, summed=0), problem)
+    part = TileGeometry(algorithm, problem)
+
+    channels = problem.out_channels if problem.op is ConvOp.DGRAD else problem.in_channels
+    (of_whole,), (of_part,) = whole.regions[0].shape, part.regions[0].shape
+    assert of_part * channels == of_whole * algorithm.summed
 
 
 @pytest.mark.parametrize("op", ConvOp)

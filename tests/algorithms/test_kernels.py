@@ -23,6 +23,7 @@ from tests.algorithms.kernels import (
     FLOAT64_BOUND,
     MIXED_LAYOUTS,
     PROBLEMS,
+    SUMMED,
     TILES,
     VARIANTS,
     VARIED,
@@ -77,10 +78,13 @@ def test_the_result_is_that_of_pytorch_where_filters_lie_otherwise_than_images(
 
 @pytest.mark.parametrize("op", ConvOp)
 @pytest.mark.parametrize("name", EVERY)
-def test_every_algorithm_computes_all_three_ops(name: str, op: ConvOp) -> None:
+def test_every_algorithm_computes_all_three_ops_but_sums_over_channels_which_wgrad_has_not(
+    name: str, op: ConvOp
+) -> None:
     algorithm, problems = algorithm_of(name), BLOCKED_VARIED if name in VARIANTS else PROBLEMS
+    computed = any(algorithm.refusal(problem.with_op(op)) is None for problem in problems.values())
 
-    assert any(algorithm.refusal(problem.with_op(op)) is None for problem in problems.values())
+    assert computed is not (name in SUMMED and op is ConvOp.WGRAD)
 
 
 @pytest.mark.parametrize("op", ConvOp)

@@ -382,7 +382,15 @@ def test_pytorchs_own_is_not_run_above_the_limit_in_the_other_layout(op: ConvOp)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_part_of_a_weight_gradient_counts_the_running_sum(dtype: str) -> None:
-    problem = dataclasses.replace(PROBLEMS["many channels"], op=ConvOp.WGRAD, dtype=dtype)
+    """The sum takes 2.25 MiB; what is seen of either trial may be off by the noise."""
+    problem = dataclasses.replace(
+        PROBLEMS["many channels"],
+        op=ConvOp.WGRAD,
+        dtype=dtype,
+        in_channels=256,
+        out_channels=256,
+        input_size=(8, 8),
+    )
 
     whole, part = (
         BACKEND.workspace_bytes(Trial(problem, "cpu:onednn_nhwc", is_whole), UNLIMITED)
@@ -391,7 +399,7 @@ def test_a_part_of_a_weight_gradient_counts_the_running_sum(dtype: str) -> None:
 
     assert whole is not None
     assert part is not None
-    assert abs(part - whole - problem.running_sum_bytes) <= NOISE_BYTES
+    assert abs(part - whole - problem.running_sum_bytes) <= 2 * NOISE_BYTES
 
 
 class _Rooms(Workspace):
