@@ -9,8 +9,9 @@ from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment, Record, Refusal, RefusalKind, Trial
 
-_WEIGHING_NOISE_BYTES = 16 * 2**10
-"""How much more than it takes a finished division may be seen to take: four pages (9 KiB seen)."""
+_WEIGHING_NOISE_BYTES = 32 * 2**10
+"""How much more than it takes a finished division may be seen to take: eight pages of small objects, as the
+heap grows by pages (five seen, in a process that had weighed much before)."""
 
 
 class Compared(NamedTuple):

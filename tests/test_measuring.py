@@ -34,7 +34,7 @@ def test_no_record_and_a_refusal_without_its_limit_answer_nothing(record: Record
 
 
 @pytest.mark.parametrize(
-    ("seen_bytes", "expected"), [(0, True), (116 * KIB, True), (116 * KIB + 1, False), (None, False)]
+    ("seen_bytes", "expected"), [(0, True), (132 * KIB, True), (132 * KIB + 1, False), (None, False)]
 )
-def test_four_pages_more_than_the_limit_are_noise(seen_bytes: int | None, expected: bool) -> None:
+def test_eight_pages_more_than_the_limit_are_noise(seen_bytes: int | None, expected: bool) -> None:
     assert fits_as_seen(seen_bytes, 100 * KIB) is expected
