@@ -255,6 +255,18 @@ def test_without_time_nothing_is_started(tmp_path: Path) -> None:
     assert read(tmp_path / LINES) == []
 
 
+def test_results_stay_where_nothing_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["--seconds", "0", "--output", "results"]) == 1
+    assert not Path("results").exists()
+    assert capsys.readouterr().err == (
+        "bench.cpu: nothing is known of this code here, so results stays as it is\n"
+    )
+
+
 def test_a_task_survives_its_text() -> None:
     case = Case("1-thread", "alexnet/conv2", Layout.CHANNELS_LAST, ConvOp.DGRAD)
     task = Task("1-thread", (case,), (4, 16), "build", 1.5, 0.0, 3600.0)

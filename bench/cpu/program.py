@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = _status_of(lambda: _measure(options, run, step_run))
     output = Path(options.output or Path("bench") / "results" / ground.slug)
     lines, steps = read(folder / LINES), step_run.lines()
+    if not (lines or steps):
+        print(f"bench.cpu: nothing is known of this code here, so {output} stays as it is", file=sys.stderr)
+        return status or 1
     command = shlex.join(["python", "-m", "bench.cpu", *given])
     results.write(output, ground, lines, command, steps)
     rows = list(summary.target_rows(Recording.of([*lines, *steps]), ALL))
