@@ -1,4 +1,9 @@
-"""Between a filter and its planes: transforms of a whole filter, or of some channels at a time."""
+"""Between a filter and its planes: transforms of a whole filter, or of some channels at a time.
+
+A contiguous filter (k, c, taps) is the right operand of a product with the forms as it lies, read transposed;
+others are copied first. Planes are (k, c) whether y has k channels or c, and what multiplies with them reads
+them transposed or not.
+"""
 
 import torch
 from torch import Tensor
@@ -7,102 +12,106 @@ from mucudnn.algorithms.scripts import Script
 from mucudnn.algorithms.tile_views import Taps
 from mucudnn.algorithms.transposition import transpose
 
+_AT_ONCE = 2048
+"""Columns of a product whose results, each a plane apart, the first cache holds."""
 
-def _lay_plain(weight: Tensor, taps: Taps) -> None:
-    """Transform a filter, or some of its channels, to planes.
+_MANY = 2**16
+"""Columns from which products of fewer at once are quicker: of 512 x 512 filters of 3x3 38 ms become 11."""
 
-    Args:
-        weight: (b, a, taps_d, r, s), channels of y first. Parts of both dense layouts are transposed.
-        taps: where to.
+
+def lay(weight: Tensor, taps: Taps) -> None:
+    """Transform a filter (k, c, taps_d, r, s), or some of its channels, to planes.
+
+    One that has no room to be copied to, and is not contiguous, is copied by torch, as its own algorithms do.
     """
-    b, a, n_taps = weight.size(0), weight.size(1), taps.rows.size(0)
-    last = weight.movedim(1, -1)
-    per_b, per_a, per_tap, start = (
-        weight.stride(0),
-        weight.stride(1),
-        weight.stride(4),
-        weight.storage_offset(),
-    )
-    if last.is_contiguous():
-        transpose(last.reshape(1, b, n_taps * a), taps.rows.view(1, n_taps * a, b))
-    elif per_a == 1 and _has_even_taps(weight):
-        some = weight.as_strided([n_taps, b, a], [per_tap, per_b, 1], start)
-        transpose(some, taps.rows.view(n_taps, a, b))
-    elif per_a == n_taps and per_tap == 1 and _has_even_taps(weight) and taps.scratch.numel() > 0:
-        some = weight.as_strided([1, b, a * n_taps], [0, per_b, 1], start)
-        transpose(some, taps.scratch.view(1, a * n_taps, b))
-        taps.rows.view(n_taps, a, b).copy_(taps.scratch.view(a, n_taps, b).transpose(0, 1))
-    else:
-        deep, high, wide = weight.size(2), weight.size(3), weight.size(4)
-        taps.rows.view(deep, high, wide, a, b).copy_(weight.permute(2, 3, 4, 1, 0))
-    _to_planes(taps)
-
-
-def _has_even_taps(weight: Tensor) -> bool:
-    """Whether the taps of each (taps_d, r, s) lie evenly apart."""
-    per_row = weight.size(4) * weight.stride(4)
-    return weight.stride(3) == per_row and weight.stride(2) == weight.size(3) * per_row
-
-
-def _lay_exchanged(weight: Tensor, taps: Taps) -> None:
-    """Transform the filter (a, b, taps_d, r, s) of dgrad, whose channels of y come second, to planes."""
-    a, b, n_taps = weight.size(0), weight.size(1), taps.rows.size(0)
-    if weight.is_contiguous():
-        transpose(weight.view(1, a * b, n_taps), taps.rows.view(1, n_taps, a * b))
-    else:
-        deep, high, wide = weight.size(2), weight.size(3), weight.size(4)
-        taps.rows.view(deep, high, wide, a, b).copy_(weight.permute(2, 3, 4, 0, 1))
-    _to_planes(taps)
-
-
-def _to_planes(taps: Taps) -> None:
-    per_slice = taps.left.size(1) * taps.right.size(1)
+    source = _by_taps(weight, taps.rows)
     for q in range(taps.planes.size(0)):
-        rows = taps.rows[q * per_slice : (q + 1) * per_slice]
         if taps.both.numel() > 0:
-            torch.mm(taps.both, rows, out=taps.planes[q])
-            continue
-        planes = taps.planes[q].view(taps.left.size(0), taps.right.size(0), -1)
-        for start in range(0, rows.size(1), taps.middle.size(2)):
-            some = min(taps.middle.size(2), rows.size(1) - start)
-            for j in range(taps.right.size(1)):
-                part = rows[j :: taps.right.size(1), start : start + some]
-                torch.mm(taps.left, part, out=taps.middle[:, j, :some])
-            for i in range(taps.left.size(0)):
-                torch.mm(taps.right, taps.middle[i, :, :some], out=planes[i, :, start : start + some])
+            per_slice = taps.both.size(1)
+            _multiply(taps.both, source[q * per_slice : (q + 1) * per_slice], taps.planes[q])
+        else:
+            _lay_by_axes(source, q, taps)
+
+
+def _lay_by_axes(source: Tensor, q: int, taps: Taps) -> None:
+    """Transform (taps_d · r · s, elements) along w, then along h, some elements at a time."""
+    (rank_h, high), (rank_w, wide) = taps.left.size(), taps.right.size()
+    planes = taps.planes[q].view(rank_h, rank_w, -1).transpose(0, 1)
+    left, right = taps.left.expand(rank_w, rank_h, high), taps.right.expand(high, rank_w, wide)
+    per_tap, per_element = source.stride(0), source.stride(1)
+    for start in range(0, source.size(1), taps.middle.size(2)):
+        some = min(taps.middle.size(2), source.size(1) - start)
+        rows = source.as_strided(
+            [high, wide, some],
+            [wide * per_tap, per_tap, per_element],
+            source.storage_offset() + q * high * wide * per_tap + start * per_element,
+        )
+        middle = taps.middle[:, :, :some]
+        torch.bmm(right, rows, out=middle)
+        torch.bmm(left, middle.transpose(0, 1), out=planes[:, :, start : start + some])
+
+
+def _by_taps(weight: Tensor, rows: Tensor) -> Tensor:
+    """View a filter as (taps, k · c), or a copy of it whose channels lie together as they did before."""
+    k, c, deep, high, wide = weight.size(0), weight.size(1), weight.size(2), weight.size(3), weight.size(4)
+    if weight.is_contiguous() or rows.numel() == 0:
+        return weight.reshape(k * c, deep * high * wide).t()
+    if weight.stride(1) == 1:
+        rows.view(deep, high, wide, k, c).copy_(weight.permute(2, 3, 4, 0, 1))
+        return rows
+    rows.view(k, c, deep, high, wide).copy_(weight)
+    return rows.view(k * c, deep * high * wide).t()
+
+
+def _multiply(
+    matrix: Tensor, source: Tensor, target: Tensor, at_once: int = _AT_ONCE, many: int = _MANY
+) -> None:
+    """target = matrix · source, of as many columns at once as is quickest."""
+    total, start = source.size(1), 0
+    if total >= many:
+        parts = total // at_once
+        start = parts * at_once
+        sources = source.as_strided(
+            [parts, source.size(0), at_once],
+            [at_once * source.stride(1), source.stride(0), source.stride(1)],
+            source.storage_offset(),
+        )
+        targets = target.as_strided(
+            [parts, target.size(0), at_once], [at_once, target.stride(0), 1], target.storage_offset()
+        )
+        torch.bmm(matrix.expand(parts, matrix.size(0), matrix.size(1)), sources, out=targets)
+    if start < total:
+        torch.mm(matrix, source[:, start:], out=target[:, start:])
 
 
 def _from_planes(taps: Taps) -> None:
-    """The taps to which the planes of a gradient add up: the transpose of `_to_planes`."""
-    per_slice = taps.left.size(1) * taps.right.size(1)
+    """The taps to which the planes of a gradient add up: the transpose of `lay`."""
     for q in range(taps.planes.size(0)):
-        rows = taps.rows[q * per_slice : (q + 1) * per_slice]
         if taps.both.numel() > 0:
-            torch.mm(taps.both.t(), taps.planes[q], out=rows)
-            continue
-        planes = taps.planes[q].view(taps.left.size(0), taps.right.size(0), -1)
-        for start in range(0, rows.size(1), taps.middle.size(2)):
-            some = min(taps.middle.size(2), rows.size(1) - start)
-            for i in range(taps.left.size(0)):
-                part = planes[i, :, start : start + some]
-                torch.mm(taps.right.t(), part, out=taps.middle[i, :, :some])
-            for j in range(taps.right.size(1)):
-                target = rows[j :: taps.right.size(1), start : start + some]
-                torch.mm(taps.left.t(), taps.middle[:, j, :some], out=target)
+            per_slice = taps.both.size(1)
+            torch.mm(taps.both.t(), taps.planes[q], out=taps.rows[q * per_slice : (q + 1) * per_slice])
+        else:
+            _from_planes_by_axes(q, taps)
 
 
-def lay(weight: Tensor, taps: Taps, is_dgrad: bool) -> None:
-    """Transform a filter (k, c, taps_d, r, s), or some of its channels, to planes."""
-    if is_dgrad:
-        _lay_exchanged(weight, taps)
-    else:
-        _lay_plain(weight, taps)
+def _from_planes_by_axes(q: int, taps: Taps) -> None:
+    """The transpose of `_lay_by_axes`."""
+    (rank_h, high), (rank_w, wide) = taps.left.size(), taps.right.size()
+    planes = taps.planes[q].view(rank_h, rank_w, -1).transpose(0, 1)
+    rows = taps.rows.view(-1, high, wide, taps.rows.size(1))[q]
+    left = taps.left.t().expand(rank_w, high, rank_h)
+    right = taps.right.t().expand(high, wide, rank_w)
+    for start in range(0, rows.size(2), taps.middle.size(2)):
+        some = min(taps.middle.size(2), rows.size(2) - start)
+        middle = taps.middle[:, :, :some]
+        torch.bmm(left, planes[:, :, start : start + some], out=middle.transpose(0, 1))
+        torch.bmm(right, middle, out=rows[:, :, start : start + some])
 
 
 @Script
-def filter_loop(weight: Tensor, taps: Taps, is_dgrad: bool) -> None:
+def filter_loop(weight: Tensor, taps: Taps) -> None:
     """See `lay`."""
-    lay(weight, taps, is_dgrad)
+    lay(weight, taps)
 
 
 def undo_filter(taps: Taps, into: Tensor, adds: bool) -> float:

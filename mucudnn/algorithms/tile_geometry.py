@@ -39,8 +39,8 @@ _WORTH_OF_ONE_PRODUCT = 4
 5x5 under F(4) takes 3.1 times as many; a layer of 832 to 128 channels then took 26 ms instead of 29.
 """
 
-_MIDDLE_BYTES = 2**20
-"""Between the transforms of both axes of a filter: what fits a cache."""
+_MIDDLE_ELEMENTS = 1024
+"""Of a plane, between the transforms of both axes of a filter: with fewer, products take longer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,13 +311,22 @@ class TileGeometry:
         """Elements between the transforms of both axes of the filter, or 0 if it is one product."""
         if self.has_short_filter:
             return 0
-        per_element = self.forms[0].rank * self.taps[2]
-        elements = self.x_group * self.group
-        return per_element * min(elements, max(_MIDDLE_BYTES // (per_element * self.problem.itemsize), 1))
+        elements = min(self.x_group * self.group, _MIDDLE_ELEMENTS)
+        return self.taps[1] * self.forms[1].rank * elements
+
+    @property
+    def filter_channels(self) -> tuple[int, int]:
+        """Filters k, and channels c of each, that are computed at once."""
+        pair = (self.group, self.x_group)
+        return pair[::-1] if self.problem.op is ConvOp.DGRAD else pair
 
     @property
     def filter_taps(self) -> int:
-        """Elements of the taps of as many channels as are computed at once."""
+        """Elements of the taps of these, or 0 where they are read as they lie: from a contiguous filter."""
+        has_all = self.filter_channels[1] == self.problem.in_channels
+        is_contiguous = self.problem.filter_layout is Layout.CONTIGUOUS
+        if self.problem.op is not ConvOp.WGRAD and is_contiguous and has_all:
+            return 0
         return math.prod(self.taps) * self.x_group * self.group
 
     @cached_property
@@ -326,7 +335,7 @@ class TileGeometry:
 
         Every thread has an arena of its own, with its number behind the names. Transforms go to and fro
         between "front" and "back"; the padded image lies in "back" until its tiles are gathered, a staged
-        result in "front" once the products are spent, and the filter before its transform in both. V is
+        result in "front" once the products are spent, and a copy of the filter before its transform. V is
         in "front", or where it is kept for several groups of channels in "kept". The products lie in "back",
         or where they are summed over several groups of x's channels in "sum". wgrad keeps y apart in
         "y_front", because both images' planes meet in the product, and has a sum
@@ -347,11 +356,10 @@ class TileGeometry:
         """Elements of each region of one thread."""
         h, w = self.forms
         staged = math.prod(self.y_tiles) * h.outputs * w.outputs * self.group if self.is_turned else 0
-        turned = self.filter_taps if self.is_turned_twice else 0
         y_tiles = max(h.outputs * w.outputs, 0 if self.is_summed else self.planes) * self.y_plane
         front = [h.inputs * w.inputs * self.chunk_plane, self.filter_taps]
         chunk = math.prod(self.chunk_shape) + sum(self.margins)
-        back = [chunk, h.rank * w.inputs * self.chunk_plane, turned, self.middle_taps]
+        back = [chunk, h.rank * w.inputs * self.chunk_plane, self.middle_taps]
         kept = self.planes * self.x_plane
         if not self.is_grouped:
             front, kept = [*front, kept], 0
@@ -362,12 +370,6 @@ class TileGeometry:
             back, y_tiles = [*back, y_tiles], 0
         products = self.planes * self.y_plane if self.is_summed else 0
         return {"front": max(front), "back": max(back), "y_front": y_tiles, "kept": kept, "sum": products}
-
-    @property
-    def is_turned_twice(self) -> bool:
-        """Whether the filter is brought to planes in two copies."""
-        is_contiguous = self.problem.filter_layout is Layout.CONTIGUOUS
-        return self.problem.op is ConvOp.FPROP and is_contiguous and math.prod(self.taps) > 1
 
 
 def _three(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:

@@ -51,9 +51,7 @@ class TileSliceKernel:
     def prepare(self, weight: Tensor) -> None:
         """Transform the filter, unless it is transformed some channels at a time; once per mini-batch."""
         if self._is_prepared:
-            call = functools.partial(
-                filter_loop, _filter_view(weight), self._spaces[0][0].taps, self._is_dgrad
-            )
+            call = functools.partial(filter_loop, _filter_view(weight), self._spaces[0][0].taps)
             _run([call], len(self._spaces))
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
@@ -162,7 +160,9 @@ def _slice_space(geometry: TileGeometry, arena: _Arena) -> SliceSpace:
     front, back, turning = arena["front"], arena["back"], _turning(geometry, arena)
     planes, deep, y_plane = geometry.planes, geometry.taps[0], geometry.y_plane
     products = arena["sum"] if geometry.is_summed else back
-    u = arena.planes.view(deep, planes, geometry.x_group, geometry.group)
+    u = arena.planes.view(deep, planes, *geometry.filter_channels)
+    if geometry.problem.op is ConvOp.FPROP:
+        u = u.transpose(2, 3)
     return SliceSpace(
         cut=_cut(geometry, arena, turning),
         v=_shifted(geometry, arena),
@@ -314,17 +314,15 @@ def _whole_and_rest(size: int, step: int) -> list[tuple[int, int, int]]:
 
 def _taps(geometry: TileGeometry, arena: _Arena) -> Taps:
     problem = geometry.problem
-    n_taps, size = math.prod(geometry.taps), geometry.filter_taps
-    rows = arena["front"][:size].view(n_taps, -1)
+    rows = arena["front"][: geometry.filter_taps].view(math.prod(geometry.taps), -1)
     h, w = (form.filter_transform for form in geometry.forms)
     if problem.op is ConvOp.DGRAD:
         h, w = h[:, ::-1], w[:, ::-1]
     left, right = (torch.from_numpy(form.copy()).to(rows) for form in (h, w))
     both = torch.kron(left, right) if geometry.has_short_filter else left[:0]
-    middle = arena["back"][: geometry.middle_taps].view(left.size(0), right.size(1), -1)
-    scratch = arena["back"][: size if geometry.is_turned_twice else 0]
+    middle = arena["back"][: geometry.middle_taps].view(left.size(1), right.size(0), -1)
     planes = arena.planes.view(geometry.taps[0], geometry.planes, -1)
-    return Taps(both, left, right, middle, rows, scratch, planes)
+    return Taps(both, left, right, middle, rows, planes)
 
 
 def _product(

@@ -135,7 +135,7 @@ def slice_loop(
             _transform(space.cut, image, blocks, i, 0)
         for channel in range(0, out.size(4), space.group):
             if not (space.is_prepared or space.is_summed):
-                lay(weight.narrow(1 if is_dgrad else 0, channel, space.group), space.taps, is_dgrad)
+                lay(weight.narrow(1 if is_dgrad else 0, channel, space.group), space.taps)
             if not space.is_summed:
                 _multiply(space, first=True)
             _apply(space.to_outputs)
@@ -163,7 +163,7 @@ def _sum_up(
     """Sum the products of a block over x's channels, some at a time, with their part of the filter."""
     some = space.v[0].size(2)
     for channel in range(0, image.size(4), some):
-        lay(weight.narrow(0 if is_dgrad else 1, channel, some), space.taps, is_dgrad)
+        lay(weight.narrow(0 if is_dgrad else 1, channel, some), space.taps)
         _transform(space.cut, image, blocks, start, channel)
         _multiply(space, first=channel == 0)
 

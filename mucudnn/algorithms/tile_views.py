@@ -123,11 +123,10 @@ class Taps(NamedTuple):
         both: (planes, r · s), the Kronecker product of both axes' forms; empty where those are applied one
             after the other, which takes fewer operations for long filters.
         left, right: (rank_h, r) and (rank_w, s), the forms.
-        middle: (rank_h, s, elements), room between them for some elements of a plane.
-        rows: (taps_d · r · s, a · b), the filter tap by tap; channels of x are a and those of y are b, but
-            for weight gradients.
-        scratch: as many elements, for a copy in two steps; empty where one is enough.
-        planes: (taps_d, planes, a · b).
+        middle: (r, rank_w, elements), room between them for some elements of a plane.
+        rows: (taps_d · r · s, k · c), room for the filter before its transform, or for its gradient after its
+            own; empty where the filter is read as it lies.
+        planes: (taps_d, planes, k · c).
     """
 
     both: Tensor
@@ -135,7 +134,6 @@ class Taps(NamedTuple):
     right: Tensor
     middle: Tensor
     rows: Tensor
-    scratch: Tensor
     planes: Tensor
 
 

@@ -101,6 +101,28 @@ def in_a_frame(tensor: Tensor) -> Tensor:
     return inside.copy_(tensor)
 
 
+WITH_MANY_TAPS = {
+    "many channels": a_double(
+        batch=1, in_channels=260, out_channels=253, input_size=(4, 4), kernel_size=(3, 3), padding=(1, 1)
+    ),
+    "long": a_double(
+        batch=1, in_channels=44, out_channels=26, input_size=(10, 11), kernel_size=(7, 5), padding=(3, 2)
+    ),
+}
+"""Filters that are transformed in several parts: of 65780 channels as one product of forms, and of 1144 axis
+by axis; neither is a multiple of a part."""
+
+
+@accepted(WITH_MANY_TAPS, names=("winograd4", "fft16"))
+def test_filters_are_transformed_in_parts(algorithm: Algorithm, problem: ConvProblem) -> None:
+    operands = operands_of(problem)
+
+    result, is_good = compute(algorithm, problem, *operands)
+
+    assert is_good
+    assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
+
+
 @accepted(VARIED, names=TILES)
 def test_tiles_are_read_from_operands_of_any_strides(algorithm: Algorithm, problem: ConvProblem) -> None:
     first, second, bias = operands_of(problem)
