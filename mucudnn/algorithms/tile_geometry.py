@@ -36,11 +36,15 @@ _CHUNK_BYTES = 2**20
 _WORTH_OF_ONE_PRODUCT = 4
 """How many times the operations one product may take instead of two, with memory to wait for in between.
 
-5x5 under F(4) takes 3.1 times as many; a layer of 832 to 128 channels then took 26 ms instead of 29.
+5x5 under F(4) takes 3.1 times as many: of 832 to 128 channels that took 15 ms instead of 23. 5x5 under FFT
+takes 4.1 times as many: of 128 to 128 channels 15 instead of 14.
 """
 
 _MIDDLE_ELEMENTS = 1024
-"""Of a plane, between the transforms of both axes of a filter: with fewer, products take longer."""
+"""Of a plane, between the transforms of both axes of a filter.
+
+15x15 of 64 to 64 channels under FFT took 26 ms with 256 at a time, 19 with 512, 15 with 1024, 17 with 2048.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,12 +326,17 @@ class TileGeometry:
 
     @property
     def filter_taps(self) -> int:
-        """Elements of the taps of these, or 0 where they are read as they lie: from a contiguous filter."""
-        has_all = self.filter_channels[1] == self.problem.in_channels
+        """Elements of taps for which there is room: of a gradient, or of filters that are copied.
+
+        A contiguous filter is read as it lies. What is neither that nor channels_last counts as contiguous
+        and is copied one of `filter_channels` at a time.
+        """
+        filters, channels = self.filter_channels
+        has_all_channels = channels == self.problem.in_channels
         is_contiguous = self.problem.filter_layout is Layout.CONTIGUOUS
-        if self.problem.op is not ConvOp.WGRAD and is_contiguous and has_all:
-            return 0
-        return math.prod(self.taps) * self.x_group * self.group
+        if self.problem.op is not ConvOp.WGRAD and is_contiguous and has_all_channels:
+            filters = 1
+        return math.prod(self.taps) * channels * filters
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
@@ -335,7 +344,8 @@ class TileGeometry:
 
         Every thread has an arena of its own, with its number behind the names. Transforms go to and fro
         between "front" and "back"; the padded image lies in "back" until its tiles are gathered, a staged
-        result in "front" once the products are spent, and a copy of the filter before its transform. V is
+        result in "front" once the products are spent, as do copies of the filter before its transform, and
+        its gradient's taps; the first thread alone transforms filters, if there are several. V is
         in "front", or where it is kept for several groups of channels in "kept". The products lie in "back",
         or where they are summed over several groups of x's channels in "sum". wgrad keeps y apart in
         "y_front", because both images' planes meet in the product, and has a sum
@@ -348,18 +358,20 @@ class TileGeometry:
             regions += [Region(f"filter{worker}", planes, dtype) for worker in range(1, self.workers)]
             regions.append(Region("found", (1,), dtype))
         for worker in range(self.workers):
-            regions += [Region(f"{name}{worker}", (size,), dtype) for name, size in self._arena.items()]
+            regions += [
+                Region(f"{name}{worker}", (size,), dtype) for name, size in self._arena(worker).items()
+            ]
         return tuple(regions)
 
-    @cached_property
-    def _arena(self) -> dict[str, int]:
+    def _arena(self, worker: int) -> dict[str, int]:
         """Elements of each region of one thread."""
+        taps, middle = (self.filter_taps, self.middle_taps) if worker == 0 else (0, 0)
         h, w = self.forms
         staged = math.prod(self.y_tiles) * h.outputs * w.outputs * self.group if self.is_turned else 0
         y_tiles = max(h.outputs * w.outputs, 0 if self.is_summed else self.planes) * self.y_plane
-        front = [h.inputs * w.inputs * self.chunk_plane, self.filter_taps]
+        front = [h.inputs * w.inputs * self.chunk_plane, taps]
         chunk = math.prod(self.chunk_shape) + sum(self.margins)
-        back = [chunk, h.rank * w.inputs * self.chunk_plane, self.middle_taps]
+        back = [chunk, h.rank * w.inputs * self.chunk_plane, middle]
         kept = self.planes * self.x_plane
         if not self.is_grouped:
             front, kept = [*front, kept], 0

@@ -122,6 +122,11 @@ class _Arena:
         self._space = space
         self._worker = worker
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the one that transforms filters and their gradients, alone or for all."""
+        return self._worker == 0
+
     def __getitem__(self, name: str) -> Tensor:
         return self._space[f"{name}{self._worker}"]
 
@@ -188,7 +193,7 @@ def _sum_space(geometry: TileGeometry, arena: _Arena) -> SumSpace:
         blocks=_blocks(geometry, y_front, back, turning),
         y_to_products=_product(h.output_transform.T, w.output_transform.T, y_front, back, y_front, y_plane),
         d=_matrices(y_front, planes, y_rows, geometry.group, y_plane).transpose(1, 2),
-        sums=list(arena.planes.view(deep, planes, geometry.group, geometry.x_group)),
+        sums=list(arena.planes.view(deep, planes, *geometry.filter_channels)),
         taps=_taps(geometry, arena),
         group=geometry.group,
     )
@@ -314,13 +319,14 @@ def _whole_and_rest(size: int, step: int) -> list[tuple[int, int, int]]:
 
 def _taps(geometry: TileGeometry, arena: _Arena) -> Taps:
     problem = geometry.problem
-    rows = arena["front"][: geometry.filter_taps].view(math.prod(geometry.taps), -1)
+    taps, between = (geometry.filter_taps, geometry.middle_taps) if arena.is_first else (0, 0)
+    rows = arena["front"][:taps].view(math.prod(geometry.taps), -1)
     h, w = (form.filter_transform for form in geometry.forms)
     if problem.op is ConvOp.DGRAD:
         h, w = h[:, ::-1], w[:, ::-1]
     left, right = (torch.from_numpy(form.copy()).to(rows) for form in (h, w))
     both = torch.kron(left, right) if geometry.has_short_filter else left[:0]
-    middle = arena["back"][: geometry.middle_taps].view(left.size(1), right.size(0), -1)
+    middle = arena["back"][:between].view(left.size(1), right.size(0), -1)
     planes = arena.planes.view(geometry.taps[0], geometry.planes, -1)
     return Taps(both, left, right, middle, rows, planes)
 

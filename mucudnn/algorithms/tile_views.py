@@ -124,8 +124,7 @@ class Taps(NamedTuple):
             after the other, which takes fewer operations for long filters.
         left, right: (rank_h, r) and (rank_w, s), the forms.
         middle: (r, rank_w, elements), room between them for some elements of a plane.
-        rows: (taps_d · r · s, k · c), room for the filter before its transform, or for its gradient after its
-            own; empty where the filter is read as it lies.
+        rows: (taps_d · r · s, k · c), the taps of a gradient, or room for copies of some filters.
         planes: (taps_d, planes, k · c).
     """
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from mucudnn.algorithms import Algorithm, GradientSum, SliceKernel, SumKernel
+from mucudnn.algorithms import Algorithm, GradientSum, SliceKernel, SumKernel, tile_geometry
+from mucudnn.algorithms.tile_filters import multiply_in_parts
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.algorithms.workers import run_on_workers
@@ -101,7 +102,7 @@ def in_a_frame(tensor: Tensor) -> Tensor:
     return inside.copy_(tensor)
 
 
-WITH_MANY_TAPS = {
+LARGE_FILTERS = {
     "many channels": a_double(
         batch=1, in_channels=260, out_channels=253, input_size=(4, 4), kernel_size=(3, 3), padding=(1, 1)
     ),
@@ -109,12 +110,38 @@ WITH_MANY_TAPS = {
         batch=1, in_channels=44, out_channels=26, input_size=(10, 11), kernel_size=(7, 5), padding=(3, 2)
     ),
 }
-"""Filters that are transformed in several parts: of 65780 channels as one product of forms, and of 1144 axis
-by axis; neither is a multiple of a part."""
+"""Of 65780 pairs of channels that are one product of forms, and of 1144 that are transformed axis by axis;
+neither number is a multiple of a part."""
 
 
-@accepted(WITH_MANY_TAPS, names=("winograd4", "fft16"))
-def test_filters_are_transformed_in_parts(algorithm: Algorithm, problem: ConvProblem) -> None:
+@accepted(LARGE_FILTERS, names=("winograd4", "fft16"))
+def test_large_filters_are_transformed_in_parts(algorithm: Algorithm, problem: ConvProblem) -> None:
+    operands = operands_of(problem)
+
+    result, is_good = compute(algorithm, problem, *operands)
+
+    assert is_good
+    assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
+
+
+@pytest.mark.parametrize("columns", [7, 8, 9, 11, 12])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_products_of_many_columns_are_computed_in_parts(columns: int, is_transposed: bool) -> None:
+    matrix, source = torch.rand(6, 3), torch.rand(3, columns)
+    target = torch.full((6, columns + 2), 7.0)
+    laid = source.t().contiguous().t() if is_transposed else source
+
+    multiply_in_parts(matrix, laid, target[:, 1:-1], at_once=4, many=8)
+
+    torch.testing.assert_close(target[:, 1:-1], matrix @ source)
+    assert bool((target[:, [0, -1]] == 7.0).all())
+
+
+@accepted({"2x5x9": PROBLEMS["2x5x9"]}, blocked={"7x7": BLOCKED["7x7"]}, names=TILES)
+def test_axes_of_filters_are_transformed_in_parts(
+    algorithm: Algorithm, problem: ConvProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tile_geometry, "_MIDDLE_ELEMENTS", 5)
     operands = operands_of(problem)
 
     result, is_good = compute(algorithm, problem, *operands)
@@ -283,8 +310,11 @@ def hot_call(algorithm: Algorithm, problem: ConvProblem) -> Callable[[], None]:
     return slice_call(algorithm.slice_kernel(problem, buffer), problem)
 
 
-def slice_call(kernel: SliceKernel, problem: ConvProblem) -> Callable[[], None]:
+def slice_call(
+    kernel: SliceKernel, problem: ConvProblem, filter_of: Callable[[Tensor], Tensor] = lambda weight: weight
+) -> Callable[[], None]:
     image, weight, bias = operands_of(problem)
+    weight = filter_of(weight)
     out = poisoned_result(problem)
 
     def call() -> None:
@@ -332,7 +362,17 @@ def test_nothing_is_allocated(algorithm: Algorithm, problem: ConvProblem, tmp_pa
     assert max(taken) <= ALLOCATION_BOUND
 
 
-@accepted(LARGE, blocked=LARGE_BLOCKS, dtype="float32")
+@accepted(HOT, ConvOp.FPROP, ConvOp.DGRAD, blocked=HOT_BLOCKS, dtype="float32", names=TILES)
+def test_nothing_is_allocated_for_filters_of_any_strides(
+    algorithm: Algorithm, problem: ConvProblem, tmp_path: Path
+) -> None:
+    buffer = GuardedBuffer(algorithm.workspace_bytes(problem)).inside
+    call = slice_call(algorithm.slice_kernel(problem, buffer), problem, in_a_frame)
+
+    assert max(allocated_bytes_of_threads(algorithm, call, tmp_path)) <= ALLOCATION_BOUND
+
+
+@accepted(LARGE | LARGE_FILTERS, blocked=LARGE_BLOCKS, dtype="float32")
 def test_for_large_tensors_nothing_is_allocated_either(
     algorithm: Algorithm, problem: ConvProblem, tmp_path: Path
 ) -> None:
