@@ -1,8 +1,9 @@
 """Between a filter and its planes: transforms of a whole filter, or of some channels at a time.
 
-A contiguous filter (k, c, taps) is the right operand of a product with the forms as it lies, read transposed;
-others are copied first. Planes are (k, c) whether y has k channels or c, and what multiplies with them reads
-them transposed or not.
+A filter that is one product of its forms is the right operand as it lies, read transposed, if contiguous;
+else a copy is. Its planes are (k, c) whether y has k channels or c, and what multiplies with them reads them
+transposed or not. That takes longer for few tiles, of which forms of long filters have few; so these filters
+are copied tap by tap, to the order in which their planes are read.
 """
 
 import torch
@@ -24,13 +25,18 @@ On one thread of an AMD EPYC (family 25, model 1) 36 x 9 by 9 x 512² took 16 to
 
 def lay(weight: Tensor, taps: Taps) -> None:
     """Transform a filter (k, c, taps_d, r, s), or some of its channels, to planes."""
-    k, c, n_taps = weight.size(0), weight.size(1), weight.size(2) * weight.size(3) * weight.size(4)
-    if weight.is_contiguous():
-        _lay_columns(weight.view(k * c, n_taps).t(), 0, taps)
-        return
-    some = taps.rows.numel() // (n_taps * c)
-    for start in range(0, k, some):
-        _lay_columns(_copied(weight[start : start + some], taps.rows), start * c, taps)
+    k, c, deep, high, wide = weight.size(0), weight.size(1), weight.size(2), weight.size(3), weight.size(4)
+    if taps.both.numel() == 0:
+        order = [2, 3, 4, 1, 0] if taps.is_turned else [2, 3, 4, 0, 1]
+        source = weight.permute(order)
+        taps.rows.view(source.size()).copy_(source)
+        _lay_by_axes(taps)
+    elif weight.is_contiguous():
+        _lay_at_once(weight.view(k * c, deep * high * wide).t(), 0, taps)
+    else:
+        some = taps.rows.numel() // (deep * high * wide * c)
+        for start in range(0, k, some):
+            _lay_at_once(_copied(weight[start : start + some], taps.rows), start * c, taps)
 
 
 def _copied(weight: Tensor, room: Tensor) -> Tensor:
@@ -44,33 +50,26 @@ def _copied(weight: Tensor, room: Tensor) -> Tensor:
     return flat.view(k * c, -1).t()
 
 
-def _lay_columns(source: Tensor, first: int, taps: Taps) -> None:
+def _lay_at_once(source: Tensor, first: int, taps: Taps) -> None:
     """Transform (taps_d · r · s, elements) to the elements of planes from the `first` on."""
+    per_slice = taps.both.size(1)
     for q in range(taps.planes.size(0)):
         planes = taps.planes[q][:, first : first + source.size(1)]
-        if taps.both.numel() > 0:
-            per_slice = taps.both.size(1)
-            multiply_in_parts(taps.both, source[q * per_slice : (q + 1) * per_slice], planes)
-        else:
-            _lay_by_axes(source, q, taps, planes)
+        multiply_in_parts(taps.both, source[q * per_slice : (q + 1) * per_slice], planes)
 
 
-def _lay_by_axes(source: Tensor, q: int, taps: Taps, planes: Tensor) -> None:
-    """Transform one slice along w, then along h, some elements at a time."""
+def _lay_by_axes(taps: Taps) -> None:
+    """Transform the filter in `rows` along w, then along h, some elements at a time."""
     (rank_h, high), (rank_w, wide) = taps.left.size(), taps.right.size()
-    planes = planes.unflatten(0, (rank_h, rank_w)).transpose(0, 1)
     left, right = taps.left.expand(rank_w, rank_h, high), taps.right.expand(high, rank_w, wide)
-    per_tap, per_element = source.stride(0), source.stride(1)
-    for start in range(0, source.size(1), taps.middle.size(2)):
-        some = min(taps.middle.size(2), source.size(1) - start)
-        rows = source.as_strided(
-            [high, wide, some],
-            [wide * per_tap, per_tap, per_element],
-            source.storage_offset() + q * high * wide * per_tap + start * per_element,
-        )
-        middle = taps.middle[:, :, :some]
-        torch.bmm(right, rows, out=middle)
-        torch.bmm(left, middle.transpose(0, 1), out=planes[:, :, start : start + some])
+    for q in range(taps.planes.size(0)):
+        rows = taps.rows.view(-1, high, wide, taps.rows.size(1))[q]
+        planes = taps.planes[q].view(rank_h, rank_w, -1).transpose(0, 1)
+        for start in range(0, rows.size(2), taps.middle.size(2)):
+            some = min(taps.middle.size(2), rows.size(2) - start)
+            middle = taps.middle[:, :, :some]
+            torch.bmm(right, rows[:, :, start : start + some], out=middle)
+            torch.bmm(left, middle.transpose(0, 1), out=planes[:, :, start : start + some])
 
 
 def multiply_in_parts(

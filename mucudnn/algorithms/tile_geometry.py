@@ -319,6 +319,11 @@ class TileGeometry:
         return self.taps[1] * self.forms[1].rank * elements
 
     @property
+    def is_filter_turned(self) -> bool:
+        """Whether the planes of a filter (k, c) are (c, k), as fprop reads them."""
+        return self.problem.op is ConvOp.FPROP and not self.has_short_filter
+
+    @property
     def filter_channels(self) -> tuple[int, int]:
         """Filters k, and channels c of each, that are computed at once."""
         pair = (self.group, self.x_group)
@@ -328,13 +333,14 @@ class TileGeometry:
     def filter_taps(self) -> int:
         """Elements of taps for which there is room: of a gradient, or of filters that are copied.
 
-        A contiguous filter is read as it lies. What is neither that nor channels_last counts as contiguous
-        and is copied one of `filter_channels` at a time.
+        A contiguous filter is read as it lies if it is one product. What is neither that nor channels_last
+        counts as contiguous and is copied one of `filter_channels` at a time.
         """
         filters, channels = self.filter_channels
         has_all_channels = channels == self.problem.in_channels
         is_contiguous = self.problem.filter_layout is Layout.CONTIGUOUS
-        if self.problem.op is not ConvOp.WGRAD and is_contiguous and has_all_channels:
+        is_whole = self.has_short_filter and is_contiguous and has_all_channels
+        if self.problem.op is not ConvOp.WGRAD and is_whole:
             filters = 1
         return math.prod(self.taps) * channels * filters
 

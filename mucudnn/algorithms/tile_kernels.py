@@ -165,9 +165,10 @@ def _slice_space(geometry: TileGeometry, arena: _Arena) -> SliceSpace:
     front, back, turning = arena["front"], arena["back"], _turning(geometry, arena)
     planes, deep, y_plane = geometry.planes, geometry.taps[0], geometry.y_plane
     products = arena["sum"] if geometry.is_summed else back
-    u = arena.planes.view(deep, planes, *geometry.filter_channels)
-    if geometry.problem.op is ConvOp.FPROP:
-        u = u.transpose(2, 3)
+    if geometry.is_filter_turned or geometry.problem.op is ConvOp.DGRAD:
+        u = arena.planes.view(deep, planes, geometry.x_group, geometry.group)
+    else:
+        u = arena.planes.view(deep, planes, geometry.group, geometry.x_group).transpose(2, 3)
     return SliceSpace(
         cut=_cut(geometry, arena, turning),
         v=_shifted(geometry, arena),
@@ -193,7 +194,7 @@ def _sum_space(geometry: TileGeometry, arena: _Arena) -> SumSpace:
         blocks=_blocks(geometry, y_front, back, turning),
         y_to_products=_product(h.output_transform.T, w.output_transform.T, y_front, back, y_front, y_plane),
         d=_matrices(y_front, planes, y_rows, geometry.group, y_plane).transpose(1, 2),
-        sums=list(arena.planes.view(deep, planes, *geometry.filter_channels)),
+        sums=list(arena.planes.view(deep, planes, geometry.group, geometry.x_group)),
         taps=_taps(geometry, arena),
         group=geometry.group,
     )
@@ -328,7 +329,7 @@ def _taps(geometry: TileGeometry, arena: _Arena) -> Taps:
     both = torch.kron(left, right) if geometry.has_short_filter else left[:0]
     middle = arena["back"][:between].view(left.size(1), right.size(0), -1)
     planes = arena.planes.view(geometry.taps[0], geometry.planes, -1)
-    return Taps(both, left, right, middle, rows, planes)
+    return Taps(both, left, right, middle, rows, planes, geometry.is_filter_turned)
 
 
 def _product(

@@ -126,6 +126,7 @@ class Taps(NamedTuple):
         middle: (r, rank_w, elements), room between them for some elements of a plane.
         rows: (taps_d · r · s, k · c), the taps of a gradient, or room for copies of some filters.
         planes: (taps_d, planes, k · c).
+        is_turned: whether rows and planes are (…, c · k) instead.
     """
 
     both: Tensor
@@ -134,6 +135,7 @@ class Taps(NamedTuple):
     middle: Tensor
     rows: Tensor
     planes: Tensor
+    is_turned: bool
 
 
 class SliceSpace(NamedTuple):
