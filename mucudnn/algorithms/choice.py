@@ -3,18 +3,18 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mucudnn.algorithms.base import Algorithm
 from mucudnn.algorithms.columns import ColumnAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.algorithms.tile_geometry import TileGeometry
-from mucudnn.algorithms.tiles import TileAlgorithm
+from mucudnn.algorithms.tiles import FOURIER_INPUTS, TileAlgorithm
 from mucudnn.problem import ConvProblem, Layout
 
 _TILES = re.compile(
-    r"(?P<family>winograd(?P<outputs>[2456])|fft(?P<inputs>16|32))"
+    r"(?P<family>winograd(?P<outputs>[2456])|fft(?P<inputs>[1-9]\d))"
     r"(_images(?P<images>[1-9]\d*))?(_slices(?P<slices>[1-9]\d*))?(_rows(?P<rows>[1-9]\d*))?"
     r"(_k(?P<channels>[1-9]\d*))?(_c(?P<summed>[1-9]\d*))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
     re.ASCII,
@@ -29,8 +29,16 @@ Half a MiB serves caches of 1 MiB and up and few channels, 2 MiB more channels (
 _LEAST_TILES = 24
 """Tiles of a block below which its matrix products are slow."""
 
-_LEAST_FOURIER_TAPS = {16: 7, 32: 9}
-"""By t: taps from which its tiles may win; 5 x 5 took twice as long as PyTorch's own."""
+_LEAST_FOURIER_TAPS = 7
+"""Taps from which its tiles may win; 5 x 5 took twice as long as PyTorch's own."""
+
+_MOST_INPUTS = (64, 24)
+"""t up to which the tiles of Fourier's form that take the fewest multiplications are tried.
+
+The smaller ones leave a smaller filter, transformed: for limits that have no room for the others. Four
+images of 64 channels and 56x56 pixels took, with 15x15, 92 ms with t = 28, 118 with 24, 114 with 34 and 133
+with 32; with 11x11 78 with 24, 105 with 32 and 125 with 16.
+"""
 
 _USUAL_OUTPUTS = 4
 """m of the form that is always tried: of few multiplications, and of few digits lost."""
@@ -59,6 +67,8 @@ def named(name: str) -> Algorithm | None:
             return each
     found = _TILES.fullmatch(name)
     if found is None:
+        return None
+    if found["inputs"] and int(found["inputs"]) not in FOURIER_INPUTS:
         return None
     numbers = {key: int(value or 0) for key, value in found.groupdict().items() if key != "family"}
     return TileAlgorithm(**{**numbers, "workers": numbers["workers"] or 1})
@@ -102,22 +112,22 @@ def _has_its_blocks(algorithm: TileAlgorithm, problem: ConvProblem) -> bool:
 
 
 def _families(problem: ConvProblem) -> list[TileAlgorithm]:
-    """All forms that compute the problem."""
-    every = [
-        *(TileAlgorithm(outputs=m) for m in (4, 5, 6, 2)),
-        *(TileAlgorithm(inputs=t) for t in (16, 32)),
-    ]
-    return [each for each in every if each.refusal(problem) is None]
+    """All forms that compute the problem; of Fourier's that make as many tiles, the smallest."""
+    winograd = [TileAlgorithm(outputs=m) for m in (4, 5, 6, 2)]
+    fourier = [TileAlgorithm(inputs=t) for t in FOURIER_INPUTS]
+    able = [each for each in (*winograd, *fourier) if each.refusal(problem) is None]
+    smallest = {TileGeometry(each, problem).tiles: each for each in reversed(able) if each.inputs}
+    return [each for each in able if each.outputs or each in smallest.values()]
 
 
 def _likely_families(problem: ConvProblem) -> list[TileAlgorithm]:
     """F(4), a form with far fewer multiplications for an output, edges and all; and FFT where it pays.
 
-    F(2) is left where there is no other.
+    F(2) is left where there is no other. Fourier's tiles are those that fit the image: with 15 taps t = 28
+    cuts 56 pixels into four, as t = 32 does with a third more products.
     """
     able = _families(problem)
-    taps = max(problem.kernel_size)
-    fourier = [each for each in able if each.inputs and taps >= _LEAST_FOURIER_TAPS[each.inputs]]
+    fourier = _fourier_families(problem, [each for each in able if each.inputs])
     winograd = sorted(
         (each for each in able if each.outputs), key=lambda each: _multiplications(each, problem)
     )
@@ -127,6 +137,16 @@ def _likely_families(problem: ConvProblem) -> list[TileAlgorithm]:
     worth = _multiplications(usual[0], problem) * _WORTH_OF_ANOTHER
     better = [each for each in winograd[:1] if _multiplications(each, problem) < worth]
     return [*usual, *better, *fourier]
+
+
+def _fourier_families(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> list[TileAlgorithm]:
+    """Of each range of t the one that takes the fewest multiplications for an image, with its filter's."""
+    if max(problem.kernel_size) < _LEAST_FOURIER_TAPS:
+        return []
+    image = dataclasses.replace(problem, batch=1)
+    costs = {each: TileGeometry(each, image).multiplications for each in able}
+    ranges = ([each for each in able if each.inputs <= most] for most in _MOST_INPUTS)
+    return list(dict.fromkeys(min(some, key=costs.__getitem__) for some in ranges if some))
 
 
 def _multiplications(algorithm: TileAlgorithm, problem: ConvProblem) -> float:

@@ -239,6 +239,18 @@ class TileGeometry:
         return self.forms[0].rank * self.forms[1].rank
 
     @property
+    def multiplications(self) -> int:
+        """Real ones of a micro-batch in fprop: of the transforms of images and filter, and of the planes."""
+        h, w = self.forms
+        slices, tiles = self.y_size[0], self.batch * math.prod(self.tiles)
+        into = h.rank * w.inputs * (h.inputs + w.rank) * self.x_channels
+        out_of = h.outputs * w.rank * (h.rank + w.outputs) * self.y_channels
+        of_filter = self.taps[1] * w.rank * (self.taps[2] + h.rank)
+        pairs = self.taps[0] * self.x_channels * self.y_channels
+        of_tiles = (slices + self.taps[0] - 1) * into + slices * (out_of + self.planes * pairs)
+        return tiles * of_tiles + of_filter * pairs
+
+    @property
     def chunk_shape(self) -> tuple[int, ...]:
         """Shape (images, slices, h, w, channels) of a chunk of x, padded along all axes but w.
 

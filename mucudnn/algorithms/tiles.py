@@ -14,8 +14,11 @@ _DTYPES = ("float32", "float64")
 _WINOGRAD_TAPS = {2: range(2, 4), 4: range(3, 6), 5: range(3, 4), 6: range(3, 4)}
 """By m: taps for which F(m, r) has at most 8 inputs, and so loses no more than a digit."""
 
-_FOURIER_TAPS = {16: range(5, 16), 32: range(9, 32)}
-"""By t: taps for which a tile has outputs, and there is no better family."""
+_LEAST_FOURIER_TAPS = 5
+"""Taps of the longer axis below which Fourier's forms are never the better ones."""
+
+FOURIER_INPUTS = range(16, 65, 2)
+"""t of the forms that there are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ class TileAlgorithm(Tiling):
     @property
     def taps_range(self) -> range:
         """Numbers of taps of the longer axis for which the family is good."""
-        return _FOURIER_TAPS[self.inputs] if self.inputs else _WINOGRAD_TAPS[self.outputs]
+        return range(_LEAST_FOURIER_TAPS, self.inputs) if self.inputs else _WINOGRAD_TAPS[self.outputs]
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""

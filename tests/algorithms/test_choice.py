@@ -19,7 +19,8 @@ from tests.convolutions import a_convolution
 # Names.
 
 NONSENSE = (
-    *("", "winograd", "winograd3", "winograd7", "winograd44", "fft8", "fft64", "fft", "tiles", "Winograd4"),
+    *("", "winograd", "winograd3", "winograd7", "winograd44", "tiles", "Winograd4"),
+    *("fft", "fft8", "fft17", "fft66"),
     *("winograd4_rows0", "winograd4_rows01", "winograd4_rows", "winograd4_rows-1", "winograd4_rows1.5"),
     *(
         "winograd4_mt0",
@@ -49,7 +50,7 @@ NONSENSE = (
 )
 """The digits of the last row are Arabic and wide ones, which `int` understands."""
 
-FAMILIES = ("winograd2", "winograd4", "winograd5", "winograd6", "fft16", "fft32")
+FAMILIES = ("winograd2", "winograd4", "winograd5", "winograd6", "fft16", "fft28", "fft64")
 
 
 @pytest.mark.parametrize("name", NONSENSE)
@@ -93,6 +94,41 @@ def test_every_algorithm_by_tiles_is_found_by_its_name(
 
 
 # What is offered.
+
+LONG = a_convolution(
+    batch=4, in_channels=64, out_channels=64, input_size=(56, 56), kernel_size=(15, 15), padding=(7, 7)
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "families"),
+    [
+        ({}, ["fft28", "fft24"]),
+        ({"kernel_size": (11, 11), "padding": (5, 5)}, ["fft24"]),
+        ({"kernel_size": (7, 7), "padding": (3, 3), "input_size": (14, 14)}, ["fft16"]),
+        ({"kernel_size": (31, 31), "padding": (15, 15)}, ["fft44"]),
+        ({"kernel_size": (5, 5), "padding": (2, 2)}, []),
+    ],
+)
+def test_fourier_tiles_are_of_a_size_that_fits_the_image(
+    changes: dict[str, tuple[int, int]], families: list[str]
+) -> None:
+    problem = dataclasses.replace(LONG, **changes)
+    names = [each.name for each in offered_tiles(problem, 1, whole=False)]
+
+    assert [name for name in names if name.startswith("fft") and "_" not in name] == families
+
+
+def test_an_exhaustive_search_meets_the_smallest_fourier_tiles_of_each_number() -> None:
+    every = offered(LONG, 1, whole=False, exhaustive=True)
+    lengths = [each.inputs for each in every if isinstance(each, TileAlgorithm) and each == family_of(each)]
+
+    assert lengths == [16, 18, 20, 22, 24, 26, 28, 34, 42]
+
+
+def family_of(algorithm: TileAlgorithm) -> TileAlgorithm:
+    return TileAlgorithm(outputs=algorithm.outputs, inputs=algorithm.inputs)
+
 
 CHANNELS = st.sampled_from((1, 2, 3, 6, 16, 64, 128, 512))
 BATCHES = st.sampled_from((1, 2, 3, 4, 6, 8, 12, 32))

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from mucudnn.algorithms import Algorithm, GradientSum, SliceKernel, SumKernel, tile_geometry
 from mucudnn.algorithms.tile_filters import multiply_in_parts
 from mucudnn.algorithms.tile_geometry import TileGeometry
-from mucudnn.algorithms.tiles import TileAlgorithm
+from mucudnn.algorithms.tiles import FOURIER_INPUTS, TileAlgorithm
 from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.problem import ConvOp, ConvProblem
 from tests.algorithms.kernels import (
@@ -215,6 +215,15 @@ def test_float32_loses_no_more_digits_than_the_algorithm_must(
     result, _ = compute(algorithm, problem, *operands)
 
     assert relative_error(result, reference(problem, *operands)) <= float32_bound(algorithm)
+
+
+@accepted({"9x9": ACCURACY["9x9"]}, dtype="float32", names=tuple(f"fft{t}" for t in FOURIER_INPUTS))
+def test_fourier_tiles_lose_no_digits_however_large(algorithm: Algorithm, problem: ConvProblem) -> None:
+    operands = operands_of(problem)
+
+    result, _ = compute(algorithm, problem, *operands)
+
+    assert relative_error(result, reference(problem, *operands)) <= FLOAT32_BOUND
 
 
 @accepted(PROBLEMS, dtype="float32", names=("im2col",))
