@@ -29,15 +29,16 @@ Half a MiB serves caches of 1 MiB and up and few channels, 2 MiB more channels (
 _LEAST_TILES = 24
 """Tiles of a block below which its matrix products are slow."""
 
-_LEAST_FOURIER_TAPS = 7
-"""Taps from which its tiles may win; 5 x 5 took twice as long as PyTorch's own."""
+_LEAST_TRIED_TAPS = 7
+"""Taps from which Fourier's tiles may win; 5 x 5 took twice as long as PyTorch's own."""
 
-_MOST_INPUTS = (64, 24)
-"""t up to which the tiles of Fourier's form that take the fewest multiplications are tried.
+_FOURIER_RANGES = ((24, 1), (64, 1), (36, 8))
+"""Most t, and images, of which the tiles of Fourier's form with the fewest multiplications are tried.
 
-The smaller ones leave a smaller filter, transformed: for limits that have no room for the others. Four
-images of 64 channels and 56x56 pixels took, with 15x15, 92 ms with t = 28, 118 with 24, 114 with 34 and 133
-with 32; with 11x11 78 with 24, 105 with 32 and 125 with 16.
+The filter's transform counts once for all images. Small tiles leave a small filter, transformed, which
+limits may have room for; the largest ones take longer to read it than they save. Four images of 64
+channels and 56x56 pixels took, with 15x15, 92 ms with t = 28, 118 with 24, 114 with 34 and 133 with 32;
+with 11x11 78 with 24, 99 with 38, 105 with 32 and 125 with 16.
 """
 
 _USUAL_OUTPUTS = 4
@@ -87,7 +88,7 @@ def offered(
         problem: of the micro-batch.
         threads: that compute one operation together; workers are tried if there are several.
         whole: whether the micro-batch is the whole mini-batch.
-        exhaustive: whether to yield all families at all sizes, and not only what is likely to be chosen.
+        exhaustive: whether to yield all families that may win, at all sizes, and not only what is likely to.
     """
     in_blocks = whole or problem.batch == 1
     families = _families(problem) if exhaustive else _likely_families(problem)
@@ -140,13 +141,19 @@ def _likely_families(problem: ConvProblem) -> list[TileAlgorithm]:
 
 
 def _fourier_families(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> list[TileAlgorithm]:
-    """Of each range of t the one that takes the fewest multiplications for an image, with its filter's."""
-    if max(problem.kernel_size) < _LEAST_FOURIER_TAPS:
+    """Those that take the fewest multiplications for some images, whatever the micro-batch."""
+    if max(problem.kernel_size[-2:]) < _LEAST_TRIED_TAPS:
         return []
-    image = dataclasses.replace(problem, batch=1)
-    costs = {each: TileGeometry(each, image).multiplications for each in able}
-    ranges = ([each for each in able if each.inputs <= most] for most in _MOST_INPUTS)
-    return list(dict.fromkeys(min(some, key=costs.__getitem__) for some in ranges if some))
+
+    def best(some: Sequence[TileAlgorithm], images: int) -> TileAlgorithm:
+        part = dataclasses.replace(problem, batch=images)
+        return min(some, key=lambda each: TileGeometry(each, part).multiplications)
+
+    tried: list[TileAlgorithm] = []
+    for most, images in _FOURIER_RANGES:
+        if some := [each for each in able if each.inputs <= most or each in tried]:
+            tried.append(best(some, images))
+    return list(dict.fromkeys(tried))
 
 
 def _multiplications(algorithm: TileAlgorithm, problem: ConvProblem) -> float:

@@ -245,7 +245,9 @@ class TileGeometry:
         slices, tiles = self.y_size[0], self.batch * math.prod(self.tiles)
         into = h.rank * w.inputs * (h.inputs + w.rank) * self.x_channels
         out_of = h.outputs * w.rank * (h.rank + w.outputs) * self.y_channels
-        of_filter = self.taps[1] * w.rank * (self.taps[2] + h.rank)
+        taps_h, taps_w = self.taps[1:]
+        by_axes = taps_h * w.rank * (taps_w + h.rank)
+        of_filter = self.planes * taps_h * taps_w if self.has_short_filter else by_axes
         pairs = self.taps[0] * self.x_channels * self.y_channels
         of_tiles = (slices + self.taps[0] - 1) * into + slices * (out_of + self.planes * pairs)
         return tiles * of_tiles + of_filter * pairs
@@ -345,8 +347,8 @@ class TileGeometry:
     def filter_taps(self) -> int:
         """Elements of taps for which there is room: of a gradient, or of filters that are copied.
 
-        A contiguous filter is read as it lies if it is one product. What is neither that nor channels_last
-        counts as contiguous and is copied one of `filter_channels` at a time.
+        Where the transform is one product, a contiguous filter is read as it lies. What is neither that nor
+        channels_last counts as contiguous, and is copied one of the filters at a time.
         """
         filters, channels = self.filter_channels
         has_all_channels = channels == self.problem.in_channels

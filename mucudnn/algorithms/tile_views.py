@@ -125,6 +125,7 @@ class Taps(NamedTuple):
         left, right: (rank_h, r) and (rank_w, s), the forms.
         middle: (r, rank_w, elements), room between them for some elements of a plane.
         rows: (taps_d · r · s, k · c), the taps of a gradient, or room for copies of some filters.
+            Of several threads only the first has these and `middle`.
         planes: (taps_d, planes, k · c).
         is_turned: whether rows and planes are (…, c · k) instead.
     """

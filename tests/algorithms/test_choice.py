@@ -103,9 +103,9 @@ LONG = a_convolution(
 @pytest.mark.parametrize(
     ("changes", "families"),
     [
-        ({}, ["fft28", "fft24"]),
+        ({}, ["fft24", "fft28", "fft34"]),
         ({"kernel_size": (11, 11), "padding": (5, 5)}, ["fft24"]),
-        ({"kernel_size": (7, 7), "padding": (3, 3), "input_size": (14, 14)}, ["fft16"]),
+        ({"kernel_size": (7, 7), "padding": (3, 3), "input_size": (14, 14)}, ["fft16", "fft20"]),
         ({"kernel_size": (31, 31), "padding": (15, 15)}, ["fft44"]),
         ({"kernel_size": (5, 5), "padding": (2, 2)}, []),
     ],

@@ -114,6 +114,25 @@ LARGE_FILTERS = {
 neither number is a multiple of a part."""
 
 
+LARGE_TILES = {
+    "9x9": a_double(batch=1, input_size=(130, 61), kernel_size=(9, 9), padding=(4, 4)),
+    "15x3": a_double(input_size=(45, 40), kernel_size=(15, 3), padding=(7, 1)),
+    "33x17": a_double(batch=1, input_size=(70, 20), kernel_size=(33, 17), padding=(16, 8)),
+    "1-D, 63 taps": a_double(input_size=(150,), kernel_size=(63,), padding=(31,)),
+    "3-D": a_double(input_size=(3, 9, 40), kernel_size=(2, 1, 9), padding=(0, 0, 4)),
+}
+
+
+@accepted(LARGE_TILES, blocked=LARGE_TILES, names=("fft20", "fft64", "fft20_rows2", "fft64_k2"))
+def test_fourier_tiles_come_in_many_sizes(algorithm: Algorithm, problem: ConvProblem) -> None:
+    operands = operands_of(problem)
+
+    result, is_good = compute(algorithm, problem, *operands)
+
+    assert is_good
+    assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
+
+
 @accepted(LARGE_FILTERS, names=("winograd4", "fft16"))
 def test_large_filters_are_transformed_in_parts(algorithm: Algorithm, problem: ConvProblem) -> None:
     operands = operands_of(problem)
@@ -137,7 +156,7 @@ def test_products_of_many_columns_are_computed_in_parts(columns: int, is_transpo
     assert bool((target[:, [0, -1]] == 7.0).all())
 
 
-@accepted({"2x5x9": PROBLEMS["2x5x9"]}, blocked={"7x7": BLOCKED["7x7"]}, names=TILES)
+@accepted({"2x5x9": PROBLEMS["2x5x9"]}, blocked={"7x7": BLOCKED["7x7"]}, names=EVERY)
 def test_axes_of_filters_are_transformed_in_parts(
     algorithm: Algorithm, problem: ConvProblem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +169,10 @@ def test_axes_of_filters_are_transformed_in_parts(
     assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
 
 
-@accepted(VARIED, names=TILES)
+STRIDED = (*TILES, "fft16_k2", "fft16_c2", "fft16_rows1")
+
+
+@accepted(VARIED, blocked=BLOCKED_VARIED, names=STRIDED)
 def test_tiles_are_read_from_operands_of_any_strides(algorithm: Algorithm, problem: ConvProblem) -> None:
     first, second, bias = operands_of(problem)
 
@@ -371,7 +393,7 @@ def test_nothing_is_allocated(algorithm: Algorithm, problem: ConvProblem, tmp_pa
     assert max(taken) <= ALLOCATION_BOUND
 
 
-@accepted(HOT, ConvOp.FPROP, ConvOp.DGRAD, blocked=HOT_BLOCKS, dtype="float32", names=TILES)
+@accepted(HOT, ConvOp.FPROP, ConvOp.DGRAD, blocked=HOT_BLOCKS, dtype="float32", names=STRIDED)
 def test_nothing_is_allocated_for_filters_of_any_strides(
     algorithm: Algorithm, problem: ConvProblem, tmp_path: Path
 ) -> None:
