@@ -20,14 +20,12 @@ with V kept and only their part of U in the workspace; or some channels of x at 
 kept, where V is the larger of the two.
 """
 
-import dataclasses
-import functools
 import math
 from functools import cached_property
 from typing import NamedTuple
 
 from mucudnn.algorithms.base import Region
-from mucudnn.algorithms.forms import BilinearForm, cook_toom, fourier, identity
+from mucudnn.algorithms.tiling import Tiling
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _CHUNK_BYTES = 2**20
@@ -45,42 +43,6 @@ _MIDDLE_ELEMENTS = 1024
 
 15x15 of 64 to 64 channels under FFT took 26 ms with 256 at a time, 19 with 512, 15 with 1024, 17 with 2048.
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class Tiling:
-    """A family of tiles, with a form for each number of taps, and the blocks in which they are computed.
-
-    Attributes:
-        outputs: m of Winograd's forms; 0 for Fourier's.
-        inputs: t of Fourier's forms; 0 for Winograd's.
-        images: images of a block; 0 for all.
-        slices: slices along the depth of a block; 0 for all.
-        rows: tile rows of a block; 0 for all.
-        channels: channels of y that are computed at once; 0 for all.
-        summed: channels of x whose products are summed at once; 0 for all.
-        workers: threads of one block each; 1 for the caller's own, which share every operation.
-    """
-
-    outputs: int = 0
-    inputs: int = 0
-    images: int = 0
-    slices: int = 0
-    rows: int = 0
-    channels: int = 0
-    summed: int = 0
-    workers: int = 1
-
-    def form(self, taps: int) -> BilinearForm:
-        """Return the form for an axis along which the filter has `taps` taps."""
-        return _form(self.outputs, self.inputs, taps)
-
-
-@functools.cache
-def _form(outputs: int, inputs: int, taps: int) -> BilinearForm:
-    if taps == 1:
-        return identity()
-    return fourier(inputs, taps) if inputs else cook_toom(outputs, taps)
 
 
 class Box(NamedTuple):

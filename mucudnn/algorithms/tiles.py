@@ -5,8 +5,9 @@ import dataclasses
 from torch import Tensor
 
 from mucudnn.algorithms.base import SliceKernel, SumKernel, total_bytes
-from mucudnn.algorithms.tile_geometry import TileGeometry, Tiling
+from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tile_kernels import GroupedTileSumKernel, TileSliceKernel, TileSumKernel
+from mucudnn.algorithms.tiling import Tiling
 from mucudnn.problem import ConvOp, ConvProblem
 
 _DTYPES = ("float32", "float64")
