@@ -396,7 +396,7 @@ def test_the_program_writes_the_steps_that_it_knows_beside_the_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    program.main(["--seconds", "0", "--output", "first"])
+    assert program.main(["--seconds", "0", "--output", "first"]) == 1
     (folder,) = (tmp_path / "build" / "bench-cpu").iterdir()
     steps = folder / f"steps-{step_code()}"
     steps.mkdir()
@@ -458,6 +458,6 @@ def test_steps_follow_the_layers_unless_either_is_asked_for_alone(
     monkeypatch.setattr(
         program.StepRun, "measure", lambda _, cases, __: asked.update(each.network for each in cases)
     )
-    program.main([*arguments, "--settings", "1-thread", "--output", "out"])
+    assert program.main([*arguments, "--settings", "1-thread", "--output", "out"]) == 1
     assert asked == networks
     assert bool(selected) is layers

@@ -132,14 +132,20 @@ def test_a_missing_option_is_a_usage_error() -> None:
             "models_of_a_test:number",
             "models_of_a_test:number must give a torch.nn.Module, but got a value of type int.\n",
         ),
-        (
-            "models_of_a_test:nn.Module",
-            "The model must run on the sample, but it raised NotImplementedError(",  # PyTorch's, no forward
-        ),
     ],
 )
 def test_a_model_that_cannot_be_had_ends_with_a_sentence(target: str, sentence: str) -> None:
     assert_one_sentence(run("tune", target, *SMALL), f"mucudnn: {sentence}")
+
+
+def test_a_class_of_modules_that_has_no_forward_ends_with_the_error_of_pytorch() -> None:
+    with pytest.raises(Exception, match="forward") as missing:
+        torch.nn.Module()(torch.ones(1))
+
+    assert_one_sentence(
+        run("tune", "models_of_a_test:nn.Module", *SMALL),
+        f"mucudnn: The model must run on the sample, but it raised {missing.typename}(",
+    )
 
 
 def test_a_model_without_convolutions_ends_with_a_sentence() -> None:
