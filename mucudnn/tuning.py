@@ -11,6 +11,7 @@ from mucudnn.errors import InfeasibleError
 from mucudnn.extraction import Extraction
 from mucudnn.functional import undivided
 from mucudnn.intervals import Verdict
+from mucudnn.measuring import fits_as_seen
 from mucudnn.outcome import Outcome
 from mucudnn.plan import Assignment, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvProblem
@@ -36,10 +37,18 @@ def problems_at(extraction: Extraction) -> dict[ConvSite, ConvProblem]:
 
 
 class _Solution(NamedTuple):
-    """What a solver chose for a site, and the candidates that fit into the same workspace."""
+    """What a solver chose for a site.
+
+    Attributes:
+        division: that it chose.
+        fitting: the candidates that fit into the same workspace.
+        room_bytes: that a finished division may be seen to take there. In sharing mode all rooms together
+            are within the limit: what is declared, and an equal part of what no site asked for.
+    """
 
     division: Division
     fitting: Sequence[Candidate]
+    room_bytes: int
 
 
 class Tuning:
@@ -71,13 +80,13 @@ class Tuning:
         confirmed: dict[tuple[ConvProblem, str], tuple[Division, Evidence]] = {}
         assignments = []
         for site, problem in self._problems.items():
-            division, fitting = solution[site]
-            key = (problem, division.key)
+            solved = solution[site]
+            key = (problem, solved.division.key)
             if key not in confirmed:
-                confirmed[key] = self._confirm(site, division, fitting, self._base(profiles[problem]))
+                confirmed[key] = self._confirm(site, solved, self._base(profiles[problem]))
             self._done += problem.flops
             chosen, evidence = confirmed[key]
-            assignments.append(Assignment(site, problem, chosen, tuple(sorted(fitting)), evidence))
+            assignments.append(Assignment(site, problem, chosen, tuple(sorted(solved.fitting)), evidence))
         plan = Plan(
             mode=self._mode,
             policy=self._profiler.policy,
@@ -106,7 +115,7 @@ class Tuning:
         limit_bytes = self._profiler.limit_bytes
         solved = {
             problem: _Solution(
-                solve_reuse(profile.candidates, problem.batch, limit_bytes), profile.candidates
+                solve_reuse(profile.candidates, problem.batch, limit_bytes), profile.candidates, limit_bytes
             )
             for problem, profile in profiles.items()
         }
@@ -121,8 +130,13 @@ class Tuning:
         divisions = solve_sharing(
             {site: fronts[problem] for site, problem in self._problems.items()}, limit_bytes
         )
+        spare_bytes = limit_bytes - sum(division.workspace_bytes for division in divisions.values())
         return {
-            site: _Solution(division, _within(profiles[self._problems[site]].candidates, division))
+            site: _Solution(
+                division,
+                _within(profiles[self._problems[site]].candidates, division),
+                division.workspace_bytes + spare_bytes // len(divisions),
+            )
             for site, division in divisions.items()
         }
 
@@ -154,17 +168,15 @@ class Tuning:
         own = (each for each in profile.candidates if each.algorithm == self._profiler.own)
         return next((Division((each,)) for each in own if each.batch == profile.problem.batch), None)
 
-    def _confirm(
-        self, site: ConvSite, division: Division, fitting: Sequence[Candidate], base: Division | None
-    ) -> tuple[Division, Evidence]:
+    def _confirm(self, site: ConvSite, solved: _Solution, base: Division | None) -> tuple[Division, Evidence]:
         """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
 
         The rivals, in the order in which each must beat the best before it: PyTorch's own undivided, the
         best undivided candidate, the best division without PyTorch's own, the division. A base that does
-        not fit the site's share is timed for comparison only. If all were seen to take more than the limit,
+        not fit the site's share is timed for comparison only. If all were seen to take more than the room,
         whatever they declared, the best division with less workspace takes their place.
         """
-        problem = self._problems[site]
+        problem, division, fitting = self._problems[site], solved.division, solved.fitting
         own = undivided(self._profiler.own, problem.batch).key
         self._progress.at(f"confirming {problem}", self._done)
         rivals = _rivals(problem, division, fitting, self._profiler.own)
@@ -175,7 +187,9 @@ class Tuning:
         seen = {
             key: rival
             for key, rival in rivals.items()
-            if key in outcome.estimates and (fits or rival is not base)
+            if key in outcome.estimates
+            and (fits or rival is not base)
+            and fits_as_seen(outcome.workspaces.get(key), solved.room_bytes)
         }
         if not seen:
             less = [each for each in fitting if each.workspace_bytes < division.workspace_bytes]
@@ -184,7 +198,7 @@ class Tuning:
                 seen_bytes = outcome.workspaces.values() if self._mode is Mode.REUSE else ()
                 raise InfeasibleError(self._profiler.limit_bytes, min(seen_bytes, default=None), str(site))
             smaller = solve_reuse(less, problem.batch, division.workspace_bytes)
-            return self._confirm(site, smaller, less, base)
+            return self._confirm(site, _Solution(smaller, less, solved.room_bytes), base)
         chosen = _winner(seen, outcome)
         errors = self._profiler.errors(problem)
         worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in chosen.parts), default=0.0)

@@ -241,6 +241,20 @@ def test_in_sharing_mode_all_workspaces_together_are_within_the_limit(limit_byte
     assert sum(workspaces) == plan.workspace_bytes
 
 
+def test_in_sharing_mode_what_was_seen_of_all_sites_together_is_within_the_limit() -> None:
+    # Declared is next to nothing, seen are 2/3 of the limit: one site may take that, several may not.
+    greedy = Recipe(rate(0.1 * MS), sample_bytes=100, unforeseen_bytes=2**21)
+    backend = ScriptedBackend({"greedy": greedy, "modest": Recipe(rate(0.5 * MS))})
+
+    one = _tuned(backend, _one_convolution(), 3 * 2**20, Mode.SHARING)
+    plan = _tuned(backend, extract(a_chain(), a_batch()), 3 * 2**20, Mode.SHARING)
+
+    assert {key.partition("@")[0] for key in _keys(one)} == {"scripted:greedy"}
+    assert {key.partition("@")[0] for key in _keys(plan)} == {"scripted:modest"}
+    evidence = [assigned.evidence for assigned in plan.assignments]
+    assert sum(each.workspace_bytes or 0 for each in evidence if each) <= 3 * 2**20
+
+
 def test_in_reuse_mode_buffer_and_elsewhere_are_within_the_limit_together() -> None:
     backend = ScriptedBackend({"large": Recipe(rate(0.5 * MS), sample_bytes=900)})
 
