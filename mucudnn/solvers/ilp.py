@@ -122,9 +122,10 @@ def _check_feasible(offers: Mapping[Key, Sequence[Division]], limit_bytes: int) 
     for key, offer in offers.items():
         if not offer:
             raise InfeasibleError(limit_bytes, None, site=str(key))
-    least_bytes = sum(offer[0].workspace_bytes for offer in offers.values())
-    if least_bytes > limit_bytes:
-        raise InfeasibleError(limit_bytes, least_bytes)
+    leasts = {key: offer[0].workspace_bytes for key, offer in offers.items()}
+    if sum(leasts.values()) > limit_bytes:
+        neediest = max(leasts, key=leasts.__getitem__)
+        raise InfeasibleError(limit_bytes, sum(leasts.values()), str(neediest), is_total=True)
 
 
 def _answer(choices: Choices, prices: Prices, solver: Solver) -> tuple[Selection, Status]:

@@ -105,9 +105,11 @@ def test_the_least_total_of_an_infeasible_case_is_exact(offers: dict[str, list[D
     least_bytes = sum(min(each.workspace_bytes for each in offer) for offer in offers.values())
 
     assert sum(_workspaces(solve_sharing(offers, least_bytes))) == least_bytes
-    with pytest.raises(InfeasibleError, match="would do") as caught:
+    with pytest.raises(InfeasibleError, match=r"all convolutions together .* would do") as caught:
         solve_sharing(offers, least_bytes - 1)
-    assert caught.value.least_bytes == least_bytes
+    leasts = {key: min(each.workspace_bytes for each in offer) for key, offer in offers.items()}
+    assert (caught.value.least_bytes, caught.value.is_total) == (least_bytes, True)
+    assert leasts[str(caught.value.site)] == max(leasts.values())
 
 
 @SOLVERS
