@@ -98,10 +98,14 @@ def optimize(
 
 def _learner(settings: Settings) -> Learner:
     """Return what tunes shapes that are met later."""
-    if settings.mode is not Mode.REUSE or is_distributed():
+    if settings.mode is not Mode.REUSE:
         raise OptionError(
-            "dynamic needs the mode 'reuse' and one rank: what is met later has no share of a total, and "
-            f"ranks may meet different shapes, but got mode {settings.mode.value!r}."
+            f"dynamic must come with mode 'reuse', but got {settings.mode.value!r}: "
+            "what is met later has no share of a total."
+        )
+    if is_distributed():
+        raise OptionError(
+            "dynamic must run on one rank, but there are several, which may meet different shapes."
         )
     return Learner(settings)
 

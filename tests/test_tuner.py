@@ -563,7 +563,7 @@ def test_shapes_that_threads_meet_at_once_are_numbered_one_by_one(tmp_path: Path
 
 
 def test_what_is_met_later_has_no_share_of_a_total() -> None:
-    with pytest.raises(OptionError, match="dynamic needs the mode 'reuse'"):
+    with pytest.raises(OptionError, match="dynamic must come with mode 'reuse', but got 'sharing'"):
         mucudnn.optimize(a_chain(), LIMIT, mode="sharing", dynamic=True)
 
 
