@@ -88,10 +88,6 @@ class InfeasibleError(MucudnnError):
         most = f", of which {self.site!r} needs most" if self.is_total and self.site else ""
         return f"{what}; a limit of {_in_both_units(self.least_bytes)} would do{most}."
 
-    def at(self, site: str) -> "InfeasibleError":
-        """Return the same error, naming the site in the model that it concerns."""
-        return InfeasibleError(self.limit_bytes, self.least_bytes, site, self.is_total)
-
 
 class SolverError(MucudnnError):
     """A solver stopped without an answer; the message names the limit that stopped it."""

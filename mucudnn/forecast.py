@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mucudnn.choices import Policy
 from mucudnn.plan import ConvSite
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvProblem
 from mucudnn.progress import Progress, Silence
 
 _TENSOR_CORE = "TENSOR_CORE"
@@ -54,11 +54,6 @@ class Occurrence:
     site: ConvSite
     problem: ConvProblem
     is_transposed: bool = False
-
-    @property
-    def is_forward(self) -> bool:
-        """Whether it belongs to the forward pass."""
-        return self.problem.op is (ConvOp.DGRAD if self.is_transposed else ConvOp.FPROP)
 
 
 class Fit(StrEnum):

@@ -75,12 +75,6 @@ def test_infeasible_without_a_known_remedy_says_so() -> None:
     )
 
 
-def test_infeasible_can_be_told_its_site_later() -> None:
-    error = errors.InfeasibleError(5, 7).at("conv1 wgrad")
-
-    assert (error.limit_bytes, error.least_bytes, error.site) == (5, 7, "conv1 wgrad")
-
-
 def test_infeasible_survives_pickling() -> None:
     error = errors.InfeasibleError(5, None, "conv1 wgrad", is_total=True)
 

@@ -161,13 +161,6 @@ def test_totals_leave_out_what_has_no_plan() -> None:
     assert made.best == Total(3, 3, ConvSite("conv", ConvOp.FPROP))
 
 
-def test_the_forward_pass_of_a_transposed_convolution_is_dgrad() -> None:
-    ops = {op: occurrence("up", op, is_transposed=True).is_forward for op in ConvOp}
-
-    assert ops == {ConvOp.FPROP: False, ConvOp.DGRAD: True, ConvOp.WGRAD: False}
-    assert occurrence("conv").is_forward
-
-
 def test_progress_is_told_of_each_distinct_problem() -> None:
     listener = Listener()
 

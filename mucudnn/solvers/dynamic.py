@@ -97,30 +97,16 @@ class ReuseTable:
         self._grid = Grid(candidates, batch, limit_bytes)
         self._best = self._grid.best(batch, self._grid.highest_level)
 
-    def time_s(self, batch: int) -> float | None:
-        """Return the seconds of the fastest division of `batch` samples; None where there is none.
-
-        Every part's time is rounded to a tick (see `TickScale`).
-
-        Raises:
-            ValueError: the table does not cover `batch`.
-        """
-        best = self._best[self._covered(batch)]
-        return None if best is None else self._grid.scale.seconds(best.ticks)
-
     def division(self, batch: int) -> Division | None:
         """Return the division of `batch` samples that `solve_reuse` finds; None where there is none.
 
         Raises:
             ValueError: the table does not cover `batch`.
         """
-        best = self._best[self._covered(batch)]
-        return None if best is None else self._grid.division(batch, best.level)
-
-    def _covered(self, batch: int) -> int:
         if not 0 <= batch <= self.batch:
             raise ValueError(f"batch must be from 0 to {self.batch}, but got {batch}.")
-        return batch
+        best = self._best[batch]
+        return None if best is None else self._grid.division(batch, best.level)
 
 
 class Tie(Enum):
@@ -162,7 +148,6 @@ class Grid:
     to the id that comes first.
 
     Attributes:
-        scale: the unit of all times.
         highest_level: the level at which all candidates run that fit the given limit; None is no limit.
 
     Raises:
@@ -180,11 +165,11 @@ class Grid:
         self.highest_level = len(workspaces) - 1
         self._tie_bits = max(len(workspaces), batch).bit_length()
         longest_s = _longest_s(fitting, setups_s, batch)
-        self.scale = TickScale.for_sums_up_to(longest_s, _PAIR_BITS - self._tie_bits)
-        self._setups = self.scale.ticks([setups_s[name] for name in reversed(ids)]) << self._tie_bits
+        scale = TickScale.for_sums_up_to(longest_s, _PAIR_BITS - self._tie_bits)
+        self._setups = scale.ticks([setups_s[name] for name in reversed(ids)]) << self._tie_bits
         self._sizes = np.array(sizes, dtype=np.int64)
         times_s = [candidate.time_s for candidate in fitting]
-        ticks = self.scale.ticks(times_s)
+        ticks = scale.ticks(times_s)
         # Of several candidates of one algorithm and size the best comes last: it overwrites the others.
         order = np.lexsort((np.array(times_s), levels, ticks))[::-1]
         self._candidates = [fitting[number] for number in order]

@@ -34,7 +34,3 @@ class TickScale:
     def ticks(self, times_s: Sequence[float]) -> IntArray:
         """Return the times in whole ticks; shape (len(times_s),)."""
         return np.rint(np.ldexp(np.array(times_s, dtype=np.float64), -self.exponent)).astype(np.int64)
-
-    def seconds(self, ticks: int) -> float:
-        """Return the seconds in so many ticks."""
-        return math.ldexp(ticks, self.exponent)
