@@ -148,16 +148,24 @@ class Plan:
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan as JSON to `path`, whole or not at all.
+        """Write the plan as JSON to `path`, whole or not at all; through a link to what it names.
+
+        A device or a pipe, such as /dev/stdout, is written to as it is.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: the file cannot be written; the error names `path`.
         """
-        target = Path(path)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            draft = Path(folder) / target.name
-            draft.write_text(self.to_text(), encoding="utf-8")
-            draft.replace(target)
+        target = Path(path).resolve()
+        try:
+            if target.exists() and not target.is_file() and not target.is_dir():
+                target.write_text(self.to_text(), encoding="utf-8")
+                return
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                draft = Path(folder) / target.name
+                draft.write_text(self.to_text(), encoding="utf-8")
+                draft.replace(target)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":

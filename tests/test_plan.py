@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,36 @@ def test_a_save_that_fails_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
         a_plan().save(target)
 
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_save_that_is_forbidden_names_the_plan(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        a_plan().save(tmp_path / "nowhere" / "plan.json")
+
+    assert raised.value.filename == str(tmp_path / "nowhere" / "plan.json")
+
+
+def test_saving_through_a_link_writes_what_it_names(tmp_path: Path) -> None:
+    link, target = tmp_path / "plan.json", tmp_path / "plan-2.json"
+    target.write_text("an older one")
+    link.symlink_to(target)
+
+    a_plan().save(link)
+
+    assert link.is_symlink()
+    assert Plan.load(target) == a_plan()
+
+
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+
+    a_plan().save(pipe)
+
+    assert pipe.is_fifo()
+    with os.fdopen(reading, encoding="utf-8") as reader:
+        assert Plan.from_text(reader.read()) == a_plan()
 
 
 def test_a_truncated_plan_is_refused_by_name(tmp_path: Path) -> None:

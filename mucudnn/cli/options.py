@@ -27,6 +27,7 @@ DTYPES = {
 """torch's names of types by the names that people give them."""
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, readable=False, writable=True, path_type=Path)
 
 
 class Target(NamedTuple):

@@ -1,6 +1,7 @@
 """`mucudnn tune`: from a model to a plan."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from mucudnn.choices import Mode, Search
 from mucudnn.cli.model import Shapes, device_of_backend, load_model, prepare, random_inputs
 from mucudnn.cli.options import (
     FILE,
+    NEW_FILE,
     Target,
     channels_last_option,
     dtype_option,
@@ -56,7 +58,7 @@ from mucudnn.store import MemoryStore, Store, open_store
     "auto is what the model's device asks for.",
 )  # fmt: skip
 @click.option("--store", type=FILE, help="Where profiles are kept.  [default: as mucudnn info says]")
-@click.option("-o", "--output", type=FILE, help="Where to save the plan; without it, it is only shown.")
+@click.option("-o", "--output", type=NEW_FILE, help="Where to save the plan; without it, it is only shown.")
 @json_option
 def tune_command(
     target: Target,
@@ -84,10 +86,7 @@ def tune_command(
     Example:
       mucudnn tune torchvision.models:resnet18 --input 32x3x224x224 --workspace-limit 64MiB -o plan.json
     """
-    if output is not None and not output.absolute().parent.is_dir():
-        raise click.BadParameter(
-            f"its folder must exist, but got '{output}'.", param_hint="'-o' / '--output'"
-        )
+    _check_writable(output)
     from mucudnn.tuner import tune  # here, so that help and the other commands do not wait for torch
 
     start = time.perf_counter()
@@ -107,8 +106,10 @@ def tune_command(
             model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
             backend=backend, store=opened,
         )  # fmt: skip
-    print_plan(plan, as_json)
     seconds = time.perf_counter() - start
+    if output is not None:
+        plan.save(output)  # before anything is printed: whoever reads that may leave
+    print_plan(plan, as_json)
     if is_replay:
         say(f"Answered in {seconds:.1f} s by {backend.removeprefix(PREFIX)}; nothing was measured.", as_json)
     else:
@@ -116,8 +117,19 @@ def tune_command(
     if output is None:
         say("The plan is not saved; -o FILE saves it.", as_json)
     else:
-        plan.save(output)
         say(f"The plan is saved in {output}.", as_json)
+
+
+def _check_writable(output: Path | None) -> None:
+    """Refuse, before hours of work, a folder in which no plan can be saved."""
+    if output is None:
+        return
+    target = output.resolve()
+    is_device = target.exists() and not target.is_file()
+    if not (is_device or (target.parent.is_dir() and os.access(target.parent, os.W_OK))):
+        raise click.BadParameter(
+            f"its folder must exist and be writable, but got '{output}'.", param_hint="'-o' / '--output'"
+        )
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 
@@ -61,6 +62,20 @@ def test_tuning_again_gives_the_same_plan_and_can_print_it_as_json(tuned: Tuned,
     assert f"The plan is saved in {again}.\n" in result.stderr
 
 
+def test_a_reader_who_leaves_early_does_not_cost_the_plan(tuned: Tuned, tmp_path: Path, folder: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    output = tmp_path / "plan.json"
+
+    with contextlib.chdir(folder):
+        in_a_process(
+            "tune", "models_of_a_test:conv", *SMALL, "--store", tuned.store, "-o", output, stdout=writing
+        )
+
+    os.close(writing)
+    assert output.read_text() == tuned.plan.read_text()
+
+
 def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
     result = tune("instance", *SMALL, "--store", tuned.store)
 
@@ -83,7 +98,7 @@ def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
         (
             "--output",
             "no_such_folder/plan.json",
-            "its folder must exist, but got 'no_such_folder/plan.json'.",
+            "its folder must exist and be writable, but got 'no_such_folder/plan.json'.",
         ),
         ("--output", ".", "is a directory."),
     ],
@@ -94,6 +109,24 @@ def test_a_wrong_option_is_a_usage_error(option: str, value: str, message: str) 
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"{option}'" in result.stderr
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("models_of_a_test.py", "File 'models_of_a_test.py' is not writable."),
+        ("new.json", "its folder must exist and be writable, but got 'new.json'."),
+    ],
+)
+def test_where_nothing_can_be_written_nothing_is_measured(
+    name: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+
+    result = tune("broken", *SMALL, "-o", name)
+
+    assert result.exit_code == 2
+    assert sentence in result.stderr
 
 
 @pytest.mark.parametrize("target", ["models_of_a_test", "models_of_a_test:", ":conv", "models/a.py:conv"])
