@@ -14,7 +14,7 @@ from mucudnn.intervals import Estimate
 from mucudnn.profile import Environment
 from mucudnn.report import describe_environment, describe_facts, render_notes
 from mucudnn.report.plans import waits_by_default
-from mucudnn.store import default_path, open_store
+from mucudnn.store import SqliteStore, default_path
 from mucudnn.version import __version__
 
 _STANDARD_OUTPUT = "-"
@@ -133,11 +133,11 @@ class _Cudnn(NamedTuple):
 
 
 def _records_in(path: Path) -> tuple[int | None, StoreError | None]:
-    """Return how many records a store has, or None and why; a file that does not exist is not made."""
-    if not path.exists():
+    """Return how many records a store has, or None and why; nothing is made and nothing written."""
+    if not path.exists() or path.stat().st_size == 0:
         return 0, None
     try:
-        with open_store(path) as store:
+        with SqliteStore(path, read_only=True) as store:
             return store.count(), None
     except StoreError as error:
         return None, error

@@ -60,6 +60,27 @@ def test_info_makes_no_store(store_path: Path) -> None:
     assert not store_path.exists()
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_info_leaves_an_empty_file_as_it_is(store_path: Path, options: list[str]) -> None:
+    store_path.parent.mkdir(parents=True, exist_ok=True)
+    store_path.touch()
+
+    result = run("info", *options)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert store_path.read_bytes() == b""
+
+
+def test_info_says_that_a_folder_is_no_store(store_path: Path) -> None:
+    store_path.mkdir(parents=True)
+
+    result = run("info")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"mucudnn: {store_path} cannot be used as a store: ")
+    assert "which cannot be read" in " ".join(result.stdout.split())
+
+
 def test_info_has_facts_as_json() -> None:
     value = json.loads(run("info", "--json").stdout)
 
