@@ -14,6 +14,12 @@ MucudnnError
 └── PlanError
     ├── PlanFormatError               a plan that is damaged or newer than this version
     └── PlanMismatchError             a plan made for another model or another environment
+
+UserWarning
+├── StoreWarning                      what is measured now is not kept
+├── ValuesWarning                     a model had to be run in earnest, because it looks at values
+├── BackendWarning                    a backend works, but not with all that it could offer
+└── UntunedWarning                    a shape or a state that was not tuned runs PyTorch's own convolution
 """
 
 import sys
@@ -128,20 +134,8 @@ class DeviceLostError(BackendError):
         )
 
 
-class ValuesWarning(UserWarning):
-    """A model had to be run in earnest, because it looks at values."""
-
-
-class BackendWarning(UserWarning):
-    """A backend works, but not with all that it could offer."""
-
-
 class StoreError(MucudnnError):
     """A store that is damaged or newer than this version; it is left as it is."""
-
-
-class UntunedWarning(UserWarning):
-    """Something met a shape or a state that was not tuned and runs PyTorch's own convolution."""
 
 
 class PlanError(MucudnnError):
@@ -154,6 +148,22 @@ class PlanFormatError(PlanError):
 
 class PlanMismatchError(PlanError):
     """A plan made for another model or another environment."""
+
+
+class StoreWarning(UserWarning):
+    """What is measured now is not kept, because the store cannot be written."""
+
+
+class ValuesWarning(UserWarning):
+    """A model had to be run in earnest, because it looks at values."""
+
+
+class BackendWarning(UserWarning):
+    """A backend works, but not with all that it could offer."""
+
+
+class UntunedWarning(UserWarning):
+    """Something met a shape or a state that was not tuned and runs PyTorch's own convolution."""
 
 
 def _in_both_units(n_bytes: int) -> str:

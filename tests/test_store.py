@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from mucudnn.errors import StoreError
+from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Measurement
-from mucudnn.store import MemoryStore, SqliteStore, Store, StoreWarning, default_path, open_store
+from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, open_store
 from tests.data import make_store_schema_1 as released
 from tests.examples import a_record, a_trial, an_environment
 
@@ -340,6 +340,14 @@ def test_a_copy_keeps_what_was_there(tmp_path: Path) -> None:
         source.copy_into(target)
 
     assert target.records(an_environment(), [a_trial("cpu:0")]) == {a_trial("cpu:0"): other}
+
+
+def test_a_tilde_stands_for_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    with open_store("~/profiles.sqlite3") as store:
+        assert isinstance(store, SqliteStore)
+        assert store.path == tmp_path / "profiles.sqlite3"
 
 
 def test_a_folder_that_cannot_be_made_gives_a_store_in_memory(tmp_path: Path) -> None:

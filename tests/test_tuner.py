@@ -26,12 +26,12 @@ from mucudnn.errors import (
     SampleError,
     SizeError,
     StoreError,
+    StoreWarning,
     UntunedWarning,
 )
 from mucudnn.patching import plan_of
 from mucudnn.plan import Plan
 from mucudnn.store.memory import MemoryStore
-from mucudnn.store.opening import StoreWarning
 from mucudnn.store.sqlite import SqliteStore
 from tests.models import Listener, a_batch, a_chain, on_one_thread
 

@@ -10,8 +10,7 @@ from typing import IO, Any, TextIO
 
 import click
 
-from mucudnn.errors import BackendWarning, ValuesWarning
-from mucudnn.store import StoreWarning
+from mucudnn.errors import BackendWarning, StoreWarning, ValuesWarning
 
 _OWN_WARNINGS = (BackendWarning, StoreWarning, ValuesWarning)
 

@@ -34,7 +34,7 @@ def show_command(path: Path, with_refusals: bool, store: Path | None, as_json: b
     if not with_refusals:
         print_plan(plan, as_json)
         return
-    with SqliteStore(store or default_path(), read_only=True) as opened:
+    with SqliteStore((store or default_path()).expanduser(), read_only=True) as opened:
         refusals = refusals_of(plan, opened)
     if as_json:
         print_json({**plan_as_json(plan), "refusals": refusals_as_json(plan, refusals)})

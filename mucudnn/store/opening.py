@@ -6,14 +6,10 @@ from pathlib import Path
 
 import platformdirs
 
-from mucudnn.errors import warn_user
+from mucudnn.errors import StoreWarning, warn_user
 from mucudnn.store.base import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore, UnusableFileError
-
-
-class StoreWarning(UserWarning):
-    """What is measured now is not kept, because the store cannot be written."""
 
 
 def default_path() -> Path:
@@ -35,7 +31,7 @@ def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
     """
     if store is not None and not isinstance(store, str | os.PathLike):
         return store
-    path = default_path() if store is None else Path(store)
+    path = default_path() if store is None else Path(store).expanduser()
     try:
         return SqliteStore(path)
     except UnusableFileError as error:
