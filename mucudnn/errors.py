@@ -83,7 +83,9 @@ class InfeasibleError(MucudnnError):
         super().__init__(limit_bytes, least_bytes, site, is_total)
 
     def __str__(self) -> str:
-        limit = f"the workspace limit of {_in_both_units(self.limit_bytes)}"
+        from mucudnn.sizes import format_exactly  # which raises one of these errors
+
+        limit = f"the workspace limit of {format_exactly(self.limit_bytes)}"
         if self.is_total:
             what = f"No divisions of all convolutions together fit {limit}"
         else:
@@ -92,7 +94,7 @@ class InfeasibleError(MucudnnError):
         if self.least_bytes is None:
             return f"{what}, and it is not known what would do."
         most = f", of which {self.site!r} needs most" if self.is_total and self.site else ""
-        return f"{what}; a limit of {_in_both_units(self.least_bytes)} would do{most}."
+        return f"{what}; a limit of {format_exactly(self.least_bytes)} would do{most}."
 
 
 class SolverError(MucudnnError):
@@ -164,7 +166,3 @@ class BackendWarning(UserWarning):
 
 class UntunedWarning(UserWarning):
     """Something met a shape or a state that was not tuned and runs PyTorch's own convolution."""
-
-
-def _in_both_units(n_bytes: int) -> str:
-    return f"{n_bytes} bytes ({n_bytes / 2**20:.4g} MiB)"

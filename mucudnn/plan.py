@@ -16,7 +16,7 @@ from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan_file import OPTIONAL, decode, encode, parse
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
-from mucudnn.sizes import format_bytes
+from mucudnn.sizes import format_exactly
 
 SCHEMA = 1
 """Version of the plan file; a newer one is refused."""
@@ -143,8 +143,8 @@ class Plan:
                 )
         if self.workspace_bytes > self.limit_bytes:
             raise PlanError(
-                f"The workspace must be at most {self.limit_bytes} bytes ({format_bytes(self.limit_bytes)}), "
-                f"but the plan needs {self.workspace_bytes} ({format_bytes(self.workspace_bytes)})."
+                f"The workspace must be at most {format_exactly(self.limit_bytes)}, "
+                f"but the plan needs {format_exactly(self.workspace_bytes)}."
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:

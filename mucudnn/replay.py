@@ -15,7 +15,7 @@ from mucudnn.measuring import Compared, division_trial, fits_as_seen, is_settled
 from mucudnn.outcome import Outcome, predicted_estimate
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Trial
-from mucudnn.sizes import format_bytes
+from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore
 
 PREFIX = "replay:"
@@ -131,12 +131,14 @@ class Replay:
         return record
 
     def _too_large_then(self, record: Record, limit_bytes: int) -> str:
-        then = "another limit" if record.limit_bytes is None else f"a limit of {_bytes(record.limit_bytes)}"
-        trial = record.trial
+        trial, then = record.trial, "another limit"
+        if record.limit_bytes is not None:
+            then = f"a limit of {format_exactly(record.limit_bytes)}"
         return (
             f"{trial.algorithm} for {trial.problem} must have been measured under a limit of at least "
-            f"{_bytes(limit_bytes)}, but in the recording {self._store.path} it was too large for {then}, "
-            "and its time is not known; a smaller limit can be replayed, a larger one must be recorded."
+            f"{format_exactly(limit_bytes)}, but in the recording {self._store.path} it was too large for "
+            f"{then}, and its time is not known; a smaller limit can be replayed, a larger one must be "
+            "recorded."
         )
 
     def _predict(
@@ -229,7 +231,3 @@ def _facts(environment: Environment) -> dict[str, str]:
         for part in ("device", "software", "policy")
         for name, fact in getattr(environment, part).items()
     }
-
-
-def _bytes(n_bytes: int) -> str:
-    return f"{n_bytes} bytes ({format_bytes(n_bytes)})"

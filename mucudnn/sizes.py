@@ -47,6 +47,12 @@ def format_bytes(n_bytes: int) -> str:
     return f"{n_bytes} B"
 
 
+def format_exactly(n_bytes: int) -> str:
+    """Return `n_bytes` to the byte and in MiB, so that a bare 64 that was meant as MiB shows itself."""
+    mib = f"{n_bytes / _UNITS['MiB']:.4f}".rstrip("0").rstrip(".")
+    return f"{n_bytes} bytes ({mib} MiB)"
+
+
 def _parse_text(text: str) -> int:
     match = _PATTERN.fullmatch(text)
     if match is None:

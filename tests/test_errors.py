@@ -40,7 +40,7 @@ def test_infeasible_names_site_limit_and_least_workspace_in_both_units() -> None
     error = errors.InfeasibleError(limit_bytes=64, least_bytes=3 * 2**20, site="layer1.conv fprop")
 
     assert str(error) == (
-        "No division for 'layer1.conv fprop' fits the workspace limit of 64 bytes (6.104e-05 MiB); "
+        "No division for 'layer1.conv fprop' fits the workspace limit of 64 bytes (0.0001 MiB); "
         "a limit of 3145728 bytes (3 MiB) would do."
     )
 
@@ -49,7 +49,7 @@ def test_infeasible_of_all_together_says_so_and_names_the_site_that_needs_most()
     error = errors.InfeasibleError(64, 3 * 2**20, "layer1.conv fprop", is_total=True)
 
     assert str(error) == (
-        "No divisions of all convolutions together fit the workspace limit of 64 bytes (6.104e-05 MiB); "
+        "No divisions of all convolutions together fit the workspace limit of 64 bytes (0.0001 MiB); "
         "a limit of 3145728 bytes (3 MiB) would do, of which 'layer1.conv fprop' needs most."
     )
 
@@ -58,7 +58,7 @@ def test_infeasible_of_all_together_without_a_known_remedy_says_so() -> None:
     error = errors.InfeasibleError(64, None, is_total=True)
 
     assert str(error) == (
-        "No divisions of all convolutions together fit the workspace limit of 64 bytes (6.104e-05 MiB), "
+        "No divisions of all convolutions together fit the workspace limit of 64 bytes (0.0001 MiB), "
         "and it is not known what would do."
     )
 
@@ -71,7 +71,7 @@ def test_infeasible_without_a_known_remedy_says_so() -> None:
     error = errors.InfeasibleError(limit_bytes=64, least_bytes=None)
 
     assert str(error) == (
-        "No division fits the workspace limit of 64 bytes (6.104e-05 MiB), and it is not known what would do."
+        "No division fits the workspace limit of 64 bytes (0.0001 MiB), and it is not known what would do."
     )
 
 

@@ -46,7 +46,7 @@ def test_what_was_measured_and_is_too_large_for_the_plan_is_refused(store: Sqlit
 
     assert found is not None
     assert [each.kind for each in found] == [RefusalKind.OVER_LIMIT]
-    assert found[0].reason == "it needs 4 KiB, the limit is 2 KiB"
+    assert found[0].reason == "it needs 4096 bytes (0.0039 MiB), the limit is 2048 bytes (0.002 MiB)"
 
 
 def test_what_was_measured_and_is_less_exact_than_the_plan_allows_is_refused(store: SqliteStore) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mucudnn.errors import SizeError
-from mucudnn.sizes import format_bytes, parse_bytes
+from mucudnn.sizes import format_bytes, format_exactly, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,19 @@ def test_what_is_neither_int_nor_string_is_refused(size: object) -> None:
 )
 def test_bytes_are_shown_in_the_largest_fitting_unit(n_bytes: int, text: str) -> None:
     assert format_bytes(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [
+        (0, "0 bytes (0 MiB)"),
+        (64, "64 bytes (0.0001 MiB)"),
+        (16_780_000, "16780000 bytes (16.0027 MiB)"),
+        (16 * 2**30, "17179869184 bytes (16384 MiB)"),
+    ],
+)
+def test_messages_tell_bytes_and_mib(n_bytes: int, text: str) -> None:
+    assert format_exactly(n_bytes) == text
 
 
 @given(st.integers(min_value=0, max_value=2**50))

@@ -9,7 +9,7 @@ from mucudnn.plan import Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
 from mucudnn.report.words import describe_shape
-from mucudnn.sizes import format_bytes
+from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore
 
 _WIDTH = 118
@@ -47,7 +47,7 @@ def _refusals(plan: Plan, records: Iterable[Record]) -> Iterator[Refusal]:
         own = trial.algorithm if trial.algorithm.endswith(_OWN) else ""
         found = judged(record, own, plan.max_error).refusal
         if found is None and record.workspace_bytes is not None and record.workspace_bytes > plan.limit_bytes:
-            needed, limit = map(format_bytes, (record.workspace_bytes, plan.limit_bytes))
+            needed, limit = map(format_exactly, (record.workspace_bytes, plan.limit_bytes))
             reason = f"it needs {needed}, the limit is {limit}"
             yield Refusal(trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, reason)
         elif found is not None and is_settled(record, plan.limit_bytes):
