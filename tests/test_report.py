@@ -118,11 +118,23 @@ def test_a_site_whose_base_the_limit_forbids_has_no_number_for_it() -> None:
     assert cells[-2:] == ["-", "limit"]
 
 
-def test_in_sharing_mode_it_is_the_share_that_forbids_the_base() -> None:
+def test_in_sharing_mode_too_it_is_the_limit_that_forbids_to_run_the_base() -> None:
     text = render_plan(a_mixed_plan(mode=Mode.SHARING))
 
-    assert row(text, "wgrad")[1] == "not run: over its share"
-    assert "PyTorch's own needs more workspace than their share of the limit" in note(text, "total")
+    assert row(text, "wgrad")[1] == "not run: over the limit"
+    assert "PyTorch's own needs more workspace than the limit" in note(text, "total")
+    assert "share" not in note(text, "verdicts")
+
+
+@pytest.mark.parametrize(("mode", "mark"), [(Mode.SHARING, ", share"), (Mode.REUSE, "")])
+def test_a_base_that_lost_for_want_of_room_alone_is_marked(mode: Mode, mark: str) -> None:
+    slower = dataclasses.replace(
+        FASTER, reference=FASTER.chosen, chosen=FASTER.reference, verdict=Verdict.SLOWER
+    )
+    text = render_plan(a_plan(mode=mode, assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, slower),)))
+
+    assert row(text, "fprop")[-1] == f"SLOWER{mark}"
+    assert ("share: the base takes more than the site's share" in note(text, "verdicts")) == bool(mark)
 
 
 def test_a_site_that_was_not_timed_says_so() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from mucudnn.choices import Mode
 from mucudnn.division import Division
-from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, median
+from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, Verdict, median
 from mucudnn.plan import Assignment, Evidence, Plan
 from mucudnn.profile import Environment
 from mucudnn.report.table import table
@@ -26,8 +26,9 @@ _TIMES = (
 _VERDICTS = (
     f"On now / before, round by round: FASTER or SLOWER if the {_PERCENT} interval of its median lies wholly "
     f"more than {TOLERANCE * 100:g} % from 1, SAME if wholly within, else AMBIGUOUS; limit: there is no "
-    "base. Comparisons made: {}."
+    "base{}. Comparisons made: {}."
 )
+_OVER_SHARE = "; share: the base takes more than the site's share and was run to compare only"
 _PREDICTED = (
     "Sites whose rivals a recording never had in the same rounds: {}. Their times, before and now, add up "
     "what it says of the parts, and so do the ends of their intervals; nothing was run."
@@ -199,27 +200,37 @@ def _cells(assigned: Assignment, mode: Mode) -> tuple[str, ...]:
     needed = seen.workspace_bytes or assigned.division.workspace_bytes  # what is small is seen as nothing
     return (
         f"  {assigned.site.op}",
-        _why_no_base(assigned, mode) if seen.reference is None else _time(seen.reference),
+        _why_no_base(assigned) if seen.reference is None else _time(seen.reference),
         "-" if seen.reference_workspace_bytes is None else format_bytes(seen.reference_workspace_bytes),
         "\n+ ".join(describe_runs(assigned.division)),
         "not timed" if seen.chosen is None else _time(seen.chosen),
         format_bytes(needed),
         "-" if speedup is None else f"{speedup:.2f}",
-        _verdict(assigned),
+        _verdict(assigned, mode),
     )
 
 
-def _verdict(assigned: Assignment) -> str:
+def _verdict(assigned: Assignment, mode: Mode) -> str:
     if assigned.evidence is None:
         return "-"
     verdict = "limit" if assigned.evidence.reference is None else str(assigned.evidence.verdict or "-")
-    return f"{verdict}, predicted" if assigned.evidence.is_predicted else verdict
+    marks = [
+        *(["share"] if mode is Mode.SHARING and _is_base_over_share(assigned) else []),
+        *(["predicted"] if assigned.evidence.is_predicted else []),
+    ]
+    return ", ".join([verdict, *marks])
 
 
-def _why_no_base(assigned: Assignment, mode: Mode) -> str:
-    if assigned.evidence is None:
-        return "not timed"
-    return "not run: over the limit" if mode is Mode.REUSE else "not run: over its share"
+def _is_base_over_share(assigned: Assignment) -> bool:
+    """Return whether PyTorch's own gave way to nothing faster, as it takes more than the site's share."""
+    seen = _seen(assigned)
+    base_bytes = seen.reference_workspace_bytes
+    has_lost = not is_kept(assigned) and seen.verdict not in (None, Verdict.FASTER)
+    return has_lost and base_bytes is not None and base_bytes > assigned.division.workspace_bytes
+
+
+def _why_no_base(assigned: Assignment) -> str:
+    return "not timed" if assigned.evidence is None else "not run: over the limit"
 
 
 def _time(estimate: Estimate) -> str:
@@ -246,7 +257,7 @@ def _notes(plan: Plan) -> list[str]:
     totals = Totals.of(plan)
     untimed = f", {totals.untimed} undivided and not timed" if totals.untimed else ""
     notes = [
-        ("total", _total_note(totals, plan.mode)),
+        ("total", _total_note(totals)),
         (
             "sites",
             f"{totals.divided} divided, {totals.exchanged} undivided with another algorithm, "
@@ -263,7 +274,7 @@ def _notes(plan: Plan) -> list[str]:
     return render_notes(notes)
 
 
-def _total_note(totals: Totals, mode: Mode) -> str:
+def _total_note(totals: Totals) -> str:
     text = "No site has both a time before and a time now, so there is nothing to add up."
     if totals.speedup is not None:
         text = (
@@ -274,11 +285,10 @@ def _total_note(totals: Totals, mode: Mode) -> str:
         if totals.predicted:
             text += f" Of these, {totals.predicted} are predicted."
     if totals.without_base:
-        bound = "the limit" if mode is Mode.REUSE else "their share of the limit"
         text += (
             f" Sites without a time before: {totals.without_base}, "
             f"now {_milliseconds(totals.without_base_s)}; "
-            f"PyTorch's own needs more workspace than {bound}, so it was not run."
+            f"PyTorch's own needs more workspace than the limit, so it was not run."
         )
     return text
 
@@ -312,9 +322,10 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     has_predicted = any(_seen(assigned).is_predicted for assigned in plan.assignments)
     but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
+    is_over_share = plan.mode is Mode.SHARING and any(map(_is_base_over_share, plan.assignments))
     return [
         ("times", _TIMES.format(how_many, but_predicted)),
-        ("verdicts", _VERDICTS.format(len(verdicts))),
+        ("verdicts", _VERDICTS.format(_OVER_SHARE if is_over_share else "", len(verdicts))),
         ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
         ("prediction", _prediction_note(measurements)),
         *(("error", f"At most {error:.1e} relative to float64.") for error in sorted(errors)[-1:]),
