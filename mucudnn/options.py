@@ -72,7 +72,7 @@ class Settings:
             search=choice(Search, search),
             max_error=_checked_error(max_error),
             ops=ops,
-            backend=_checked_backend(backend),
+            backend=checked_backend(backend),
             store=store,
             progress=progress,
         )
@@ -101,7 +101,12 @@ def _checked_error(error: object) -> float | None:
     raise OptionError(f"max_error must be None or a number from 0 on, such as 2e-6, but got {error!r}.")
 
 
-def _checked_backend(backend: object) -> str:
+def checked_backend(backend: object) -> str:
+    """Return `backend`, which is "auto", a backend's name, or a recording with its prefix.
+
+    Raises:
+        OptionError: it is none of them.
+    """
     names = ("auto", *BACKENDS)
     if isinstance(backend, str) and (backend in names or backend.removeprefix(PREFIX) not in ("", backend)):
         return backend

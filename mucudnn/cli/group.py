@@ -14,6 +14,11 @@ _INTERRUPTED = 130
 """Exit status of a program that Control-C has ended: 128 + SIGINT."""
 
 
+def _with_hyphens(token: str) -> str:
+    """Return the name of an option or of a choice as it is listed: power_of_two is Python's spelling."""
+    return token.replace("_", "-")
+
+
 class _Commands(click.Group):
     """Commands whose failures are sentences, listed in the order in which a user meets them."""
 
@@ -36,7 +41,10 @@ class _Commands(click.Group):
             ctx.exit(_INTERRUPTED)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _with_hyphens},
+)
 @click.version_option(__version__, prog_name="mucudnn", message="%(prog)s %(version)s")
 def main() -> None:
     """Make the convolutions of a PyTorch model as fast as they can be within a workspace limit.

@@ -11,6 +11,8 @@ from mucudnn.cli.output import Failure, failing_as
 from mucudnn.errors import BackendError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch import Tensor, nn
 
@@ -79,21 +81,39 @@ def device_of_backend(backend: str) -> "torch.device | None":
 
 
 def random_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool) -> "tuple[Tensor, ...]":
-    """Return random inputs of the given shapes, of the model's type and on its device."""
+    """Return random inputs of the given shapes, of the model's type and on its device.
+
+    Raises:
+        Failure: one of them cannot be made, for example for want of memory.
+    """
     import torch
 
     pattern = _pattern(model)
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(shape, generator=generator).to(pattern) for shape in shapes]
-    return tuple(laid_out_channels_last(each) if channels_last else each for each in inputs)
+    return _made(lambda shape: torch.randn(shape, generator=generator).to(pattern), shapes, channels_last)
 
 
 def shapeless_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool) -> "tuple[Tensor, ...]":
-    """Return inputs of the given shapes and of the model's type that have no values and take no memory."""
+    """Return inputs of the given shapes and of the model's type that have no values and take no memory.
+
+    Raises:
+        Failure: one of them has more elements than can be counted.
+    """
     import torch
 
-    inputs = [torch.empty(shape, dtype=_pattern(model).dtype, device="meta") for shape in shapes]
-    return tuple(laid_out_channels_last(each) if channels_last else each for each in inputs)
+    dtype = _pattern(model).dtype
+    return _made(lambda shape: torch.empty(shape, dtype=dtype, device="meta"), shapes, channels_last)
+
+
+def _made(
+    make: "Callable[[tuple[int, ...]], Tensor]", shapes: Shapes, channels_last: bool
+) -> "tuple[Tensor, ...]":
+    inputs = []
+    for shape in shapes:
+        with failing_as(f"An input of the shape {'x'.join(map(str, shape))} cannot be made"):
+            made = make(shape)
+            inputs.append(laid_out_channels_last(made) if channels_last else made)
+    return tuple(inputs)
 
 
 def _pattern(model: "nn.Module") -> "Tensor":

@@ -25,6 +25,7 @@ from mucudnn.cli.options import (
 )
 from mucudnn.cli.output import say, tell
 from mucudnn.cli.show import print_plan
+from mucudnn.errors import OptionError
 from mucudnn.replay import PREFIX
 from mucudnn.store import MemoryStore, Store, open_store
 
@@ -54,8 +55,8 @@ from mucudnn.store import MemoryStore, Store, open_store
 @channels_last_option
 @click.option(
     "--backend", default="auto", show_default=True, metavar="NAME",
-    help="What computes: cpu, cudnn (on the GPU), or replay:FILE, a store that was filled elsewhere; "
-    "auto is what the model's device asks for.",
+    help="What computes: cpu, cudnn (on the GPU), or replay:FILE, a store that was filled elsewhere (all "
+    "that it holds is tried, whatever --search says); auto is what the model's device asks for.",
 )  # fmt: skip
 @click.option("--store", type=FILE, help="Where profiles are kept.  [default: as mucudnn info says]")
 @click.option("-o", "--output", type=NEW_FILE, help="Where to save the plan; without it, it is only shown.")
@@ -87,8 +88,13 @@ def tune_command(
       mucudnn tune torchvision.models:resnet18 --input 32x3x224x224 --workspace-limit 64MiB -o plan.json
     """
     _check_writable(output)
-    from mucudnn.tuner import tune  # here, so that help and the other commands do not wait for torch
+    from mucudnn.options import checked_backend  # here, so that help and other commands do not wait for torch
+    from mucudnn.tuner import tune
 
+    try:
+        checked_backend(backend)
+    except OptionError as error:
+        raise click.BadParameter(str(error), param_hint="'--backend'") from error
     start = time.perf_counter()
     to_stderr = contextlib.redirect_stdout(sys.stderr)  # whatever the model prints, stdout has the plan alone
     is_replay = backend.startswith(PREFIX)

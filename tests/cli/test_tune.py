@@ -268,12 +268,26 @@ def test_types_have_the_names_that_people_give_them(name: str) -> None:
     assert "weight torch.bfloat16 False, inputs [(4, 3, 8, 8)] torch.bfloat16" in result.stderr
 
 
-def test_an_unknown_backend_ends_with_the_sentence_of_the_tuner() -> None:
-    result = tune("conv", *SMALL, "--backend", "tpu")
+def test_an_unknown_backend_is_a_usage_error_before_anything_is_imported(store_path: Path) -> None:
+    result = run("tune", "no_such_module:conv", *SMALL, "--backend", "tpu")
 
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "mucudnn: backend must be one of 'auto', 'cpu'" in result.stderr
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "backend must be one of 'auto', 'cpu'" in result.stderr
     assert result.stderr.endswith("but got 'tpu'.\n")
+    assert not store_path.exists()
+
+
+def test_choices_may_be_spelt_as_in_python(tuned: Tuned) -> None:
+    options = ("--store", tuned.store, "--policy", "power_of_two", "--max_error", "1")
+
+    assert tune("conv", *SMALL, *options).exit_code == 0
+
+
+@pytest.mark.parametrize("shape", ["4x3x100000000x100000000", "10000000000x10000000000x10000000000"])
+def test_inputs_that_cannot_be_made_end_with_a_sentence(shape: str) -> None:
+    result = run("tune", "models_of_a_test:instance", *SMALL, "--input", shape)
+
+    assert_one_sentence(result, "mucudnn: An input of the shape ")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
