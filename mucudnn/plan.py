@@ -195,6 +195,11 @@ class Plan:
             PlanError: its numbers contradict one another.
         """
         fields = parse(text)
+        if isinstance(fields, dict) and fields.get("report") is not None:
+            raise PlanFormatError(
+                "A plan must be what save or mucudnn tune -o writes, but got a report that --json prints, "
+                f"of the kind {fields['report']!r}."
+            )
         schema = fields.get("schema") if isinstance(fields, dict) else None
         if type(schema) is not int or schema < 1:  # true is no schema, though Python counts it as 1
             raise PlanFormatError("A plan must name its schema, but this text does not.")

@@ -269,6 +269,9 @@ def test_the_notes_tell_mode_policy_and_environment() -> None:
     text = render_plan(a_mixed_plan())
 
     assert note(text, "chosen in") == "mode reuse, policy power_of_two, mucudnn 0.1.0"
+    assert note(render_plan(a_mixed_plan(max_error=2e-6)), "chosen in") == (
+        "mode reuse, policy power_of_two, error at most 2.0e-06, mucudnn 0.1.0"
+    )
     assert note(text, "device") == "cpu: caches 32K 1M 16M, name Example 9000"
     assert note(text, "software") == "onednn 3.7, torch 2.11.0"
     assert note(text, "settings") == "deterministic no, threads 8"

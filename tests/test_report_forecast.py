@@ -9,6 +9,7 @@ import pytest
 from mucudnn.forecast import Forecast, Occurrence
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.report import describe_shape, forecast_as_json, render_forecast
+from mucudnn.version import __version__
 from tests.examples import a_problem
 from tests.forecasts import MIB, ScriptedPlan, at_sizes, forecast_of, occurrence, plans_of
 from tests.test_report import note
@@ -239,6 +240,8 @@ def test_json_has_every_size_of_every_site() -> None:
 
 def test_json_has_the_totals() -> None:
     value = forecast_as_json(three_layers())
+
+    assert (value["report"], value["version"]) == ("forecast", __version__)
 
     assert value["totals"] == {
         "undivided": {

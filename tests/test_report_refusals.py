@@ -71,7 +71,10 @@ def test_a_problem_that_the_store_does_not_know_is_not_said_to_have_no_refusals(
 
     assert found[unknown] is None
     assert render_refusals(plan, found).endswith("\n  Not known to this store.")
-    assert refusals_as_json(plan, found) == []
+    assert refusals_as_json(plan, found) == {
+        "refusals": [],
+        "not_known": [{"path": "other", "op": "fprop", "variant": 0}],
+    }
 
 
 def test_where_nothing_was_refused_that_is_said(store: SqliteStore) -> None:

@@ -62,6 +62,7 @@ def info_command(exported: str | None, as_json: bool) -> None:
         store = {"path": str(path), "records": records}
         print_json(
             {
+                "report": "info",
                 "version": __version__,
                 "environment": environment.to_json(),
                 "store": store,

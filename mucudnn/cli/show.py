@@ -37,7 +37,7 @@ def show_command(path: Path, with_refusals: bool, store: Path | None, as_json: b
     with SqliteStore((store or default_path()).expanduser(), read_only=True) as opened:
         refusals = refusals_of(plan, opened)
     if as_json:
-        print_json({**plan_as_json(plan), "refusals": refusals_as_json(plan, refusals)})
+        print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
     else:
         click.echo(f"{render_plan(plan)}\n\n{render_refusals(plan, refusals)}")
 

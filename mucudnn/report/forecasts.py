@@ -7,6 +7,7 @@ from mucudnn.problem import Layout
 from mucudnn.report.forecast_table import forecast_table
 from mucudnn.report.words import render_notes
 from mucudnn.sizes import format_bytes
+from mucudnn.version import __version__
 
 DEFAULT_WIDTH = 118
 
@@ -54,6 +55,8 @@ def render_forecast(
 def forecast_as_json(forecast: Forecast, limit_bytes: int | None = None) -> dict[str, object]:
     """Return a forecast as JSON values, all micro-batch sizes included; null where there is no plan."""
     return {
+        "report": "forecast",
+        "version": __version__,
         "device": forecast.device,
         "library": forecast.library,
         "settings": list(forecast.settings),

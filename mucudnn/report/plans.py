@@ -127,9 +127,11 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
     """Return what `render_plan` tells, as JSON values: seconds and bytes, null where nothing is known."""
     totals = Totals.of(plan)
     return {
+        "report": "plan",
         "version": plan.version,
         "mode": plan.mode,
         "policy": plan.policy,
+        "max_error": plan.max_error,
         "limit_bytes": plan.limit_bytes,
         "workspace_bytes": plan.workspace_bytes,
         "environment": plan.environment.to_json(),
@@ -264,7 +266,7 @@ def _notes(plan: Plan) -> list[str]:
             f"{totals.kept} left as before{untimed}.",
         ),
         ("workspace", _workspace_note(plan)),
-        ("chosen in", f"mode {plan.mode}, policy {plan.policy}, mucudnn {plan.version}"),
+        ("chosen in", _chosen_note(plan)),
         *describe_environment(plan.environment).items(),
         *([("idle threads", _WAITING)] if _spins_beside_workers(plan.environment) else []),
         *_untouched_notes(plan),
@@ -291,6 +293,11 @@ def _total_note(totals: Totals) -> str:
             f"PyTorch's own needs more workspace than the limit, so it was not run."
         )
     return text
+
+
+def _chosen_note(plan: Plan) -> str:
+    bound = "" if plan.max_error is None else f"error at most {plan.max_error:.1e}, "
+    return f"mode {plan.mode}, policy {plan.policy}, {bound}mucudnn {plan.version}"
 
 
 def _workspace_note(plan: Plan) -> str:

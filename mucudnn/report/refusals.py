@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mucudnn.errors import StoreError
 from mucudnn.measuring import is_settled, judged
-from mucudnn.plan import Plan
+from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
 from mucudnn.report.words import describe_shape
@@ -73,23 +73,28 @@ def render_refusals(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | N
     return "\n".join(lines)
 
 
-def refusals_as_json(
-    plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | None]
-) -> list[dict[str, object]]:
-    """Return what `refusals_of` found as JSON values, site by site."""
-    return [
-        {
-            "path": assigned.site.path,
-            "op": assigned.site.op,
-            "variant": assigned.site.variant,
-            "algorithm": refusal.algorithm,
-            "batch": refusal.batch,
-            "kind": refusal.kind,
-            "reason": refusal.reason,
-        }
-        for assigned in plan.assignments
-        for refusal in refusals[assigned.problem] or ()
-    ]
+def refusals_as_json(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | None]) -> dict[str, object]:
+    """Return what `refusals_of` found as JSON values: refusals site by site, and sites that are not known."""
+    known = [each for each in plan.assignments if refusals[each.problem] is not None]
+    unknown = [each for each in plan.assignments if refusals[each.problem] is None]
+    return {
+        "refusals": [
+            {
+                **_place_as_json(assigned.site),
+                "algorithm": refusal.algorithm,
+                "batch": refusal.batch,
+                "kind": refusal.kind,
+                "reason": refusal.reason,
+            }
+            for assigned in known
+            for refusal in refusals[assigned.problem] or ()
+        ],
+        "not_known": [_place_as_json(assigned.site) for assigned in unknown],
+    }
+
+
+def _place_as_json(site: ConvSite) -> dict[str, object]:
+    return {"path": site.path, "op": site.op, "variant": site.variant}
 
 
 def _alike(refusals: list[Refusal]) -> list[str]:

@@ -149,6 +149,18 @@ def test_what_was_refused_is_told_as_json(plan_path: Path, filled: Path) -> None
     assert {each["path"] for each in refusals} == {"layer1.conv"}
 
 
+@pytest.mark.parametrize("options", [[], ["--refusals"]])
+@pytest.mark.usefixtures("filled")
+def test_a_report_is_not_taken_for_a_plan(plan_path: Path, tmp_path: Path, options: list[str]) -> None:
+    report = tmp_path / "report.json"
+    report.write_text(run("show", plan_path, "--json", *options).stdout)
+
+    assert_one_sentence(
+        run("show", report),
+        f"mucudnn: {report} cannot be used: A plan must be what save or mucudnn tune -o writes, but got a ",
+    )
+
+
 def test_a_store_of_something_else_ends_with_a_sentence(plan_path: Path, store_path: Path) -> None:
     with SqliteStore(store_path) as store:
         store.add_records(an_environment(policy={}), [a_record()])
