@@ -37,8 +37,20 @@ class ConvSite:
     variant: int = 0
 
     def __str__(self) -> str:
-        path = self.path or "the model itself"
-        return f"{path} {self.op}" if self.variant == 0 else f"{path} {self.op} (shape {self.variant + 1})"
+        return f"{self._module} {self.op}{self._shape}"
+
+    @property
+    def place(self) -> str:
+        """The module and, from the second on, the shape, in words."""
+        return f"{self._module}{self._shape}"
+
+    @property
+    def _module(self) -> str:
+        return self.path or "the model itself"
+
+    @property
+    def _shape(self) -> str:
+        return f" (shape {self.variant + 1})" if self.variant else ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ def _groups(forecast: Forecast) -> dict[_Group, list[SiteForecast]]:
 
 
 def _title(group: _Group, sites: Iterable[SiteForecast], width: int, names_sites: bool) -> str:
-    first, *others = dict.fromkeys(_name(site) for site in sites)
+    first, *others = dict.fromkeys(site.occurrence.site.place for site in sites)
     names = first
     if others:
         names = ", ".join([first, *others]) if names_sites else f"{first} and {len(others)} more"
@@ -64,12 +64,6 @@ def _title(group: _Group, sites: Iterable[SiteForecast], width: int, names_sites
     return textwrap.fill(
         text, width, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
     )
-
-
-def _name(site: SiteForecast) -> str:
-    where = site.occurrence.site
-    shape = f" (shape {where.variant + 1})" if where.variant else ""
-    return f"{where.path or 'the model itself'}{shape}"
 
 
 def _sizes(forecast: Forecast) -> list[int]:

@@ -190,9 +190,7 @@ def _table(plan: Plan) -> list[str]:
 
 
 def _heading(assigned: Assignment) -> str:
-    site = assigned.site
-    shape = f" (shape {site.variant + 1})" if site.variant else ""
-    return f"{site.path or 'the model itself'}{shape}  {describe_shape(assigned.problem)}"
+    return f"{assigned.site.place}  {describe_shape(assigned.problem)}"
 
 
 def _cells(assigned: Assignment, mode: Mode) -> tuple[str, ...]:
