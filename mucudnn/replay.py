@@ -181,7 +181,7 @@ def replaying(name: str) -> Iterator[Replay]:
         if not 1 <= place <= len(environments) or (not number and len(environments) > 1):
             raise OptionError(
                 f"{PREFIX}{file} must be followed by # and the number of one of its environments, "
-                f"{_numbered(environments)}, but got {PREFIX + name!r}."
+                f"{'; '.join(numbered(environments))}, but got {PREFIX + name!r}."
             )
         yield Replay(store, environments[place - 1])
 
@@ -209,20 +209,20 @@ def _smallest_with(keys: Sequence[str], comparisons: Sequence[Comparison]) -> Ou
     )
 
 
-def _numbered(environments: Sequence[Environment]) -> str:
-    """Return how environments differ: "#1: cpu, policy threads 8; #2: cpu, policy threads 16"."""
+def numbered(environments: Sequence[Environment]) -> list[str]:
+    """Return how environments differ: ["#1: cpu, policy threads 8", "#2: cpu, policy threads 16"]."""
     facts = [_facts(environment) for environment in environments]
     telling = [
         name
         for name in sorted({name for each in facts for name in each})
         if len({each.get(name) for each in facts}) > 1
     ]
-    return "; ".join(
+    return [
         ", ".join(
             [f"#{number}: {environment.backend}", *(f"{name} {each.get(name, 'unset')}" for name in telling)]
         )
         for number, (environment, each) in enumerate(zip(environments, facts, strict=True), start=1)
-    )
+    ]
 
 
 def _facts(environment: Environment) -> dict[str, str]:

@@ -1,17 +1,19 @@
 """`mucudnn info`: what there is here, and what a time depends on."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 
 from mucudnn.cli.cudnn import version_of
-from mucudnn.cli.options import json_option
+from mucudnn.cli.options import FILE, json_option
 from mucudnn.cli.output import print_json
 from mucudnn.errors import BackendError, StoreError
 from mucudnn.intervals import Estimate
 from mucudnn.profile import Environment
+from mucudnn.replay import numbered
 from mucudnn.report import describe_environment, describe_facts, render_notes
 from mucudnn.report.plans import waits_by_default
 from mucudnn.store import SqliteStore, default_path
@@ -34,15 +36,20 @@ _COSTLY = 1.05
     "--export-device", "exported", is_flag=False, flag_value=_STANDARD_OUTPUT, metavar="[FILE]",
     help="Write the description of this machine's GPU, for mucudnn forecast --device FILE, and nothing else.",
 )  # fmt: skip
+@click.option(
+    "--store", type=FILE, help="The store to tell of.  [default: MUCUDNN_STORE, else one in the user's cache]"
+)
 @json_option
-def info_command(exported: str | None, as_json: bool) -> None:
+def info_command(exported: str | None, store: Path | None, as_json: bool) -> None:
     """Show what a time measured here and now depends on, where profiles are kept, and what cuDNN there is.
 
     Where PyTorch computes with several threads, it also measures what an operation costs workers after it.
+    The environments of a store have the numbers by which mucudnn tune --backend replay:FILE#2 chooses one.
 
     \b
     Example:
       MUCUDNN_STORE=profiles.sqlite3 mucudnn info
+      mucudnn info --store profiles.sqlite3
       mucudnn info --export-device my_gpu.json
     """
     if exported is not None:
@@ -55,34 +62,37 @@ def info_command(exported: str | None, as_json: bool) -> None:
 
     environment = backend_for("auto", torch.device("cpu")).environment()
     cudnn = _Cudnn.here()
-    path = default_path()
-    records, failure = _records_in(path)
+    path = (store or default_path()).expanduser()
+    kept = _Kept.of(path)
     spinning = _spinning_cost()
     if as_json:
-        store = {"path": str(path), "records": records}
         print_json(
             {
                 "report": "info",
                 "version": __version__,
                 "environment": environment.to_json(),
-                "store": store,
+                "store": {
+                    "path": str(path),
+                    "records": kept.records,
+                    "environments": [each.to_json() for each in kept.environments],
+                },
                 "cudnn": cudnn._asdict(),
                 "spinning": None if spinning is None else dataclasses.asdict(spinning),
                 "devices": list(DEVICES),
             }
         )
     else:
-        described = "which cannot be read" if records is None else f"{records} records"
         notes = [
             *_environment_notes(environment),
             *([] if spinning is None else [("idle threads", describe_spinning(spinning, environment))]),
-            ("store", f"{path}, {described}"),
+            ("store", f"{path}, {kept}"),
+            *(("", each) for each in numbered(kept.environments) if len(kept.environments) > 1),
             ("cuDNN", cudnn.problem or f"{cudnn.version}, {cudnn.path}"),
             ("described GPUs", f"{', '.join(DEVICES)} (for mucudnn forecast --device)"),
         ]
         click.echo("\n".join(render_notes(notes)))
-    if failure is not None:
-        raise failure
+    if kept.failure is not None:
+        raise kept.failure
 
 
 def _environment_notes(environment: Environment) -> list[tuple[str, str]]:
@@ -133,15 +143,29 @@ class _Cudnn(NamedTuple):
         return cls(version_of(library), library.path)
 
 
-def _records_in(path: Path) -> tuple[int | None, StoreError | None]:
-    """Return how many records a store has, or None and why; nothing is made and nothing written."""
-    if not path.exists() or path.stat().st_size == 0:
-        return 0, None
-    try:
-        with SqliteStore(path, read_only=True) as store:
-            return store.count(), None
-    except StoreError as error:
-        return None, error
+class _Kept(NamedTuple):
+    """What a store holds, or why it cannot be read."""
+
+    records: int | None = 0
+    environments: Sequence[Environment] = ()
+    failure: StoreError | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> "_Kept":
+        """Return what the file holds; nothing is made and nothing written."""
+        if not path.exists() or path.stat().st_size == 0:
+            return cls()
+        try:
+            with SqliteStore(path, read_only=True) as store:
+                return cls(store.count(), store.environments())
+        except StoreError as error:
+            return cls(None, failure=error)
+
+    def __str__(self) -> str:
+        if self.records is None:
+            return "which cannot be read"
+        several = f" of {len(self.environments)} environments" if len(self.environments) > 1 else ""
+        return f"{self.records} records{several}"
 
 
 def _export_device(file: str) -> None:

@@ -56,8 +56,27 @@ def test_info_tells_version_environment_and_store(store_path: Path) -> None:
 
 
 def test_info_makes_no_store(store_path: Path) -> None:
-    assert json.loads(run("info", "--json").stdout)["store"] == {"path": str(store_path), "records": 0}
+    assert json.loads(run("info", "--json").stdout)["store"] == {
+        "path": str(store_path),
+        "records": 0,
+        "environments": [],
+    }
     assert not store_path.exists()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_info_numbers_the_environments_of_a_store_as_a_replay_does(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite3"
+    environments = [an_environment(policy={"threads": threads}) for threads in ("1", "2")]
+    with SqliteStore(path) as store:
+        for environment in environments:
+            store.add_records(environment, [a_record()])
+
+    text = " ".join(run("info", "--store", path).stdout.split())
+    value = json.loads(run("info", "--store", path, "--json").stdout)["store"]
+
+    assert f"{path}, 2 records of 2 environments #1: cpu, policy threads 1 #2: cpu, policy threads 2" in text
+    assert value["environments"] == [each.to_json() for each in environments]
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
