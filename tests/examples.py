@@ -1,6 +1,9 @@
 """Ordinary values, of which a test changes what it is about."""
 
 import dataclasses
+import shutil
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 from mucudnn.choices import Mode, Policy
@@ -81,3 +84,16 @@ def a_plan(**changes: Any) -> Plan:
     )
     plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, 2048, an_environment(), (assignment,), version="0.1.0")
     return dataclasses.replace(plan, **changes)
+
+
+def copy_in_a_write(path: Path, crashed: Path) -> None:
+    """Copy a store of at least one record in the middle of a write, as a crash would leave it."""
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA cache_size = 1")  # pages reach the file long before the end of the transaction
+    database.executemany(
+        "INSERT INTO records (environment, problem, algorithm, whole) VALUES (1, ?, 'torn', 0)",
+        [(f"{index:04000}",) for index in range(100)],
+    )
+    shutil.copyfile(path, crashed)
+    shutil.copyfile(f"{path}-journal", f"{crashed}-journal")
+    database.close()

@@ -21,7 +21,7 @@ from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Measurement
 from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, open_store
 from tests.data import make_store_schema_1 as released
-from tests.examples import a_record, a_trial, an_environment
+from tests.examples import a_record, a_trial, an_environment, copy_in_a_write
 
 REPOSITORY = Path(__file__).parent.parent
 NOBODY = 65534
@@ -237,15 +237,8 @@ def test_a_killed_process_leaves_all_that_it_had_added(tmp_path: Path) -> None:
 
 def test_a_write_that_a_crash_tore_is_undone(tmp_path: Path) -> None:
     path, crashed = _filled(tmp_path / "profiles.sqlite3"), tmp_path / "crashed.sqlite3"
-    database = sqlite3.connect(path)
-    database.execute("PRAGMA cache_size = 1")  # pages reach the file long before the end of the transaction
-    database.executemany(
-        "INSERT INTO records (environment, problem, algorithm, whole) VALUES (1, ?, 'torn', 0)",
-        [(f"{index:04000}",) for index in range(100)],
-    )
-    shutil.copyfile(path, crashed)
-    shutil.copyfile(f"{path}-journal", f"{crashed}-journal")
-    database.close()
+
+    copy_in_a_write(path, crashed)
 
     assert crashed.stat().st_size > path.stat().st_size
     assert _count(crashed) == 1
@@ -348,6 +341,14 @@ def test_a_tilde_stands_for_the_users_folder(tmp_path: Path, monkeypatch: pytest
     with open_store("~/profiles.sqlite3") as store:
         assert isinstance(store, SqliteStore)
         assert store.path == tmp_path / "profiles.sqlite3"
+
+
+def test_a_tilde_of_an_unknown_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with open_store("~nobody-of-this-name/profiles.sqlite3") as store:
+        assert isinstance(store, SqliteStore)
+        assert store.path == tmp_path / "~nobody-of-this-name" / "profiles.sqlite3"
 
 
 def test_a_folder_that_cannot_be_made_gives_a_store_in_memory(tmp_path: Path) -> None:

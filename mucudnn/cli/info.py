@@ -16,7 +16,7 @@ from mucudnn.profile import Environment
 from mucudnn.replay import numbered
 from mucudnn.report import describe_environment, describe_facts, render_notes
 from mucudnn.report.plans import waits_by_default
-from mucudnn.store import SqliteStore, default_path
+from mucudnn.store import SqliteStore, default_path, expanded
 from mucudnn.version import __version__
 
 _STANDARD_OUTPUT = "-"
@@ -44,7 +44,7 @@ def info_command(exported: str | None, store: Path | None, as_json: bool) -> Non
     """Show what a time measured here and now depends on, where profiles are kept, and what cuDNN there is.
 
     Where PyTorch computes with several threads, it also measures what an operation costs workers after it.
-    The environments of a store have the numbers by which mucudnn tune --backend replay:FILE#2 chooses one.
+    Several environments of a store are numbered, as mucudnn tune --backend replay:FILE#2 numbers them.
 
     \b
     Example:
@@ -62,7 +62,7 @@ def info_command(exported: str | None, store: Path | None, as_json: bool) -> Non
 
     environment = backend_for("auto", torch.device("cpu")).environment()
     cudnn = _Cudnn.here()
-    path = (store or default_path()).expanduser()
+    path = expanded(store or default_path())
     kept = _Kept.of(path)
     spinning = _spinning_cost()
     if as_json:
@@ -86,7 +86,7 @@ def info_command(exported: str | None, store: Path | None, as_json: bool) -> Non
             *_environment_notes(environment),
             *([] if spinning is None else [("idle threads", describe_spinning(spinning, environment))]),
             ("store", f"{path}, {kept}"),
-            *(("", each) for each in numbered(kept.environments) if len(kept.environments) > 1),
+            *(("", each) for each in kept.numbered),
             ("cuDNN", cudnn.problem or f"{cudnn.version}, {cudnn.path}"),
             ("described GPUs", f"{', '.join(DEVICES)} (for mucudnn forecast --device)"),
         ]
@@ -152,14 +152,20 @@ class _Kept(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "_Kept":
-        """Return what the file holds; nothing is made and nothing written."""
-        if not path.exists() or path.stat().st_size == 0:
+        """Return what the file holds; it is only read, unless a write that a crash tore is to be undone."""
+        if not path.exists() or (path.is_file() and path.stat().st_size == 0):
             return cls()
+        has_journal = path.with_name(f"{path.name}-journal").exists()
         try:
-            with SqliteStore(path, read_only=True) as store:
+            with SqliteStore(path, read_only=not has_journal) as store:
                 return cls(store.count(), store.environments())
         except StoreError as error:
             return cls(None, failure=error)
+
+    @property
+    def numbered(self) -> list[str]:
+        """The environments, numbered as a replay does, if there are several."""
+        return numbered(self.environments) if len(self.environments) > 1 else []
 
     def __str__(self) -> str:
         if self.records is None:

@@ -16,8 +16,16 @@ def default_path() -> Path:
     """Return the path in the environment variable MUCUDNN_STORE or, without it, one in the user's cache."""
     chosen = os.environ.get("MUCUDNN_STORE")
     if chosen:
-        return Path(chosen).expanduser()
+        return expanded(chosen)
     return platformdirs.user_cache_path("mucudnn", appauthor=False) / "profiles.sqlite3"
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return `path` with the user's folder for a leading ~; that of an unknown user stays as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
@@ -31,7 +39,7 @@ def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
     """
     if store is not None and not isinstance(store, str | os.PathLike):
         return store
-    path = default_path() if store is None else Path(store).expanduser()
+    path = default_path() if store is None else expanded(store)
     try:
         return SqliteStore(path)
     except UnusableFileError as error:

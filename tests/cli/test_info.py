@@ -16,7 +16,7 @@ from mucudnn.intervals import Estimate
 from mucudnn.store import SqliteStore
 from mucudnn.version import __version__
 from tests.cli.commands import assert_one_sentence, damage, run
-from tests.examples import a_record, an_environment
+from tests.examples import a_record, an_environment, copy_in_a_write
 
 WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
@@ -88,6 +88,17 @@ def test_info_leaves_an_empty_file_as_it_is(store_path: Path, options: list[str]
 
     assert (result.exit_code, result.stderr) == (0, "")
     assert store_path.read_bytes() == b""
+
+
+def test_info_undoes_a_write_that_a_crash_tore(tmp_path: Path) -> None:
+    path, crashed = tmp_path / "profiles.sqlite3", tmp_path / "crashed.sqlite3"
+    with SqliteStore(path) as store:
+        store.add_records(an_environment(), [a_record()])
+    copy_in_a_write(path, crashed)
+
+    value = json.loads(run("info", "--store", crashed, "--json").stdout)
+
+    assert (value["report"], value["store"]["records"]) == ("info", 1)
 
 
 def test_info_says_that_a_folder_is_no_store(store_path: Path) -> None:

@@ -140,7 +140,9 @@ def test_what_was_refused_is_told_with_its_reason(plan_path: Path) -> None:
 def test_what_was_refused_is_told_as_json(plan_path: Path, filled: Path) -> None:
     result = run("show", plan_path, "--refusals", "--store", filled, "--json")
 
-    refusals = json.loads(result.stdout)["refusals"]
+    report = json.loads(result.stdout)
+    refusals = report["refusals"]
+    assert (report["report"], report["not_known"]) == ("plan", [])
     assert [(each["algorithm"], each["batch"]) for each in refusals] == [
         ("cpu:winograd4", 8),
         ("cpu:winograd4", 16),
