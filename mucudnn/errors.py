@@ -25,6 +25,8 @@ UserWarning
 import sys
 import warnings
 
+from mucudnn.units import format_exactly
+
 _PASSED_THROUGH = {"mucudnn", "torch", "contextlib"}
 """Packages whose lines are not what a warning is about; code that torch makes has no name of its own."""
 
@@ -83,8 +85,6 @@ class InfeasibleError(MucudnnError):
         super().__init__(limit_bytes, least_bytes, site, is_total)
 
     def __str__(self) -> str:
-        from mucudnn.sizes import format_exactly  # which raises one of these errors
-
         limit = f"the workspace limit of {format_exactly(self.limit_bytes)}"
         if self.is_total:
             what = f"No divisions of all convolutions together fit {limit}"
@@ -92,7 +92,8 @@ class InfeasibleError(MucudnnError):
             where = f" for {self.site!r}" if self.site else ""
             what = f"No division{where} fits {limit}"
         if self.least_bytes is None:
-            return f"{what}, and it is not known what would do."
+            greedy = f": {self.site!r} takes more than it declares" if self.is_total and self.site else ""
+            return f"{what}{greedy}, and it is not known what would do."
         most = f", of which {self.site!r} needs most" if self.is_total and self.site else ""
         return f"{what}; a limit of {format_exactly(self.least_bytes)} would do{most}."
 

@@ -5,19 +5,11 @@ import re
 from fractions import Fraction
 
 from mucudnn.errors import SizeError
+from mucudnn.units import UNITS, format_bytes, format_exactly
 
-_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
-_FACTORS = {unit.lower(): factor for unit, factor in _UNITS.items()}
+__all__ = ["format_bytes", "format_exactly", "parse_bytes"]
+
+_FACTORS = {unit.lower(): factor for unit, factor in UNITS.items()}
 _PATTERN = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -39,20 +31,6 @@ def parse_bytes(size: int | str) -> int:
     return n_bytes
 
 
-def format_bytes(n_bytes: int) -> str:
-    """Return `n_bytes` for people to read, in the largest binary unit that leaves a number of at least 1."""
-    for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if abs(n_bytes) >= _UNITS[unit]:
-            return f"{n_bytes / _UNITS[unit]:.4g} {unit}"
-    return f"{n_bytes} B"
-
-
-def format_exactly(n_bytes: int) -> str:
-    """Return `n_bytes` to the byte and in MiB, so that a bare 64 that was meant as MiB shows itself."""
-    mib = f"{n_bytes / _UNITS['MiB']:.4f}".rstrip("0").rstrip(".")
-    return f"{n_bytes} bytes ({mib} MiB)"
-
-
 def _parse_text(text: str) -> int:
     match = _PATTERN.fullmatch(text)
     if match is None:
@@ -60,10 +38,10 @@ def _parse_text(text: str) -> int:
     number, unit = match.groups()
     if not unit:
         raise SizeError(
-            f"A size in a string must name its unit ({', '.join(_UNITS)}), but got {text!r}; "
+            f"A size in a string must name its unit ({', '.join(UNITS)}), but got {text!r}; "
             f"did you mean '{number}MiB'?"
         )
     factor = _FACTORS.get(unit.lower())
     if factor is None:
-        raise SizeError(f"A unit must be one of {', '.join(_UNITS)}, but got {unit!r} in {text!r}.")
+        raise SizeError(f"A unit must be one of {', '.join(UNITS)}, but got {unit!r} in {text!r}.")
     return math.floor(Fraction(number) * factor)

@@ -79,6 +79,7 @@ def test_bytes_are_shown_in_the_largest_fitting_unit(n_bytes: int, text: str) ->
     ("n_bytes", "text"),
     [
         (0, "0 bytes (0 MiB)"),
+        (32, "32 bytes (< 0.0001 MiB)"),
         (64, "64 bytes (0.0001 MiB)"),
         (16_780_000, "16780000 bytes (16.0027 MiB)"),
         (16 * 2**30, "17179869184 bytes (16384 MiB)"),
