@@ -10,11 +10,11 @@ from mucudnn.backends import Backend
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError
-from mucudnn.measuring import Compared, division_trial, fits_as_seen
+from mucudnn.measuring import Compared, Limits, division_trial, fits_as_seen
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
-from mucudnn.sizes import format_bytes
+from mucudnn.sizes import format_exactly
 from mucudnn.stand import Stand, TrialRun
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
 from mucudnn.weighing import division_job
@@ -112,26 +112,26 @@ class LiveMeasurer:
             records |= self._time(records, right, stand.ordinary_operation)
         return list(records.values())
 
-    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
+    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         """Weigh `divisions`, time those that fit in the same rounds; return both.
 
         Raises:
-            BackendError: one of them breaks, though its parts did not.
+            BackendError: one of them breaks, though its parts did not, or memory is lacking.
         """
         with self._backend.current():
-            return self._compare(problem, divisions, limit_bytes)
+            return self._compare(problem, divisions, limits)
 
-    def _compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
+    def _compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         self.measured += len(divisions)
         weights = {
             division.key: self._backend.footprint(
-                division_job(problem, division, self._backend.device), limit_bytes
+                division_job(problem, division, self._backend.device), limits.of(division)
             )
             for division in divisions
         }
-        fitting = [each for each in divisions if fits_as_seen(weights[each.key], limit_bytes)]
+        fitting = [each for each in divisions if fits_as_seen(weights[each.key], limits.of(each))]
         refusals = tuple(
-            _too_large(division_trial(problem, division), weights[division.key], limit_bytes)
+            _too_large(division_trial(problem, division), weights[division.key], limits.of(division))
             for division in divisions
             if division not in fitting
         )
@@ -149,7 +149,17 @@ class LiveMeasurer:
         return Compared(Outcome.of(comparison), refusals)
 
     def _stand(self, problem: ConvProblem, buffer_bytes: int) -> Stand:
-        return Stand(self._backend, problem, buffer_bytes, seed=zlib.crc32(problem.key.encode()))
+        """Return operands and calls of a whole mini-batch.
+
+        Raises:
+            BackendError: memory is lacking for them.
+        """
+        try:
+            return Stand(self._backend, problem, buffer_bytes, seed=zlib.crc32(problem.key.encode()))
+        except Exception as failure:
+            if not _is_lack_of_memory(failure):
+                raise
+            raise BackendError(f"{problem} could not be measured: {failure}") from failure
 
     def _weigh(self, trial: Trial, limit_bytes: int) -> Record:
         declared = self.declared_bytes(trial)
@@ -243,8 +253,8 @@ class LiveMeasurer:
 
 
 def _too_large(trial: Trial, needed: int | None, limit_bytes: int) -> Record:
-    what = "more" if needed is None else format_bytes(needed)
-    reason = f"it needs {what}, the limit is {format_bytes(limit_bytes)}"
+    what = "more" if needed is None else format_exactly(needed)
+    reason = f"it needs {what}, the limit is {format_exactly(limit_bytes)}"
     refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, reason)
     return Record(trial, needed, refusal=refusal, limit_bytes=limit_bytes)
 

@@ -1,6 +1,7 @@
 """Who measures: what a profiler asks of a device that is here, or of the recording of one that is not."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mucudnn.choices import Search
@@ -12,6 +13,22 @@ from mucudnn.profile import Environment, Record, Refusal, RefusalKind, Trial
 _WEIGHING_NOISE_BYTES = 32 * 2**10
 """How much more than it takes a finished division may be seen to take: eight pages of small objects, as the
 heap grows by pages (five seen, in a process that had weighed much before)."""
+
+
+class Limits(NamedTuple):
+    """What finished divisions may be seen to take.
+
+    Attributes:
+        limit_bytes: the limit, inclusive.
+        rooms: less than that for some divisions, by their keys.
+    """
+
+    limit_bytes: int
+    rooms: Mapping[str, int] = MappingProxyType({})
+
+    def of(self, division: Division) -> int:
+        """Return the bytes that `division` may be seen to take."""
+        return min(self.limit_bytes, self.rooms.get(division.key, self.limit_bytes))
 
 
 class Compared(NamedTuple):
@@ -69,8 +86,10 @@ class Measurer(Protocol):
             BackendError: a trial cannot be measured here and now.
         """
 
-    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
+    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         """Return how finished `divisions` of `problem` do against one another, the base first.
+
+        Each is held to its limit.
 
         Raises:
             BackendError: a division cannot be measured here and now.

@@ -1,12 +1,12 @@
 """Knowing what is asked for: the store is asked first, and whoever measures only for what it lacks."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError
-from mucudnn.measuring import Measurer, division_trial, fits_as_seen, is_settled, judged
+from mucudnn.measuring import Limits, Measurer, division_trial, fits_as_seen, is_settled, judged
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Environment, Profile, Record, Refusal, RefusalKind, Trial
@@ -101,26 +101,34 @@ class Profiler:
             and (record.refusal is None or record.refusal.kind is RefusalKind.OVER_LIMIT)
         ]
 
-    def compare(self, problem: ConvProblem, divisions: Sequence[Division]) -> Outcome:
+    def compare(
+        self, problem: ConvProblem, divisions: Sequence[Division], rooms: Mapping[str, int] | None = None
+    ) -> Outcome:
         """Return how finished `divisions` do against one another, the base first, run as they will run.
 
-        A division that was seen to take more than the limit has no times in the answer; what it was seen to
+        A division that was seen to take more than it may has no times in the answer; what it was seen to
         take stands there if that is known.
+
+        Args:
+            problem: of the mini-batch.
+            divisions: of it.
+            rooms: bytes that some may be seen to take, by their keys; the others have the whole limit.
 
         Raises:
             BackendError: a division cannot be measured.
         """
-        refused = self._refused(problem, divisions)
+        limits = Limits(self.limit_bytes, rooms or {})
+        refused = self._refused(problem, divisions, limits)
         fitting = [division for division in divisions if division.key not in refused]
         known = self._store.comparison(self.environment, problem, [each.key for each in fitting])
         if known is not None:
             outcome = Outcome.of(known)
         else:
-            outcome, too_large = self._compare(problem, fitting)
+            outcome, too_large = self._compare(problem, fitting, limits)
             refused |= too_large
         seen = {key: n_bytes for key, n_bytes in refused.items() if n_bytes is not None}
         workspaces = {**seen, **outcome.workspaces}
-        unfit = {key for key in outcome.estimates if not fits_as_seen(workspaces.get(key), self.limit_bytes)}
+        unfit = [each.key for each in fitting if not fits_as_seen(workspaces.get(each.key), limits.of(each))]
         return Outcome(outcome.estimates, workspaces, outcome.comparison).without(unfit)
 
     def errors(self, problem: ConvProblem) -> dict[tuple[str, int], float]:
@@ -141,21 +149,23 @@ class Profiler:
             )
         ]
 
-    def _refused(self, problem: ConvProblem, divisions: Sequence[Division]) -> dict[str, int | None]:
-        """Return, by key, what those divisions take that are known to take more than the limit."""
-        trials = [division_trial(problem, division) for division in divisions]
+    def _refused(
+        self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
+    ) -> dict[str, int | None]:
+        """Return, by key, what those divisions take that are known to take more than they may."""
+        trials = {division_trial(problem, division): limits.of(division) for division in divisions}
         known = self._store.records(self.environment, trials)
         return {
             trial.algorithm: record.workspace_bytes
             for trial, record in known.items()
-            if record.refusal is not None and is_settled(record, self.limit_bytes)
+            if record.refusal is not None and is_settled(record, trials[trial])
         }
 
     def _compare(
-        self, problem: ConvProblem, divisions: Sequence[Division]
+        self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
     ) -> tuple[Outcome, dict[str, int | None]]:
         """Have `divisions` compared, and keep what was seen; return it, and what the too large ones take."""
-        outcome, refusals = self._measurer.compare(problem, divisions, self.limit_bytes)
+        outcome, refusals = self._measurer.compare(problem, divisions, limits)
         self._store.add_records(self.environment, refusals)
         if outcome.comparison is not None:
             self._store.add_comparison(self.environment, outcome.comparison)

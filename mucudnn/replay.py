@@ -6,17 +6,16 @@ among others, those rounds answer; else their times are predicted from the recor
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
-from mucudnn.measuring import Compared, division_trial, fits_as_seen, is_settled
+from mucudnn.measuring import Compared, Limits, division_trial, fits_as_seen, is_settled
 from mucudnn.outcome import Outcome, predicted_estimate
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Trial
 from mucudnn.sizes import format_exactly
-from mucudnn.store import SqliteStore
+from mucudnn.store import SqliteStore, expanded
 
 PREFIX = "replay:"
 """What the name of a backend begins with that is a recording."""
@@ -92,7 +91,7 @@ class Replay:
                 raise BackendError(self._too_large_then(record, limit_bytes))
         return records
 
-    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limit_bytes: int) -> Compared:
+    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         """Return the recorded rounds of `divisions`, else what the recorded times of their parts add up to.
 
         A division that was seen to be too large is refused under every limit that what it took, as far as
@@ -102,10 +101,10 @@ class Replay:
             BackendError: a part was never recorded, or has no times.
         """
         known = self._records_of(problem)
-        found = [known.get(division_trial(problem, division)) for division in divisions]
+        found = [(known.get(division_trial(problem, each)), limits.of(each)) for each in divisions]
         refusals = [
             record
-            for record in found
+            for record, limit_bytes in found
             if record is not None and not fits_as_seen(record.workspace_bytes, limit_bytes)
         ]
         refused = {record.trial.algorithm for record in refusals}
@@ -173,7 +172,7 @@ def replaying(name: str) -> Iterator[Replay]:
     file, _, number = name.rpartition("#")
     if not (file and number.isdecimal()):
         file, number = name, ""
-    with SqliteStore(Path(file).expanduser(), read_only=True) as store:
+    with SqliteStore(expanded(file), read_only=True) as store:
         environments = store.environments()
         if not environments:
             raise StoreError(f"{store.path} must hold a recording, but got a store without records.")

@@ -1,7 +1,8 @@
 """One run of the tuner: profile a model's problems, solve, confirm what was chosen, write it into a plan."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mucudnn.calls import problems_of
@@ -37,18 +38,10 @@ def problems_at(extraction: Extraction) -> dict[ConvSite, ConvProblem]:
 
 
 class _Solution(NamedTuple):
-    """What a solver chose for a site.
-
-    Attributes:
-        division: that it chose.
-        fitting: the candidates that fit into the same workspace.
-        room_bytes: that a finished division may be seen to take there. In sharing mode all rooms together
-            are within the limit: what is declared, and an equal part of what no site asked for.
-    """
+    """What a solver chose for a site, and the candidates that fit into the same workspace."""
 
     division: Division
     fitting: Sequence[Candidate]
-    room_bytes: int
 
 
 class Tuning:
@@ -76,23 +69,12 @@ class Tuning:
         confirming = self._problems.values()
         self._progress.begin(sum(problem.flops for problem in (*distinct, *confirming)))
         profiles = {problem: self._profile(problem) for problem in distinct}
-        solution = self._solve(profiles)
-        confirmed: dict[tuple[ConvProblem, str], tuple[Division, Evidence]] = {}
-        assignments = []
-        for site, problem in self._problems.items():
-            solved = solution[site]
-            key = (problem, solved.division.key)
-            if key not in confirmed:
-                confirmed[key] = self._confirm(site, solved, self._base(profiles[problem]))
-            self._done += problem.flops
-            chosen, evidence = confirmed[key]
-            assignments.append(Assignment(site, problem, chosen, tuple(sorted(solved.fitting)), evidence))
         plan = Plan(
             mode=self._mode,
             policy=self._profiler.policy,
             limit_bytes=self._profiler.limit_bytes,
             environment=dataclasses.replace(self._profiler.environment, soft={}),
-            assignments=tuple(assignments),
+            assignments=tuple(self._assignments(profiles, self._solve(profiles))),
             untouched=self._extraction.untouched,
             version=__version__,
             max_error=self._profiler.max_error,
@@ -100,6 +82,32 @@ class Tuning:
         plan.check()
         self._progress.end(self._profiler.measured)
         return plan
+
+    def _assignments(
+        self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, _Solution]
+    ) -> Iterator[Assignment]:
+        """Yield what every site runs after all; equal problems with equal divisions are confirmed once.
+
+        In sharing mode a site has what its division declares and what other sites leave of the limit.
+        """
+        spare_bytes = self._profiler.limit_bytes - sum(
+            solution[site].division.workspace_bytes for site in self._problems
+        )
+        sites = Counter((problem, solution[site].division.key) for site, problem in self._problems.items())
+        confirmed: dict[tuple[ConvProblem, str], tuple[Division, Evidence]] = {}
+        for site, problem in self._problems.items():
+            solved = solution[site]
+            key, allotted_bytes = (problem, solved.division.key), solved.division.workspace_bytes
+            if key not in confirmed:
+                room_bytes = self._profiler.limit_bytes
+                if self._mode is Mode.SHARING:
+                    room_bytes = allotted_bytes + spare_bytes // sites[key]
+                base = self._base(profiles[problem])
+                confirmed[key] = self._confirm(site, solved.division, solved.fitting, base, room_bytes)
+                spare_bytes -= sites[key] * (_taken_bytes(*confirmed[key]) - allotted_bytes)
+            self._done += problem.flops
+            chosen, evidence = confirmed[key]
+            yield Assignment(site, problem, chosen, tuple(sorted(solved.fitting)), evidence)
 
     def _profile(self, problem: ConvProblem) -> Profile:
         self._progress.at(f"profiling {problem}", self._done)
@@ -115,7 +123,7 @@ class Tuning:
         limit_bytes = self._profiler.limit_bytes
         solved = {
             problem: _Solution(
-                solve_reuse(profile.candidates, problem.batch, limit_bytes), profile.candidates, limit_bytes
+                solve_reuse(profile.candidates, problem.batch, limit_bytes), profile.candidates
             )
             for problem, profile in profiles.items()
         }
@@ -130,13 +138,8 @@ class Tuning:
         divisions = solve_sharing(
             {site: fronts[problem] for site, problem in self._problems.items()}, limit_bytes
         )
-        spare_bytes = limit_bytes - sum(division.workspace_bytes for division in divisions.values())
         return {
-            site: _Solution(
-                division,
-                _within(profiles[self._problems[site]].candidates, division),
-                division.workspace_bytes + spare_bytes // len(divisions),
-            )
+            site: _Solution(division, _within(profiles[self._problems[site]].candidates, division))
             for site, division in divisions.items()
         }
 
@@ -168,7 +171,14 @@ class Tuning:
         own = (each for each in profile.candidates if each.algorithm == self._profiler.own)
         return next((Division((each,)) for each in own if each.batch == profile.problem.batch), None)
 
-    def _confirm(self, site: ConvSite, solved: _Solution, base: Division | None) -> tuple[Division, Evidence]:
+    def _confirm(
+        self,
+        site: ConvSite,
+        division: Division,
+        fitting: Sequence[Candidate],
+        base: Division | None,
+        room_bytes: int,
+    ) -> tuple[Division, Evidence]:
         """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
 
         The rivals, in the order in which each must beat the best before it: PyTorch's own undivided, the
@@ -176,33 +186,41 @@ class Tuning:
         not fit the site's share is timed for comparison only. If all were seen to take more than the room,
         whatever they declared, the best division with less workspace takes their place.
         """
-        problem, division, fitting = self._problems[site], solved.division, solved.fitting
-        own = undivided(self._profiler.own, problem.batch).key
+        problem = self._problems[site]
         self._progress.at(f"confirming {problem}", self._done)
         rivals = _rivals(problem, division, fitting, self._profiler.own)
         if base is not None:
             rivals = {base.key: base} | rivals
-        outcome = self._profiler.compare(problem, list(rivals.values()))
-        fits = base is None or base.parts[0] in fitting
-        seen = {
-            key: rival
-            for key, rival in rivals.items()
-            if key in outcome.estimates
-            and (fits or rival is not base)
-            and fits_as_seen(outcome.workspaces.get(key), solved.room_bytes)
-        }
-        if not seen:
+        rooms = {key: room_bytes for key in rivals if base is None or key != base.key}
+        outcome = self._profiler.compare(problem, list(rivals.values()), rooms)
+        fits = {key: rival for key, rival in rivals.items() if key in outcome.estimates}
+        if base is not None and not (
+            base.parts[0] in fitting and fits_as_seen(outcome.workspaces.get(base.key), room_bytes)
+        ):
+            fits.pop(base.key, None)  # it ran to compare only
+        if not fits:
             less = [each for each in fitting if each.workspace_bytes < division.workspace_bytes]
             if least_workspace_bytes(less, problem.batch) is None:
-                # In sharing mode that one would do says nothing about what all would need.
-                seen_bytes = outcome.workspaces.values() if self._mode is Mode.REUSE else ()
-                raise InfeasibleError(self._profiler.limit_bytes, min(seen_bytes, default=None), str(site))
+                raise self._nothing_fits(site, outcome)
             smaller = solve_reuse(less, problem.batch, division.workspace_bytes)
-            return self._confirm(site, _Solution(smaller, less, solved.room_bytes), base)
-        chosen = _winner(seen, outcome)
+            return self._confirm(site, smaller, less, base, room_bytes)
+        chosen = _winner(fits, outcome)
         errors = self._profiler.errors(problem)
         worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in chosen.parts), default=0.0)
+        own = undivided(self._profiler.own, problem.batch).key
         return chosen, _evidence(chosen, outcome, own, worst)
+
+    def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
+        limit_bytes = self._profiler.limit_bytes
+        if self._mode is Mode.SHARING:  # that one site would do says nothing about what all would need
+            return InfeasibleError(limit_bytes, None, str(site), is_total=True)
+        return InfeasibleError(limit_bytes, min(outcome.workspaces.values(), default=None), str(site))
+
+
+def _taken_bytes(chosen: Division, evidence: Evidence) -> int:
+    """Return what a division takes: what it declares, unless it was seen to take more."""
+    declared, seen = chosen.workspace_bytes, evidence.workspace_bytes
+    return declared if seen is None or fits_as_seen(seen, declared) else seen
 
 
 def _within(candidates: Iterable[Candidate], division: Division) -> list[Candidate]:

@@ -7,7 +7,9 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.division import Division
+from mucudnn.errors import BackendError
 from mucudnn.live import LiveMeasurer
+from mucudnn.measuring import Limits
 from mucudnn.profile import Candidate, Trial
 from tests.convolutions import a_convolution
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
@@ -38,7 +40,8 @@ def _candidates(measurer: LiveMeasurer) -> None:
 
 
 def _divisions(measurer: LiveMeasurer) -> None:
-    measurer.compare(PROBLEM, [Division((Candidate(name, 2, 0.0, 0),) * 2) for name in NAMES], LIMIT)
+    divisions = [Division((Candidate(name, 2, 0.0, 0),) * 2) for name in NAMES]
+    measurer.compare(PROBLEM, divisions, Limits(LIMIT))
 
 
 @pytest.mark.parametrize("measure", [_candidates, _divisions])
@@ -56,3 +59,14 @@ def test_every_span_follows_an_ordinary_operation(measure: Callable[[LiveMeasure
     starts = [place for place, name in enumerate(log) if name == "clock"][::2]
     assert starts
     assert {log[place - 1] for place in starts} == {"aten.mul_.Tensor"}
+
+
+def test_a_lack_of_memory_for_the_operands_is_told() -> None:
+    huge = a_convolution(batch=2**42)
+    measurer = LiveMeasurer(ScriptedBackend({}, own=Recipe(rate(0))))
+    name, limits = NAMES[0], Limits(LIMIT)
+
+    with pytest.raises(BackendError, match=r"could not be measured: .*alloc"):
+        measurer.measure(huge, [Trial(huge, name, whole=True)], LIMIT)
+    with pytest.raises(BackendError, match=r"could not be measured: .*alloc"):
+        measurer.compare(huge, [Division((Candidate(name, huge.batch, 0.0, 0),))], limits)

@@ -23,6 +23,7 @@ from mucudnn.errors import (
     StoreError,
 )
 from mucudnn.intervals import Verdict
+from mucudnn.measuring import Limits
 from mucudnn.plan import Evidence, Plan
 from mucudnn.profile import Candidate, Comparison, Measurement
 from mucudnn.replay import Replay, replaying
@@ -225,7 +226,7 @@ def test_rounds_answer_for_some_of_their_divisions_too(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     (assigned,) = record(path, a_backend(), a_convolution_extraction()).assignments
     with replaying(str(path)) as replay:
-        outcome, _ = replay.compare(assigned.problem, [assigned.division], MIB)
+        outcome, _ = replay.compare(assigned.problem, [assigned.division], Limits(MIB))
 
     assert not outcome.is_predicted
     assert list(outcome.estimates) == ["scripted:parts@4*2"]
@@ -239,7 +240,7 @@ def test_of_several_rounds_those_with_fewest_others_answer(tmp_path: Path) -> No
     with SqliteStore(path) as store:
         store.add_comparison(a_backend().environment(), alone)
     with replaying(str(path)) as replay:
-        outcome, _ = replay.compare(assigned.problem, [assigned.division], MIB)
+        outcome, _ = replay.compare(assigned.problem, [assigned.division], Limits(MIB))
 
     assert outcome.comparison == alone
 
@@ -260,7 +261,7 @@ def test_a_prediction_counts_what_a_division_was_seen_to_take_in_other_rounds(tm
     (assigned,) = record(path, backend, a_convolution_extraction(), 4 * MIB).assignments
     never_run = Division((Candidate("scripted:own", 4, 0.0, 0),) * 2)
     with replaying(str(path)) as replay:
-        outcome, _ = replay.compare(assigned.problem, [assigned.division, never_run], 4 * MIB)
+        outcome, _ = replay.compare(assigned.problem, [assigned.division, never_run], Limits(4 * MIB))
 
     assert outcome.is_predicted
     assert outcome.workspaces == {"scripted:greedy@4*2": 400 + 2 * MIB, "scripted:own@4*2": 4000}
@@ -360,7 +361,7 @@ def test_a_part_that_was_refused_has_no_predicted_time(tmp_path: Path) -> None:
             BackendError, match=r"scripted:wrong for fprop 8x.* must have times, but .* was refused"
         ),
     ):
-        replay.compare(assigned.problem, [division], MIB)
+        replay.compare(assigned.problem, [division], Limits(MIB))
 
 
 # Which recording

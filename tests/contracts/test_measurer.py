@@ -9,7 +9,7 @@ import pytest
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
 from mucudnn.live import LiveMeasurer
-from mucudnn.measuring import Measurer, division_trial
+from mucudnn.measuring import Limits, Measurer, division_trial
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, RefusalKind, Trial
 from mucudnn.profiler import Profiler
@@ -128,7 +128,7 @@ def test_what_needs_more_than_the_limit_is_refused_with_both_sizes(measurer: Mea
 
     assert record.refusal is not None
     assert record.refusal.kind is RefusalKind.OVER_LIMIT
-    assert record.refusal.reason == "it needs 15.62 KiB, the limit is 9.766 KiB"
+    assert record.refusal.reason == "it needs 16000 bytes (0.0153 MiB), the limit is 10000 bytes (0.0095 MiB)"
     assert record.workspace_bytes == 16_000
 
 
@@ -137,7 +137,7 @@ def test_the_least_that_a_trial_needs_is_known_where_it_is_too_large(measurer: M
 
 
 def test_divisions_have_the_time_of_the_whole(measurer: Measurer) -> None:
-    outcome, _ = measurer.compare(PROBLEM, DIVISIONS[:2], LIMIT)
+    outcome, _ = measurer.compare(PROBLEM, DIVISIONS[:2], Limits(LIMIT))
 
     assert list(outcome.estimates) == [f"{OWN}@8*1", f"{FAST}@4*2"]
     medians = [each.median for each in outcome.estimates.values()]
@@ -147,7 +147,7 @@ def test_divisions_have_the_time_of_the_whole(measurer: Measurer) -> None:
 
 
 def test_a_division_that_was_seen_to_be_too_large_is_refused_and_has_no_times(measurer: Measurer) -> None:
-    outcome, refusals = measurer.compare(PROBLEM, DIVISIONS, LIMIT)
+    outcome, refusals = measurer.compare(PROBLEM, DIVISIONS, Limits(LIMIT))
 
     assert [record.trial for record in refusals] == [division_trial(PROBLEM, DIVISIONS[2])]
     assert f"{GREEDY}@4*2" not in outcome.estimates
