@@ -162,16 +162,16 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON to `path`, whole or not at all; through a link to what it names.
 
-        A device or a pipe, such as /dev/stdout, is written to as it is.
+        What is no file, such as a pipe, is written to as it is.
 
         Raises:
             OSError: the file cannot be written; the error names `path`.
         """
-        target = Path(path).resolve()
         try:
-            if target.exists() and not target.is_file() and not target.is_dir():
-                target.write_text(self.to_text(), encoding="utf-8")
+            if is_device(path):
+                Path(path).write_text(self.to_text(), encoding="utf-8")
                 return
+            target = Path(os.path.realpath(path))
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 draft = Path(folder) / target.name
                 draft.write_text(self.to_text(), encoding="utf-8")
@@ -229,6 +229,11 @@ class Plan:
             ) from error
         plan.check()
         return plan
+
+
+def is_device(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` names what is neither a file nor a folder, such as a pipe."""
+    return Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -160,7 +160,7 @@ def test_a_save_that_fails_leaves_the_folder_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_a_save_that_is_forbidden_names_the_plan(tmp_path: Path) -> None:
+def test_a_save_into_a_missing_folder_names_the_plan(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as raised:
         a_plan().save(tmp_path / "nowhere" / "plan.json")
 
@@ -188,6 +188,25 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     with os.fdopen(reading, encoding="utf-8") as reader:
         assert Plan.from_text(reader.read()) == a_plan()
+
+
+def test_a_pipe_without_a_name_is_written_to() -> None:
+    reading, writing = os.pipe()
+
+    a_plan().save(f"/dev/fd/{writing}")
+
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as reader:
+        assert Plan.from_text(reader.read()) == a_plan()
+
+
+def test_a_loop_of_links_is_an_error_that_names_the_plan(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+
+    with pytest.raises(OSError, match="one"):
+        a_plan().save(one)
 
 
 def test_a_truncated_plan_is_refused_by_name(tmp_path: Path) -> None:

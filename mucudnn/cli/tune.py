@@ -26,6 +26,7 @@ from mucudnn.cli.options import (
 from mucudnn.cli.output import say, tell
 from mucudnn.cli.show import print_plan
 from mucudnn.errors import OptionError
+from mucudnn.plan import is_device
 from mucudnn.replay import PREFIX
 from mucudnn.store import MemoryStore, Store, open_store
 
@@ -113,9 +114,11 @@ def tune_command(
             backend=backend, store=opened,
         )  # fmt: skip
     seconds = time.perf_counter() - start
-    if output is not None:
-        plan.save(output)  # before anything is printed: whoever reads that may leave
-    print_plan(plan, as_json)
+    try:
+        if output is not None:
+            plan.save(output)  # before anything is printed: whoever reads that may leave
+    finally:
+        print_plan(plan, as_json)
     if is_replay:
         say(f"Answered in {seconds:.1f} s by {backend.removeprefix(PREFIX)}; nothing was measured.", as_json)
     else:
@@ -128,11 +131,10 @@ def tune_command(
 
 def _check_writable(output: Path | None) -> None:
     """Refuse, before hours of work, a folder in which no plan can be saved."""
-    if output is None:
+    if output is None or is_device(output):
         return
-    target = output.resolve()
-    is_device = target.exists() and not target.is_file()
-    if not (is_device or (target.parent.is_dir() and os.access(target.parent, os.W_OK))):
+    folder = Path(os.path.realpath(output)).parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise click.BadParameter(
             f"its folder must exist and be writable, but got '{output}'.", param_hint="'-o' / '--output'"
         )

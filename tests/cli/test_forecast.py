@@ -189,3 +189,10 @@ def test_without_a_unit_a_limit_is_a_usage_error() -> None:
 
     assert result.exit_code == 2
     assert "A size in a string must name its unit" in result.stderr
+
+
+@pytest.mark.deviceless
+def test_an_input_of_more_elements_than_can_be_counted_ends_with_a_sentence() -> None:
+    result = forecast("wide_224", "--input", "10000000000x10000000000x10000000000")
+
+    assert_one_sentence(result, "mucudnn: An input of the shape 10000000000x10000000000x10000000000 cannot")
