@@ -215,6 +215,13 @@ def test_a_job_at_its_limit_runs(meter: FootprintMeter) -> None:
     assert seen == pytest.approx(32 * MIB, abs=NOISE_BYTES)
 
 
+@pytest.mark.parametrize("limit_bytes", [2**62, 2**63, 2**70])
+def test_a_limit_beyond_all_memory_holds_nothing_back(meter: FootprintMeter, limit_bytes: int) -> None:
+    seen = meter.measure(_job(torch_scratch, scratch=32 * MIB, result=MIB), limit_bytes).n_bytes
+
+    assert seen == pytest.approx(32 * MIB, abs=NOISE_BYTES)
+
+
 def test_a_job_over_its_limit_is_told_and_the_next_one_is_weighed(meter: FootprintMeter) -> None:
     pid = _pid(meter)
     footprint = meter.measure(

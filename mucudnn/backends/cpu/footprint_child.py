@@ -45,7 +45,7 @@ from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.backends.base import Job, Prepared
 from mucudnn.backends.cpu.footprint import adopt_settings
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.sizes import format_bytes
+from mucudnn.sizes import format_bytes, format_exactly
 
 NOISE_BYTES = 64 * 2**10
 """What a run grows by, at most, without taking anything: small objects of Python and oneDNN (40 KiB seen)."""
@@ -55,6 +55,9 @@ REMEMBERED_BYTES = 2**20
 
 ALLOWANCE_BYTES = 4 * 2**20
 """By how much a run may pass its limit before it fails: room for compiled code, up to 3 MiB for an op."""
+
+_NO_CAP = 2**63 - 1
+"""The largest cap that the kernel takes."""
 
 _RUNS_TO_COMPILE = 3
 """Of a loop: TorchScript watches the first one and compiles at the second."""
@@ -274,7 +277,7 @@ def _capped(limit_bytes: int | None, result_bytes: int) -> Iterator[None]:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     cap = _status()["VmData"] + result_bytes + limit_bytes + ALLOWANCE_BYTES
-    cap = min([cap, *(end for end in (soft, hard) if end != resource.RLIM_INFINITY)])
+    cap = min([cap, _NO_CAP, *(end for end in (soft, hard) if end != resource.RLIM_INFINITY)])
     resource.setrlimit(resource.RLIMIT_DATA, (cap, hard))
     try:
         try:
@@ -284,7 +287,7 @@ def _capped(limit_bytes: int | None, result_bytes: int) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError) as error:
         if isinstance(error, MemoryError) or _LACK_OF_MEMORY.search(str(error)):
             raise _OverLimitError(
-                f"It needs more than the limit of {limit_bytes} bytes ({format_bytes(limit_bytes)}): "
+                f"It needs more than the limit of {format_exactly(limit_bytes)}: "
                 f"{str(error).partition(chr(10))[0]}"
             ) from None
         raise
