@@ -128,13 +128,13 @@ def test_in_sharing_mode_too_it_is_the_limit_that_forbids_to_run_the_base() -> N
 
 @pytest.mark.parametrize(("mode", "mark"), [(Mode.SHARING, ", share"), (Mode.REUSE, "")])
 def test_a_base_that_lost_for_want_of_room_alone_is_marked(mode: Mode, mark: str) -> None:
-    slower = dataclasses.replace(
-        FASTER, reference=FASTER.chosen, chosen=FASTER.reference, verdict=Verdict.SLOWER
-    )
-    text = render_plan(a_plan(mode=mode, assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, slower),)))
+    slower = dataclasses.replace(FASTER, chosen=seconds(0.020), verdict=Verdict.SLOWER)
+    plan = a_plan(mode=mode, assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, slower),))
+    text, (site,) = render_plan(plan), json.loads(json.dumps(plan_as_json(plan)))["sites"]
 
     assert row(text, "fprop")[-1] == f"SLOWER{mark}"
     assert ("share: the base takes more than the site's share" in note(text, "verdicts")) == bool(mark)
+    assert site["is_base_over_share"] == bool(mark)
 
 
 def test_a_site_that_was_not_timed_says_so() -> None:
@@ -270,7 +270,7 @@ def test_the_notes_tell_mode_policy_and_environment() -> None:
 
     assert note(text, "chosen in") == "mode reuse, policy power_of_two, mucudnn 0.1.0"
     assert note(render_plan(a_mixed_plan(max_error=2e-6)), "chosen in") == (
-        "mode reuse, policy power_of_two, error at most 2.0e-06, mucudnn 0.1.0"
+        "mode reuse, policy power_of_two, max_error 2e-06 (but for PyTorch's own), mucudnn 0.1.0"
     )
     assert note(text, "device") == "cpu: caches 32K 1M 16M, name Example 9000"
     assert note(text, "software") == "onednn 3.7, torch 2.11.0"

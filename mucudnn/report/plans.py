@@ -136,7 +136,7 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
         "workspace_bytes": plan.workspace_bytes,
         "environment": plan.environment.to_json(),
         "totals": {**dataclasses.asdict(totals), "speedup": totals.speedup, "predicted_s": plan.time_s},
-        "sites": [_site_as_json(assigned) for assigned in plan.assignments],
+        "sites": [_site_as_json(assigned, plan.mode) for assigned in plan.assignments],
         "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
     }
 
@@ -215,18 +215,19 @@ def _verdict(assigned: Assignment, mode: Mode) -> str:
         return "-"
     verdict = "limit" if assigned.evidence.reference is None else str(assigned.evidence.verdict or "-")
     marks = [
-        *(["share"] if mode is Mode.SHARING and _is_base_over_share(assigned) else []),
+        *(["share"] if _is_base_over_share(assigned, mode) else []),
         *(["predicted"] if assigned.evidence.is_predicted else []),
     ]
     return ", ".join([verdict, *marks])
 
 
-def _is_base_over_share(assigned: Assignment) -> bool:
+def _is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
     """Return whether PyTorch's own gave way to nothing faster, as it takes more than the site's share."""
     seen = _seen(assigned)
     base_bytes = seen.reference_workspace_bytes
-    has_lost = not is_kept(assigned) and seen.verdict not in (None, Verdict.FASTER)
-    return has_lost and base_bytes is not None and base_bytes > assigned.division.workspace_bytes
+    if mode is not Mode.SHARING or base_bytes is None or is_kept(assigned):
+        return False
+    return seen.verdict is not Verdict.FASTER and base_bytes > assigned.division.workspace_bytes
 
 
 def _why_no_base(assigned: Assignment) -> str:
@@ -288,13 +289,13 @@ def _total_note(totals: Totals) -> str:
         text += (
             f" Sites without a time before: {totals.without_base}, "
             f"now {_milliseconds(totals.without_base_s)}; "
-            f"PyTorch's own needs more workspace than the limit, so it was not run."
+            "PyTorch's own needs more workspace than the limit, so it was not run."
         )
     return text
 
 
 def _chosen_note(plan: Plan) -> str:
-    bound = "" if plan.max_error is None else f"error at most {plan.max_error:.1e}, "
+    bound = "" if plan.max_error is None else f"max_error {plan.max_error:g} (but for PyTorch's own), "
     return f"mode {plan.mode}, policy {plan.policy}, {bound}mucudnn {plan.version}"
 
 
@@ -327,7 +328,7 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     has_predicted = any(_seen(assigned).is_predicted for assigned in plan.assignments)
     but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
-    is_over_share = plan.mode is Mode.SHARING and any(map(_is_base_over_share, plan.assignments))
+    is_over_share = any(_is_base_over_share(assigned, plan.mode) for assigned in plan.assignments)
     return [
         ("times", _TIMES.format(how_many, but_predicted)),
         ("verdicts", _VERDICTS.format(_OVER_SHARE if is_over_share else "", len(verdicts))),
@@ -352,7 +353,7 @@ def _prediction_note(measurements: Sequence[Assignment]) -> str:
     )
 
 
-def _site_as_json(assigned: Assignment) -> dict[str, object]:
+def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
     site, seen, division = assigned.site, _seen(assigned), assigned.division
     return {
         "path": site.path,
@@ -370,6 +371,7 @@ def _site_as_json(assigned: Assignment) -> dict[str, object]:
         },
         "speedup": _speedup(seen),
         "verdict": seen.verdict,
+        "is_base_over_share": _is_base_over_share(assigned, mode),
         "is_kept": is_kept(assigned),
         "error": seen.error,
         "is_predicted": seen.is_predicted,
