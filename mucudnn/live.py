@@ -1,8 +1,9 @@
 """Measuring on a device that is here: weigh, check against float64, race, and time finished divisions."""
 
+import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -29,16 +30,34 @@ class _TrialError(Exception):
         super().__init__(trial, failure)
 
 
-def _named(trial: Trial, call: Callable[[], None]) -> Callable[[], None]:
-    """Return a call whose failure says of which trial it is."""
+class _Runs:
+    """Knows which trial ran last: on a card its failure may show only when the card is waited for."""
 
-    def named() -> None:
-        try:
+    def __init__(self) -> None:
+        self._last: Trial | None = None
+
+    def named(self, trial: Trial, call: Callable[[], None]) -> Callable[[], None]:
+        """Return a call that is remembered as that of `trial`."""
+
+        def named() -> None:
+            self._last = trial
             call()
-        except Exception as failure:
-            raise _TrialError(trial, failure) from failure
 
-    return named
+        return named
+
+    @contextlib.contextmanager
+    def failing_by_name(self) -> Iterator[None]:
+        """Say of which trial a failure is.
+
+        Raises:
+            _TrialError: the block has failed, and some trial had run.
+        """
+        try:
+            yield
+        except Exception as failure:
+            if self._last is None:
+                raise
+            raise _TrialError(self._last, failure) from failure
 
 
 class LiveMeasurer:
@@ -233,16 +252,18 @@ class LiveMeasurer:
         The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
         then knows it. PyTorch's own alone has none, which is how a recording tells it from the others.
         """
+        ran = _Runs()
         entrants: dict[tuple[str, Trial], Entrant] = {}
         set_ups: dict[str, Trial] = {}
         for trial, run in runs.items():
             workspace = records[trial].workspace_bytes or 0
-            entrants["part", trial] = Entrant(_named(trial, run.part), trial.problem.batch, workspace)
+            entrants["part", trial] = Entrant(ran.named(trial, run.part), trial.problem.batch, workspace)
             if trial.algorithm != self.own:
                 set_ups.setdefault(trial.algorithm, trial)
         for algorithm, trial in set_ups.items():
-            entrants["setup", trial] = Entrant(_named(trial, runs[trial].setup), ("setup", algorithm), 0)
-        times = race(entrants, self._profiling, self._clock, before=before)
+            entrants["setup", trial] = Entrant(ran.named(trial, runs[trial].setup), ("setup", algorithm), 0)
+        with ran.failing_by_name():
+            times = race(entrants, self._profiling, self._clock, before=before)
         measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
         return {
             trial: dataclasses.replace(

@@ -10,7 +10,7 @@ from mucudnn.division import Division
 from mucudnn.errors import BackendError
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Limits
-from mucudnn.profile import Candidate, Trial
+from mucudnn.profile import Candidate, RefusalKind, Trial
 from tests.convolutions import a_convolution
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 
@@ -70,3 +70,24 @@ def test_a_lack_of_memory_for_the_operands_is_told() -> None:
         measurer.measure(huge, [Trial(huge, name, whole=True)], LIMIT)
     with pytest.raises(BackendError, match=r"could not be measured: .*alloc"):
         measurer.compare(huge, [Division((Candidate(name, huge.batch, 0.0, 0),))], limits)
+
+
+def test_a_failure_that_shows_when_the_device_is_waited_for_is_that_of_who_ran_last() -> None:
+    backend = ScriptedBackend({"fast": Recipe(rate(0.5 * MS))})
+    runs_before_the_race: list[int] = []
+
+    def clock() -> int:
+        ran = backend.world.ran
+        runs_before_the_race.append(len(ran))
+        if len(ran) > runs_before_the_race[0] and ran[-1] == "scripted:fast@2":
+            ran.append("a reset")
+            raise RuntimeError("an illegal address")
+        return backend.clock()
+
+    trials = [Trial(PROBLEM.part(2), name, whole=False) for name in NAMES]
+    own, fast = LiveMeasurer(backend, clock=clock).measure(PROBLEM, trials, LIMIT)
+
+    assert own.refusal is None
+    assert own.times is not None
+    assert fast.refusal is not None
+    assert (fast.refusal.kind, fast.refusal.reason) == (RefusalKind.FAILED, "an illegal address")
