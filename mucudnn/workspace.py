@@ -110,8 +110,9 @@ def head(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _bytes(n_bytes: int, device: torch.device) -> Tensor:
+    make = torch.empty if device.type == "cuda" else torch.zeros  # a graph would fill it at every replay
     with _lasting():
-        return torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+        return make(n_bytes, dtype=torch.uint8, device=device)
 
 
 def _lasting() -> torch.inference_mode:

@@ -1,6 +1,7 @@
 """What only a card can show: that plans are executed as described, on streams, in threads, in graphs."""
 
 import copy
+import dataclasses
 import threading
 
 import pytest
@@ -15,11 +16,12 @@ from mucudnn.backends.cudnn.engines import Enumerator
 from mucudnn.backends.cudnn.footprint import TorchAllocator
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.division import Division
+from mucudnn.execution import Runner
 from mucudnn.functional import divided_conv
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
 from mucudnn.stand import Stand, relative_error
-from mucudnn.workspace import workspace_of
+from mucudnn.workspace import Workspace, workspace_of
 
 pytestmark = pytest.mark.gpu
 
@@ -250,3 +252,25 @@ def test_beta_0_overwrites_nan_and_beta_1_adds(
 
         assert checked.error <= backend.error_bound(problem, algorithm), algorithm
         assert checked.is_guard_intact, algorithm
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("op", ConvOp)
+def test_parts_of_16_bits_that_begin_anywhere_are_right(backend: Backend, op: ConvOp, dtype: str) -> None:
+    # A sample of 3x9x11 has 594 bytes, so that parts begin at multiples of 4 bytes and no more.
+    shape = {"batch": 5, "in_channels": 3, "out_channels": 5, "input_size": (9, 11)}
+    problem = dataclasses.replace(problem_of(op, dtype), **shape)
+    algorithm = next(
+        name
+        for name in backend.algorithms(problem.part(2))
+        if name != backend.own and backend.computes(problem.part(1), name)
+    )
+    stand = Stand(backend, problem, 0)
+    parts = [Candidate(algorithm, size, 0.0, 0) for size in (2, 2, 1)]
+
+    result = Runner(backend, problem, Division(tuple(parts)))(
+        Workspace(backend.device), stand.first, stand.second, stand.bias
+    )
+
+    error = relative_error(result, stand.reference.of(slice(0, problem.batch)))
+    assert error <= backend.error_bound(problem, algorithm)

@@ -66,6 +66,20 @@ def divided(backend: CudnnBackend, problem: ConvProblem, algorithm: str, *sizes:
     return Runner(backend, problem, Division(parts))
 
 
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_plan_that_takes_more_than_was_declared_is_refused(backend: CudnnBackend, op: ConvOp) -> None:
+    problem = conv(op)
+    name = first_engine(backend, problem, with_workspace=True)
+    found = backend._workshop.configuration(problem, name)
+    modest = dataclasses.replace(found, overwriting_bytes=found.workspace_bytes - 1, accumulating_bytes=None)
+    kernel = backend._workshop.sum_kernel if op is ConvOp.WGRAD else backend._workshop.kernel
+
+    buffer = torch.empty(found.workspace_bytes, dtype=torch.uint8)
+    kernel(problem, found, buffer)
+    with pytest.raises(BackendError, match=r"must take at most what its configuration declares, \d+ bytes"):
+        kernel(problem, modest, buffer)
+
+
 class Whole:
     """Binds the whole buffer."""
 

@@ -123,8 +123,11 @@ def test_a_broken_set_up_is_explained(status: int, hint: str) -> None:
         library_double().check(status, "Asking")
 
 
-@pytest.mark.parametrize(("status", "not_here"), [(2000, False), (2999, False), (3000, True), (5000, True)])
-def test_statuses_from_3000_mean_not_here(status: int, not_here: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "not_here"),
+    [(2000, False), (2999, False), (3000, True), (4001, True), (4003, False), (4004, False), (5000, False)],
+)
+def test_statuses_of_engines_mean_not_here_but_for_a_lack_of_memory(status: int, not_here: bool) -> None:
     assert CudnnError(status, "Asking", "NAME", "").is_not_supported is not_here
 
 

@@ -67,7 +67,7 @@ def test_a_configuration_that_is_not_supported_here_is_skipped(
     assert _offers(_refusing_workspaces(library, status), h200, conv()).listed() == whole[:FIRST]
 
 
-@pytest.mark.parametrize("status", [1002, 1008, 2000])
+@pytest.mark.parametrize("status", [1002, 1008, 2000, 4004, 5003])
 def test_a_broken_set_up_or_our_mistake_is_raised(library: Library, h200: Descriptor, status: int) -> None:
     with pytest.raises(CudnnError, match=rf"^Getting attribute configuration workspace .* \({status}\)"):
         _offers(_refusing_workspaces(library, status), h200, conv()).listed()

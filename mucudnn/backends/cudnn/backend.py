@@ -48,7 +48,7 @@ class CudnnBackend:
     name = "cudnn"
     own = "cudnn:aten"
     alignment_bytes = _ALIGNMENT_BYTES
-    least_span_ns = 1_000_000  # waiting for a card takes some 10 µs
+    least_span_ns = 3_000_000  # waiting for a card takes some 10 µs, and an idle one begins late
     own_convolution = staticmethod(own_convolution)
 
     def __init__(self, card: Card, workshop: Workshop | None) -> None:

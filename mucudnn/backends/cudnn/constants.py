@@ -158,6 +158,10 @@ class Status(IntEnum):
     SUBLIBRARY_LOADING_FAILED = 1008
     NOT_SUPPORTED = 3000
     """The least status that means "not here"; what lies below is a broken set-up or our mistake."""
+    HOST_ALLOCATION_FAILED = 4003
+    DEVICE_ALLOCATION_FAILED = 4004
+    EXECUTION_FAILED = 5000
+    """The least status of a failure while the device works."""
 
 
 MOST_KNOBS = 44

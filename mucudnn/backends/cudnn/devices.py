@@ -126,8 +126,13 @@ def live_device(library: Library, index: int) -> DeviceDescription:
     Raises:
         CudnnError: there is no such device, or no driver.
     """
+    return DeviceDescription.from_json(live_text(library, index))
+
+
+def live_text(library: Library, index: int) -> str:
+    """Return what cuDNN says of a device of this machine, as it comes; for the rest see `live_device`."""
     properties = Descriptor(library, Kind.DEVICE_PROPERTIES).set_int32(Attribute.DEVICE_ID, index).finalized()
-    return DeviceDescription.from_json(properties.text(Attribute.DEVICE_JSON))
+    return properties.text(Attribute.DEVICE_JSON)
 
 
 def _shipped(name: str) -> str:

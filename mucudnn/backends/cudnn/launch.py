@@ -19,6 +19,9 @@ class Launch:
     every engine's plan may be used by two threads at once, and ctypes lets other threads run in each call:
     a lock is held from the first address to the end of the execution.
 
+    Attributes:
+        workspace_bytes: what the plan itself declares.
+
     Args:
         library: cuDNN.
         plan: a finalised execution plan.
@@ -27,6 +30,7 @@ class Launch:
     """
 
     def __init__(self, library: Library, plan: Descriptor, alignment_bytes: int) -> None:
+        self.workspace_bytes = plan.int_value(Attribute.PLAN_WORKSPACE)
         self._library = library
         self._plan = plan
         self._alignment_mask = alignment_bytes - 1

@@ -26,6 +26,7 @@ _HINTS = {
         "A sub-library of cuDNN could not be loaded; the driver that it needs (libcuda.so.1) may be missing."
     ),
 }
+_LACK_OF_MEMORY = (Status.HOST_ALLOCATION_FAILED, Status.DEVICE_ALLOCATION_FAILED)
 _ERROR_TEXT_BYTES = 1024
 
 # Only a C type says what such a function returns: a status, a number or a text.
@@ -57,8 +58,12 @@ class CudnnError(BackendError):
 
     @property
     def is_not_supported(self) -> bool:
-        """Whether the status means "not here", rather than a broken set-up or a mistake of the caller."""
-        return self.status >= Status.NOT_SUPPORTED
+        """Whether the status means "not here": not supported, or an engine that fails of itself.
+
+        Not where the set-up is broken, the caller is mistaken, memory is lacking, or the device fails.
+        """
+        is_of_engine = Status.NOT_SUPPORTED <= self.status < Status.EXECUTION_FAILED
+        return is_of_engine and self.status not in _LACK_OF_MEMORY
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

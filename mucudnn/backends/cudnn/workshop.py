@@ -13,7 +13,9 @@ from mucudnn.backends.cudnn.kernels import EngineKernel, EngineSumKernel, Place
 from mucudnn.backends.cudnn.launch import Launch
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.choices import Search
+from mucudnn.errors import BackendError
 from mucudnn.problem import ConvProblem
+from mucudnn.sizes import format_exactly
 
 _MOST_LAUNCHES = 2048
 """Built plans that are kept: 30 KiB of the host's memory each, and a model of 200 sites has some hundreds."""
@@ -67,16 +69,31 @@ class Workshop:
 
     def kernel(self, problem: ConvProblem, found: EngineConfiguration, buffer: Tensor) -> EngineKernel:
         """Return a kernel for fprop or dgrad."""
-        launch = self._launch(problem, found.engine, found.knobs, accumulate=False)
+        launch = self._fitting(problem, found, accumulate=False)
         return EngineKernel(problem, launch, self._place(found, buffer))
 
     def sum_kernel(self, problem: ConvProblem, found: EngineConfiguration, buffer: Tensor) -> EngineSumKernel:
         """Return a kernel for wgrad."""
-        overwriting = self._launch(problem, found.engine, found.knobs, accumulate=False)
+        overwriting = self._fitting(problem, found, accumulate=False)
         accumulating = None
         if found.accumulating_bytes is not None:
-            accumulating = self._launch(problem, found.engine, found.knobs, accumulate=True)
+            accumulating = self._fitting(problem, found, accumulate=True)
         return EngineSumKernel(problem, overwriting, accumulating, self._place(found, buffer))
+
+    def _fitting(self, problem: ConvProblem, found: EngineConfiguration, accumulate: bool) -> Launch:
+        """Return the launch of an engine, whose plan takes no more than was declared when it was found.
+
+        Raises:
+            BackendError: it takes more; what was declared is what the workspace has.
+        """
+        launch = self._launch(problem, found.engine, found.knobs, accumulate=accumulate)
+        if launch.workspace_bytes > found.workspace_bytes:
+            declared, needed = format_exactly(found.workspace_bytes), format_exactly(launch.workspace_bytes)
+            raise BackendError(
+                f"The plan of {found.id} must take at most what its configuration declares, {declared}, "
+                f"but takes {needed}."
+            )
+        return launch
 
     def _place(self, found: EngineConfiguration, buffer: Tensor) -> Place:
         return Place(self._handles.here, buffer, found.workspace_bytes)
