@@ -59,7 +59,8 @@ models: $(MODELS)  ## train public models divided, beside their unpatched twins;
 
 # Beside the Python that has a CUDA build of torch, which stays as it is; only what is missing is added.
 GPU := build/gpu
-GPU_TESTS = $(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)
+GPU_TESTS = tests/cudnn/test_gpu.py $(sort $(filter-out tests/cudnn/test_gpu.py, \
+	$(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)))
 
 $(GPU)/ready: bench/gpu/install.py
 	@$(PYTHON) -m bench.gpu.install $(GPU) $(WHEELS)
@@ -68,7 +69,8 @@ $(GPU)/ready: bench/gpu/install.py
 gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes without a network
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
-	@timeout --foreground --signal=INT --kill-after=20 150 $(GPU)/bin/python -m pytest -m gpu --require-gpu \
+	@PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=20 150 $(GPU)/bin/python -m pytest \
+		-m gpu --require-gpu -v -o timeout=40 -o timeout_method=thread -o faulthandler_timeout=30 \
 		-W default -W error::mucudnn.errors.BackendWarning $(GPU_TESTS); tests=$$?; \
 		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$tests
 

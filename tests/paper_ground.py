@@ -67,6 +67,9 @@ class PaperGround:
     def description(self) -> DeviceDescription:
         return device_described("h200")
 
+    def told(self) -> str:
+        return self.description().text
+
     def enumerator(self) -> Enumerator:
         return Enumerator(self.library, self.description(), self.card.rules)
 

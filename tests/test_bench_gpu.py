@@ -19,11 +19,12 @@ from bench.gpu import (
     own,
     plans,
 )
-from bench.gpu.contest import CandidateRow, CaseRow
+from bench.gpu.contest import CandidateRow, CaseRow, Contest
 from bench.gpu.layers import LAYERS as REAL_LAYERS
 from bench.gpu.layers import Case, all_cases
-from bench.gpu.sections import Deadline, Task, only
+from bench.gpu.sections import Cut, Deadline, Section, Task, only, run_section
 from bench.gpu.trials import checked_in_parts, equal_division, stand_for
+from bench.gpu.values import Answer
 from mucudnn.backends.cudnn.devices import DeviceDescription, device_described
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.intervals import Verdict
@@ -45,6 +46,12 @@ def task(ground: PaperGround) -> Task:
     return Task(ground, {"small": SMALL}, SMALL, Deadline(3600))
 
 
+def candidates_of(task: Task) -> Iterator[object]:
+    """The candidates in all three settings."""
+    for rows in (plans.in_bfloat16, plans.in_tf32, plans.in_float32):
+        yield from rows(task)
+
+
 @pytest.fixture(scope="module")
 def contests() -> list[object]:
     """What is found of one layer, which takes some seconds."""
@@ -52,7 +59,7 @@ def contests() -> list[object]:
     torch.set_num_threads(1)
     ground = PaperGround(load_library())
     with ground.current():
-        rows = [*plans.rows(Task(ground, {"small": SMALL}, SMALL, Deadline(3600)))]
+        rows = [*candidates_of(Task(ground, {"small": SMALL}, SMALL, Deadline(3600)))]
     torch.set_num_threads(threads)
     return rows
 
@@ -129,6 +136,15 @@ def test_what_cannot_be_described_is_told_and_goes_on(task: Task, ground: PaperG
 
     assert only(device.Described, rows) == [device.Described("", "no such thing")]
     assert [each.text for each in device.answers(rows)][1] == "no description: no such thing"
+
+
+def test_a_description_that_cannot_be_read_is_kept_as_it_came(task: Task, ground: PaperGround) -> None:
+    def fails() -> DeviceDescription:
+        raise ValueError("of another kind")
+
+    ground.told, ground.description = lambda: "{}", fails
+
+    assert only(device.Described, device.rows(task)) == [device.Described("{}", "of another kind")]
 
 
 def test_lists_by_the_same_description_are_equal_and_their_plans_run(task: Task) -> None:
@@ -371,7 +387,7 @@ def test_strict_float32_is_measured_under_its_own_rules(contests: list[object]) 
 def test_the_answers_count_what_was_found(contests: list[object]) -> None:
     told = {each.question: each.text for each in plans.answers(contests)}
 
-    assert told["How many problems were measured?"] == "9; 0 were left out"
+    assert told["How many problems were measured?"] == "9; 0 were left out, and 0 candidates of the others"
     assert told["Is the fastest plan faster than PyTorch's own (benchmark off)?"] == (
         "FASTER 0, SLOWER 0, SAME 9, AMBIGUOUS 0"
     )
@@ -413,7 +429,7 @@ def test_four_parts_are_run_with_the_betas_of_a_division(ground: PaperGround, op
 def test_wrong_candidates_are_counted_and_never_the_fastest(task: Task, ground: PaperGround) -> None:
     wrong_at(ground, beta=0.0)
 
-    rows = [*plans.rows(task)]
+    rows = [*candidates_of(task)]
 
     assert all(row.fastest is None and row.wrong == row.candidates for row in only(CaseRow, rows))
 
@@ -424,7 +440,7 @@ def test_an_equal_division_has_four_parts_or_as_many_as_there_are_samples() -> N
 
 
 def test_problems_for_which_the_time_is_up_are_named(task: Task) -> None:
-    rows = [*plans.rows(late(task))]
+    rows = [*candidates_of(late(task))]
 
     assert len(rows) == 9
     assert {row.reason for row in only(plans.LeftOutRow, rows)} == {"the time was up"}
@@ -434,4 +450,54 @@ def test_problems_for_which_the_time_is_up_are_named(task: Task) -> None:
 def test_nothing_new_is_begun_when_the_time_is_up(task: Task, section: object) -> None:
     rows: Iterator[object] = section.rows(late(task))
 
-    assert [row for row in rows if not isinstance(row, engines.RefusedRow)] == []
+    measured = [row for row in rows if not isinstance(row, engines.RefusedRow | engines.NotedRow)]
+    assert [type(row) for row in measured] == [Cut]
+
+
+def test_handles_are_asked_the_rest_when_the_time_for_threads_is_up(task: Task) -> None:
+    rows = [*handles.rows(late(task))]
+
+    assert only(Cut, rows) == [Cut("threads and streams, from fprop in bfloat16 on")]
+    assert {row.what.partition(" ")[0] for row in only(handles.CheckRow, rows)} == {"misaligned", "workspace"}
+
+
+def test_what_a_section_leaves_out_is_in_its_answers(task: Task) -> None:
+    section = Section("own", "Memory of PyTorch's own", own.rows, own.answers, share=1)
+
+    answers = run_section(section, late(task)).answers
+
+    assert answers[0] == Answer(
+        "Memory of PyTorch's own", "cut short for want of time: small, fprop, bfloat16 NCHW and what follows"
+    )
+
+
+def test_candidates_that_are_not_reached_are_neither_right_nor_wrong(ground: PaperGround) -> None:
+    case = Case("small", small())
+
+    *candidates, row = Contest(ground, case, Deadline(0)).rows()
+
+    assert [each.algorithm for each in only(CandidateRow, candidates)] == [ground.backend.own]
+    assert isinstance(row, CaseRow)
+    assert (row.candidates, row.wrong, row.fastest) == (0, 0, None)
+    assert row.not_reached == len(ground.backend.algorithms(case.problem)) - 1
+
+
+def test_a_failure_of_whole_rounds_is_told(ground: PaperGround, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("the rounds broke")
+
+    monkeypatch.setattr(contest, "timed", fails)
+    *_, row = Contest(ground, Case("small", small()), Deadline(3600)).rows()
+
+    assert isinstance(row, CaseRow)
+    assert row.failures == ("timing: the rounds broke", "benchmark: the rounds broke")
+
+
+def test_what_is_noted_does_not_depend_on_the_time(task: Task) -> None:
+    rows = [*engines.rows(late(task))]
+
+    noted = only(engines.NotedRow, rows)
+    assert {(row.op, row.dtype, row.kernel) for row in noted} == {
+        (op, dtype, kernel) for op in ConvOp for dtype in ("float32", "float16") for kernel in (3, 5)
+    }
+    assert {"TENSOR_CORE", "NONDETERMINISTIC"} <= {note for row in noted for note in row.notes}

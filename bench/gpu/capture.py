@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from bench.gpu.ground import Ground
-from bench.gpu.sections import Task, attempted, only
+from bench.gpu.sections import Cut, Task, attempted, only
 from bench.gpu.trials import equal_division, part_size
 from bench.gpu.values import Answer, Timing
 from mucudnn.execution import Runner
@@ -56,6 +56,7 @@ def rows(task: Task) -> Iterator[object]:
     for dtype in ("bfloat16", "float32"):
         for op in ConvOp:
             if task.deadline.is_over:
+                yield Cut(f"{op} in {dtype} and what follows")
                 return
             # In NCHW, tensor cores need a copy of the image, and so a workspace.
             yield _row(task.ground, task.middling.problem(op, dtype, Layout.CONTIGUOUS))

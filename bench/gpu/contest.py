@@ -29,7 +29,7 @@ _SLOW_US = 30_000.0
 _SLOW_FACTOR = 10.0
 
 _LAUNCHABLE_US = 500.0
-"""Longer calls hide what a launch costs, and 200 of them take long."""
+"""Longer calls hide what a launch costs, and 250 of them take long."""
 
 _CONFIRMING = SamplingRule(looks=(10, 15, 20), precision=0.01)
 
@@ -55,7 +55,8 @@ class CandidateRow:
         is_guard_intact: whether nothing was written behind a workspace of exactly the declared size.
         bound: the relative error above which the tuner calls it wrong.
         time: by the clock that waits for the card.
-        host_us: host's microseconds per launch, of 200 in a row; None where a launch takes over 500 µs.
+        host_us: host's microseconds per launch, the least of five series of 50; None where one takes over
+            500 µs.
         failure: why it did not run, as a whole or in parts.
     """
 
@@ -95,6 +96,7 @@ class CaseRow:
         setting: type, layout and precision.
         batch: samples.
         candidates: how many plans were tried.
+        not_reached: how many were not, because the time of the problem was up.
         wrong: how many of them failed or were wrong.
         fastest: id of the fastest right plan.
         rank: its place in cuDNN's list, from 0.
@@ -108,6 +110,7 @@ class CaseRow:
         ratio_high: upper end of it.
         verdict: what these rounds say of the fastest against PyTorch's own.
         conditions: clocks, temperature and power right after the candidates were timed.
+        failures: of whole rounds; then the times beside are of single calls, or missing.
     """
 
     layer: str
@@ -115,6 +118,7 @@ class CaseRow:
     setting: str
     batch: int
     candidates: int
+    not_reached: int
     wrong: int
     fastest: str | None
     rank: int | None
@@ -127,6 +131,7 @@ class CaseRow:
     ratio_high: float | None
     verdict: Verdict | None
     conditions: str
+    failures: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,16 +167,18 @@ class Contest:
 
     def rows(self) -> Iterator[object]:
         """Yield a row for every candidate and one for the problem."""
-        checked = {name: self._check(name) for name in (self._own, *self._plans)}
-        times = self._times(checked)
+        checked = {self._own: self._check(self._own)}
+        for name in self._plans:
+            if self._deadline.is_over:
+                break
+            checked[name] = self._check(name)
+        times, failure = self._times(checked)
         found = [self._row(name, seen, times.get(name)) for name, seen in checked.items()]
         yield from found
-        yield self._case_row(found, checked)
+        yield self._case_row(found, checked, failure)
 
     def _check(self, name: str) -> _Checked:
         """Run the candidate as a whole, once more for a first look at its time, and in parts."""
-        if self._deadline.is_over:
-            return _Checked(None, None, None, None, "the time was up")
         seen, failure = attempted(self._ground, lambda: self._first_run(name), name)
         if seen is None:
             return _Checked(None, None, None, None, failure)
@@ -190,8 +197,11 @@ class Contest:
             return None
         return checked_in_parts(self._stand, name)
 
-    def _times(self, checked: Mapping[str, _Checked]) -> dict[str, Timing]:
-        """Time what runs; what is hopelessly slow keeps the one time that was seen."""
+    def _times(self, checked: Mapping[str, _Checked]) -> tuple[dict[str, Timing], str | None]:
+        """Time what runs; what is hopelessly slow keeps the one time that was seen.
+
+        If one fails meanwhile, all keep theirs, and what it said is returned as well.
+        """
         once = {name: each.once for name, each in checked.items() if each.once is not None}
         fastest = min((each.median_us for each in once.values()), default=0.0)
         bar = max(_SLOW_US, _SLOW_FACTOR * fastest)
@@ -200,8 +210,8 @@ class Contest:
             for name, each in checked.items()
             if each.run is not None and once[name].median_us <= bar
         }
-        times, _ = attempted(self._ground, lambda: timed(self._backend, calls))
-        return {**once, **(times or {})}
+        times, failure = attempted(self._ground, lambda: timed(self._backend, calls))
+        return {**once, **(times or {})}, failure
 
     def _row(self, name: str, seen: _Checked, timing: Timing | None) -> CandidateRow:
         problem, plan = self._case.problem, self._plans.get(name)
@@ -231,20 +241,24 @@ class Contest:
             return None
         return attempted(self._ground, lambda: host_us(self._backend, run.part))[0]
 
-    def _case_row(self, found: Sequence[CandidateRow], checked: Mapping[str, _Checked]) -> CaseRow:
+    def _case_row(
+        self, found: Sequence[CandidateRow], checked: Mapping[str, _Checked], untimed: str | None
+    ) -> CaseRow:
         conditions = ", ".join(f"{name} {value}" for name, value in self._ground.conditions().items())
         own, *plans = found
         right = [(row, row.time) for row in plans if row.is_right and row.time is not None]
         fastest = min(right, key=lambda each: each[1].median_us, default=(None, None))[0]
-        confirmed, _ = attempted(self._ground, lambda: self._confirmed(fastest, checked))
+        confirmed, unconfirmed = attempted(self._ground, lambda: self._confirmed(fastest, checked))
         seen, verdict = confirmed or (None, None)
-        benchmarked, _ = attempted(self._ground, lambda: by_benchmark(self._ground, self._stand))
+        benchmarked, failure = attempted(self._ground, lambda: by_benchmark(self._ground, self._stand))
+        failures = {"timing": untimed, "confirming": unconfirmed, "benchmark": failure}
         return CaseRow(
             layer=self._case.layer,
             op=self._case.problem.op,
             setting=self._case.setting,
             batch=self._case.problem.batch,
             candidates=len(plans),
+            not_reached=len(self._plans) - len(plans),
             wrong=sum(not row.is_right for row in plans),
             fastest=None if fastest is None else fastest.algorithm,
             rank=None if fastest is None else fastest.rank,
@@ -257,6 +271,7 @@ class Contest:
             ratio_high=None if seen is None else seen.high,
             verdict=verdict,
             conditions=conditions,
+            failures=tuple(f"{when}: {told}" for when, told in failures.items() if told is not None),
         )
 
     def _confirmed(

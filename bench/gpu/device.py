@@ -67,8 +67,9 @@ def rows(task: Task) -> Iterator[object]:
     facts["name"] = ground.name
     for name, value in {**facts, **environment.policy, **ground.conditions()}.items():
         yield Fact(name, value)
-    live, failure = attempted(ground, ground.description)
-    yield Described(live.text if live else "", failure)
+    text, failure = attempted(ground, ground.told)
+    live, misread = attempted(ground, ground.description)
+    yield Described(text or "", failure or misread)
     shipped = shipped_for(ground.name)
     if live is None or shipped is None:
         return

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.gpu.ground import Ground
 from bench.gpu.layers import Layer
-from bench.gpu.sections import Task, attempted, only
+from bench.gpu.sections import Cut, Task, attempted, only
 from bench.gpu.trials import PROBING, timed
 from bench.gpu.values import Answer, Timing, duration
 from mucudnn.backends.cudnn.configurations import EngineConfiguration
@@ -56,6 +56,17 @@ class EngineRow:
 
 
 @dataclasses.dataclass(frozen=True)
+class NotedRow:
+    """Engines that offer themselves, whether or not there was time to run them, and their notes."""
+
+    op: str
+    dtype: str
+    kernel: int
+    engine: int
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class RefusedRow:
     """Engines that refuse a problem with their default knobs, by cuDNN's status."""
 
@@ -77,21 +88,29 @@ def problems(layer: Layer) -> Iterator[ConvProblem]:
 
 
 def rows(task: Task) -> Iterator[object]:
-    """Yield what is refused, which takes no time, then every engine that is not."""
+    """Yield what is refused and what offers itself, which takes no time, then how every engine runs."""
     for problem in problems(task.middling):
         yield from refused(task.ground, problem)
+        yield from noted(task.ground, problem)
     for problem in problems(task.middling):
-        if task.deadline.is_over:
-            return
         found = task.ground.enumerator().listed(problem, Search.EXHAUSTIVE)
         needs = (each.workspace_bytes for each in found)
-        stand = Stand(
-            task.ground.backend, problem, max((need for need in needs if need <= _MOST_BYTES), default=0)
-        )
+        stand = None
         for each in best_of_each_engine(found):
             if task.deadline.is_over:
+                yield Cut(f"running, from {problem.op} in {problem.dtype}, engine {each.engine} on")
                 return
+            if stand is None:
+                most_bytes = max((need for need in needs if need <= _MOST_BYTES), default=0)
+                stand = Stand(task.ground.backend, problem, most_bytes)
             yield _engine_row(task.ground, stand, each)
+
+
+def noted(ground: Ground, problem: ConvProblem) -> Iterator[NotedRow]:
+    """Yield every engine that offers itself for `problem`, with its notes."""
+    found = ground.enumerator().listed(problem, Search.EXHAUSTIVE)
+    for each in best_of_each_engine(found):
+        yield NotedRow(problem.op, problem.dtype, problem.kernel_size[0], each.engine, each.notes)
 
 
 def best_of_each_engine(found: Sequence[EngineConfiguration]) -> list[EngineConfiguration]:
@@ -153,22 +172,20 @@ def _run(stand: Stand, found: EngineConfiguration) -> tuple[float, Timing]:
 
 def answers(rows: Sequence[object]) -> Iterator[Answer]:
     """Yield which engines have Fourier or Winograd notes, and which are compiled at run time."""
-    engines = only(EngineRow, rows)
+    engines, noted = only(EngineRow, rows), only(NotedRow, rows)
     for note in ("FFT", "WINOGRAD"):
-        yield Answer(
-            f"Which engines have the note {note}?", _named(engines, note) or "none that offers itself"
-        )
+        yield Answer(f"Which engines have the note {note}?", _named(noted, note) or "none that offers itself")
     compiled = [row.build_ms for row in engines if _COMPILED in row.notes and row.build_ms is not None]
     times = f"; building took {duration(max(compiled) * 1e3)} at most" if compiled else ""
     yield Answer(
         "Which engines are compiled at run time?",
-        (_named(engines, _COMPILED) or "none that is listed") + times,
+        (_named(noted, _COMPILED) or "none that is listed") + times,
     )
     ran = sum(row.error is not None for row in engines)
     yield Answer("How many of all engines run?", f"{ran} of {len(engines)} rows")
 
 
-def _named(engines: Sequence[EngineRow], note: str) -> str:
+def _named(engines: Sequence[NotedRow], note: str) -> str:
     """Return the engines with a note by op: "fprop 3, 4; dgrad 7"."""
     numbers: dict[str, set[int]] = collections.defaultdict(set)
     for row in engines:

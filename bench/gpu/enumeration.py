@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from bench.gpu.device import shipped_for
 from bench.gpu.ground import described_backend
 from bench.gpu.layers import Case, all_cases
-from bench.gpu.sections import Task, attempted, only
+from bench.gpu.sections import Cut, Task, attempted, only
 from bench.gpu.values import Answer
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import EngineConfiguration
@@ -115,6 +115,7 @@ def rows(task: Task) -> Iterator[object]:
         backend = described_backend(ground, description)
         for case in all_cases(task.layers):
             if task.deadline.is_over:
+                yield Cut(f"{case.layer}, {case.problem.op}, {case.setting} and what follows")
                 return
             lists = {
                 "the card": live.listed(case.problem),

@@ -16,7 +16,7 @@ from mucudnn.backends.cudnn import nvml
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.card import Card, TorchCard
 from mucudnn.backends.cudnn.descriptors import Descriptor
-from mucudnn.backends.cudnn.devices import DeviceDescription, live_device
+from mucudnn.backends.cudnn.devices import DeviceDescription, live_device, live_text
 from mucudnn.backends.cudnn.engines import Enumerator
 from mucudnn.backends.cudnn.footprint import Allocator, TorchAllocator
 from mucudnn.backends.cudnn.graph import operation_graph
@@ -26,7 +26,8 @@ from mucudnn.backends.cudnn.offers import Offers
 from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.problem import ConvProblem
 
-_PATIENCE_S = 60
+_PATIENCE_S = 25
+"""Less than what a section that hangs is given: its answers are to be kept."""
 
 
 class Ground(Protocol):
@@ -54,6 +55,9 @@ class Ground(Protocol):
 
     def description(self) -> DeviceDescription:
         """Return what cuDNN itself says of the card."""
+
+    def told(self) -> str:
+        """Return the text in which it says that, read or not."""
 
     def enumerator(self) -> Enumerator:
         """Return lists and plans by the card itself, under the present flags."""
@@ -115,6 +119,10 @@ class CardGround:
     def description(self) -> DeviceDescription:
         """Return what cuDNN itself says of the card."""
         return live_device(self.library, self._index)
+
+    def told(self) -> str:
+        """Return the text in which it says that, read or not."""
+        return live_text(self.library, self._index)
 
     def enumerator(self) -> Enumerator:
         """Return lists and plans by the card itself, under the present flags."""
@@ -186,7 +194,11 @@ class CardGround:
             for argument in arguments
         ]
         end = time.monotonic() + _PATIENCE_S
-        return [_last_line(each, end) for each in running]
+        try:
+            return [_last_line(each, end) for each in running]
+        finally:
+            for each in running:  # none goes on beside what is timed next
+                each.kill()
 
 
 def _last_line(process: "subprocess.Popen[str]", end: float) -> str:

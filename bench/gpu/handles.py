@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from bench.gpu.ground import Ground
 from bench.gpu.misaligned import ARGUMENTS
-from bench.gpu.sections import Task, attempted, only
+from bench.gpu.sections import Cut, Task, attempted, only
 from bench.gpu.trials import equal_division, part_size
 from bench.gpu.values import Answer
 from mucudnn.algorithms import GradientSum
@@ -22,7 +23,7 @@ from mucudnn.workspace import Workspace
 
 _HANDLES = 5
 _RUNS = 20
-_WORKSPACE_ALIGNMENTS = (16, 256)
+_WORKSPACE_ALIGNMENTS = (256, 16)
 _MOST_ALIGNMENT = 512
 
 
@@ -58,17 +59,17 @@ def rows(task: Task) -> Iterator[object]:
     """Yield the cost of handles, then one check after the other."""
     ground = task.ground
     yield from handle_rows(ground)
-    for op in ConvOp:
-        for dtype in ("bfloat16", "float32"):
-            if task.deadline.is_over:
-                return
-            yield from _checks(ground, task.middling.problem(op, dtype, Layout.CHANNELS_LAST))
-    for op in ConvOp:
+    yield from _misaligned(ground)
+    for op, dtype in itertools.product(ConvOp, ("bfloat16", "float32")):
+        if task.deadline.is_over:
+            yield Cut(f"threads and streams, from {op} in {dtype} on")
+            break
+        yield from _checks(ground, task.middling.problem(op, dtype, Layout.CHANNELS_LAST))
+    # The largest multiple first, of all ops: whoever wants more may break the card.
+    for alignment, op in itertools.product(_WORKSPACE_ALIGNMENTS, ConvOp):
         # In NCHW, tensor cores need a copy of the image, and so a workspace.
         problem = task.middling.problem(op, "bfloat16", Layout.CONTIGUOUS)
-        for alignment in _WORKSPACE_ALIGNMENTS:
-            yield _workspace_check(ground, problem, alignment)
-    yield from _misaligned(ground)
+        yield _workspace_check(ground, problem, alignment)
 
 
 def handle_rows(ground: Ground) -> Iterator[HandleRow]:

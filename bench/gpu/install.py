@@ -4,12 +4,15 @@ It sees all packages of the Python that makes it, and adds those that are missin
 from the index that pip knows. It needs nothing but Python and pip.
 """
 
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from pip._vendor.packaging.requirements import Requirement
 
 REQUIRED = {
     "numpy": "numpy",
@@ -30,8 +33,17 @@ OPTIONAL = {"highspy": "highspy>=1.14"}
 
 
 def missing(packages: Mapping[str, str]) -> list[str]:
-    """Return what pip must install for the modules that this Python cannot find."""
-    return [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
+    """Return what pip must install for the modules that this Python lacks, or has in another version."""
+    return [name for module, name in packages.items() if not _is_there(module, name)]
+
+
+def _is_there(module: str, name: str) -> bool:
+    requirement = Requirement(name)
+    try:
+        version = importlib.metadata.version(requirement.name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return importlib.util.find_spec(module) is not None and version in requirement.specifier
 
 
 def pip_command(python: Path, packages: Sequence[str], wheels: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from bench.gpu.layers import Case, all_cases
-from bench.gpu.sections import Task, only
+from bench.gpu.sections import Cut, Task, only
 from bench.gpu.values import Answer
 from mucudnn.backends.cudnn.configurations import EngineConfiguration
 from mucudnn.backends.cudnn.constants import ConvolutionMode, DataType
@@ -191,6 +191,7 @@ def rows(task: Task) -> Iterator[object]:
     with ground.precision(allow_tf32=True):
         for case in all_cases(task.layers):
             if task.deadline.is_over:
+                yield Cut(f"{case.layer}, {case.problem.op}, {case.setting} and what follows")
                 return
             asked = [*_legacy_rows(legacy, ground.handle(), case)]
             yield from asked

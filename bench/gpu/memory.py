@@ -88,6 +88,8 @@ def _built(ground: Ground, layers: Sequence[Layer], deadline: Deadline) -> tuple
             for op in ConvOp:
                 problem = layer.problem(op, dtype, Layout.CHANNELS_LAST)
                 for each in enumerator.candidates(problem):
+                    if deadline.is_over:
+                        return plans, done
                     build = functools.partial(
                         enumerator.plan, problem, each.engine, each.knobs, accumulate=False
                     )

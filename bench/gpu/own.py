@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.gpu.ground import Ground
 from bench.gpu.layers import Case, all_cases
-from bench.gpu.sections import Task, attempted, only
+from bench.gpu.sections import Cut, Task, attempted, only
 from bench.gpu.values import Answer
 from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
@@ -45,6 +45,7 @@ def rows(task: Task) -> Iterator[object]:
     with task.ground.precision(allow_tf32=True):
         for case in all_cases(task.layers):
             if task.deadline.is_over:
+                yield Cut(f"{case.layer}, {case.problem.op}, {case.setting} and what follows")
                 return
             yield _row(task.ground, case)
 

@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bench.gpu.contest import CandidateRow, CaseRow, Contest
 from bench.gpu.ground import Ground
-from bench.gpu.layers import Case, Layer, cases
+from bench.gpu.layers import Case, cases
 from bench.gpu.sections import Deadline, Task, attempted, only
 from bench.gpu.values import Answer, duration
 from mucudnn.intervals import Verdict, median
@@ -27,16 +27,23 @@ class LeftOutRow:
     reason: str
 
 
-def measured_cases(layers: Mapping[str, Layer]) -> Iterator[Case]:
-    """Yield the problems in the order in which they are measured: what matters most goes first."""
-    yield from cases(layers, "bfloat16", Layout.CHANNELS_LAST)
-    yield from cases(layers, "float32", Layout.CHANNELS_LAST)
-    yield from cases(layers, "float32", Layout.CONTIGUOUS, allow_tf32=False)
-
-
-def rows(task: Task) -> Iterator[object]:
+def in_bfloat16(task: Task) -> Iterator[object]:
     """Yield the candidates of one problem after the other, as long as there is time."""
-    for case in measured_cases(task.layers):
+    yield from _rows(task, cases(task.layers, "bfloat16", Layout.CHANNELS_LAST))
+
+
+def in_tf32(task: Task) -> Iterator[object]:
+    """Yield those of float32, multiplied in TF32."""
+    yield from _rows(task, cases(task.layers, "float32", Layout.CHANNELS_LAST))
+
+
+def in_float32(task: Task) -> Iterator[object]:
+    """Yield those of strict float32, in NCHW."""
+    yield from _rows(task, cases(task.layers, "float32", Layout.CONTIGUOUS, allow_tf32=False))
+
+
+def _rows(task: Task, measured: Iterable[Case]) -> Iterator[object]:
+    for case in measured:
         if task.deadline.is_over:
             yield _left_out(case, "the time was up")
             continue
@@ -63,7 +70,11 @@ def answers(rows: Sequence[object]) -> Iterator[Answer]:
     tried = [row for row in only(CandidateRow, rows) if row.rank is not None]
     found = only(CaseRow, rows)
     left_out = len(only(LeftOutRow, rows))
-    yield Answer("How many problems were measured?", f"{len(found)}; {left_out} were left out")
+    missed = sum(row.not_reached for row in found)
+    yield Answer(
+        "How many problems were measured?",
+        f"{len(found)}; {left_out} were left out, and {missed} candidates of the others",
+    )
     wrong = sum(not row.is_right for row in tried)
     guards = sum(row.is_guard_intact is False for row in tried)
     yield Answer(

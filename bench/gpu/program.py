@@ -41,7 +41,10 @@ SECTIONS = (
     Section("memory", "Memory that stays", memory.rows, memory.answers, share=6),
     Section("own", "Memory of PyTorch's own convolution", own.rows, own.answers, share=6),
     Section("engines", "Every engine on one layer", engines.rows, engines.answers, share=12),
-    Section("plans", "Every candidate of every layer", plans.rows, plans.answers, share=50),
+    # Three, so that a candidate that ends a process costs one of them.
+    Section("bfloat16", "Every candidate in bfloat16", plans.in_bfloat16, plans.answers, share=20),
+    Section("tf32", "Every candidate in float32 with TF32", plans.in_tf32, plans.answers, share=15),
+    Section("float32", "Every candidate in strict float32, NCHW", plans.in_float32, plans.answers, share=15),
 )
 """What all others depend on goes first, and what takes longest last."""
 

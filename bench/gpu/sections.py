@@ -80,6 +80,13 @@ class Section:
 
 
 @dataclasses.dataclass(frozen=True)
+class Cut:
+    """What was left out, because the time was up."""
+
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Result:
     """What a section has found.
 
@@ -122,7 +129,8 @@ def run_section(
     except Exception:  # noqa: BLE001  # whatever it is, it is the answer
         failure = _told()
     try:
-        answers = tuple(section.answers(rows))
+        cuts = (Answer(section.about, f"cut short for want of time: {cut.what}") for cut in only(Cut, rows))
+        answers = (*cuts, *section.answers(rows))
     except Exception:  # noqa: BLE001  # whatever it is, it is the answer
         failure = failure or _told()
     if failure is not None:
