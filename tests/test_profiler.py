@@ -194,7 +194,7 @@ def test_what_exceeds_the_limit_is_refused_with_both_sizes() -> None:
     profile = _profiler(backend, limit_bytes=4096).profile(_problem())
 
     reasons = {refusal.reason for refusal in profile.refusals if refusal.algorithm == "scripted:large"}
-    assert reasons == {"it needs 8 KiB, the limit is 4 KiB"}
+    assert reasons == {"it needs 8192 bytes (0.0078 MiB), the limit is 4096 bytes (0.0039 MiB)"}
 
 
 def test_a_refusal_for_size_is_measured_again_under_a_larger_limit() -> None:
