@@ -68,7 +68,8 @@ class InfeasibleError(MucudnnError):
             candidates' sizes add up to the batch, or where their workspaces are not known.
         site: where in the model, as text; None if it concerns no single site.
         is_total: whether the limit is that of all convolutions together; then `least_bytes` is their sum,
-            and the site is the one that needs most.
+            and the site is the one that needs most; without a sum, one that was seen to take more than it
+            declares, and more than the others leave.
     """
 
     def __init__(
@@ -92,8 +93,12 @@ class InfeasibleError(MucudnnError):
             where = f" for {self.site!r}" if self.site else ""
             what = f"No division{where} fits {limit}"
         if self.least_bytes is None:
-            greedy = f": {self.site!r} takes more than it declares" if self.is_total and self.site else ""
-            return f"{what}{greedy}, and it is not known what would do."
+            found = (
+                f": {self.site!r} found no room for what it was seen to take"
+                if self.is_total and self.site
+                else ""
+            )
+            return f"{what}{found}, and it is not known what would do."
         most = f", of which {self.site!r} needs most" if self.is_total and self.site else ""
         return f"{what}; a limit of {format_exactly(self.least_bytes)} would do{most}."
 

@@ -150,7 +150,12 @@ class LiveMeasurer:
         }
         fitting = [each for each in divisions if fits_as_seen(weights[each.key], limits.of(each))]
         refusals = tuple(
-            _too_large(division_trial(problem, division), weights[division.key], limits.of(division))
+            _too_large(
+                division_trial(problem, division),
+                weights[division.key],
+                limits.of(division),
+                "limit" if limits.of(division) == limits.limit_bytes else "room in the limit of all sites",
+            )
             for division in divisions
             if division not in fitting
         )
@@ -273,9 +278,9 @@ class LiveMeasurer:
         }
 
 
-def _too_large(trial: Trial, needed: int | None, limit_bytes: int) -> Record:
+def _too_large(trial: Trial, needed: int | None, limit_bytes: int, bound: str = "limit") -> Record:
     what = "more" if needed is None else format_exactly(needed)
-    reason = f"it needs {what}, the limit is {format_exactly(limit_bytes)}"
+    reason = f"it needs {what}, the {bound} is {format_exactly(limit_bytes)}"
     refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, reason)
     return Record(trial, needed, refusal=refusal, limit_bytes=limit_bytes)
 

@@ -118,6 +118,11 @@ class Profiler:
             BackendError: a division cannot be measured.
         """
         limits = Limits(self.limit_bytes, rooms or {})
+        whole = self._store.comparison(self.environment, problem, [each.key for each in divisions])
+        if whole is not None and all(
+            fits_as_seen(whole.workspaces.get(each.key), limits.of(each)) for each in divisions
+        ):
+            return Outcome.of(whole)  # whatever was refused since, in less room
         refused = self._refused(problem, divisions, limits)
         fitting = [division for division in divisions if division.key not in refused]
         known = self._store.comparison(self.environment, problem, [each.key for each in fitting])

@@ -101,15 +101,16 @@ class Replay:
             BackendError: a part was never recorded, or has no times.
         """
         known = self._records_of(problem)
-        found = [(known.get(division_trial(problem, each)), limits.of(each)) for each in divisions]
+        comparisons = self._store.comparisons_of(self._environment, problem)
         refusals = [
             record
-            for record, limit_bytes in found
-            if record is not None and not fits_as_seen(record.workspace_bytes, limit_bytes)
+            for division in divisions
+            if (record := known.get(division_trial(problem, division))) is not None
+            and not fits_as_seen(record.workspace_bytes, limits.of(division))
+            and not _has_fitted(division, comparisons, limits.of(division))
         ]
         refused = {record.trial.algorithm for record in refusals}
         fitting = [division for division in divisions if division.key not in refused]
-        comparisons = self._store.comparisons_of(self._environment, problem)
         recorded = _smallest_with([division.key for division in fitting], comparisons)
         outcome = recorded or self._predict(problem, fitting, comparisons)
         return Compared(outcome, tuple(refusals))
@@ -147,6 +148,8 @@ class Replay:
         for division in divisions:
             records = [self._part(problem, part.algorithm, part.batch) for part in division.parts]
             seen = [each.workspaces.get(division.key, 0) for each in comparisons]
+            refused = self._records_of(problem).get(division_trial(problem, division))
+            seen += [] if refused is None else [refused.workspace_bytes or 0]
             estimates[division.key] = predicted_estimate(division, records)
             workspaces[division.key] = max([record.workspace_bytes or 0 for record in records] + seen)
         return Outcome(estimates, workspaces)
@@ -183,6 +186,11 @@ def replaying(name: str) -> Iterator[Replay]:
                 f"{'; '.join(numbered(environments))}, but got {PREFIX + name!r}."
             )
         yield Replay(store, environments[place - 1])
+
+
+def _has_fitted(division: Division, comparisons: Sequence[Comparison], limit_bytes: int) -> bool:
+    """Whether a division was timed and took no more: it may have been refused for less room."""
+    return any(fits_as_seen(each.workspaces.get(division.key), limit_bytes) for each in comparisons)
 
 
 def _is_division(name: str) -> bool:

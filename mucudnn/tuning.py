@@ -44,6 +44,28 @@ class _Solution(NamedTuple):
     fitting: Sequence[Candidate]
 
 
+class _Pool:
+    """What sharing mode has left of the limit when every site has what its division declares.
+
+    Sites whose divisions are seen to take more than they declare draw on it; what a division is seen to take
+    is known to the noise of weighing.
+    """
+
+    def __init__(self, limit_bytes: int, divisions: Iterable[Division]) -> None:
+        self._spare_bytes = limit_bytes - sum(division.workspace_bytes for division in divisions)
+
+    def room(self, division: Division, sites: int) -> int:
+        """Return what each of so many sites that are alike may be seen to take."""
+        return division.workspace_bytes + max(self._spare_bytes, 0) // sites
+
+    def settle(self, division: Division, chosen: Division, evidence: Evidence, sites: int) -> None:
+        """Take what these sites take beyond what was allotted to them, or give back what they leave of it."""
+        taken, seen = chosen.workspace_bytes, evidence.workspace_bytes
+        if seen is not None and not fits_as_seen(seen, taken):
+            taken = min(seen, self.room(division, sites))  # what is above is noise
+        self._spare_bytes -= sites * (taken - division.workspace_bytes)
+
+
 class Tuning:
     """One run of the tuner: what a model computes, and a profiler that measures it under a limit."""
 
@@ -86,28 +108,22 @@ class Tuning:
     def _assignments(
         self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, _Solution]
     ) -> Iterator[Assignment]:
-        """Yield what every site runs after all; equal problems with equal divisions are confirmed once.
-
-        In sharing mode a site has what its division declares and what other sites leave of the limit.
-        """
-        spare_bytes = self._profiler.limit_bytes - sum(
-            solution[site].division.workspace_bytes for site in self._problems
-        )
-        sites = Counter((problem, solution[site].division.key) for site, problem in self._problems.items())
+        """Yield what every site runs after all; equal problems with equal divisions are confirmed once."""
+        solved = {site: solution[site].division for site in self._problems}
+        pool = _Pool(self._profiler.limit_bytes, solved.values()) if self._mode is Mode.SHARING else None
+        alike = Counter((problem, solved[site].key) for site, problem in self._problems.items())
         confirmed: dict[tuple[ConvProblem, str], tuple[Division, Evidence]] = {}
         for site, problem in self._problems.items():
-            solved = solution[site]
-            key, allotted_bytes = (problem, solved.division.key), solved.division.workspace_bytes
+            key, (division, fitting) = (problem, solved[site].key), solution[site]
             if key not in confirmed:
-                room_bytes = self._profiler.limit_bytes
-                if self._mode is Mode.SHARING:
-                    room_bytes = allotted_bytes + spare_bytes // sites[key]
+                room_bytes = self._profiler.limit_bytes if pool is None else pool.room(division, alike[key])
                 base = self._base(profiles[problem])
-                confirmed[key] = self._confirm(site, solved.division, solved.fitting, base, room_bytes)
-                spare_bytes -= sites[key] * (_taken_bytes(*confirmed[key]) - allotted_bytes)
+                confirmed[key] = self._confirm(site, division, fitting, base, room_bytes)
+                if pool is not None:
+                    pool.settle(division, *confirmed[key], alike[key])
             self._done += problem.flops
             chosen, evidence = confirmed[key]
-            yield Assignment(site, problem, chosen, tuple(sorted(solved.fitting)), evidence)
+            yield Assignment(site, problem, chosen, tuple(sorted(fitting)), evidence)
 
     def _profile(self, problem: ConvProblem) -> Profile:
         self._progress.at(f"profiling {problem}", self._done)
@@ -215,12 +231,6 @@ class Tuning:
         if self._mode is Mode.SHARING:  # that one site would do says nothing about what all would need
             return InfeasibleError(limit_bytes, None, str(site), is_total=True)
         return InfeasibleError(limit_bytes, min(outcome.workspaces.values(), default=None), str(site))
-
-
-def _taken_bytes(chosen: Division, evidence: Evidence) -> int:
-    """Return what a division takes: what it declares, unless it was seen to take more."""
-    declared, seen = chosen.workspace_bytes, evidence.workspace_bytes
-    return declared if seen is None or fits_as_seen(seen, declared) else seen
 
 
 def _within(candidates: Iterable[Candidate], division: Division) -> list[Candidate]:

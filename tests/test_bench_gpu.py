@@ -385,10 +385,12 @@ def test_strict_float32_is_measured_under_its_own_rules(contests: list[object]) 
 
 
 def test_the_answers_count_what_was_found(contests: list[object]) -> None:
-    told = {each.question: each.text for each in plans.answers(contests)}
+    told = {each.question: each.text for each in plans.answers("three settings", contests)}
 
-    assert told["How many problems were measured?"] == "9; 0 were left out, and 0 candidates of the others"
-    assert told["Is the fastest plan faster than PyTorch's own (benchmark off)?"] == (
+    assert told["How many problems were measured in three settings?"] == (
+        "9; 0 were left out, and 0 candidates of the others"
+    )
+    assert told["Is the fastest plan in three settings faster than PyTorch's own (benchmark off)?"] == (
         "FASTER 0, SLOWER 0, SAME 9, AMBIGUOUS 0"
     )
 

@@ -12,6 +12,7 @@ from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError
 from mucudnn.live import LiveMeasurer
+from mucudnn.measuring import division_trial
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Profile, RefusalKind, Trial
 from mucudnn.profiler import Profiler
@@ -186,6 +187,23 @@ def test_nothing_above_the_limit_is_ever_run(op: ConvOp) -> None:
     profiler.compare(_problem(op=op), [_division("scripted:own", 2, 4), _division("scripted:large", 2, 4)])
 
     assert 0 < backend.largest_bytes <= 2500
+
+
+def test_a_division_is_held_to_its_room_and_that_is_told() -> None:
+    backend, store = ScriptedBackend({"fast": Recipe(rate(0.5 * MS), sample_bytes=10**5)}), MemoryStore()
+    own, fast = _division("scripted:own", 8, 1), _division("scripted:fast", 8, 1)
+    profiler = _profiler(backend, MIB, store)
+
+    narrow = profiler.compare(_problem(), [own, fast], {fast.key: 700_000})
+    wide = profiler.compare(_problem(), [own, fast], {fast.key: 800_000})
+
+    (record,) = store.records(profiler.environment, [division_trial(_problem(), fast)]).values()
+    assert record.refusal is not None
+    assert record.refusal.reason.endswith("the room in the limit of all sites is 700000 bytes (0.6676 MiB)")
+    assert list(narrow.estimates) == [own.key]
+    assert list(wide.estimates) == [own.key, fast.key]
+    assert profiler.compare(_problem(), [own, fast], {fast.key: 700_000}).estimates == narrow.estimates
+    assert profiler.compare(_problem(), [own, fast], {fast.key: 800_000}) == wide
 
 
 def test_what_exceeds_the_limit_is_refused_with_both_sizes() -> None:

@@ -31,6 +31,7 @@ from mucudnn.store import SqliteStore
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.examples import a_problem, a_record, a_trial, an_environment
 from tests.models import Listener, a_batch, a_chain, an_extraction, on_one_thread
+from tests.plans import algorithms_of
 from tests.recordings import (
     MIB,
     Elsewhere,
@@ -104,6 +105,25 @@ def test_the_plan_of_a_replay_is_the_recorded_one_byte_for_byte(
     recorded = record(path, a_backend(), an_extraction(a_chain()), limit, mode)
 
     assert _replayed(path, limit, mode=mode).to_text() == recorded.to_text()
+
+
+def test_what_was_refused_for_its_room_alone_is_refused_in_the_replay_and_in_a_second_run(
+    tmp_path: Path,
+) -> None:
+    # One site of several finds room for what its division was seen to take.
+    greedy = Recipe(rate(0.1 * MS), sample_bytes=100, unforeseen_bytes=2 * MIB)
+    backend = ScriptedBackend({"greedy": greedy, "modest": Recipe(rate(0.5 * MS))})
+    path, extraction = tmp_path / "recording", an_extraction(a_chain())
+
+    first = record(path, backend, extraction, 3 * MIB, Mode.SHARING)
+    second = record(path, backend, extraction, 3 * MIB, Mode.SHARING)
+    reuse = record(path, backend, extraction, 3 * MIB, Mode.REUSE)
+
+    assert first.to_text() == second.to_text()
+    assert _replayed(path, 3 * MIB, mode=Mode.SHARING).to_text() == first.to_text()
+    assert _replayed(path, 3 * MIB, mode=Mode.REUSE).to_text() == reuse.to_text()
+    assert {"scripted:greedy", "scripted:modest"} <= algorithms_of(first)
+    assert algorithms_of(reuse) == {"scripted:greedy"}
 
 
 def test_a_replay_measures_nothing(chain: tuple[Path, Plan]) -> None:

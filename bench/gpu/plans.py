@@ -65,33 +65,35 @@ def _left_out(case: Case, reason: str) -> LeftOutRow:
     return LeftOutRow(case.layer, case.problem.op, case.setting, reason)
 
 
-def answers(rows: Sequence[object]) -> Iterator[Answer]:
+def answers(setting: str, rows: Sequence[object]) -> Iterator[Answer]:
     """Yield how many plans are right, where the fastest stands, and what launching costs."""
     tried = [row for row in only(CandidateRow, rows) if row.rank is not None]
     found = only(CaseRow, rows)
     left_out = len(only(LeftOutRow, rows))
     missed = sum(row.not_reached for row in found)
     yield Answer(
-        "How many problems were measured?",
+        f"How many problems were measured in {setting}?",
         f"{len(found)}; {left_out} were left out, and {missed} candidates of the others",
     )
     wrong = sum(not row.is_right for row in tried)
     guards = sum(row.is_guard_intact is False for row in tried)
     yield Answer(
-        "Is every candidate right, as a whole and in parts (beta 0, 1, 1, 1; result of NaN before)?",
+        f"Is every candidate in {setting} right, as a whole and in parts (beta 0, 1, 1, 1; NaN before)?",
         f"{len(tried) - wrong} of {len(tried)} are; {guards} touched what lies behind their workspace",
     )
     ranks = [row.rank for row in found if row.rank is not None]
     yield Answer(
-        "How often is cuDNN's first plan the fastest?",
+        f"How often is cuDNN's first plan the fastest in {setting}?",
         f"in {ranks.count(0)} of {len(ranks)} problems; else it stands {max(ranks, default=0)} places down "
         "at most",
     )
-    yield Answer("Is the fastest plan faster than PyTorch's own (benchmark off)?", _verdicts(found))
+    yield Answer(
+        f"Is the fastest plan in {setting} faster than PyTorch's own (benchmark off)?", _verdicts(found)
+    )
     plans = [row.host_us for row in tried if row.host_us is not None]
     owns = [row.host_us for row in only(CandidateRow, rows) if row.rank is None and row.host_us is not None]
     yield Answer(
-        "What does a launch cost the host?",
+        f"What does a launch in {setting} cost the host?",
         f"{_median_duration(plans)} a plan, {_median_duration(owns)} PyTorch's own (medians of "
         f"{len(plans)} and {len(owns)})",
     )

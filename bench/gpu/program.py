@@ -4,10 +4,11 @@ import argparse
 import contextlib
 import datetime
 import faulthandler
+import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.gpu import (
@@ -26,8 +27,14 @@ from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.layers import LAYERS, MIDDLING
 from bench.gpu.sections import Deadline, Result, Section, Task, run_section
+from bench.gpu.values import Answer
 from mucudnn.errors import MucudnnError
 from mucudnn.report.table import table
+
+
+def _told(setting: str) -> Callable[[Sequence[object]], Iterable[Answer]]:
+    return functools.partial(plans.answers, setting)
+
 
 SECTIONS = (
     Section("device", "The device", device.rows, device.answers, share=1),
@@ -42,9 +49,15 @@ SECTIONS = (
     Section("own", "Memory of PyTorch's own convolution", own.rows, own.answers, share=6),
     Section("engines", "Every engine on one layer", engines.rows, engines.answers, share=12),
     # Three, so that a candidate that ends a process costs one of them.
-    Section("bfloat16", "Every candidate in bfloat16", plans.in_bfloat16, plans.answers, share=20),
-    Section("tf32", "Every candidate in float32 with TF32", plans.in_tf32, plans.answers, share=15),
-    Section("float32", "Every candidate in strict float32, NCHW", plans.in_float32, plans.answers, share=15),
+    Section("bfloat16", "Every candidate in bfloat16", plans.in_bfloat16, _told("bfloat16"), share=20),
+    Section("tf32", "Every candidate in float32 with TF32", plans.in_tf32, _told("TF32"), share=15),
+    Section(
+        "float32",
+        "Every candidate in strict float32, NCHW",
+        plans.in_float32,
+        _told("strict float32"),
+        share=15,
+    ),
 )
 """What all others depend on goes first, and what takes longest last."""
 

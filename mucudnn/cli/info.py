@@ -16,7 +16,7 @@ from mucudnn.profile import Environment
 from mucudnn.replay import numbered
 from mucudnn.report import describe_environment, describe_facts, render_notes
 from mucudnn.report.plans import waits_by_default
-from mucudnn.store import SqliteStore, default_path, expanded
+from mucudnn.store import default_path, expanded, readable_store
 from mucudnn.version import __version__
 
 _STANDARD_OUTPUT = "-"
@@ -155,9 +155,8 @@ class _Kept(NamedTuple):
         """Return what the file holds; it is only read, unless a write that a crash tore is to be undone."""
         if not path.exists() or (path.is_file() and path.stat().st_size == 0):
             return cls()
-        has_journal = path.with_name(f"{path.name}-journal").exists()
         try:
-            with SqliteStore(path, read_only=not has_journal) as store:
+            with readable_store(path) as store:
                 return cls(store.count(), store.environments())
         except StoreError as error:
             return cls(None, failure=error)

@@ -8,7 +8,7 @@ from mucudnn.cli.options import FILE, json_option
 from mucudnn.cli.output import print_json
 from mucudnn.plan import Plan
 from mucudnn.report import plan_as_json, refusals_as_json, refusals_of, render_plan, render_refusals
-from mucudnn.store import SqliteStore, default_path, expanded
+from mucudnn.store import default_path, expanded, readable_store
 
 
 @click.command("show")
@@ -34,7 +34,7 @@ def show_command(path: Path, with_refusals: bool, store: Path | None, as_json: b
     if not with_refusals:
         print_plan(plan, as_json)
         return
-    with SqliteStore(expanded(store or default_path()), read_only=True) as opened:
+    with readable_store(expanded(store or default_path())) as opened:
         refusals = refusals_of(plan, opened)
     if as_json:
         print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})

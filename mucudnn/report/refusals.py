@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
+from mucudnn.choices import Mode
 from mucudnn.errors import StoreError
 from mucudnn.measuring import is_settled, judged
 from mucudnn.plan import ConvSite, Plan
@@ -50,8 +51,13 @@ def _refusals(plan: Plan, records: Iterable[Record]) -> Iterator[Refusal]:
             needed, limit = map(format_exactly, (record.workspace_bytes, plan.limit_bytes))
             reason = f"it needs {needed}, the limit is {limit}"
             yield Refusal(trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, reason)
-        elif found is not None and is_settled(record, plan.limit_bytes):
+        elif found is not None and (is_settled(record, plan.limit_bytes) or _is_of_room(plan, record)):
             yield found
+
+
+def _is_of_room(plan: Plan, record: Record) -> bool:
+    """Whether a division as a whole was refused for what a site had of the limit of all."""
+    return plan.mode is Mode.SHARING and "@" in record.trial.algorithm
 
 
 def _records_of(plan: Plan, problem: ConvProblem, store: SqliteStore) -> Iterator[Record]:

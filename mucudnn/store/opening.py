@@ -28,6 +28,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path)
 
 
+def readable_store(path: Path) -> SqliteStore:
+    """Return the store in a file that is only read, unless a write that a crash tore is to be undone.
+
+    Raises:
+        StoreError: as for `open_store`; or the file does not exist or holds nothing.
+    """
+    return SqliteStore(path, read_only=not path.with_name(f"{path.name}-journal").exists())
+
+
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
     """Return the store in the file that `store` names (None names `default_path`), or `store` itself.
 
