@@ -6,13 +6,12 @@ from the index that pip knows. It needs nothing but Python and pip.
 
 import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from pip._vendor.packaging.requirements import Requirement
 
 REQUIRED = {
     "numpy": "numpy",
@@ -37,13 +36,21 @@ def missing(packages: Mapping[str, str]) -> list[str]:
     return [name for module, name in packages.items() if not _is_there(module, name)]
 
 
-def _is_there(module: str, name: str) -> bool:
-    requirement = Requirement(name)
+def _is_there(module: str, requirement: str) -> bool:
+    name, _, bounds = re.sub(r"(?=[<>])", " ", requirement, count=1).partition(" ")
     try:
-        version = importlib.metadata.version(requirement.name)
+        version = _numbers(importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return False
-    return importlib.util.find_spec(module) is not None and version in requirement.specifier
+    fits = all(
+        version >= _numbers(bound) if sign == ">=" else version < _numbers(bound)
+        for sign, bound in re.findall(r"(>=|<)([\d.]+)", bounds)
+    )
+    return fits and importlib.util.find_spec(module) is not None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def pip_command(python: Path, packages: Sequence[str], wheels: str | None) -> list[str]:
