@@ -154,7 +154,7 @@ class LiveMeasurer:
                 division_trial(problem, division),
                 weights[division.key],
                 limits.of(division),
-                "limit" if limits.of(division) == limits.limit_bytes else "room in the limit of all sites",
+                limits.bound_of(division),
             )
             for division in divisions
             if division not in fitting

@@ -30,6 +30,10 @@ class Limits(NamedTuple):
         """Return the bytes that `division` may be seen to take."""
         return min(self.limit_bytes, self.rooms.get(division.key, self.limit_bytes))
 
+    def bound_of(self, division: Division) -> str:
+        """Return what it is that bounds `division`, in words."""
+        return "limit" if self.of(division) == self.limit_bytes else "room in the limit of all sites"
+
 
 class Compared(NamedTuple):
     """What came of a comparison.
@@ -99,6 +103,11 @@ class Measurer(Protocol):
 def division_trial(problem: ConvProblem, division: Division) -> Trial:
     """Return the trial as which a finished division that is too large is kept."""
     return Trial(problem, division.key, whole=True)
+
+
+def is_division(trial: Trial) -> bool:
+    """Return whether a trial stands for a finished division, as `division_trial` names it."""
+    return "@" in trial.algorithm
 
 
 def is_settled(record: Record | None, limit_bytes: int) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
-from mucudnn.measuring import Compared, Limits, division_trial, fits_as_seen, is_settled
+from mucudnn.measuring import Compared, Limits, division_trial, fits_as_seen, is_division, is_settled
 from mucudnn.outcome import Outcome, predicted_estimate
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Trial
@@ -62,7 +62,7 @@ class Replay:
         found = [
             trial.algorithm
             for trial in self._records_of(problem)
-            if trial.whole == whole and not _is_division(trial.algorithm)
+            if trial.whole == whole and not is_division(trial)
         ]
         if not found:
             role = "whole mini-batch" if whole else "micro-batch"
@@ -191,11 +191,6 @@ def replaying(name: str) -> Iterator[Replay]:
 def _has_fitted(division: Division, comparisons: Sequence[Comparison], limit_bytes: int) -> bool:
     """Whether a division was timed and took no more: it may have been refused for less room."""
     return any(fits_as_seen(each.workspaces.get(division.key), limit_bytes) for each in comparisons)
-
-
-def _is_division(name: str) -> bool:
-    """Whether a trial's algorithm is the key of a finished division, as which one too large is kept."""
-    return "@" in name
 
 
 def _smallest_with(keys: Sequence[str], comparisons: Sequence[Comparison]) -> Outcome | None:

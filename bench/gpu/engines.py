@@ -89,11 +89,12 @@ def problems(layer: Layer) -> Iterator[ConvProblem]:
 
 def rows(task: Task) -> Iterator[object]:
     """Yield what is refused and what offers itself, which takes no time, then how every engine runs."""
+    listed: dict[ConvProblem, Sequence[EngineConfiguration]] = {}
     for problem in problems(task.middling):
         yield from refused(task.ground, problem)
-        yield from noted(task.ground, problem)
-    for problem in problems(task.middling):
-        found = task.ground.enumerator().listed(problem, Search.EXHAUSTIVE)
+        listed[problem] = task.ground.enumerator().listed(problem, Search.EXHAUSTIVE)
+        yield from noted(problem, listed[problem])
+    for problem, found in listed.items():
         needs = (each.workspace_bytes for each in found)
         stand = None
         for each in best_of_each_engine(found):
@@ -106,9 +107,8 @@ def rows(task: Task) -> Iterator[object]:
             yield _engine_row(task.ground, stand, each)
 
 
-def noted(ground: Ground, problem: ConvProblem) -> Iterator[NotedRow]:
+def noted(problem: ConvProblem, found: Sequence[EngineConfiguration]) -> Iterator[NotedRow]:
     """Yield every engine that offers itself for `problem`, with its notes."""
-    found = ground.enumerator().listed(problem, Search.EXHAUSTIVE)
     for each in best_of_each_engine(found):
         yield NotedRow(problem.op, problem.dtype, problem.kernel_size[0], each.engine, each.notes)
 

@@ -89,20 +89,14 @@ def tune_command(
       mucudnn tune torchvision.models:resnet18 --input 32x3x224x224 --workspace-limit 64MiB -o plan.json
     """
     _check_writable(output)
-    from mucudnn.options import checked_backend  # here, so that help and other commands do not wait for torch
-    from mucudnn.tuner import tune
-
-    try:
-        checked_backend(backend)
-    except OptionError as error:
-        raise click.BadParameter(str(error), param_hint="'--backend'") from error
+    _check_backend(backend, store)
     start = time.perf_counter()
-    to_stderr = contextlib.redirect_stdout(sys.stderr)  # whatever the model prints, stdout has the plan alone
     is_replay = backend.startswith(PREFIX)
-    if is_replay and store is not None:
-        raise click.BadParameter("a recording is its own store; leave this out.", param_hint="'--store'")
     kept: Store = MemoryStore() if is_replay else open_store(store)
+    to_stderr = contextlib.redirect_stdout(sys.stderr)  # whatever the model prints, stdout has the plan alone
     with kept as opened, _telling_what_is_kept(opened), to_stderr:
+        from mucudnn.tuner import tune  # here, so that help and other commands do not wait for torch
+
         device = device_of_backend(backend)
         model = load_model(target)
         prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
@@ -119,14 +113,11 @@ def tune_command(
             plan.save(output)  # before anything is printed: whoever reads that may leave
     finally:
         print_plan(plan, as_json)
-    if is_replay:
-        say(f"Answered in {seconds:.1f} s by {backend.removeprefix(PREFIX)}; nothing was measured.", as_json)
-    else:
-        say(f"Tuned in {seconds:.1f} s.", as_json)
-    if output is None:
-        say("The plan is not saved; -o FILE saves it.", as_json)
-    else:
-        say(f"The plan is saved in {output}.", as_json)
+    say(_how_it_went(seconds, backend), as_json)
+    say(
+        "The plan is not saved; -o FILE saves it." if output is None else f"The plan is saved in {output}.",
+        as_json,
+    )
 
 
 def _check_writable(output: Path | None) -> None:
@@ -138,6 +129,24 @@ def _check_writable(output: Path | None) -> None:
         raise click.BadParameter(
             f"its folder must exist and be writable, but got '{output}'.", param_hint="'-o' / '--output'"
         )
+
+
+def _check_backend(backend: str, store: Path | None) -> None:
+    """Refuse a backend that there is not, and a store beside a recording, which is its own."""
+    from mucudnn.options import checked_backend  # here, so that help and other commands do not wait for torch
+
+    try:
+        checked_backend(backend)
+    except OptionError as error:
+        raise click.BadParameter(str(error), param_hint="'--backend'") from error
+    if backend.startswith(PREFIX) and store is not None:
+        raise click.BadParameter("a recording is its own store; leave this out.", param_hint="'--store'")
+
+
+def _how_it_went(seconds: float, backend: str) -> str:
+    if backend.startswith(PREFIX):
+        return f"Answered in {seconds:.1f} s by {backend.removeprefix(PREFIX)}; nothing was measured."
+    return f"Tuned in {seconds:.1f} s."
 
 
 @contextlib.contextmanager

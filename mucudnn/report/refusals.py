@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mucudnn.choices import Mode
 from mucudnn.errors import StoreError
-from mucudnn.measuring import is_settled, judged
+from mucudnn.measuring import is_division, is_settled, judged
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
@@ -26,8 +26,9 @@ def refusals_of(plan: Plan, store: SqliteStore) -> dict[ConvProblem, list[Refusa
     """Return what `store` holds against algorithms and divisions, for each problem of `plan`.
 
     What was measured and is larger or less exact than the plan allows counts as well. Refusals for size under
-    a smaller limit than the plan's say nothing of it and are left out. None stands for a problem of which
-    the store knows nothing.
+    a smaller limit than the plan's say nothing of it and are left out, but for divisions in sharing mode,
+    whose sites have less room than the limit of all. None stands for a problem of which the store knows
+    nothing.
 
     Raises:
         StoreError: the plan was not made from this store, or the store cannot be read.
@@ -57,7 +58,7 @@ def _refusals(plan: Plan, records: Iterable[Record]) -> Iterator[Refusal]:
 
 def _is_of_room(plan: Plan, record: Record) -> bool:
     """Whether a division as a whole was refused for what a site had of the limit of all."""
-    return plan.mode is Mode.SHARING and "@" in record.trial.algorithm
+    return plan.mode is Mode.SHARING and is_division(record.trial)
 
 
 def _records_of(plan: Plan, problem: ConvProblem, store: SqliteStore) -> Iterator[Record]:
