@@ -279,6 +279,15 @@ class TileGeometry:
         elements = math.prod(self.y_tiles) * self.group
         return _plane_length(elements) if self.problem.op is ConvOp.WGRAD else elements
 
+    @cached_property
+    def filter_plane(self) -> int:
+        """Elements from one plane of the filter to the next.
+
+        A gradient's are sums of products, and lie close together for the reason that y's do.
+        """
+        elements = self.x_group * self.group
+        return elements if self.problem.op is ConvOp.WGRAD else _plane_length(elements)
+
     @property
     def has_short_filter(self) -> bool:
         """Whether the filter's transform is quicker as one product than as one for each axis."""
@@ -334,7 +343,7 @@ class TileGeometry:
         for every thread, and the sum of the values that were found.
         """
         dtype = self.problem.dtype
-        planes = (self.taps[0] * self.planes * self.x_group * self.group,)
+        planes = (self.taps[0] * self.planes * self.filter_plane,)
         regions = [Region("filter", planes, dtype)]
         if self.problem.op is ConvOp.WGRAD:
             regions += [Region(f"filter{worker}", planes, dtype) for worker in range(1, self.workers)]

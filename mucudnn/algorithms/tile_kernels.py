@@ -163,12 +163,12 @@ def _filter_view(tensor: Tensor) -> Tensor:
 def _slice_space(geometry: TileGeometry, arena: _Arena) -> SliceSpace:
     h, w = geometry.forms
     front, back, turning = arena["front"], arena["back"], _turning(geometry, arena)
-    planes, deep, y_plane = geometry.planes, geometry.taps[0], geometry.y_plane
+    planes, y_plane = geometry.planes, geometry.y_plane
     products = arena["sum"] if geometry.is_summed else back
     if geometry.is_filter_turned or geometry.problem.op is ConvOp.DGRAD:
-        u = arena.planes.view(deep, planes, geometry.x_group, geometry.group)
+        u = _filter_planes(geometry, arena).unflatten(2, (geometry.x_group, geometry.group))
     else:
-        u = arena.planes.view(deep, planes, geometry.group, geometry.x_group).transpose(2, 3)
+        u = _filter_planes(geometry, arena).unflatten(2, (geometry.group, geometry.x_group)).transpose(2, 3)
     return SliceSpace(
         cut=_cut(geometry, arena, turning),
         v=_shifted(geometry, arena),
@@ -328,8 +328,14 @@ def _taps(geometry: TileGeometry, arena: _Arena) -> Taps:
     left, right = (torch.from_numpy(form.copy()).to(rows) for form in (h, w))
     both = torch.kron(left, right) if geometry.has_short_filter else left[:0]
     middle = arena["back"][:between].view(left.size(1), right.size(0), -1)
-    planes = arena.planes.view(geometry.taps[0], geometry.planes, -1)
+    planes = _filter_planes(geometry, arena)
     return Taps(both, left, right, middle, rows, planes, geometry.is_filter_turned)
+
+
+def _filter_planes(geometry: TileGeometry, arena: _Arena) -> Tensor:
+    """View (taps_d, planes, elements) of the transformed filter, or of a worker's sum."""
+    planes = arena.planes.view(geometry.taps[0], geometry.planes, geometry.filter_plane)
+    return planes[:, :, : geometry.x_group * geometry.group]
 
 
 def _product(
