@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import memory_format
-from mucudnn.backends import Backend, backend_for
+from mucudnn.backends import Backend, backend_for, backend_named_by
 from mucudnn.calls import (
     RANKS,
     ConvArguments,
@@ -270,7 +270,7 @@ def _prepared(
 
 
 def _backend_of(divisions: Sequence[Division], device: torch.device) -> Backend:
-    names = {part.algorithm.partition(":")[0] for division in divisions for part in division.parts}
+    names = {backend_named_by(part.algorithm) for division in divisions for part in division.parts}
     if len(names) > 1:
         raise OptionError(f"All divisions must belong to one backend, but got {', '.join(sorted(names))}.")
     return backend_for(names.pop() if names else "auto", device)

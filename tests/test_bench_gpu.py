@@ -333,8 +333,8 @@ def test_every_candidate_is_right_as_a_whole_and_in_parts(contests: list[object]
     candidates = only(CandidateRow, contests)
 
     assert all(row.is_right and row.time is not None and row.host_us is not None for row in candidates)
-    assert {row.part_batch for row in candidates if row.rank is None} == {None}
-    sizes = [row.part_batch for row in candidates if row.rank is not None]
+    assert {row.part_batch for row in candidates if row.is_own} == {None}
+    sizes = [row.part_batch for row in candidates if not row.is_own]
     assert sizes.count(2) > sizes.count(
         None
     )  # of which there are some: not every engine computes two samples
@@ -390,8 +390,33 @@ def test_the_answers_count_what_was_found(contests: list[object]) -> None:
     assert told["How many problems were measured in three settings?"] == (
         "9; 0 were left out, and 0 candidates of the others"
     )
-    assert told["Is the fastest plan in three settings faster than PyTorch's own (benchmark off)?"] == (
+    assert told["Is the fastest in three settings faster than PyTorch's own (benchmark off)?"] == (
         "FASTER 0, SLOWER 0, SAME 9, AMBIGUOUS 0"
+    )
+    assert told["What is Winograd's algorithm worth in three settings?"] == (
+        "it is the fastest in 0 of 9 problems"
+    )
+
+
+def test_winograds_algorithm_is_a_candidate_of_strict_float32(contests: list[object]) -> None:
+    found = [row for row in only(CandidateRow, contests) if row.algorithm == "cuda:winograd4"]
+
+    assert {row.setting for row in found} == {"float32 NCHW, no TF32"}
+    assert {row.op for row in found} == set(ConvOp)
+    assert all(row.workspace_bytes and row.part_batch == 2 for row in found)
+
+
+def test_what_winograds_algorithm_is_worth_is_told_against_the_fastest_plan(contests: list[object]) -> None:
+    row, *others = [row for row in only(CaseRow, contests) if row.op == ConvOp.DGRAD]
+    half = dataclasses.replace(row.fastest_time, median_us=row.fastest_time.median_us / 2)
+    ahead = dataclasses.replace(row, fastest="cuda:winograd4", rank=None, fastest_time=half)
+    tried = only(CandidateRow, contests)
+
+    told = {each.question: each.text for each in plans.answers("all", [*tried, ahead, *others])}
+
+    assert told["What is Winograd's algorithm worth in all?"] == (
+        "it is the fastest in 1 of 3 problems; the fastest plan of cuDNN takes 2.00 times as long at most "
+        "(small dgrad)"
     )
 
 
@@ -433,7 +458,10 @@ def test_wrong_candidates_are_counted_and_never_the_fastest(task: Task, ground: 
 
     rows = [*candidates_of(task)]
 
-    assert all(row.fastest is None and row.wrong == row.candidates for row in only(CaseRow, rows))
+    found = only(CaseRow, rows)
+    assert all(row.fastest_plan_time is None for row in found)
+    assert {row.fastest for row in found} == {None, "cuda:winograd4"}  # which is none of cuDNN's plans
+    assert all(row.wrong == row.candidates - (row.fastest is not None) for row in found)
 
 
 def test_an_equal_division_has_four_parts_or_as_many_as_there_are_samples() -> None:

@@ -19,6 +19,8 @@ from bench.gpu.trials import (
     timed,
 )
 from bench.gpu.values import Timing
+from mucudnn.backends.cudnn.backend import CudnnBackend
+from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.intervals import Estimate, Verdict, compare, ratio
 from mucudnn.profile import Trial
 from mucudnn.stand import Stand, TrialRun
@@ -36,7 +38,7 @@ _CONFIRMING = SamplingRule(looks=(10, 15, 20), precision=0.01)
 
 @dataclasses.dataclass(frozen=True)
 class CandidateRow:
-    """Candidates: PyTorch's own, and up to 16 of cuDNN's list, in its order.
+    """Candidates: PyTorch's own, up to 16 of cuDNN's list, in its order, and what cuDNN lacks.
 
     Attributes:
         layer: name of the layer.
@@ -44,9 +46,9 @@ class CandidateRow:
         setting: type, layout and precision.
         batch: samples.
         algorithm: its id.
-        rank: place in cuDNN's list, from 0; None for PyTorch's own.
+        rank: place in cuDNN's list, from 0; None for what is not on it.
         notes: on numerics and behaviour.
-        workspace_bytes: declared with beta 0; None for PyTorch's own.
+        workspace_bytes: declared, by plans with beta 0; None for PyTorch's own.
         accumulating_bytes: declared with beta 1; None where parts do not add up that way.
         error: relative to float64, of the whole at once, the result and the workspace poisoned before; for
             weight gradients the larger of a part added once and twice. Infinite if a guard was touched.
@@ -79,6 +81,11 @@ class CandidateRow:
     failure: str | None
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is PyTorch's own."""
+        return self.algorithm == CudnnBackend.own
+
+    @property
     def is_right(self) -> bool:
         """Whether it ran, within the bound, as a whole and in parts."""
         seen = [self.error, *([self.error_in_parts] if self.part_batch is not None else [])]
@@ -88,19 +95,20 @@ class CandidateRow:
 
 @dataclasses.dataclass(frozen=True)
 class CaseRow:
-    """The fastest right plan of each problem beside cuDNN's first and PyTorch's own.
+    """The fastest right candidate of each problem beside cuDNN's first and PyTorch's own.
 
     Attributes:
         layer: name of the layer.
         op: which of the three.
         setting: type, layout and precision.
         batch: samples.
-        candidates: how many plans were tried.
+        candidates: how many were tried beside PyTorch's own.
         not_reached: how many were not, because the time of the problem was up.
         wrong: how many of them failed or were wrong.
-        fastest: id of the fastest right plan.
-        rank: its place in cuDNN's list, from 0.
+        fastest: id of the fastest right candidate but PyTorch's own.
+        rank: its place in cuDNN's list, from 0; None if it is not on it.
         fastest_time: its time.
+        fastest_plan_time: that of the fastest right plan of cuDNN.
         first_time: that of cuDNN's first plan.
         own_time: PyTorch's own convolution with cudnn.benchmark off.
         own_benchmark_time: the same with it on, in a thread of its own, since PyTorch keeps its choice for
@@ -123,6 +131,7 @@ class CaseRow:
     fastest: str | None
     rank: int | None
     fastest_time: Timing | None
+    fastest_plan_time: Timing | None
     first_time: Timing | None
     own_time: Timing | None
     own_benchmark_time: Timing | None
@@ -160,15 +169,16 @@ class Contest:
         self._deadline = deadline
         self._backend = ground.backend
         self._own = self._backend.own
-        allowed = set(self._backend.algorithms(case.problem))
+        allowed = self._backend.algorithms(case.problem)
         listed = ground.enumerator().candidates(case.problem)
         self._plans = {each.id: each for each in listed if each.id in allowed}
-        self._stand = stand_for(self._backend, case.problem, [*self._plans])
+        self._others = [*self._plans, *filter(is_tiles, allowed)]
+        self._stand = stand_for(self._backend, case.problem, self._others)
 
     def rows(self) -> Iterator[object]:
         """Yield a row for every candidate and one for the problem."""
         checked = {self._own: self._check(self._own)}
-        for name in self._plans:
+        for name in self._others:
             if self._deadline.is_over:
                 break
             checked[name] = self._check(name)
@@ -223,7 +233,7 @@ class Contest:
             algorithm=name,
             rank=None if plan is None else plan.rank,
             notes=() if plan is None else plan.notes,
-            workspace_bytes=None if plan is None else plan.overwriting_bytes,
+            workspace_bytes=self._declared_bytes(name),
             accumulating_bytes=None if plan is None else plan.accumulating_bytes,
             error=seen.error,
             error_in_parts=None if seen.in_parts is None else seen.in_parts.error,
@@ -235,6 +245,11 @@ class Contest:
             failure=seen.failure,
         )
 
+    def _declared_bytes(self, name: str) -> int | None:
+        if name in self._plans:
+            return self._plans[name].overwriting_bytes
+        return None if name == self._own else self._backend.buffer_bytes(self._case.problem, name)
+
     def _host_us(self, seen: _Checked, timing: Timing | None) -> float | None:
         run = seen.run
         if run is None or timing is None or timing.median_us > _LAUNCHABLE_US:
@@ -245,10 +260,13 @@ class Contest:
         self, found: Sequence[CandidateRow], checked: Mapping[str, _Checked], untimed: str | None
     ) -> CaseRow:
         conditions = ", ".join(f"{name} {value}" for name, value in self._ground.conditions().items())
-        own, *plans = found
-        right = [(row, row.time) for row in plans if row.is_right and row.time is not None]
-        fastest = min(right, key=lambda each: each[1].median_us, default=(None, None))[0]
-        confirmed, unconfirmed = attempted(self._ground, lambda: self._confirmed(fastest, checked))
+        own, *others = found
+        right = [(row, row.time) for row in others if row.is_right and row.time is not None]
+        fastest, fastest_plan = (
+            min(rows, key=lambda each: each[1].median_us, default=(None, None))
+            for rows in (right, [each for each in right if each[0].rank is not None])
+        )
+        confirmed, unconfirmed = attempted(self._ground, lambda: self._confirmed(fastest[0], checked))
         seen, verdict = confirmed or (None, None)
         benchmarked, failure = attempted(self._ground, lambda: by_benchmark(self._ground, self._stand))
         failures = {"timing": untimed, "confirming": unconfirmed, "benchmark": failure}
@@ -257,13 +275,14 @@ class Contest:
             op=self._case.problem.op,
             setting=self._case.setting,
             batch=self._case.problem.batch,
-            candidates=len(plans),
-            not_reached=len(self._plans) - len(plans),
-            wrong=sum(not row.is_right for row in plans),
-            fastest=None if fastest is None else fastest.algorithm,
-            rank=None if fastest is None else fastest.rank,
-            fastest_time=None if fastest is None else fastest.time,
-            first_time=plans[0].time if plans else None,
+            candidates=len(others),
+            not_reached=len(self._others) - len(others),
+            wrong=sum(not row.is_right for row in others),
+            fastest=None if fastest[0] is None else fastest[0].algorithm,
+            rank=None if fastest[0] is None else fastest[0].rank,
+            fastest_time=fastest[1],
+            fastest_plan_time=fastest_plan[1],
+            first_time=next((row.time for row in others if row.rank is not None), None),
             own_time=own.time,
             own_benchmark_time=benchmarked,
             ratio=None if seen is None else seen.median,

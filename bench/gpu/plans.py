@@ -67,7 +67,7 @@ def _left_out(case: Case, reason: str) -> LeftOutRow:
 
 def answers(setting: str, rows: Sequence[object]) -> Iterator[Answer]:
     """Yield how many plans are right, where the fastest stands, and what launching costs."""
-    tried = [row for row in only(CandidateRow, rows) if row.rank is not None]
+    tried = [row for row in only(CandidateRow, rows) if not row.is_own]
     found = only(CaseRow, rows)
     left_out = len(only(LeftOutRow, rows))
     missed = sum(row.not_reached for row in found)
@@ -84,19 +84,34 @@ def answers(setting: str, rows: Sequence[object]) -> Iterator[Answer]:
     ranks = [row.rank for row in found if row.rank is not None]
     yield Answer(
         f"How often is cuDNN's first plan the fastest in {setting}?",
-        f"in {ranks.count(0)} of {len(ranks)} problems; else it stands {max(ranks, default=0)} places down "
-        "at most",
+        f"in {ranks.count(0)} of {len(ranks)} problems where a plan of cuDNN is; else it stands "
+        f"{max(ranks, default=0)} places down at most",
     )
-    yield Answer(
-        f"Is the fastest plan in {setting} faster than PyTorch's own (benchmark off)?", _verdicts(found)
-    )
-    plans = [row.host_us for row in tried if row.host_us is not None]
-    owns = [row.host_us for row in only(CandidateRow, rows) if row.rank is None and row.host_us is not None]
+    if any(row.rank is None for row in tried):
+        yield Answer(f"What is Winograd's algorithm worth in {setting}?", _worth(found))
+    yield Answer(f"Is the fastest in {setting} faster than PyTorch's own (benchmark off)?", _verdicts(found))
+    plans = [row.host_us for row in tried if row.rank is not None and row.host_us is not None]
+    owns = [row.host_us for row in only(CandidateRow, rows) if row.is_own and row.host_us is not None]
     yield Answer(
         f"What does a launch in {setting} cost the host?",
         f"{_median_duration(plans)} a plan, {_median_duration(owns)} PyTorch's own (medians of "
         f"{len(plans)} and {len(owns)})",
     )
+
+
+def _worth(found: Sequence[CaseRow]) -> str:
+    """Say where it is the fastest, and by how much at most against the fastest plan of cuDNN."""
+    ahead = [row for row in found if row.fastest is not None and row.rank is None]
+    told = f"it is the fastest in {len(ahead)} of {len(found)} problems"
+    gains = [
+        (row.fastest_plan_time.median_us / row.fastest_time.median_us, f"{row.layer} {row.op}")
+        for row in ahead
+        if row.fastest_plan_time is not None and row.fastest_time is not None
+    ]
+    if not gains:
+        return told
+    most, where = max(gains)
+    return f"{told}; the fastest plan of cuDNN takes {most:.2f} times as long at most ({where})"
 
 
 def _verdicts(found: Sequence[CaseRow]) -> str:

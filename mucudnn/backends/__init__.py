@@ -17,11 +17,15 @@ __all__ = [
     "Queue",
     "backend_for",
     "backend_name",
+    "backend_named_by",
     "backend_of",
 ]
 
 BACKENDS = ("cpu", "cudnn")
-"""Names of the backends; also the prefixes of their algorithms' ids."""
+"""Names of the backends; also the prefixes of their algorithms' ids, but for `_OTHER_PREFIXES`."""
+
+_OTHER_PREFIXES = {"cuda": "cudnn"}
+"""Prefixes of ids by the backend whose they are: on a card not all is cuDNN's."""
 
 _NO_CARD = "The backend 'cudnn' needs a CUDA build of torch and an NVIDIA GPU, but torch sees none."
 
@@ -31,6 +35,12 @@ _OF_DEVICES = {"cpu": "cpu", "cuda": "cudnn"}
 def backend_name(device: torch.device) -> str | None:
     """Return the name of the backend for tensors on `device`, or None if there is none."""
     return _OF_DEVICES.get(device.type)
+
+
+def backend_named_by(algorithm: str) -> str:
+    """Return the name of the backend to which an id belongs, if there is such a backend."""
+    prefix = algorithm.partition(":")[0]
+    return _OTHER_PREFIXES.get(prefix, prefix)
 
 
 _making = threading.Lock()
@@ -65,7 +75,7 @@ def backend_of(algorithm: str, device: torch.device | None = None) -> Backend:
         OptionError: the id's prefix names no backend.
         BackendError: the backend cannot be used on this machine.
     """
-    name = algorithm.partition(":")[0]
+    name = backend_named_by(algorithm)
     if name not in BACKENDS:
         raise OptionError(
             f"backend must be one of 'auto', {', '.join(map(repr, BACKENDS))}, but got {name!r}."

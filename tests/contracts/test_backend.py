@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.own import result_bytes
-from mucudnn.backends import BACKENDS, Backend, backend_of
+from mucudnn.backends import BACKENDS, Backend, backend_named_by, backend_of
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.division import Division
@@ -125,10 +125,10 @@ def test_pytorchs_own_comes_first_for_every_problem(backend: Backend, problem: C
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
-def test_every_algorithm_bears_the_backends_name(backend: Backend, problem: ConvProblem) -> None:
+def test_the_name_of_every_algorithm_leads_to_its_backend(backend: Backend, problem: ConvProblem) -> None:
     for each in for_each_op(problem):
         names = backend.algorithms(each)
-        assert all(name.startswith(f"{backend.name}:") for name in names)
+        assert {backend_named_by(name) for name in names} == {backend.name}
         assert len(set(names)) == len(names)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from mucudnn.algorithms.own import own_convolution
 from mucudnn.backends import Job, Queue
 from mucudnn.backends.cudnn.backend import CudnnBackend
+from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.constants import Attribute, AttributeType, Kind
 from mucudnn.backends.cudnn.devices import device_described
@@ -28,6 +29,7 @@ from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
+from tests.cudnn.by_gcc import compiled
 
 _C_TYPES = {
     AttributeType.INT64: ctypes.c_int64,
@@ -232,6 +234,7 @@ class PaperCard:
     device = torch.device("cpu")
     uses_cudnn = True
     plans_tried = 1
+    can_compile = True
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
@@ -269,6 +272,17 @@ class PaperCard:
 
     def handle(self, library: Library) -> Handle:
         return Handle(library)
+
+    def compiled(self, source: str, kernel: str) -> Launch:
+        assert self.is_current
+        run = compiled(source, kernel)
+
+        def launch(stream: int, blocks: int, threads: int, *arguments: int) -> None:
+            assert self.is_current
+            assert stream == self.present_stream
+            run(stream, blocks, threads, *arguments)
+
+        return launch
 
     def environment(self, cudnn_version: int | None) -> Environment:
         return Environment("cudnn", {"name": "paper"}, {"cuDNN": str(cudnn_version)}, {})

@@ -15,6 +15,7 @@ from mucudnn.backends.cudnn.devices import live_device
 from mucudnn.backends.cudnn.engines import Enumerator
 from mucudnn.backends.cudnn.footprint import TorchAllocator
 from mucudnn.backends.cudnn.library import load_library
+from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.execution import Runner
 from mucudnn.functional import divided_conv
@@ -58,14 +59,18 @@ def problem_of(op: ConvOp, dtype: str = "float32", layout: Layout = Layout.CONTI
     )
 
 
-def division(backend: Backend, problem: ConvProblem) -> Division:
-    """Four equal parts of cuDNN's first engine."""
-    algorithm = backend.algorithms(problem.part(PART))[1]
+ENGINE, WINOGRAD = "cudnn:eng", "cuda:winograd"
+
+
+def division(backend: Backend, problem: ConvProblem, kind: str = ENGINE) -> Division:
+    """Four equal parts of the first algorithm of a kind."""
+    names = backend.algorithms(problem.part(PART), Search.EXHAUSTIVE)
+    algorithm = next(name for name in names if name.startswith(kind))
     return Division((Candidate(algorithm, PART, 0.0, 0),) * (BATCH // PART))
 
 
-def divisions(backend: Backend, dtype: str = "float32") -> dict[str, Division]:
-    return {str(op): division(backend, problem_of(op, dtype)) for op in ConvOp}
+def divisions(backend: Backend, kind: str = ENGINE) -> dict[str, Division]:
+    return {str(op): division(backend, problem_of(op), kind) for op in ConvOp}
 
 
 def operands() -> tuple[Tensor, Tensor]:
@@ -120,14 +125,15 @@ def test_a_patched_model_trains_as_its_twin_does() -> None:
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [ENGINE, WINOGRAD])
 @pytest.mark.usefixtures("strict_float32")
-def test_a_divided_convolution_has_the_gradients_of_the_undivided_one(backend: Backend) -> None:
+def test_a_divided_convolution_has_the_gradients_of_the_undivided_one(backend: Backend, kind: str) -> None:
     image, weight = operands()
     expected = torch.autograd.grad(
         nn.functional.conv2d(image, weight, padding=1).square().sum(), (image, weight)
     )
 
-    y = divided_conv(image, weight, padding=1, **divisions(backend))
+    y = divided_conv(image, weight, padding=1, **divisions(backend, kind))
     gradients = torch.autograd.grad(y.square().sum(), (image, weight))
 
     for gradient, other in zip(gradients, expected, strict=True):
@@ -135,9 +141,12 @@ def test_a_divided_convolution_has_the_gradients_of_the_undivided_one(backend: B
         assert relative_error(gradient, other.double()) < 1e-4
 
 
-def test_a_division_is_captured_after_a_warm_run_and_replayed_on_new_values(backend: Backend) -> None:
+@pytest.mark.parametrize("kind", [ENGINE, WINOGRAD])
+def test_a_division_is_captured_after_a_warm_run_and_replayed_on_new_values(
+    backend: Backend, kind: str
+) -> None:
     image, weight = (tensor.detach() for tensor in operands())
-    parts = divisions(backend)["fprop"]
+    parts = divisions(backend, kind)["fprop"]
     divided_conv(image, weight, padding=1, fprop=parts)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -151,9 +160,10 @@ def test_a_division_is_captured_after_a_warm_run_and_replayed_on_new_values(back
     assert relative_error(y, expected.double()) < 1e-6
 
 
-def test_a_side_stream_gives_the_same_result(backend: Backend) -> None:
+@pytest.mark.parametrize("kind", [ENGINE, WINOGRAD])
+def test_a_side_stream_gives_the_same_result(backend: Backend, kind: str) -> None:
     image, weight = (tensor.detach() for tensor in operands())
-    parts = divisions(backend)["fprop"]
+    parts = divisions(backend, kind)["fprop"]
     expected = divided_conv(image, weight, padding=1, fprop=parts)
     torch.cuda.synchronize()
 
@@ -184,9 +194,10 @@ def test_the_backward_pass_works_in_the_buffer_of_the_forward_pass(backend: Back
     assert workspace is workspace_of(backend)
 
 
-def test_two_threads_compute_the_same_at_once(backend: Backend) -> None:
+@pytest.mark.parametrize("kind", [ENGINE, WINOGRAD])
+def test_two_threads_compute_the_same_at_once(backend: Backend, kind: str) -> None:
     image, weight = (tensor.detach() for tensor in operands())
-    parts = divisions(backend)["fprop"]
+    parts = divisions(backend, kind)["fprop"]
     expected = divided_conv(image, weight, padding=1, fprop=parts)
     results: list[Tensor] = []
 
@@ -204,14 +215,24 @@ def test_two_threads_compute_the_same_at_once(backend: Backend) -> None:
     assert max(relative_error(result, expected.double()) for result in results) < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (ENGINE, "bfloat16"),  # whose plans on tensor cores need copies of the image
+        (WINOGRAD, "float32"),
+    ],
+)
 @pytest.mark.parametrize("op", ConvOp)
-def test_a_division_takes_no_more_than_its_workspace_from_the_allocator(backend: Backend, op: ConvOp) -> None:
-    problem = problem_of(op, "bfloat16")  # whose plans on tensor cores need copies of the image
-    parts = division(backend, problem)
+def test_a_division_takes_no_more_than_its_workspace_from_the_allocator(
+    backend: Backend, op: ConvOp, dtype: str, kind: str
+) -> None:
+    problem = problem_of(op, dtype)
+    parts = division(backend, problem, kind)
     part = problem.part(PART)
     declared = backend.buffer_bytes(part, parts.parts[0].algorithm) + problem.running_sum_bytes
     stand = Stand(backend, problem, 0)
     run = stand.division(parts)
+    run()  # cuBLAS is given a workspace that PyTorch keeps
     allocator = TorchAllocator(backend.device)  # which counts what is asked for; blocks may be 1 MiB larger
     allocator.settle()
     before = allocator.allocated_bytes()

@@ -149,7 +149,7 @@ def test_plans_that_write_nothing_are_all_found_out(paper: PaperLibrary, op: Con
 
     found = profiler(backend, 2**30).profile(conv(op, dtype=dtype))
 
-    assert {each.algorithm for each in found.candidates} == {backend.own}
+    assert not any(each.algorithm.startswith("cudnn:eng") for each in found.candidates)
     assert {each.kind for each in found.refusals} == {RefusalKind.WRONG}
 
 

@@ -1,4 +1,4 @@
-"""Convolutions on an NVIDIA card: cuDNN's engines, each with its knobs and workspace, and PyTorch's own."""
+"""Convolutions on an NVIDIA card: cuDNN's engines with their knobs, what cuDNN lacks, and PyTorch's own."""
 
 import dataclasses
 import math
@@ -15,6 +15,8 @@ from mucudnn.backends.cudnn.card import Card, TorchCard
 from mucudnn.backends.cudnn.configurations import EngineConfiguration, is_id
 from mucudnn.backends.cudnn.engines import accumulates_by_beta
 from mucudnn.backends.cudnn.library import load_library
+from mucudnn.backends.cudnn.tiles import Tiles
+from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
@@ -54,6 +56,7 @@ class CudnnBackend:
     def __init__(self, card: Card, workshop: Workshop | None) -> None:
         self._card = card
         self._workshop = workshop
+        self._tiles = Tiles(card)
 
     @classmethod
     def on(cls, index: int) -> "CudnnBackend":
@@ -117,16 +120,19 @@ class CudnnBackend:
         search: Search = Search.HEURISTIC,
         whole: bool = True,  # noqa: ARG002  # in both roles the same
     ) -> tuple[str, ...]:
-        """Return PyTorch's own, then the engines to try for `problem` in cuDNN's order."""
-        if self._workshop is None or not self._card.uses_cudnn:
-            return (self.own,)
-        found = self._workshop.candidates(problem, search)
-        return (self.own, *(each.id for each in found if _divides(problem, each)))
+        """Return PyTorch's own, then the engines to try for `problem` in cuDNN's order, then Winograd's."""
+        engines: tuple[str, ...] = ()
+        if self._workshop is not None and self._card.uses_cudnn:
+            found = self._workshop.candidates(problem, search)
+            engines = tuple(each.id for each in found if _divides(problem, each))
+        return (self.own, *engines, *self._tiles.candidates(problem, search))
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` computes `problem`, and the present flags permit it."""
         if algorithm == self.own:
             return True
+        if is_tiles(algorithm):
+            return self._tiles.computes(problem, algorithm)
         found = self._found(problem, algorithm)
         permitted = found is not None and self._card.rules.permits(found.notes, problem.dtype)
         return permitted and self._card.uses_cudnn
@@ -174,11 +180,15 @@ class CudnnBackend:
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
+        if is_tiles(algorithm):
+            return self._tiles.slice_kernel(problem, algorithm, buffer)
         found, workshop = self._configuration(problem, algorithm)
         return workshop.kernel(problem, found, buffer)
 
     def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
         """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
+        if is_tiles(algorithm):
+            return self._tiles.sum_kernel(problem, algorithm, buffer)
         found, workshop = self._configuration(problem, algorithm)
         return workshop.sum_kernel(problem, found, buffer)
 
@@ -186,6 +196,8 @@ class CudnnBackend:
         """Return the bytes of buffer that such a kernel needs; what else it takes, it takes elsewhere."""
         if algorithm == self.own:
             return 0
+        if is_tiles(algorithm):
+            return self._tiles.workspace_bytes(problem, algorithm)
         found, _ = self._configuration(problem, algorithm)
         return found.workspace_bytes
 

@@ -10,6 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends.base import Job, Queue
+from mucudnn.backends.cudnn import compiler
+from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.environment import present_environment, present_rules
 from mucudnn.backends.cudnn.footprint import TorchAllocator, taken_bytes
@@ -80,6 +82,17 @@ class Card(Protocol):
 
     def handle(self, library: Library) -> Handle:
         """Return a new handle of cuDNN on this card."""
+
+    @property
+    def can_compile(self) -> bool:
+        """Whether kernels can be compiled for it."""
+
+    def compiled(self, source: str, kernel: str) -> Launch:
+        """Return what launches the kernel of that name in `source`; it is called while the card is current.
+
+        Raises:
+            Exception: it cannot be compiled.
+        """
 
     def environment(self, cudnn_version: int | None) -> Environment:
         """Return all that a time measured now depends on."""
@@ -164,6 +177,15 @@ class TorchCard:
         self.check_not_capturing("Making a handle of cuDNN")
         with torch.cuda.device(self.device):
             return Handle(library)
+
+    @property
+    def can_compile(self) -> bool:
+        """Whether CuPy is installed."""
+        return compiler.version() is not None
+
+    def compiled(self, source: str, kernel: str) -> Launch:
+        """Return what launches the kernel of that name in `source`, compiled by CuPy."""
+        return compiler.compiled(source, kernel)
 
     def environment(self, cudnn_version: int | None) -> Environment:
         """Return card, libraries and flags, as they are now."""

@@ -4,7 +4,8 @@ import os
 
 import torch
 
-from mucudnn.backends.cudnn import nvml
+from mucudnn.algorithms import REVISION
+from mucudnn.backends.cudnn import compiler, nvml
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.profile import Environment
 
@@ -24,7 +25,10 @@ def present_rules() -> Rules:
     # Not cudnn.allow_tf32: reading it raises as soon as somebody has set the newer attribute alone.
     precision = str(cudnn.conv.fp32_precision)  # type: ignore[attr-defined]  # newer than torch's hints
     deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    return Rules(allow_tf32=precision == "tf32", deterministic=deterministic)
+    products = str(torch.backends.cuda.matmul.fp32_precision)
+    return Rules(
+        allow_tf32=precision == "tf32", deterministic=deterministic, allow_tf32_products=products == "tf32"
+    )
 
 
 def present_environment(index: int, cudnn_version: int | None) -> Environment:
@@ -54,6 +58,8 @@ def _software(cudnn_version: int | None) -> dict[str, str]:
         "engines": "cuDNN's" if cudnn_version is not None else "PyTorch's choice",
         "CUDA": str(torch.version.cuda),
         "driver": nvml.driver_version(),
+        "CuPy": compiler.version() or "none",
+        "algorithms": str(REVISION),
     }
 
 
@@ -62,6 +68,7 @@ def _policy() -> dict[str, str]:
     return {
         "enabled": str(cudnn.enabled),
         "TF32": str(rules.allow_tf32),
+        "TF32 products": str(rules.allow_tf32_products),
         "deterministic": str(rules.deterministic),
         # These two decide what PyTorch's own runs, and in how much memory.
         "benchmark": str(cudnn.benchmark),

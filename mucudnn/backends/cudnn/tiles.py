@@ -1,0 +1,322 @@
+"""Winograd's convolution on a card, of kernels of our own and cuBLAS's batched matrix products.
+
+cuDNN has no fused Winograd on compute capability 9.0: a 3x3 convolution in strict float32 or in float64 is
+computed directly there. Here a micro-batch is gathered to planes, multiplied plane by plane and scattered
+back (`tile_source`); the filter is gathered once per mini-batch. A micro-batch whose planes fit the
+second-level cache (50 MB of an H200) does not wait for memory in between: divisions are made for that.
+
+Contiguous images have planes of (channels, tiles), others of (tiles, channels), so that all launches read
+and write neighbours. What is not finite spreads over a tile, as in cuDNN's own Winograd. cuBLAS has a
+workspace of its own, which PyTorch keeps for each stream that multiplies matrices: it is no part of this.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms import GradientSum
+from mucudnn.algorithms.base import Region, carve, total_bytes
+from mucudnn.algorithms.forms import Matrix
+from mucudnn.algorithms.tile_geometry import TileGeometry
+from mucudnn.algorithms.tiles import TileAlgorithm
+from mucudnn.backends.base import OnSlices, PartKernel, PartSumKernel, SumOnSlices
+from mucudnn.backends.cudnn.card import Card
+from mucudnn.backends.cudnn.compiler import Launch
+from mucudnn.backends.cudnn.tile_source import INT_LIMIT, THREADS, Kind, Transform
+from mucudnn.choices import Search
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+
+PREFIX = "cuda:"
+"""What ids begin with that are neither cuDNN's nor PyTorch's."""
+
+_NAME = re.compile(rf"{PREFIX}winograd([2456])", re.ASCII)
+
+_USUAL = (4,)
+"""m of the forms F(m, r) that are tried: four have the fewest multiplications that lose a digit at most."""
+
+_ALL = (4, 2, 5, 6)
+
+
+class Tiles:
+    """Winograd's algorithms on one card.
+
+    Args:
+        card: that compiles and runs the kernels.
+    """
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._launches: dict[tuple[str, str], Launch] = {}
+
+    def candidates(self, problem: ConvProblem, search: Search) -> tuple[str, ...]:
+        """Return the ids of the algorithms to try for `problem`.
+
+        Where cuDNN may multiply float32 in TF32, on tensor cores, they are not likely to win, and are tried
+        in an exhaustive search alone.
+        """
+        if search is Search.HEURISTIC and problem.dtype == "float32" and self._card.rules.allow_tf32:
+            return ()
+        forms = _USUAL if search is Search.HEURISTIC else _ALL
+        names = (f"{PREFIX}winograd{outputs}" for outputs in forms)
+        return tuple(name for name in names if self.computes(problem, name))
+
+    def computes(self, problem: ConvProblem, algorithm: str) -> bool:
+        """Return whether `algorithm` is one of these and computes `problem` here and now."""
+        tiling = _tiling(algorithm)
+        return (
+            tiling is not None
+            and len(problem.kernel_size) < 3
+            and tiling.refusal(problem) is None
+            and self._card.can_compile
+            and not (problem.dtype == "float32" and self._card.rules.allow_tf32_products)
+        )
+
+    def workspace_bytes(self, problem: ConvProblem, algorithm: str) -> int:
+        """Return the bytes of buffer that a kernel for this micro-batch needs."""
+        return total_bytes(_regions(_geometry(problem, algorithm)))
+
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
+        """Return a kernel for fprop or dgrad of this micro-batch."""
+        return OnSlices(_SliceKernel(_geometry(problem, algorithm), self, buffer))
+
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
+        """Return a kernel for wgrad of this micro-batch."""
+        return SumOnSlices(_SumKernel(_geometry(problem, algorithm), self, buffer))
+
+    def stream(self) -> int:
+        """Return the address of the stream on which the calling thread puts its work now."""
+        return self._card.stream()
+
+    def launch(self, transform: Transform, plane: int) -> Launch:
+        """Return what launches a transform for planes of so many elements; each is compiled once.
+
+        Raises:
+            BackendError: it would have to be compiled while the stream is being captured.
+        """
+        key = transform.kind.value, transform.source(is_long=plane > INT_LIMIT)
+        found = self._launches.get(key)
+        if found is None:
+            self._card.check_not_capturing("Compiling a kernel")
+            with self._card.current():
+                found = self._launches[key] = self._card.compiled(key[1], key[0])
+        return found
+
+
+def is_id(algorithm: str) -> bool:
+    """Return whether an id is that of an algorithm of this module."""
+    return _NAME.fullmatch(algorithm) is not None
+
+
+def _tiling(algorithm: str) -> TileAlgorithm | None:
+    found = _NAME.fullmatch(algorithm)
+    return None if found is None else TileAlgorithm(outputs=int(found[1]))
+
+
+def _geometry(problem: ConvProblem, algorithm: str) -> TileGeometry:
+    tiling = _tiling(algorithm)
+    if tiling is None:
+        raise ValueError(f"{algorithm!r} must be such as {PREFIX}winograd4.")
+    return TileGeometry(tiling, problem)
+
+
+def _tile_count(geometry: TileGeometry) -> int:
+    return geometry.batch * math.prod(geometry.tiles)
+
+
+def _regions(geometry: TileGeometry) -> tuple[Region, ...]:
+    """The workspace; "filter", or the sum of a gradient's planes, outlives a part and lies first."""
+    x, y, planes = geometry.x_channels, geometry.y_channels, geometry.planes
+    sizes = {"filter": x * y, "x": x * _tile_count(geometry), "y": y * _tile_count(geometry)}
+    return tuple(Region(name, (planes, size), geometry.problem.dtype) for name, size in sizes.items())
+
+
+class _Planes:
+    """Planes in a workspace, and the launches between them and images of one kind.
+
+    Args:
+        memory: (planes, elements).
+        transforms: by which they are read or written; each has a launch.
+        tiles: of an image (h, w).
+        outputs: channels, and whether they are innermost.
+    """
+
+    def __init__(
+        self,
+        owner: Tiles,
+        memory: Tensor,
+        channels: int,
+        tiles: tuple[int, int],
+        has_channels_last: bool,
+        padding: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.memory = memory
+        self._owner = owner
+        self._channels = channels
+        self._tiles = tiles
+        self._padding = padding
+        self._has_channels_last = has_channels_last
+        self._plane = memory.size(1)
+        self._blocks = -(-self._plane // THREADS)
+
+    @property
+    def matrices(self) -> Tensor:
+        """(planes, channels, tiles), whichever of both is innermost."""
+        rows = self._plane // self._channels
+        if self._has_channels_last:
+            return self.memory.view(-1, rows, self._channels).transpose(1, 2)
+        return self.memory.view(-1, self._channels, rows)
+
+    def launch(self, transform: Transform) -> Launch:
+        """Return what launches `transform` on planes of this size."""
+        return self._owner.launch(transform, self._plane)
+
+    def gather(self, launch: Launch, image: Tensor) -> None:
+        """Fill the planes from `image`, (n, c, h, w)."""
+        launch(
+            self._owner.stream(), self._blocks, THREADS,
+            image.data_ptr(), self.memory.data_ptr(), *self._sizes(image),
+        )  # fmt: skip
+
+    def scatter(self, launch: Launch, image: Tensor, bias: Tensor | None = None, adds: bool = False) -> None:
+        """Write the planes to `image`, or add them to it, and the bias of every channel."""
+        shift = 0 if bias is None else bias.data_ptr()
+        launch(
+            self._owner.stream(), self._blocks, THREADS,
+            self.memory.data_ptr(), shift, image.data_ptr(), int(adds), *self._sizes(image),
+        )  # fmt: skip
+
+    def _sizes(self, image: Tensor) -> tuple[int, ...]:
+        rows = self._plane // self._channels
+        flags = int(self._has_channels_last)
+        size, steps = image.shape[2:], image.stride()
+        return (self._plane, rows, self._channels, flags, *self._tiles, *size, *steps, *self._padding)
+
+
+class _Forms:
+    """The transforms of one problem."""
+
+    def __init__(self, geometry: TileGeometry) -> None:
+        self._forms = geometry.forms
+        self._dtype = geometry.problem.dtype
+        self._taps = (geometry.taps[1], geometry.taps[2])
+        self._is_turned = geometry.problem.op is ConvOp.DGRAD
+
+    @property
+    def x(self) -> Transform:
+        """B: from x, or what stands for it, to planes."""
+        h, w = (form.input_transform for form in self._forms)
+        return self._transform(Kind.GATHER, h, w, self._outputs)
+
+    @property
+    def products(self) -> Transform:
+        """A: from products to y, or what stands for it."""
+        h, w = (form.output_transform for form in self._forms)
+        return self._transform(Kind.SCATTER, h, w, self._outputs)
+
+    @property
+    def gradient(self) -> Transform:
+        """A transposed: from dy to planes."""
+        h, w = (form.output_transform.T for form in self._forms)
+        return self._transform(Kind.GATHER, h, w, self._outputs)
+
+    @property
+    def filter(self) -> Transform:
+        """G: from the filter to planes; dgrad's is turned round."""
+        h, w = self._of_filter
+        return self._transform(Kind.GATHER, h, w, self._taps)
+
+    @property
+    def taps(self) -> Transform:
+        """G transposed: from a sum of planes to the gradient."""
+        h, w = self._of_filter
+        return self._transform(Kind.SCATTER, h.T, w.T, self._taps)
+
+    @property
+    def _outputs(self) -> tuple[int, int]:
+        h, w = self._forms
+        return h.outputs, w.outputs
+
+    @property
+    def _of_filter(self) -> Sequence[Matrix]:
+        matrices = [form.filter_transform for form in self._forms]
+        return [matrix[:, ::-1] for matrix in matrices] if self._is_turned else matrices
+
+    def _transform(self, kind: Kind, left: Matrix, right: Matrix, outputs: tuple[int, int]) -> Transform:
+        return Transform(kind, left, right, outputs, self._dtype)
+
+
+def _planes(geometry: TileGeometry, owner: Tiles, space: Mapping[str, Tensor]) -> tuple[_Planes, ...]:
+    """Return the planes of the filter, of x and of y; the filter's are (k, c)."""
+    has_channels_last = geometry.problem.layout is Layout.CHANNELS_LAST
+    tiles = (geometry.tiles[0], geometry.tiles[1])
+    padding = (geometry.padding[1], geometry.padding[2])
+    return (
+        _Planes(owner, space["filter"], geometry.problem.in_channels, (1, 1), has_channels_last=True),
+        _Planes(owner, space["x"], geometry.x_channels, tiles, has_channels_last, padding),
+        _Planes(owner, space["y"], geometry.y_channels, tiles, has_channels_last),
+    )
+
+
+class _SliceKernel:
+    """fprop or dgrad of one micro-batch."""
+
+    def __init__(self, geometry: TileGeometry, owner: Tiles, buffer: Tensor) -> None:
+        forms = _Forms(geometry)
+        self._filter, self._x, self._y = _planes(geometry, owner, carve(buffer, _regions(geometry)))
+        self._to_filter = self._filter.launch(forms.filter)
+        self._to_x = self._x.launch(forms.x)
+        self._to_outputs = self._y.launch(forms.products)
+        # (y's channels, x's channels); the planes themselves are (k, c), seen as c channels of k tiles.
+        u = self._filter.matrices
+        u = u if geometry.problem.op is ConvOp.DGRAD else u.transpose(1, 2)
+        x, y = self._x.matrices, self._y.matrices
+        if geometry.problem.layout is Layout.CHANNELS_LAST:
+            self._factors, self._products = (x.transpose(1, 2), u.transpose(1, 2)), y.transpose(1, 2)
+        else:
+            self._factors, self._products = (u, x), y
+
+    def prepare(self, weight: Tensor) -> None:
+        """Transform the filter; once per mini-batch."""
+        self._filter.gather(self._to_filter, _flat(weight))
+
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # it is transformed
+        """Write the part's result into `out`; it is taken for sound, as engines' results are."""
+        self._x.gather(self._to_x, _flat(image))
+        torch.bmm(*self._factors, out=self._products)
+        self._y.scatter(self._to_outputs, _flat(out), bias)
+        return True
+
+
+class _SumKernel:
+    """wgrad of one micro-batch, summed in the transformed domain."""
+
+    def __init__(self, geometry: TileGeometry, owner: Tiles, buffer: Tensor) -> None:
+        forms = _Forms(geometry)
+        self._filter, self._x, self._y = _planes(geometry, owner, carve(buffer, _regions(geometry)))
+        self._to_x = self._x.launch(forms.x)
+        self._to_y = self._y.launch(forms.gradient)
+        self._to_taps = self._filter.launch(forms.taps)
+        self._factors = self._y.matrices, self._x.matrices.transpose(1, 2)
+        self._sum = self._filter.matrices.transpose(1, 2)
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
+        """Add the part's products to the running sum, or start the sum with them if it is the `first`."""
+        self._x.gather(self._to_x, _flat(image))
+        self._y.gather(self._to_y, _flat(gradient))
+        if first:
+            torch.bmm(*self._factors, out=self._sum)
+        else:
+            self._sum.baddbmm_(*self._factors)
+
+    def finish(self, into: GradientSum) -> bool:
+        """Write the sum to `into`, or add it; it is taken for sound."""
+        self._filter.scatter(self._to_taps, _flat(into.total), adds=into.accumulate)
+        return True
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """View images and filters of one dimension as those of two."""
+    return tensor if tensor.dim() == 4 else tensor.unsqueeze(2)

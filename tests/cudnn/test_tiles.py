@@ -1,0 +1,305 @@
+"""Winograd's convolution on a card: the kernels' own source, run by gcc on a card on paper."""
+
+import dataclasses
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from mucudnn.algorithms.forms import cook_toom
+from mucudnn.backends.cudnn import compiler
+from mucudnn.backends.cudnn.backend import CudnnBackend
+from mucudnn.backends.cudnn.configurations import Rules
+from mucudnn.backends.cudnn.tile_source import THREADS, Kind, Transform
+from mucudnn.backends.cudnn.tiles import Tiles
+from mucudnn.choices import Search
+from mucudnn.division import Division
+from mucudnn.errors import BackendError
+from mucudnn.execution import Runner
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate
+from mucudnn.workspace import Workspace
+from tests.convolutions import a_convolution, operands_of, reference, relative_error
+from tests.cudnn import by_gcc
+from tests.cudnn.paper import PaperCard
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STRICT = Rules(allow_tf32=False)
+
+SHAPES = {
+    "3x3": {},
+    "whole tiles": {"input_size": (8, 12)},
+    "no padding": {"padding": (0, 0)},
+    "much padding": {"padding": (2, 2)},
+    "one row": {"input_size": (1, 9)},
+    "one channel": {"in_channels": 1, "out_channels": 1},
+    "5x5": {"kernel_size": (5, 5), "padding": (2, 2)},
+    "5x3": {"kernel_size": (5, 3), "padding": (2, 0)},
+    "1x3": {"kernel_size": (1, 3), "padding": (0, 1)},
+    "one dimension": {
+        "input_size": (9,), "kernel_size": (3,), "padding": (1,), "stride": (1,), "dilation": (1,),
+    },
+}  # fmt: skip
+
+
+def problem_of(op: ConvOp, **changes: object) -> ConvProblem:
+    shape = {"batch": 5, "in_channels": 5, "out_channels": 7, "input_size": (11, 14)}
+    return a_convolution(**{"op": op, "bias": op is ConvOp.FPROP, **shape, **changes})
+
+
+def backend_with(card: PaperCard | None = None) -> CudnnBackend:
+    """A backend without cuDNN's library."""
+    return CudnnBackend(card or PaperCard(STRICT), None)
+
+
+def computed(backend: CudnnBackend, problem: ConvProblem, algorithm: str, *sizes: int) -> torch.Tensor:
+    """The result of parts of these sizes."""
+    division = Division(tuple(Candidate(algorithm, size, 0.0, 0) for size in sizes))
+    return Runner(backend, problem, division)(Workspace(backend.device), *operands_of(problem))
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_parts_of_any_size_are_right(shape: dict[str, object], op: ConvOp, layout: Layout) -> None:
+    if layout is Layout.CHANNELS_LAST and len(shape.get("input_size", (1, 1))) == 1:
+        layout = Layout.CONTIGUOUS  # there is no other in one dimension
+    backend, problem = backend_with(), problem_of(op, layout=layout, filter_layout=layout, **shape)
+    names = backend.algorithms(problem, Search.EXHAUSTIVE)[1:]
+    assert names
+
+    for name in names:
+        error = relative_error(
+            computed(backend, problem, name, 2, 2, 1), reference(problem, *operands_of(problem))
+        )
+        assert error <= backend.error_bound(problem, name), name
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_float64_is_computed_in_float64(op: ConvOp) -> None:
+    backend, problem = backend_with(), problem_of(op, dtype="float64")
+
+    result = computed(backend, problem, "cuda:winograd4", 3, 2)
+
+    assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-14
+
+
+@pytest.mark.parametrize("filter_layout", Layout)
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", ConvOp)
+def test_images_and_filters_may_differ_in_layout(op: ConvOp, layout: Layout, filter_layout: Layout) -> None:
+    backend, problem = backend_with(), problem_of(op, layout=layout, filter_layout=filter_layout)
+
+    result = computed(backend, problem, "cuda:winograd4", 5)
+
+    assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-5
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_planes_of_many_elements_are_counted_in_64_bits(kind: Kind) -> None:
+    form = cook_toom(4, 3)
+    matrix = form.input_transform if kind is Kind.GATHER else form.output_transform
+    transform = Transform(kind, matrix, matrix, (4, 4), "float32")
+    generator = torch.Generator().manual_seed(0)
+    results = []
+    for is_long in (False, True):
+        planes = torch.randn(36, 2 * 4 * 3, generator=generator.manual_seed(1))
+        image = torch.randn(2, 3, 8, 8, generator=generator.manual_seed(2))
+        addresses = [image.data_ptr(), planes.data_ptr()]
+        if kind is Kind.SCATTER:
+            addresses = [planes.data_ptr(), 0, image.data_ptr(), 0]
+        launch = by_gcc.compiled(transform.source(is_long), kind)
+        launch(0, 1, THREADS, *addresses, 24, 8, 3, 0, 2, 2, 8, 8, *image.stride(), 1, 1)
+        results.append(planes if kind is Kind.GATHER else image)
+
+    assert "unsigned long long" in transform.source(is_long=True)
+    assert torch.equal(*results)
+
+
+def test_strict_float32_and_float64_are_what_it_is_tried_for() -> None:
+    strict, rounding = backend_with(), backend_with(PaperCard(Rules(allow_tf32=True)))
+
+    assert strict.algorithms(problem_of(ConvOp.FPROP)) == ("cudnn:aten", "cuda:winograd4")
+    assert rounding.algorithms(problem_of(ConvOp.FPROP)) == ("cudnn:aten",)
+    assert rounding.algorithms(problem_of(ConvOp.FPROP, dtype="float64"))[1:] == ("cuda:winograd4",)
+    assert "cuda:winograd2" in rounding.algorithms(problem_of(ConvOp.FPROP), Search.EXHAUSTIVE)
+
+
+REFUSED = {
+    "16 bits": {"dtype": "bfloat16"},
+    "stride": {"stride": (2, 2)},
+    "groups": {"in_channels": 4, "out_channels": 6, "groups": 2},
+    "nothing": {"batch": 0},
+    "long filter": {"kernel_size": (9, 9), "padding": (4, 4)},
+    "three dimensions": {
+        "input_size": (5, 6, 7), "kernel_size": (3, 3, 3), "padding": (1, 1, 1), "stride": (1, 1, 1),
+        "dilation": (1, 1, 1),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", REFUSED.values(), ids=REFUSED)
+def test_what_it_does_not_compute_is_left_to_others(changes: dict[str, object]) -> None:
+    backend, problem = backend_with(), problem_of(ConvOp.FPROP, **changes)
+
+    assert backend.algorithms(problem, Search.EXHAUSTIVE) == (backend.own,)
+    assert not backend.computes(problem, "cuda:winograd4")
+
+
+def test_nothing_is_computed_so_where_matrix_products_may_round_to_10_bits() -> None:
+    card = PaperCard(STRICT)
+    backend, flags = backend_with(card), backend_with(card).flags()
+    card.rules = dataclasses.replace(STRICT, allow_tf32_products=True)
+
+    assert not backend.computes(problem_of(ConvOp.FPROP), "cuda:winograd4")
+    assert backend.computes(problem_of(ConvOp.FPROP, dtype="float64"), "cuda:winograd4")
+    assert backend.flags() != flags
+
+
+def test_without_a_compiler_there_is_no_such_algorithm() -> None:
+    card = PaperCard(STRICT)
+    card.can_compile = False
+
+    assert backend_with(card).algorithms(problem_of(ConvOp.FPROP)) == ("cudnn:aten",)
+
+
+def test_a_name_that_is_none_is_refused_by_all_names_there_are() -> None:
+    backend, problem = backend_with(), problem_of(ConvOp.FPROP)
+
+    with pytest.raises(
+        BackendError, match=r"cudnn:aten, cuda:winograd4 and so on .* but got 'cuda:winograd3'"
+    ):
+        backend.buffer_bytes(problem, "cuda:winograd3")
+
+
+def counting(card: PaperCard) -> list[tuple[str, str]]:
+    """Have the card note what it compiles."""
+    compiled: list[tuple[str, str]] = []
+    compile_ = card.compiled
+
+    def noting(source: str, kernel: str) -> compiler.Launch:
+        compiled.append((source, kernel))
+        return compile_(source, kernel)
+
+    card.compiled = noting
+    return compiled
+
+
+def test_a_kernel_is_compiled_once_for_all_sizes() -> None:
+    card = PaperCard(STRICT)
+    backend, compiled = backend_with(card), counting(card)
+
+    computed(backend, problem_of(ConvOp.FPROP), "cuda:winograd4", 5)
+    computed(backend, problem_of(ConvOp.FPROP, in_channels=3, input_size=(20, 9)), "cuda:winograd4", 3, 2)
+
+    assert [kernel for _, kernel in compiled] == ["gather", "gather", "scatter"]
+    computed(backend, problem_of(ConvOp.DGRAD), "cuda:winograd4", 5)
+    assert len(compiled) == 4  # of a filter that is turned round
+
+
+def test_nothing_is_compiled_while_a_graph_is_captured_and_what_is_runs_there() -> None:
+    card = PaperCard(STRICT)
+    backend, problem = backend_with(card), problem_of(ConvOp.FPROP)
+    runner = Runner(backend, problem, Division((Candidate("cuda:winograd4", 5, 0.0, 0),)))
+    operands, workspace = operands_of(problem), Workspace(backend.device)
+    warm = runner(workspace, *operands)
+    card.is_capturing = True
+
+    assert torch.equal(runner(workspace, *operands), warm)
+    with pytest.raises(BackendError, match="Compiling a kernel"):
+        computed(backend, problem_of(ConvOp.FPROP, dtype="float64"), "cuda:winograd4", 5)
+
+
+def test_a_filter_is_transformed_once_for_all_parts() -> None:
+    card = PaperCard(STRICT)
+    launched: list[str] = []
+    compile_ = card.compiled
+
+    def noting(source: str, kernel: str) -> compiler.Launch:
+        launch = compile_(source, kernel)
+
+        def noted(*arguments: int) -> None:
+            launched.append(kernel)
+            launch(*arguments)
+
+        return noted
+
+    card.compiled = noting
+
+    computed(backend_with(card), problem_of(ConvOp.FPROP), "cuda:winograd4", 2, 2, 1)
+
+    assert launched == ["gather", *["gather", "scatter"] * 3]
+
+
+def test_the_workspace_holds_the_filter_and_both_images_and_nothing_else() -> None:
+    tiles, problem = Tiles(PaperCard(STRICT)), problem_of(ConvOp.FPROP)
+
+    n_bytes = tiles.workspace_bytes(problem, "cuda:winograd4")
+
+    elements = 36 * (5 * 7 + 5 * (3 * 4) * 5 + 5 * (3 * 4) * 7)  # of 3 x 4 tiles of 5 images
+    assert elements * 4 <= n_bytes <= elements * 4 + 3 * 64
+
+
+class Stream:
+    """CuPy's, as far as it is used."""
+
+    current: "Stream | None" = None
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    @classmethod
+    def from_external(cls, other: object) -> "Stream":
+        version, address = other.__cuda_stream__()
+        assert version == 0
+        return cls(address)
+
+    def __enter__(self) -> None:
+        Stream.current = self
+
+    def __exit__(self, *raised: object) -> None:
+        Stream.current = None
+
+
+def test_kernels_are_compiled_by_cupy_and_put_on_the_stream_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[object] = []
+
+    class RawKernel:
+        @property
+        def kernel(self) -> None:
+            events.append("compiled")
+
+        def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[object, ...]) -> None:
+            events.append((Stream.current.address, grid, block, arguments))
+
+    class RawModule:
+        def __init__(self, code: str) -> None:
+            events.append(code)
+
+        def get_function(self, name: str) -> RawKernel:
+            events.append(name)
+            return RawKernel()
+
+    double = types.ModuleType("cupy")
+    double.RawModule, double.cuda = RawModule, types.SimpleNamespace(Stream=Stream)
+    monkeypatch.setitem(sys.modules, "cupy", double)
+    compiler._stream.cache_clear()
+
+    launch = compiler.compiled("the source", "gather")
+    launch(77, 3, 128, 2**40, 5)
+
+    compiler._stream.cache_clear()
+    assert events == ["the source", "gather", "compiled", (77, (3,), (128,), (2**40, 5))]
+    assert all(isinstance(each, np.int64) for each in events[-1][3])
+
+
+def test_cupys_version_is_known_without_importing_it() -> None:
+    installed = compiler.version()
+
+    assert installed is None or installed[0].isdecimal()
+    assert "cupy" not in sys.modules
