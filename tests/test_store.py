@@ -507,3 +507,68 @@ def test_a_copy_of_a_store_in_memory_holds_the_same_and_then_goes_its_own_way(
     assert copied.records(an_environment(), [a_trial()]) == {a_trial(): a_record()}
     assert compared == released.COMPARISON
     assert (store.count(), copied.count()) == (1, 2)
+
+
+def test_a_packed_store_is_replayed_as_what_it_was_packed_from(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3", records=200)
+    packed = tmp_path / "profiles.sqlite3.gz"
+    trials = [a_trial(f"cpu:{index}") for index in range(200)]
+    with SqliteStore(path) as store:
+        expected = store.records(an_environment(), trials)
+        store.pack(packed)
+
+    with SqliteStore(packed, read_only=True) as store:
+        assert store.records(an_environment(), trials) == expected
+        assert store.environments() == [an_environment()]
+    assert packed.stat().st_size < path.stat().st_size / 5
+
+
+def test_the_same_store_is_packed_to_the_same_bytes(tmp_path: Path) -> None:
+    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store:
+        for name in ("a.gz", "b.gz"):
+            store.pack(tmp_path / name)
+
+    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+
+
+def test_a_packed_store_is_never_written_to(tmp_path: Path) -> None:
+    packed = tmp_path / "profiles.sqlite3.gz"
+    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store:
+        store.pack(packed)
+    before = packed.read_bytes()
+
+    with pytest.warns(StoreWarning, match="is packed, and can only be read"):
+        store = open_store(packed)
+    assert store.records(an_environment(), [a_trial("cpu:0")])
+    store.add_records(an_environment(), [a_record(a_trial("cpu:new"))])
+
+    with SqliteStore(packed, read_only=True) as store, pytest.raises(StoreError, match="read"):
+        store.add_records(an_environment(), [a_record(a_trial("cpu:new"))])
+    assert packed.read_bytes() == before
+
+
+@pytest.mark.parametrize("keep", [0, 10, 100])
+def test_what_is_left_of_a_packed_store_is_refused(tmp_path: Path, keep: int) -> None:
+    packed = tmp_path / "profiles.sqlite3.gz"
+    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store:
+        store.pack(packed)
+    packed.write_bytes(packed.read_bytes()[:keep])
+
+    with pytest.raises(StoreError, match=r"profiles\.sqlite3\.gz"):
+        SqliteStore(packed, read_only=True)
+
+
+def test_another_file_that_ends_so_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.gz"
+    other.write_text("no store")
+
+    with pytest.raises(StoreError, match=r"other\.gz is damaged, it cannot be unpacked"):
+        SqliteStore(other, read_only=True)
+
+
+def test_a_store_is_packed_under_a_name_that_says_so(tmp_path: Path) -> None:
+    with (
+        SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store,
+        pytest.raises(StoreError, match=r"must end with '\.gz', but got .*packed"),
+    ):
+        store.pack(tmp_path / "packed")

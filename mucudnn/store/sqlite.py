@@ -1,10 +1,12 @@
 """A store in an SQLite file, which threads and processes share."""
 
 import contextlib
+import gzip
 import os
 import sqlite3
 import threading
 import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +17,9 @@ from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
 from mucudnn.store import rows, schema
 from mucudnn.store.base import Store
+
+PACKED = ".gz"
+"""What the name of a file ends with that holds a store in compressed form, to be read only."""
 
 _BUSY_TIMEOUT_S = 30.0
 _UNUSABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
@@ -70,6 +75,7 @@ class SqliteStore:
     The journal is the plain one: a write-ahead log needs shared memory, which network file systems lack. A
     process that is killed leaves all that it had added. A file that is refused stays, byte for byte, as it
     is. A copy, pickled or not, is the same file opened once more; it closes itself when it is forgotten.
+    A file that was packed (`pack`) is read into memory, and can only be read.
 
     Attributes:
         path: of the file, absolute.
@@ -195,6 +201,26 @@ class SqliteStore:
             for comparison in comparisons:
                 store.add_comparison(environment, comparison)
 
+    def pack(self, path: str | os.PathLike[str]) -> None:
+        """Write all that is here to a new file in compressed form, to be sent about and replayed.
+
+        Args:
+            path: of the file, whose name ends with ".gz".
+
+        Raises:
+            StoreError: the name does not, or the file cannot be written.
+        """
+        target = Path(path)
+        if target.suffix != PACKED:
+            raise StoreError(f"The name of a packed store must end with {PACKED!r}, but got {str(path)!r}.")
+        with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
+            with _errors_naming(self.path), self._lock:
+                self._connection.backup(copy)
+            copy.execute("VACUUM")
+            packed = gzip.compress(copy.serialize(), mtime=0)  # the same bytes from the same store
+        with _errors_naming(target):
+            target.write_bytes(packed)
+
     def close(self) -> None:
         """Close the file."""
         self._connection.close()
@@ -231,6 +257,8 @@ def _errors_naming(path: Path) -> Iterator[None]:
 
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     with _errors_naming(path):
+        if path.suffix == PACKED:
+            return _unpacked(path, read_only)
         if not read_only:
             path.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(
@@ -241,6 +269,23 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
             check_same_thread=False,  # the store's lock sees to that
         )
     connection.row_factory = sqlite3.Row
+    return connection
+
+
+def _unpacked(path: Path, read_only: bool) -> sqlite3.Connection:
+    """Return a database in memory that holds what the file was packed from."""
+    if not read_only:
+        raise UnusableFileError(f"{path} is packed, and can only be read.")
+    try:
+        contents = gzip.decompress(path.read_bytes())
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise StoreError(f"{path} is damaged, it cannot be unpacked: {error}.") from error
+    if not contents:
+        raise UnusableFileError(f"{path} holds nothing to read.")
+    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    connection.row_factory = sqlite3.Row
+    connection.deserialize(contents)
+    connection.execute("PRAGMA query_only = ON")
     return connection
 
 
