@@ -5,7 +5,10 @@ import functools
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from mucudnn.backends.cudnn.compiler import Launch
 
@@ -38,8 +41,9 @@ def compiled(source: str, kernel: str) -> Launch:
         run = ctypes.CDLL(str(library)).all
     run.restype = None
 
-    def launch(stream: int, blocks: int, threads: int, *arguments: int) -> None:
+    def launch(stream: int, blocks: int, threads: int, arguments: Sequence[np.int64]) -> None:
         assert len(arguments) == len(names)
-        run(ctypes.c_ulonglong(blocks * threads), *map(ctypes.c_longlong, arguments))
+        assert all(isinstance(each, np.int64) for each in arguments)
+        run(ctypes.c_ulonglong(blocks * threads), *(ctypes.c_longlong(int(each)) for each in arguments))
 
     return launch

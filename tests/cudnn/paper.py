@@ -10,8 +10,9 @@ import ctypes
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -228,6 +229,7 @@ class PaperCard:
 
     Attributes:
         present_stream: the stream on which every thread puts its work.
+        rounding: types of which products may be rounded more than that.
         is_capturing: whether that stream is being captured.
     """
 
@@ -238,6 +240,7 @@ class PaperCard:
 
     def __init__(self, rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
+        self.rounding: set[str] = set()
         self.present_stream = 7
         self.is_capturing = False
         self._here = _Here()
@@ -277,12 +280,15 @@ class PaperCard:
         assert self.is_current
         run = compiled(source, kernel)
 
-        def launch(stream: int, blocks: int, threads: int, *arguments: int) -> None:
+        def launch(stream: int, blocks: int, threads: int, arguments: Sequence[np.int64]) -> None:
             assert self.is_current
-            assert stream == self.present_stream
-            run(stream, blocks, threads, *arguments)
+            assert stream == self.stream()
+            run(stream, blocks, threads, arguments)
 
         return launch
+
+    def may_multiply(self, dtype: str) -> bool:
+        return dtype not in self.rounding
 
     def environment(self, cudnn_version: int | None) -> Environment:
         return Environment("cudnn", {"name": "paper"}, {"cuDNN": str(cudnn_version)}, {})

@@ -1,13 +1,15 @@
 """What can be known of a card without one: PyTorch's flags, and what it would choose."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from mucudnn.backends import backend_for, backend_name, backend_of
-from mucudnn.backends.cudnn import nvml
-from mucudnn.backends.cudnn.card import pytorchs_choice
-from mucudnn.backends.cudnn.environment import present_rules
-from mucudnn.errors import BackendError
+from mucudnn.backends.cudnn import compiler, nvml
+from mucudnn.backends.cudnn.card import TorchCard, pytorchs_choice
+from mucudnn.backends.cudnn.environment import may_multiply, present_rules
+from mucudnn.errors import BackendError, BackendWarning
 from tests.convolutions import a_convolution
 
 CUDA = torch.device("cuda")
@@ -40,6 +42,74 @@ def test_determinism_is_asked_for_by_either_flag() -> None:
 
     assert by_cudnn
     assert by_torch
+
+
+@pytest.fixture
+def products() -> Iterator[None]:
+    flags = torch.backends.cuda.matmul
+    before = flags.fp32_precision
+    yield
+    flags.fp32_precision = before
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.mark.usefixtures("products")
+def test_matrices_of_float32_are_multiplied_where_they_are_not_rounded_to_tf32() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    strict = may_multiply("float32")
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+    assert strict
+    assert not may_multiply("float32")
+    assert may_multiply("float64")
+
+
+@pytest.mark.usefixtures("products")
+@pytest.mark.parametrize(
+    ("config", "expected"), [(None, False), (":4096:2:16:8", False), (":4096:8", True), (":16:8", True)]
+)
+def test_matrices_are_multiplied_where_pytorch_does_not_refuse_to(
+    monkeypatch: pytest.MonkeyPatch, config: str | None, expected: bool
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if config is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
+    torch.use_deterministic_algorithms(mode=True)
+    strict = may_multiply("float64")
+    torch.use_deterministic_algorithms(mode=True, warn_only=True)
+
+    assert strict is expected
+    assert may_multiply("float64")
+
+
+def test_a_card_without_cupy_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "version", lambda: None)
+
+    assert not a_card().can_compile
+
+
+def test_cupy_is_tried_once_and_what_is_wrong_with_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def fail(source: str, kernel: str) -> None:
+        tried.append(kernel)
+        raise BackendError("CuPy 14.0 could not compile a kernel: libnvrtc is missing.")
+
+    monkeypatch.setattr(compiler, "version", lambda: "14.0")
+    monkeypatch.setattr(compiler, "compiled", fail)
+    card = a_card()
+
+    with pytest.warns(BackendWarning, match="no Winograd .* libnvrtc is missing"):
+        assert not card.can_compile
+    assert not card.can_compile
+    assert tried == ["nothing"]
+
+
+def a_card() -> TorchCard:
+    """A card that is not there, and captures nothing."""
+    card = TorchCard.__new__(TorchCard)
+    card.check_not_capturing = lambda _: None  # type: ignore[method-assign]
+    return card
 
 
 def test_pytorch_runs_a_depthwise_convolution_by_a_kernel_of_its_own() -> None:

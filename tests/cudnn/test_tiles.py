@@ -1,8 +1,10 @@
 """Winograd's convolution on a card: the kernels' own source, run by gcc on a card on paper."""
 
-import dataclasses
+import importlib.metadata
+import importlib.util
 import sys
 import types
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from mucudnn.algorithms.forms import cook_toom
 from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import Rules
-from mucudnn.backends.cudnn.tile_source import THREADS, Kind, Transform
+from mucudnn.backends.cudnn.tile_source import INT_LIMIT, THREADS, Kind, Transform
 from mucudnn.backends.cudnn.tiles import Tiles
 from mucudnn.choices import Search
 from mucudnn.division import Division
@@ -108,11 +110,12 @@ def test_planes_of_many_elements_are_counted_in_64_bits(kind: Kind) -> None:
     for is_long in (False, True):
         planes = torch.randn(36, 2 * 4 * 3, generator=generator.manual_seed(1))
         image = torch.randn(2, 3, 8, 8, generator=generator.manual_seed(2))
-        addresses = [image.data_ptr(), planes.data_ptr()]
+        first = [image.data_ptr(), planes.data_ptr()]
         if kind is Kind.SCATTER:
-            addresses = [planes.data_ptr(), 0, image.data_ptr(), 0]
+            first = [planes.data_ptr(), 0, image.data_ptr(), 0, 0]
         launch = by_gcc.compiled(transform.source(is_long), kind)
-        launch(0, 1, THREADS, *addresses, 24, 8, 3, 0, 2, 2, 8, 8, *image.stride(), 1, 1)
+        numbers = [*first, 24, 8, 3, 0, 2, 2, 8, 8, *image.stride(), 1, 1]
+        launch(0, 1, THREADS, tuple(map(np.int64, numbers)))
         results.append(planes if kind is Kind.GATHER else image)
 
     assert "unsigned long long" in transform.source(is_long=True)
@@ -151,12 +154,69 @@ def test_what_it_does_not_compute_is_left_to_others(changes: dict[str, object]) 
 
 def test_nothing_is_computed_so_where_matrix_products_may_round_to_10_bits() -> None:
     card = PaperCard(STRICT)
-    backend, flags = backend_with(card), backend_with(card).flags()
-    card.rules = dataclasses.replace(STRICT, allow_tf32_products=True)
+    card.rounding = {"float32"}
+    backend = backend_with(card)
 
     assert not backend.computes(problem_of(ConvOp.FPROP), "cuda:winograd4")
     assert backend.computes(problem_of(ConvOp.FPROP, dtype="float64"), "cuda:winograd4")
-    assert backend.flags() != flags
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_pytorchs_own_takes_over_when_products_may_be_rounded_later(op: ConvOp) -> None:
+    card = PaperCard(STRICT)
+    backend, problem = backend_with(card), problem_of(op)
+    runner = Runner(
+        backend,
+        problem,
+        Division((Candidate("cuda:winograd4", 3, 0.0, 0),) * 1 + (Candidate("cuda:winograd4", 2, 0.0, 0),)),
+    )
+    first, second, bias = operands_of(problem)
+    before = runner(Workspace(backend.device), first, second, bias)
+    card.rounding = {"float32"}
+
+    after = runner(Workspace(backend.device), first, second, bias)
+
+    assert not torch.equal(after, before)
+    assert relative_error(after, reference(problem, first, second, bias)) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "bias", [torch.ones(1).expand(7), torch.arange(14.0)[::2]], ids=["one", "every second"]
+)
+def test_a_bias_may_lie_anywhere(bias: torch.Tensor) -> None:
+    backend, problem = backend_with(), problem_of(ConvOp.FPROP)
+    first, second, _ = operands_of(problem)
+    runner = Runner(backend, problem, Division((Candidate("cuda:winograd4", 5, 0.0, 0),)))
+
+    result = runner(Workspace(backend.device), first, second, bias)
+
+    assert relative_error(result, reference(problem, first, second, bias.clone())) <= 1e-5
+
+
+def test_what_is_not_finite_spreads_over_its_tile_and_no_further() -> None:
+    backend, problem = backend_with(), problem_of(ConvOp.FPROP, bias=False)
+    first, second, _ = operands_of(problem)
+    first[2, 1, 5, 5] = float("nan")  # in the windows of the tiles (0, 0), (0, 1), (1, 0) and (1, 1)
+    runner = Runner(backend, problem, Division((Candidate("cuda:winograd4", 5, 0.0, 0),)))
+
+    spread = runner(Workspace(backend.device), first, second, None).isnan()
+
+    assert spread[2, :, 4:7, 4:7].all()  # where any convolution has one
+    spread[2, :, :8, :8] = False
+    assert not spread.any()
+
+
+def test_a_workspace_that_was_given_back_is_used_again_where_it_comes_to_lie() -> None:
+    backend, problem = backend_with(), problem_of(ConvOp.FPROP)
+    runner, workspace = (
+        Runner(backend, problem, Division((Candidate("cuda:winograd4", 5, 0.0, 0),))),
+        Workspace(backend.device),
+    )
+    operands = operands_of(problem)
+    before = runner(workspace, *operands)
+    workspace.make_room(1, 1, backend)
+
+    assert torch.equal(runner(workspace, *operands), before)
 
 
 def test_without_a_compiler_there_is_no_such_algorithm() -> None:
@@ -173,6 +233,20 @@ def test_a_name_that_is_none_is_refused_by_all_names_there_are() -> None:
         BackendError, match=r"cudnn:aten, cuda:winograd4 and so on .* but got 'cuda:winograd3'"
     ):
         backend.buffer_bytes(problem, "cuda:winograd3")
+
+
+@pytest.mark.parametrize(
+    ("elements", "count"), [(INT_LIMIT, "unsigned"), (INT_LIMIT + 1, "unsigned long long")]
+)
+def test_large_planes_have_kernels_of_their_own(elements: int, count: str) -> None:
+    card = PaperCard(STRICT)
+    compiled = counting(card)
+    matrix = cook_toom(4, 3).input_transform
+
+    Tiles(card).launch(Transform(Kind.GATHER, matrix, matrix, (4, 4), "float32"), elements)
+
+    ((source, _),) = compiled
+    assert f"typedef {count} count_t;" in source
 
 
 def counting(card: PaperCard) -> list[tuple[str, str]]:
@@ -243,63 +317,73 @@ def test_the_workspace_holds_the_filter_and_both_images_and_nothing_else() -> No
     assert elements * 4 <= n_bytes <= elements * 4 + 3 * 64
 
 
-class Stream:
-    """CuPy's, as far as it is used."""
-
-    current: "Stream | None" = None
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-
-    @classmethod
-    def from_external(cls, other: object) -> "Stream":
-        version, address = other.__cuda_stream__()
-        assert version == 0
-        return cls(address)
-
-    def __enter__(self) -> None:
-        Stream.current = self
-
-    def __exit__(self, *raised: object) -> None:
-        Stream.current = None
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A double of CuPy, which does nothing."""
+    double = types.ModuleType("cupy")
+    monkeypatch.setitem(sys.modules, "cupy", double)
+    return double
 
 
-def test_kernels_are_compiled_by_cupy_and_put_on_the_stream_that_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kernels_are_compiled_by_cupy_and_put_on_the_stream_that_is_named(cupy: types.ModuleType) -> None:
     events: list[object] = []
-
-    class RawKernel:
-        @property
-        def kernel(self) -> None:
-            events.append("compiled")
-
-        def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[object, ...]) -> None:
-            events.append((Stream.current.address, grid, block, arguments))
 
     class RawModule:
         def __init__(self, code: str) -> None:
             events.append(code)
 
-        def get_function(self, name: str) -> RawKernel:
-            events.append(name)
-            return RawKernel()
+        def get_function(self, name: str) -> types.SimpleNamespace:
+            return types.SimpleNamespace(
+                kernel=lambda *given, stream: events.append((name, given, stream.ptr))
+            )
 
-    double = types.ModuleType("cupy")
-    double.RawModule, double.cuda = RawModule, types.SimpleNamespace(Stream=Stream)
-    monkeypatch.setitem(sys.modules, "cupy", double)
-    compiler._stream.cache_clear()
-
+    cupy.RawModule = RawModule
     launch = compiler.compiled("the source", "gather")
-    launch(77, 3, 128, 2**40, 5)
+    arguments = np.int64(2**40), np.int64(5)
 
-    compiler._stream.cache_clear()
-    assert events == ["the source", "gather", "compiled", (77, (3,), (128,), (2**40, 5))]
-    assert all(isinstance(each, np.int64) for each in events[-1][3])
+    launch(77, 3, 128, arguments)
+
+    assert events == ["the source", ("gather", ((3,), (128,), arguments), 77)]
 
 
-def test_cupys_version_is_known_without_importing_it() -> None:
-    installed = compiler.version()
+def test_a_compiler_that_fails_is_an_error_of_ours(cupy: types.ModuleType) -> None:
+    def fail(code: str) -> None:
+        raise RuntimeError("libnvrtc.so.13 is missing\nand so on")
 
-    assert installed is None or installed[0].isdecimal()
-    assert "cupy" not in sys.modules
+    cupy.RawModule = fail
+
+    with pytest.raises(BackendError, match=r"could not compile a kernel: libnvrtc\.so\.13 is missing$"):
+        compiler.compiled("the source", "gather")
+
+
+@pytest.fixture
+def versions() -> Iterator[None]:
+    compiler.version.cache_clear()
+    yield
+    compiler.version.cache_clear()
+
+
+@pytest.mark.usefixtures("versions")
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [({"cupy-cuda13x": "14.0.0"}, "14.0.0"), ({"cupy": "15.1"}, "15.1"), ({}, "unknown")],
+)
+def test_cupys_version_is_known_without_importing_it(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], expected: str
+) -> None:
+    def version_of(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(importlib.metadata, "version", version_of)
+
+    assert compiler.version() == expected
+
+
+@pytest.mark.usefixtures("versions")
+def test_without_cupy_there_is_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    assert compiler.version() is None

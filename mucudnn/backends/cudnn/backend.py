@@ -70,7 +70,7 @@ class CudnnBackend:
             workshop = Workshop(load_library(), card)
         except BackendError as error:
             warn_user(
-                f"Only PyTorch's own convolution can be divided, without a choice of algorithms. {error}",
+                f"cuDNN's engines cannot be chosen, but PyTorch's own convolution can be divided. {error}",
                 BackendWarning,
             )
             return cls(card, None)

@@ -3,6 +3,7 @@
 import threading
 import time
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -13,11 +14,11 @@ from mucudnn.backends.base import Job, Queue
 from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.configurations import Rules
-from mucudnn.backends.cudnn.environment import present_environment, present_rules
+from mucudnn.backends.cudnn.environment import may_multiply, present_environment, present_rules
 from mucudnn.backends.cudnn.footprint import TorchAllocator, taken_bytes
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
-from mucudnn.errors import BackendError
+from mucudnn.errors import BackendError, BackendWarning, warn_user
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
 
@@ -85,14 +86,17 @@ class Card(Protocol):
 
     @property
     def can_compile(self) -> bool:
-        """Whether kernels can be compiled for it."""
+        """Whether kernels can be compiled for it; asked while the card is current."""
 
     def compiled(self, source: str, kernel: str) -> Launch:
-        """Return what launches the kernel of that name in `source`; it is called while the card is current.
+        """Return what launches the kernel of that name in `source`; called while the card is current.
 
         Raises:
-            Exception: it cannot be compiled.
+            BackendError: it cannot be compiled.
         """
+
+    def may_multiply(self, dtype: str) -> bool:
+        """Return whether matrices of `dtype` may be multiplied now, with the rounding of that type."""
 
     def environment(self, cudnn_version: int | None) -> Environment:
         """Return all that a time measured now depends on."""
@@ -178,19 +182,36 @@ class TorchCard:
         with torch.cuda.device(self.device):
             return Handle(library)
 
-    @property
+    @cached_property
     def can_compile(self) -> bool:
-        """Whether CuPy is installed."""
-        return compiler.version() is not None
+        """Whether CuPy is installed, and works; a warning says so if it does not."""
+        if compiler.version() is None:
+            return False
+        self.check_not_capturing("Looking for a compiler")
+        try:
+            compiler.compiled(compiler.NOTHING, "nothing")
+        except BackendError as error:
+            warn_user(f"There is no Winograd for float32 and float64. {error}", BackendWarning)
+            return False
+        return True
 
     def compiled(self, source: str, kernel: str) -> Launch:
         """Return what launches the kernel of that name in `source`, compiled by CuPy."""
         return compiler.compiled(source, kernel)
+
+    def may_multiply(self, dtype: str) -> bool:
+        """Return whether PyTorch's flags let cuBLAS multiply matrices of `dtype` now, rounded as it is."""
+        return may_multiply(dtype)
 
     def environment(self, cudnn_version: int | None) -> Environment:
         """Return card, libraries and flags, as they are now."""
         return present_environment(self._index, cudnn_version)
 
     def weigh(self, job: Job, limit_bytes: int) -> int | None:
-        """Return the bytes that a job takes from PyTorch's allocator; None if above the limit."""
+        """Return the bytes that a job takes from PyTorch's allocator; None if above the limit.
+
+        The workspace of cuBLAS, which PyTorch keeps for good for every thread and stream, is there before.
+        """
+        if self.can_compile:
+            torch.cuda.current_blas_handle()
         return taken_bytes(job, limit_bytes, self._allocator)

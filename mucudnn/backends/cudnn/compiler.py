@@ -3,26 +3,38 @@
 import functools
 import importlib.metadata
 import importlib.util
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from mucudnn.errors import BackendError
+
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 """Names under which CuPy is installed; it is imported as cupy by all of them."""
+
+NOTHING = 'extern "C" __global__ void nothing() {}'
+"""The source of a kernel that does nothing, for whoever wants to know whether there is a compiler."""
 
 
 class Launch(Protocol):
     """Puts one kernel on a stream."""
 
-    def __call__(self, stream: int, blocks: int, threads: int, *arguments: int) -> None:
+    def __call__(self, stream: int, blocks: int, threads: int, arguments: Sequence[np.int64]) -> None:
         """Launch it.
 
         Args:
             stream: its address.
             blocks: of threads.
             threads: of a block.
-            arguments: addresses and 64-bit numbers, in the kernel's order.
+            arguments: addresses and numbers, all of 64 bits, in the kernel's order.
         """
+
+
+class _Stream(NamedTuple):
+    """All that CuPy asks of a stream on which it puts a kernel."""
+
+    ptr: int
 
 
 @functools.cache
@@ -42,32 +54,19 @@ def compiled(source: str, kernel: str) -> Launch:
     """Return what launches the kernel of that name in `source`, on the card that is the current one.
 
     It is compiled now, in a fraction of a second, or read from CuPy's cache.
+
+    Raises:
+        BackendError: CuPy cannot compile it, or cannot be used at all.
     """
-    import cupy  # not before it is needed: this takes a second
+    try:
+        import cupy  # not before it is needed: this takes a second
 
-    function = cupy.RawModule(code=source).get_function(kernel)
-    function.kernel  # noqa: B018  # compiles and loads it
+        function = cupy.RawModule(code=source).get_function(kernel).kernel
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BackendError(f"CuPy {version()} could not compile a kernel: {reason}") from error
 
-    def launch(stream: int, blocks: int, threads: int, *arguments: int) -> None:
-        with _stream(stream):
-            function((blocks,), (threads,), tuple(map(np.int64, arguments)))
+    def launch(stream: int, blocks: int, threads: int, arguments: Sequence[np.int64]) -> None:
+        function((blocks,), (threads,), tuple(arguments), stream=_Stream(stream))
 
     return launch
-
-
-class _Address:
-    """A stream of somebody else, by the protocol that CUDA's Python libraries share."""
-
-    def __init__(self, address: int) -> None:
-        self._address = address
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._address
-
-
-@functools.lru_cache(64)
-def _stream(address: int) -> Any:
-    """Return CuPy's object for a stream of PyTorch."""
-    import cupy
-
-    return cupy.cuda.Stream.from_external(_Address(address))

@@ -69,12 +69,10 @@ class Rules:
     Attributes:
         allow_tf32: whether float32 may be multiplied on tensor cores, which round it to 10 bits.
         deterministic: whether the same operands must give the same bits.
-        allow_tf32_products: the same as `allow_tf32`, of matrix products.
     """
 
     allow_tf32: bool = True
     deterministic: bool = False
-    allow_tf32_products: bool = False
 
     def permits(self, notes: Collection[str], dtype: str) -> bool:
         """Return whether an engine with these notes may compute a problem of `dtype`."""

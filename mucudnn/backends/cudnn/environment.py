@@ -4,19 +4,31 @@ import os
 
 import torch
 
-from mucudnn.algorithms import REVISION
 from mucudnn.backends.cudnn import compiler, nvml
 from mucudnn.backends.cudnn.configurations import Rules
+from mucudnn.backends.cudnn.tile_source import REVISION
 from mucudnn.profile import Environment
 
+_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
+
+_REPEATING = (":4096:8", ":16:8")
+"""Its values with which cuBLAS gives the same bits on several streams (cuBLAS, "Results reproducibility")."""
+
+_HAS_TUNABLE = hasattr(torch._C, "_cuda_tunableop_is_enabled")
+"""Whether this build of torch has TunableOp: those without CUDA have not."""
+
 _VARIABLES = (
+    "CUBLAS",
     "CUDA_LAUNCH_BLOCKING",
     "CUDNN_CONV_WSCAP_DBG",
     "NVIDIA_TF32_OVERRIDE",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_TUNABLEOP",
+    "TORCH_BLAS_PREFER_CUBLASLT",
     "TORCH_CUDNN_V8_API_DISABLED",
 )
+"""What names of variables begin with that count."""
 
 
 def present_rules() -> Rules:
@@ -25,10 +37,24 @@ def present_rules() -> Rules:
     # Not cudnn.allow_tf32: reading it raises as soon as somebody has set the newer attribute alone.
     precision = str(cudnn.conv.fp32_precision)  # type: ignore[attr-defined]  # newer than torch's hints
     deterministic = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    products = str(torch.backends.cuda.matmul.fp32_precision)
-    return Rules(
-        allow_tf32=precision == "tf32", deterministic=deterministic, allow_tf32_products=products == "tf32"
+    return Rules(allow_tf32=precision == "tf32", deterministic=deterministic)
+
+
+def may_multiply(dtype: str) -> bool:
+    """Return whether PyTorch's flags let cuBLAS multiply matrices of `dtype` now, rounded as that type is.
+
+    They do not where float32 is multiplied in TF32, where PyTorch would raise because all must be
+    deterministic and cuBLAS is not configured for it, and where TunableOp measures inside of the first calls.
+    """
+    if dtype == "float32" and str(torch.backends.cuda.matmul.fp32_precision) == "tf32":
+        return False
+    must_repeat = (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
     )
+    if must_repeat and os.environ.get(_CONFIG) not in _REPEATING:
+        return False
+    return not (_HAS_TUNABLE and torch.cuda.tunable.is_enabled())
 
 
 def present_environment(index: int, cudnn_version: int | None) -> Environment:
@@ -38,7 +64,8 @@ def present_environment(index: int, cudnn_version: int | None) -> Environment:
         index: the card's number.
         cudnn_version: of the library; None where it cannot be used.
     """
-    return Environment("cudnn", _device(index), _software(cudnn_version), _policy(), nvml.conditions(index))
+    conditions = {**nvml.conditions(index), "CuPy": compiler.version() or "none"}
+    return Environment("cudnn", _device(index), _software(cudnn_version), _policy(), conditions)
 
 
 def _device(index: int) -> dict[str, str]:
@@ -58,8 +85,7 @@ def _software(cudnn_version: int | None) -> dict[str, str]:
         "engines": "cuDNN's" if cudnn_version is not None else "PyTorch's choice",
         "CUDA": str(torch.version.cuda),
         "driver": nvml.driver_version(),
-        "CuPy": compiler.version() or "none",
-        "algorithms": str(REVISION),
+        "tiles": str(REVISION),
     }
 
 
@@ -68,10 +94,9 @@ def _policy() -> dict[str, str]:
     return {
         "enabled": str(cudnn.enabled),
         "TF32": str(rules.allow_tf32),
-        "TF32 products": str(rules.allow_tf32_products),
         "deterministic": str(rules.deterministic),
         # These two decide what PyTorch's own runs, and in how much memory.
         "benchmark": str(cudnn.benchmark),
         "benchmark limit": str(cudnn.benchmark_limit),
-        **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        **{name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
     }

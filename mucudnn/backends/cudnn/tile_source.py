@@ -17,6 +17,9 @@ from enum import StrEnum
 
 from mucudnn.algorithms.forms import Matrix
 
+REVISION = 1
+"""Raised whenever kernels change in a way that makes their recorded times or errors worthless."""
+
 THREADS = 128
 """Of a block. A thread takes 32 to 166 registers (NVRTC 13.0 for sm_90, nothing spilled), of 65536 in all."""
 
@@ -74,7 +77,8 @@ CUDA void gather(const real *image, real *planes,
 """
 
 _SCATTER = """\
-CUDA void scatter(const real *planes, const real *bias, real *image, const offset_t adds,
+CUDA void scatter(const real *planes, const real *bias, real *image,
+    const offset_t bias_step, const offset_t adds,
 {arguments})
 {{
 {place}
@@ -82,7 +86,7 @@ CUDA void scatter(const real *planes, const real *bias, real *image, const offse
     #pragma unroll
     for (int i = 0; i < {rows_in} * {columns_in}; ++i) window[i] = planes[i * plane + number];
 {transform}
-    const real shift = bias ? bias[channel] : (real)0;
+    const real shift = bias ? bias[(offset_t)channel * bias_step] : (real)0;
     #pragma unroll
     for (int i = 0; i < {rows}; ++i)
         #pragma unroll

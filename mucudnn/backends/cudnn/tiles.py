@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,8 +71,8 @@ class Tiles:
             tiling is not None
             and len(problem.kernel_size) < 3
             and tiling.refusal(problem) is None
-            and self._card.can_compile
-            and not (problem.dtype == "float32" and self._card.rules.allow_tf32_products)
+            and self._card.may_multiply(problem.dtype)
+            and self._can_compile
         )
 
     def workspace_bytes(self, problem: ConvProblem, algorithm: str) -> int:
@@ -86,9 +87,18 @@ class Tiles:
         """Return a kernel for wgrad of this micro-batch."""
         return SumOnSlices(_SumKernel(_geometry(problem, algorithm), self, buffer))
 
+    @property
+    def _can_compile(self) -> bool:
+        with self._card.current():
+            return self._card.can_compile
+
     def stream(self) -> int:
         """Return the address of the stream on which the calling thread puts its work now."""
         return self._card.stream()
+
+    def may_multiply(self, problem: ConvProblem) -> bool:
+        """Return whether the user's flags, which may have changed since, still let planes be multiplied."""
+        return self._card.may_multiply(problem.dtype)
 
     def launch(self, transform: Transform, plane: int) -> Launch:
         """Return what launches a transform for planes of so many elements; each is compiled once.
@@ -137,10 +147,12 @@ class _Planes:
     """Planes in a workspace, and the launches between them and images of one kind.
 
     Args:
+        owner: whose stream the launches are put on.
         memory: (planes, elements).
-        transforms: by which they are read or written; each has a launch.
+        channels: of the images.
         tiles: of an image (h, w).
-        outputs: channels, and whether they are innermost.
+        has_channels_last: whether channels are innermost in a plane.
+        padding: of images that are gathered.
     """
 
     def __init__(
@@ -160,6 +172,8 @@ class _Planes:
         self._has_channels_last = has_channels_last
         self._plane = memory.size(1)
         self._blocks = -(-self._plane // THREADS)
+        self._seen: tuple[int, ...] = ()
+        self._numbers: tuple[np.int64, ...] = ()
 
     @property
     def matrices(self) -> Tensor:
@@ -175,24 +189,23 @@ class _Planes:
 
     def gather(self, launch: Launch, image: Tensor) -> None:
         """Fill the planes from `image`, (n, c, h, w)."""
-        launch(
-            self._owner.stream(), self._blocks, THREADS,
-            image.data_ptr(), self.memory.data_ptr(), *self._sizes(image),
-        )  # fmt: skip
+        addresses = np.int64(image.data_ptr()), np.int64(self.memory.data_ptr())
+        launch(self._owner.stream(), self._blocks, THREADS, (*addresses, *self._sizes(image)))
 
     def scatter(self, launch: Launch, image: Tensor, bias: Tensor | None = None, adds: bool = False) -> None:
         """Write the planes to `image`, or add them to it, and the bias of every channel."""
-        shift = 0 if bias is None else bias.data_ptr()
-        launch(
-            self._owner.stream(), self._blocks, THREADS,
-            self.memory.data_ptr(), shift, image.data_ptr(), int(adds), *self._sizes(image),
-        )  # fmt: skip
+        start, step = (0, 0) if bias is None else (bias.data_ptr(), bias.stride(0))
+        first = map(np.int64, (self.memory.data_ptr(), start, image.data_ptr(), step, adds))
+        launch(self._owner.stream(), self._blocks, THREADS, (*first, *self._sizes(image)))
 
-    def _sizes(self, image: Tensor) -> tuple[int, ...]:
-        rows = self._plane // self._channels
-        flags = int(self._has_channels_last)
-        size, steps = image.shape[2:], image.stride()
-        return (self._plane, rows, self._channels, flags, *self._tiles, *size, *steps, *self._padding)
+    def _sizes(self, image: Tensor) -> tuple[np.int64, ...]:
+        """Return what a kernel must know of images like `image`, which are all alike as a rule."""
+        seen = (*image.shape[2:], *image.stride())
+        if seen != self._seen:
+            rows, last = self._plane // self._channels, int(self._has_channels_last)
+            numbers = (self._plane, rows, self._channels, last, *self._tiles, *seen, *self._padding)
+            self._numbers, self._seen = tuple(map(np.int64, numbers)), seen
+        return self._numbers
 
 
 class _Forms:
@@ -265,6 +278,8 @@ class _SliceKernel:
 
     def __init__(self, geometry: TileGeometry, owner: Tiles, buffer: Tensor) -> None:
         forms = _Forms(geometry)
+        self._owner = owner
+        self._problem = geometry.problem
         self._filter, self._x, self._y = _planes(geometry, owner, carve(buffer, _regions(geometry)))
         self._to_filter = self._filter.launch(forms.filter)
         self._to_x = self._x.launch(forms.x)
@@ -283,7 +298,12 @@ class _SliceKernel:
         self._filter.gather(self._to_filter, _flat(weight))
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # it is transformed
-        """Write the part's result into `out`; it is taken for sound, as engines' results are."""
+        """Write the part's result into `out`, if the user's flags still permit it; return whether they do.
+
+        What is written is taken for sound, as engines' results are.
+        """
+        if not self._owner.may_multiply(self._problem):
+            return False
         self._x.gather(self._to_x, _flat(image))
         torch.bmm(*self._factors, out=self._products)
         self._y.scatter(self._to_outputs, _flat(out), bias)
@@ -295,6 +315,8 @@ class _SumKernel:
 
     def __init__(self, geometry: TileGeometry, owner: Tiles, buffer: Tensor) -> None:
         forms = _Forms(geometry)
+        self._owner = owner
+        self._problem = geometry.problem
         self._filter, self._x, self._y = _planes(geometry, owner, carve(buffer, _regions(geometry)))
         self._to_x = self._x.launch(forms.x)
         self._to_y = self._y.launch(forms.gradient)
@@ -304,6 +326,8 @@ class _SumKernel:
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sum, or start the sum with them if it is the `first`."""
+        if not self._owner.may_multiply(self._problem):
+            return  # nor will it be permitted at the end
         self._x.gather(self._to_x, _flat(image))
         self._y.gather(self._to_y, _flat(gradient))
         if first:
@@ -312,7 +336,9 @@ class _SumKernel:
             self._sum.baddbmm_(*self._factors)
 
     def finish(self, into: GradientSum) -> bool:
-        """Write the sum to `into`, or add it; it is taken for sound."""
+        """Write the sum to `into`, or add it; return whether the user's flags have permitted it."""
+        if not self._owner.may_multiply(self._problem):
+            return False
         self._filter.scatter(self._to_taps, _flat(into.total), adds=into.accumulate)
         return True
 
