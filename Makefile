@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 DEVICELESS ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),yes,no)
 CUDNN := $(VENV)/cudnn
 
-.PHONY: help run proof test check bench bench-cpu models gpu clean
+.PHONY: help run proof test check bench bench-cpu models gpu record clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -73,6 +73,11 @@ gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes wit
 		-m gpu --require-gpu -v -o timeout=40 -o timeout_method=thread -o faulthandler_timeout=30 \
 		-W default -W error::mucudnn.errors.BackendWarning $(GPU_TESTS); tests=$$?; \
 		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$tests
+
+record:  ## tune networks on an NVIDIA GPU into one recording, which can be replayed; goes on where it stopped
+	@$(PYTHON) -m bench.gpu.available
+	@$(MAKE) --no-print-directory $(GPU)/ready
+	@$(GPU)/bin/python -m bench.record $(ARGS)
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

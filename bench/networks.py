@@ -108,15 +108,34 @@ def resnet18(classes: int = 10, width: int = 64) -> nn.Module:
     return network
 
 
+def resnet18_224(classes: int = 1000) -> nn.Module:
+    """Return ResNet-18: (n, 3, 224, 224) to the (n, `classes`) scores before softmax.
+
+    The 18-layer column of Table 1 of He et al. 2015, arXiv 1512.03385.
+    The weights come from torch's global random generator.
+    """
+    layers = _beginning()
+    layers.update((f"stage{number}", _stage(number, 64)) for number in range(1, STAGES + 1))
+    layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), scores=nn.Linear(512, classes))
+    network = nn.Sequential(layers)
+    _initialise(network)
+    return network
+
+
+def _beginning() -> OrderedDict[str, nn.Module]:
+    """Return the layers with which residual networks for large images begin: (n, 3, h, w) to 64 channels."""
+    return OrderedDict(
+        stem=conv_norm(3, 64, size=7, stride=2), relu=nn.ReLU(), shrink=nn.MaxPool2d(3, stride=2, padding=1)
+    )
+
+
 def resnet50(classes: int = 1000) -> nn.Module:
     """Return ResNet-50: (n, 3, 224, 224) to the (n, `classes`) scores before softmax.
 
     The 50-layer column of Table 1 of He et al. 2015, arXiv 1512.03385.
     The weights come from torch's global random generator.
     """
-    layers = OrderedDict[str, nn.Module](
-        stem=conv_norm(3, 64, size=7, stride=2), relu=nn.ReLU(), shrink=nn.MaxPool2d(3, stride=2, padding=1)
-    )
+    layers = _beginning()
     c = 64
     for number, blocks in enumerate((3, 4, 6, 3), start=1):
         width = 64 * 2 ** (number - 1)
@@ -131,6 +150,76 @@ def resnet50(classes: int = 1000) -> nn.Module:
 def _bottlenecks(c: int, width: int, blocks: int, stride: int) -> nn.Sequential:
     rest = [Bottleneck(Bottleneck.EXPANSION * width, width, stride=1) for _ in range(blocks - 1)]
     return nn.Sequential(Bottleneck(c, width, stride), *rest)
+
+
+def alexnet(classes: int = 1000) -> nn.Module:
+    """Return AlexNet in one column: (n, 3, 224, 224) to the (n, `classes`) scores before softmax.
+
+    Krizhevsky 2014, arXiv 1404.5997, note 1, which is the AlexNet of public models: 64, 192, 384, 256 and
+    256 channels, with biases and without response normalisation. The weights come from torch's global random
+    generator.
+    """
+    layers = OrderedDict[str, nn.Module](conv1=nn.Conv2d(3, 64, 11, 4, padding=2), relu1=nn.ReLU())
+    layers.update(pool1=nn.MaxPool2d(3, 2), conv2=nn.Conv2d(64, 192, 5, padding=2), relu2=nn.ReLU())
+    layers["pool2"] = nn.MaxPool2d(3, 2)
+    for number, (c, k) in enumerate(((192, 384), (384, 256), (256, 256)), start=3):
+        layers[f"conv{number}"] = nn.Conv2d(c, k, 3, padding=1)
+        layers[f"relu{number}"] = nn.ReLU()
+    layers.update(pool5=nn.MaxPool2d(3, 2), flatten=nn.Flatten())
+    layers.update(drop5=nn.Dropout(0.5), full6=nn.Linear(256 * 6 * 6, 4096), relu6=nn.ReLU())
+    layers.update(drop6=nn.Dropout(0.5), full7=nn.Linear(4096, 4096), relu7=nn.ReLU())
+    layers["full8"] = nn.Linear(4096, classes)
+    network = nn.Sequential(layers)
+    _initialise(network)
+    return network
+
+
+class _Dense(nn.Module):
+    """What a dense block adds one after the other: each layer sees all that was there before.
+
+    x has shape (n, c, h, w), y has shape (n, c + `layers` · `growth`, h, w).
+    """
+
+    def __init__(self, c: int, growth: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                OrderedDict(
+                    norm=nn.BatchNorm2d(c + number * growth),
+                    relu=nn.ReLU(),
+                    conv=nn.Conv2d(c + number * growth, growth, 3, padding=1, bias=False),
+                )
+            )
+            for number in range(layers)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return y."""
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], dim=1)
+        return x
+
+
+def densenet40(classes: int = 10, growth: int = 40) -> nn.Module:
+    """Return DenseNet-40: (n, 3, 32, 32) to the (n, `classes`) scores before softmax.
+
+    Huang et al. 2016, arXiv 1608.06993, section 3 and 4.2, without bottlenecks: three blocks of twelve layers
+    that each add `growth` channels, 40 as in the paper of µ-cuDNN. The weights come from torch's global
+    random generator.
+    """
+    c, per_block = 16, 12
+    layers = OrderedDict[str, nn.Module](stem=nn.Conv2d(3, c, 3, padding=1, bias=False))
+    for number in (1, 2, 3):
+        layers[f"block{number}"] = _Dense(c, growth, per_block)
+        c += per_block * growth
+        layers.update({f"norm{number}": nn.BatchNorm2d(c), f"relu{number}": nn.ReLU()})
+        if number < 3:
+            layers[f"conv{number}"] = nn.Conv2d(c, c, 1, bias=False)
+            layers[f"pool{number}"] = nn.AvgPool2d(2)
+    layers.update(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), scores=nn.Linear(c, classes))
+    network = nn.Sequential(layers)
+    _initialise(network)
+    return network
 
 
 def vgg16(classes: int = 1000) -> nn.Module:

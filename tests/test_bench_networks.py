@@ -7,7 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from bench.networks import BasicBlock, Bottleneck, resnet18, resnet50, unet2d, unet3d, vgg11, vgg16
+from bench.networks import (
+    BasicBlock,
+    Bottleneck,
+    alexnet,
+    densenet40,
+    resnet18,
+    resnet18_224,
+    resnet50,
+    unet2d,
+    unet3d,
+    vgg11,
+    vgg16,
+)
 from mucudnn.tracing import trace
 
 
@@ -116,6 +128,9 @@ def shapes_in_order(network: nn.Module, *sample: int) -> dict[str, tuple[int, ..
     [
         (resnet50, 25_557_032),
         (vgg16, 138_357_544),
+        (alexnet, 61_100_840),
+        (resnet18_224, 11_689_512),
+        (partial(densenet40, growth=12), 1_019_722),  # 1.0 million in table 2 of the paper
         (partial(unet2d, channels=3, classes=1), 31_037_633),  # github.com/milesial/Pytorch-UNet
     ],
 )

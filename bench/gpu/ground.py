@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bench.precision import tf32
 from mucudnn.backends.cudnn import nvml
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.card import Card, TorchCard
@@ -149,16 +150,9 @@ class CardGround:
         """Return clocks, temperature and power, as they are now."""
         return nvml.conditions(self._index)
 
-    @contextlib.contextmanager
-    def precision(self, allow_tf32: bool) -> Iterator[None]:
+    def precision(self, allow_tf32: bool) -> AbstractContextManager[None]:
         """Let float32 be multiplied in TF32, or not, for a while."""
-        flags = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # newer than torch's hints
-        before = flags.fp32_precision
-        flags.fp32_precision = "tf32" if allow_tf32 else "ieee"
-        try:
-            yield
-        finally:
-            flags.fp32_precision = before
+        return tf32(allow_tf32)
 
     def current(self) -> AbstractContextManager[None]:
         """Have the calling thread work on this card for a while."""

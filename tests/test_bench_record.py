@@ -1,0 +1,182 @@
+"""Recordings of networks: what is kept, gone on with, and replayed."""
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import mucudnn
+from bench import record
+from bench.record import AIMS, SETTINGS, WORKLOADS, Recorder, Workload, summary
+from mucudnn.errors import DeviceLostError, InfeasibleError
+from mucudnn.plan import Plan
+from mucudnn.store import SqliteStore
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SMALL = Workload("small/conv", lambda: nn.Conv2d(4, 4, 3, padding=1), (2, 4, 8, 8), wants_gradient=True)
+PAIR = Workload(
+    "pair", lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3)), (2, 3, 8, 8)
+)
+STRICT = SETTINGS[0]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "plans").mkdir()
+    return tmp_path
+
+
+def recorded(folder: Path, *workloads: Workload) -> bool:
+    return Recorder(folder, CPU, time.monotonic() + 600).record(workloads, [STRICT])
+
+
+def plans_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("plans/*.json")}
+
+
+def test_a_recording_holds_plans_for_all_limits_and_both_modes_and_is_replayed(folder: Path) -> None:
+    assert recorded(folder, SMALL, PAIR)
+
+    assert plans_in(folder) == {
+        f"{name}.float32-nchw.{aim.name}.json" for name in ("small-conv", "pair") for aim in AIMS
+    }
+    with SqliteStore(folder / record.STORE) as store:
+        store.pack(folder / record.PACKED)
+    for aim in AIMS:
+        plan = Plan.load(folder / f"plans/pair.float32-nchw.{aim.name}.json")
+        replayed = mucudnn.tune(
+            PAIR.build(), torch.zeros(PAIR.shape), aim.limit, mode=aim.mode,
+            backend=f"replay:{folder / record.PACKED}",
+        )  # fmt: skip
+        assert replayed.sites == plan.sites
+
+
+def test_the_gradient_of_the_image_is_recorded_where_it_is_wanted(folder: Path) -> None:
+    recorded(folder, SMALL, PAIR)
+
+    ops = {
+        name: [site.op for site in Plan.load(folder / f"plans/{name}.float32-nchw.64MiB-reuse.json").sites]
+        for name in ("small-conv", "pair")
+    }
+    assert ops == {
+        "small-conv": ["fprop", "dgrad", "wgrad"],
+        "pair": ["fprop", "wgrad", "fprop", "dgrad", "wgrad"],
+    }
+
+
+def test_what_is_known_is_not_tuned_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(folder, SMALL)
+    monkeypatch.setattr(record, "tune", lambda *_, **__: pytest.fail("it is known"))
+
+    assert recorded(folder, SMALL)
+
+
+def test_a_plan_of_another_environment_is_made_anew(folder: Path) -> None:
+    recorded(folder, SMALL)
+    path = folder / "plans/small-conv.float32-nchw.64MiB-reuse.json"
+    plan = Plan.load(path)
+    dataclasses.replace(plan, environment=dataclasses.replace(plan.environment, device={})).save(path)
+
+    recorded(folder, SMALL)
+
+    assert Plan.load(path).environment == plan.environment
+
+
+def test_a_run_whose_time_is_up_is_gone_on_with(folder: Path) -> None:
+    over = Recorder(folder, CPU, time.monotonic() - 1)
+
+    assert not over.record([SMALL], [STRICT])
+    assert plans_in(folder) == set()
+    assert recorded(folder, SMALL)
+    assert len(plans_in(folder)) == len(AIMS)
+
+
+def test_time_ends_in_the_middle_of_a_network_and_what_was_measured_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = iter([0.0] * 4 + [2.0] * 1000)  # in the first problem there is time, in the second none
+    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+
+    assert not Recorder(folder, CPU, 1.0).record([PAIR], [STRICT])
+
+    assert plans_in(folder) == set()
+    with SqliteStore(folder / record.STORE) as store:
+        assert store.count() > 0
+
+
+def test_what_cannot_be_tuned_is_told_and_the_others_are_recorded(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Workload("broken", lambda: nn.Conv2d(5, 4, 3), (2, 4, 8, 8))
+    really = record.tune
+
+    def tune(model: nn.Module, sample: object, limit: str, **others: object) -> Plan:
+        if limit == "8MiB":
+            raise InfeasibleError(8 * 2**20, 9 * 2**20)
+        return really(model, sample, limit, **others)
+
+    monkeypatch.setattr(record, "tune", tune)
+
+    assert recorded(folder, PAIR, broken, SMALL)
+
+    told = capsys.readouterr().out.splitlines()
+    assert ["nothing fits" in line for line in told if line.startswith("pair")] == [False, False, True, False]
+    assert ["failed: " in line for line in told if line.startswith("broken")] == [True, True, False, True]
+    assert "small-conv.float32-nchw.64MiB-reuse.json" in plans_in(folder)
+
+
+def test_a_broken_device_ends_the_run_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_it(*_: object, **__: object) -> None:
+        raise DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered")
+
+    monkeypatch.setattr(record, "tune", break_it)
+
+    status = record.main(
+        ["--device", "cpu", "--networks", "alexnet", "--settings", "float32-nchw", "--output", str(tmp_path)]
+    )
+
+    assert status == 1
+    assert "Run the same command again to go on without it." in capsys.readouterr().err
+
+
+def test_the_program_writes_recording_plans_and_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record, "WORKLOADS", (SMALL,))
+
+    status = record.main(["--device", "cpu", "--settings", "float32-nchw", "--output", str(tmp_path)])
+
+    assert status == 0
+    assert (tmp_path / record.PACKED).exists()
+    assert (tmp_path / "plans/small-conv.float32-nchw.8MiB-sharing.json").exists() is False
+    text = (tmp_path / "summary.txt").read_text()
+    assert text.rstrip() == summary(tmp_path)
+    assert "small-conv, float32-nchw" in text
+    assert text.count("MiB-") == len(AIMS)
+    assert "All is recorded." in capsys.readouterr().out
+
+
+def test_names_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert record.main(["--networks", "lenet"]) == 2
+    assert "no network or no setting has such a name" in capsys.readouterr().err
+
+
+def test_every_workload_has_a_file_name_of_its_own() -> None:
+    names = [each.name for each in WORKLOADS]
+
+    assert len(set(names)) == len(names) == len({name.replace("/", "-") for name in names})
+    assert not any("." in name for name in [*names, *(each.name for each in SETTINGS)])
+
+
+def test_every_network_is_built_for_its_images() -> None:
+    for workload in WORKLOADS:
+        with torch.device("meta"):
+            y = workload.build()(torch.empty((2, *workload.shape[1:])))
+        assert y.shape[0] == 2
