@@ -1,6 +1,7 @@
 """The questions to a GPU, put to a card on paper: real lists and plans, computed on the processor."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -396,6 +397,19 @@ def test_the_answers_count_what_was_found(contests: list[object]) -> None:
     assert told["What is Winograd's algorithm worth in three settings?"] == (
         "it is the fastest in 0 of 9 problems"
     )
+
+
+def test_a_batch_above_2_to_the_31_elements_is_measured_beside_one_below(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert math.prod(plans._LARGE.problem(ConvOp.FPROP, "bfloat16", Layout.CONTIGUOUS).input_shape) > 2**31
+    monkeypatch.setattr(plans, "_LARGE", dataclasses.replace(SMALL, batch=2))
+
+    found = only(CaseRow, plans.in_bfloat16_nchw(task))
+
+    assert [(row.layer, row.batch) for row in found[:2]] == [("pt128936", 2), ("pt128936", 1)]
+    assert {row.setting for row in found} == {"bfloat16 NCHW"}
+    assert len(found) == 5
 
 
 def test_winograds_algorithm_is_a_candidate_of_strict_float32(contests: list[object]) -> None:

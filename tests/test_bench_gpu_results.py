@@ -225,10 +225,25 @@ def test_what_a_section_leaves_of_its_time_is_for_the_later_ones(
     assert asked == [pytest.approx(15, abs=1), pytest.approx(60, abs=1)]
 
 
+def test_an_extra_section_runs_where_it_is_named_and_is_not_missed_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, extra = (section("device"),), (section("more", fails_late),)
+    monkeypatch.setattr(program, "SECTIONS", usual)
+    monkeypatch.setattr(program, "EXTRA", extra)
+
+    assert program.parsed([]).only == ["device"]
+    assert program.parsed(["--only", "more"]).only == ["more"]
+    assert program.measure(Ground(), usual, tmp_path, 60, never) == 0
+    assert program.measure(Ground(), extra, tmp_path, 60, never) == 1
+    assert "Failed or missing: more." in capsys.readouterr().out
+
+
 def test_the_sections_have_names_of_their_own_and_the_longest_are_last() -> None:
     names = [each.name for each in program.SECTIONS]
 
     assert len(set(names)) == len(names) == 11
+    assert not set(names) & {each.name for each in program.EXTRA}
     longest = sorted(program.SECTIONS, key=lambda each: each.share)[-3:]
     assert {each.name for each in longest} == {each.name for each in program.SECTIONS[-3:]}
 

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bench.gpu.contest import CandidateRow, CaseRow, Contest
 from bench.gpu.ground import Ground
-from bench.gpu.layers import Case, cases
+from bench.gpu.layers import Case, Layer, cases
 from bench.gpu.sections import Deadline, Task, attempted, only
 from bench.gpu.values import Answer, duration
 from mucudnn.intervals import Verdict, median
-from mucudnn.problem import Layout
+from mucudnn.problem import ConvOp, Layout
 
 _CASE_SECONDS = 15.0
 """Some engines without tensor cores take seconds on the largest layers; they must not take all the time."""
+
+
+_LARGE = Layer(128, (513, 513), 128, kernel=3, padding=0, stride=2)
+"""64 samples are more than 2^31 elements."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,17 @@ def in_tf32(task: Task) -> Iterator[object]:
 def in_float32(task: Task) -> Iterator[object]:
     """Yield those of strict float32, in NCHW."""
     yield from _rows(task, cases(task.layers, "float32", Layout.CONTIGUOUS, allow_tf32=False))
+
+
+def in_bfloat16_nchw(task: Task) -> Iterator[object]:
+    """Yield what was reported as a cliff, then those of bfloat16 in NCHW, where images are transposed.
+
+    pytorch#128936: from 2^31 elements on, 64 samples took 60 times as long as 63.
+    """
+    large = Case("pt128936", _LARGE.problem(ConvOp.FPROP, "bfloat16", Layout.CONTIGUOUS))
+    fewer = Case("pt128936", dataclasses.replace(large.problem, batch=_LARGE.batch - 1))
+    yield from _rows(task, (large, fewer))
+    yield from _rows(task, cases(task.layers, "bfloat16", Layout.CONTIGUOUS))
 
 
 def _rows(task: Task, measured: Iterable[Case]) -> Iterator[object]:

@@ -61,6 +61,17 @@ SECTIONS = (
 )
 """What all others depend on goes first, and what takes longest last."""
 
+EXTRA = (
+    Section(
+        "bfloat16-nchw",
+        "Every candidate in bfloat16, NCHW, and from 2^31 elements on",
+        plans.in_bfloat16_nchw,
+        _told("bfloat16 NCHW"),
+        share=20,
+    ),
+)
+"""What there is no time for in one go: only run where it is named."""
+
 _SECONDS = 380.0
 """The tests that `make gpu` runs before take their time too; all of it should end within nine minutes."""
 
@@ -82,7 +93,7 @@ def main(arguments: Sequence[str] | None = None, restart: Restart | None = None)
     except MucudnnError as error:
         print(f"bench.gpu: {error}", file=sys.stderr)
         return 1
-    chosen = [section for section in SECTIONS if section.name in options.only]
+    chosen = [section for section in (*SECTIONS, *EXTRA) if section.name in options.only]
     faulthandler.enable(sys.__stderr__ or sys.stderr)
     folder = folder_of(options, ground.name)
     return measure(ground, chosen, folder, options.seconds, restart or _restarted(options))
@@ -147,11 +158,12 @@ def folder_of(options: argparse.Namespace, name: str) -> Path:
 def conclude(folder: Path) -> int:
     """Write the README of a folder, print the answers, and return 1 if a section failed or is not there."""
     names = [section.name for section in SECTIONS]
-    contents = results.read(folder, names)
+    extra = [each.name for each in EXTRA if results.path_of(folder, each.name).exists()]
+    contents = results.read(folder, [*names, *extra])
     (folder / "README.md").write_text(results.readme(contents), encoding="utf-8")
     answers = [(each.question, each.text) for each in results.answered(contents)]
     _say("\n" + "\n".join(table(("question", "answer"), "<<", [("", answers)])))
-    failed = results.failed(contents, names)
+    failed = results.failed(contents, [*names, *extra])
     _say(f"\nWritten to {folder}." + (f" Failed or missing: {', '.join(failed)}." if failed else ""))
     return 1 if failed else 0
 
@@ -174,14 +186,20 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = [section.name for section in SECTIONS]
+    names, extra = ([section.name for section in sections] for sections in (SECTIONS, EXTRA))
     parser = argparse.ArgumentParser(prog="bench.gpu", description=__doc__)
     parser.add_argument("--device", type=int, default=0, help="the card's number (default: %(default)s)")
     parser.add_argument("--output", default=None, help="folder (default: bench/results/ and the card's name)")
     parser.add_argument(
         "--seconds", type=float, default=_SECONDS, help="for all sections (default: %(default)s)"
     )
-    parser.add_argument("--only", nargs="+", choices=names, default=names, help="sections to run anew")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[*names, *extra],
+        default=names,
+        help=f"sections to run anew (default: all but {', '.join(extra)})",
+    )
     return parser
 
 
