@@ -12,15 +12,17 @@ import fnmatch
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bench import networks
 from bench.cpu import deepbench
+from bench.gpu.results import slug
 from bench.precision import tf32
 from mucudnn import tune
 from mucudnn.algorithms.base import memory_format
@@ -35,6 +37,8 @@ from mucudnn.report.plans import Totals
 from mucudnn.report.table import table
 from mucudnn.sizes import format_bytes
 from mucudnn.store import SqliteStore
+
+Named = TypeVar("Named", "Workload", "Setting")
 
 STORE = "recording.sqlite3"
 PACKED = f"{STORE}.gz"
@@ -115,11 +119,22 @@ AIMS: tuple[Aim, ...] = (
 """The limits for each layer of the original's section IV; its totals depend on the network."""
 
 
+def operands(workload: Workload, setting: Setting, device: torch.device) -> tuple[nn.Module, Tensor]:
+    """Return a network in training mode, and normal random images; the same ones every time."""
+    torch.manual_seed(0)
+    dense = memory_format(setting.layout, len(workload.shape))
+    model = workload.build().to(device, setting.dtype)
+    model.to(memory_format=dense)  # type: ignore[call-overload]  # torch's hints lack it
+    sample = torch.randn(workload.shape, device=device, dtype=setting.dtype)
+    sample = sample.contiguous(memory_format=dense)
+    return model, sample.requires_grad_(workload.wants_gradient)
+
+
 class TimeIsUpError(Exception):
     """The time that was given is over."""
 
 
-class _Watch(Silence):
+class Watch(Silence):
     """Ends a tuning run when the time is up; what it has measured is kept."""
 
     def __init__(self, end_s: float) -> None:
@@ -171,7 +186,7 @@ class Recorder:
             return
         if time.monotonic() > self._end_s:
             raise TimeIsUpError
-        model, sample = self._operands(workload, setting)
+        model, sample = operands(workload, setting, self._device)
         for aim in left:
             start = time.monotonic()
             told = self._planned(model, sample, aim, store, self._path(workload, setting, aim))
@@ -181,7 +196,7 @@ class Recorder:
     def _planned(self, model: nn.Module, sample: Tensor, aim: Aim, store: SqliteStore, path: Path) -> str:
         """Tune for one aim and save the plan; return what came of it, in a line."""
         try:
-            plan = tune(model, sample, aim.limit, mode=aim.mode, store=store, progress=_Watch(self._end_s))
+            plan = tune(model, sample, aim.limit, mode=aim.mode, store=store, progress=Watch(self._end_s))
         except DeviceLostError:
             raise
         except InfeasibleError as error:
@@ -192,15 +207,6 @@ class Recorder:
         path.with_suffix(".txt").write_text(render_plan(plan) + "\n", encoding="utf-8")
         totals = Totals.of(plan)
         return "nothing was timed" if totals.speedup is None else f"x{totals.speedup:.2f}"
-
-    def _operands(self, workload: Workload, setting: Setting) -> tuple[nn.Module, Tensor]:
-        torch.manual_seed(0)
-        dense = memory_format(setting.layout, len(workload.shape))
-        model = workload.build().to(self._device, setting.dtype)
-        model.to(memory_format=dense)  # type: ignore[call-overload]  # torch's hints lack it
-        sample = torch.randn(workload.shape, device=self._device, dtype=setting.dtype)
-        sample = sample.contiguous(memory_format=dense)
-        return model, sample.requires_grad_(workload.wants_gradient)
 
     def _path(self, workload: Workload, setting: Setting, aim: Aim) -> Path:
         name = workload.name.replace("/", "-")
@@ -242,9 +248,9 @@ def _row(aim: str, plan: Plan) -> tuple[str, ...]:
     return (aim, *map(str, counts), *times, speedup, format_bytes(plan.workspace_bytes))
 
 
-def _chosen(names: Sequence[str], all_: Mapping[str, object]) -> Iterator[str]:
-    """Yield the names that match some pattern, in the order in which they are tuned."""
-    return (name for name in all_ if any(fnmatch.fnmatchcase(name, pattern) for pattern in names))
+def chosen(patterns: Sequence[str], named: Iterable[Named]) -> list[Named]:
+    """Return those whose names match some pattern, as in a shell, in their order."""
+    return [each for each in named if any(fnmatch.fnmatchcase(each.name, pattern) for pattern in patterns)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -271,19 +277,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Record what is asked for; return the exit status."""
     options = _parser().parse_args(arguments)
     end_s = time.monotonic() + options.seconds
-    workloads = {each.name: each for each in WORKLOADS}
-    settings = {each.name: each for each in SETTINGS}
-    wanted = [workloads[name] for name in _chosen(options.networks, workloads)]
-    chosen = [settings[name] for name in _chosen(options.settings, settings)]
-    if not (wanted and chosen):
+    workloads, settings = chosen(options.networks, WORKLOADS), chosen(options.settings, SETTINGS)
+    if not (workloads and settings):
         print("bench.record: no network or no setting has such a name.", file=sys.stderr)
         return 2
-    folder = options.output or Path("build/record", _device_name(options.device))
+    folder = options.output or folder_of(options.device)
     (folder / "plans").mkdir(parents=True, exist_ok=True)
     status = 0
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            is_done = Recorder(folder, options.device, end_s).record(wanted, chosen)
+            is_done = Recorder(folder, options.device, end_s).record(workloads, settings)
             print("All is recorded." if is_done else "The time is up; the next run goes on.")
     except DeviceLostError as error:
         print(f"bench.record: {error} Run the same command again to go on without it.", file=sys.stderr)
@@ -304,9 +307,9 @@ def _conclude(folder: Path) -> None:
     print(f"\n{text}\n\nWritten to {folder}.")
 
 
-def _device_name(device: torch.device) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return name.lower().replace(" ", "-")
+def folder_of(device: torch.device) -> Path:
+    """Return where the recording of a device goes if nothing else is said."""
+    return Path("build/record", slug(torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"))
 
 
 if __name__ == "__main__":
