@@ -2,73 +2,45 @@
 
 The recording is a store: `mucudnn tune --backend replay:FILE` answers from it on any machine, for these
 limits and in both modes. Plans lie beside it, with a summary of them all. What is known is not measured
-again: a run that was interrupted, or whose time was up, is gone on with by the next one.
+again: a run that was interrupted, or whose time was up, is gone on with by the next one, from the packed
+recording if that is all there is.
 """
 
 import argparse
-import contextlib
 import dataclasses
-import fnmatch
+import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bench import networks
-from bench.cpu import deepbench
 from bench.gpu.results import slug
 from bench.precision import tf32
+from bench.workloads import LAYERS, NETWORKS, SETTINGS, Setting, Workload, chosen, operands
 from mucudnn import tune
-from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import backend_for
 from mucudnn.choices import Mode
 from mucudnn.errors import DeviceLostError, InfeasibleError, MucudnnError
 from mucudnn.plan import Plan
-from mucudnn.problem import Layout
-from mucudnn.progress import Silence
 from mucudnn.report import render_plan
 from mucudnn.report.plans import Totals
 from mucudnn.report.table import table
 from mucudnn.sizes import format_bytes
 from mucudnn.store import SqliteStore
 
-Named = TypeVar("Named", "Workload", "Setting")
-
 STORE = "recording.sqlite3"
 PACKED = f"{STORE}.gz"
+COSTS = "costs.jsonl"
 
+_MOST_BYTES = 8 * 2**20
+"""Of a packed recording that is shipped with the package."""
 
-@dataclasses.dataclass(frozen=True)
-class Workload:
-    """A network and the mini-batch with which it is trained.
-
-    Attributes:
-        name: of both.
-        build: returns the network, with weights from torch's global generator.
-        shape: of the images, the mini-batch first.
-        wants_gradient: whether that of the images is computed as well, as if there were a layer before.
-    """
-
-    name: str
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    wants_gradient: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """Type and layout of images and filters, and whether float32 may be multiplied in TF32."""
-
-    name: str
-    dtype: torch.dtype
-    layout: Layout
-    allow_tf32: bool = False
+_PACKING_S = 60.0
+"""Between two packed recordings, so that a run that is killed leaves one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,61 +56,30 @@ class Aim:
         return f"{self.limit}-{self.mode}"
 
 
-def _layer(row: deepbench.Row) -> Workload:
-    name, batch, c, size, k, taps, padding, stride = row
-    build = partial(nn.Conv2d, c, k, taps, stride, padding, bias=False)
-    return Workload(f"deepbench/{name}", build, (batch, c, *size), wants_gradient=True)
-
-
-WORKLOADS: tuple[Workload, ...] = (
-    Workload("alexnet", networks.alexnet, (256, 3, 224, 224)),
-    Workload("resnet18", networks.resnet18_224, (128, 3, 224, 224)),
-    Workload("vgg16", networks.vgg16, (64, 3, 224, 224)),
-    Workload("resnet50", networks.resnet50, (64, 3, 224, 224)),
-    Workload("unet3d", networks.unet3d, (2, 3, 64, 64, 64)),
-    Workload("densenet40", networks.densenet40, (256, 3, 32, 32)),
-    *map(_layer, deepbench.LAYERS),
-)
-"""In the order in which they are tuned."""
-
-SETTINGS: tuple[Setting, ...] = (
-    Setting("float32-nchw", torch.float32, Layout.CONTIGUOUS),
-    Setting("bfloat16-nhwc", torch.bfloat16, Layout.CHANNELS_LAST),
-    Setting("tf32-nchw", torch.float32, Layout.CONTIGUOUS, allow_tf32=True),
-    Setting("bfloat16-nchw", torch.bfloat16, Layout.CONTIGUOUS),
-    Setting("float32-nhwc", torch.float32, Layout.CHANNELS_LAST),
-    Setting("tf32-nhwc", torch.float32, Layout.CHANNELS_LAST, allow_tf32=True),
-)
-
 AIMS: tuple[Aim, ...] = (
     Aim("512MiB", Mode.REUSE),  # first: what it measures serves the others
     Aim("64MiB", Mode.REUSE),
     Aim("8MiB", Mode.REUSE),
     Aim("512MiB", Mode.SHARING),
 )
-"""The limits for each layer of the original's section IV; its totals depend on the network."""
-
-
-def operands(workload: Workload, setting: Setting, device: torch.device) -> tuple[nn.Module, Tensor]:
-    """Return a network in training mode, and normal random images; the same ones every time."""
-    torch.manual_seed(0)
-    dense = memory_format(setting.layout, len(workload.shape))
-    model = workload.build().to(device, setting.dtype)
-    model.to(memory_format=dense)  # type: ignore[call-overload]  # torch's hints lack it
-    sample = torch.randn(workload.shape, device=device, dtype=setting.dtype)
-    sample = sample.contiguous(memory_format=dense)
-    return model, sample.requires_grad_(workload.wants_gradient)
 
 
 class TimeIsUpError(Exception):
     """The time that was given is over."""
 
 
-class Watch(Silence):
-    """Ends a tuning run when the time is up; what it has measured is kept."""
+class Watch:
+    """A `Progress` that ends a tuning run when the time is up; what it has measured is kept.
+
+    Args:
+        end_s: of `time.monotonic`.
+    """
 
     def __init__(self, end_s: float) -> None:
         self._end_s = end_s
+
+    def begin(self, work: float) -> None:
+        """Nobody is told."""
 
     def at(self, what: str, done: float) -> None:  # noqa: ARG002  # the protocol's
         """Go on, or not.
@@ -146,8 +87,19 @@ class Watch(Silence):
         Raises:
             TimeIsUpError: not.
         """
+        self.check()
+
+    def end(self, measured: int) -> None:
+        """Nobody is told."""
+
+    def check(self) -> None:
+        """Raise if the time is up.
+
+        Raises:
+            TimeIsUpError: it is.
+        """
         if time.monotonic() > self._end_s:
-            raise TimeIsUpError
+            raise TimeIsUpError("The time is up; the next run goes on.")
 
 
 class Recorder:
@@ -156,69 +108,118 @@ class Recorder:
     Args:
         folder: of the recording, the plans and the summary.
         device: where the networks lie.
-        end_s: of `time.monotonic`, after which nothing new is begun.
+        watch: which ends it.
     """
 
-    def __init__(self, folder: Path, device: torch.device, end_s: float) -> None:
+    def __init__(self, folder: Path, device: torch.device, watch: Watch) -> None:
         self._folder = folder
         self._device = device
-        self._end_s = end_s
+        self._watch = watch
+        self._packed_s = time.monotonic()
 
-    def record(self, workloads: Sequence[Workload], settings: Sequence[Setting]) -> bool:
-        """Tune all workloads in all settings; return whether the time was enough.
+    def record(self, workloads: Sequence[Workload], settings: Sequence[Setting]) -> None:
+        """Tune all workloads in all settings.
 
         Raises:
+            TimeIsUpError: the time was not enough.
             DeviceLostError: an algorithm has broken the device; it is known now, and not tried again.
+            RuntimeError: something else has broken the device.
         """
-        with SqliteStore(self._folder / STORE) as store:
-            try:
-                for setting in settings:
-                    for workload in workloads:
-                        with tf32(setting.allow_tf32):
-                            self._record(workload, setting, store)
-            except TimeIsUpError:
-                return False
-        return True
+        with recording(self._folder) as store:
+            for setting in settings:
+                for workload in workloads:
+                    with tf32(setting.allow_tf32):
+                        self._record(workload, setting, store)
+                    if time.monotonic() - self._packed_s > _PACKING_S:
+                        store.pack(self._folder / PACKED)
+                        self._packed_s = time.monotonic()
 
     def _record(self, workload: Workload, setting: Setting, store: SqliteStore) -> None:
         left = [aim for aim in AIMS if not self._is_known(workload, setting, aim)]
         if not left:
             return
-        if time.monotonic() > self._end_s:
-            raise TimeIsUpError
-        model, sample = operands(workload, setting, self._device)
+        self._watch.check()
+        try:
+            model, sample = operands(workload, setting, self._device)
+        except torch.OutOfMemoryError as error:
+            self._say(workload, setting, "", 0.0, f"failed: {_first_line(error)}")
+            return
         for aim in left:
-            start = time.monotonic()
-            told = self._planned(model, sample, aim, store, self._path(workload, setting, aim))
-            seconds = f"{time.monotonic() - start:.1f} s"
-            print(f"{workload.name:22} {setting.name:14} {aim.name:15} {seconds:>8}  {told}", flush=True)
+            start, known = time.monotonic(), store.count()
+            try:
+                told = self._planned(model, sample, aim, store, self._path(workload, setting, aim))
+            finally:
+                seconds, measured = time.monotonic() - start, store.count() - known
+                self._keep_cost(workload, setting, aim, seconds, measured)
+            self._say(workload, setting, aim.name, seconds, told)
 
     def _planned(self, model: nn.Module, sample: Tensor, aim: Aim, store: SqliteStore, path: Path) -> str:
         """Tune for one aim and save the plan; return what came of it, in a line."""
         try:
-            plan = tune(model, sample, aim.limit, mode=aim.mode, store=store, progress=Watch(self._end_s))
+            plan = tune(model, sample, aim.limit, mode=aim.mode, store=store, progress=self._watch)
         except DeviceLostError:
             raise
         except InfeasibleError as error:
             return f"nothing fits: {error}"
-        except (MucudnnError, torch.OutOfMemoryError) as error:
-            return f"failed: {str(error).splitlines()[0]}"
+        except (MucudnnError, RuntimeError) as error:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # raises if nothing works any more
+            return f"failed: {_first_line(error)}"
         plan.save(path)
         path.with_suffix(".txt").write_text(render_plan(plan) + "\n", encoding="utf-8")
         totals = Totals.of(plan)
         return "nothing was timed" if totals.speedup is None else f"x{totals.speedup:.2f}"
+
+    def _keep_cost(
+        self, workload: Workload, setting: Setting, aim: Aim, seconds: float, measured: int
+    ) -> None:
+        """Keep what tuning took, also where the time was up: a plan costs the sum of its lines."""
+        cost = {"network": workload.name, "setting": setting.name, "aim": aim.name}
+        line = json.dumps({**cost, "seconds": round(seconds, 3), "trials": measured})
+        with (self._folder / COSTS).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _say(self, workload: Workload, setting: Setting, aim: str, seconds: float, told: str) -> None:
+        taken = f"{seconds:.1f} s"
+        print(f"{workload.name:22} {setting.name:14} {aim:15} {taken:>8}  {told}", flush=True)
 
     def _path(self, workload: Workload, setting: Setting, aim: Aim) -> Path:
         name = workload.name.replace("/", "-")
         return self._folder / "plans" / f"{name}.{setting.name}.{aim.name}.json"
 
     def _is_known(self, workload: Workload, setting: Setting, aim: Aim) -> bool:
-        """Whether there is such a plan, made in the present environment."""
+        """Whether there is such a plan, made in the environment of the setting."""
         path = self._path(workload, setting, aim)
         if not path.exists():
             return False
-        present = backend_for("auto", self._device).environment()
+        with tf32(setting.allow_tf32):
+            present = backend_for("auto", self._device).environment()
         return Plan.load(path).environment.key == present.key
+
+
+def recording(folder: Path) -> SqliteStore:
+    """Return the recording in a folder, with what its packed form holds if there is nothing else."""
+    path, packed = folder / STORE, folder / PACKED
+    is_new = not path.exists()
+    store = SqliteStore(path)
+    if is_new and packed.exists():
+        with SqliteStore(packed, read_only=True) as known:
+            known.copy_into(store)
+    return store
+
+
+def seconds_of(folder: Path, network: str, setting: str) -> float:
+    """Return how long tuning a network in a setting has taken in all, for all aims."""
+    path = folder / COSTS
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    costs = (json.loads(line) for line in lines)
+    return math.fsum(
+        cost["seconds"] for cost in costs if (cost["network"], cost["setting"]) == (network, setting)
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def summary(folder: Path) -> str:
@@ -248,11 +249,6 @@ def _row(aim: str, plan: Plan) -> tuple[str, ...]:
     return (aim, *map(str, counts), *times, speedup, format_bytes(plan.workspace_bytes))
 
 
-def chosen(patterns: Sequence[str], named: Iterable[Named]) -> list[Named]:
-    """Return those whose names match some pattern, as in a shell, in their order."""
-    return [each for each in named if any(fnmatch.fnmatchcase(each.name, pattern) for pattern in patterns)]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.record", description=__doc__)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -262,7 +258,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--networks", nargs="+", default=["*"], metavar="PATTERN",
-        help="names, as in a shell: " + ", ".join(each.name for each in WORKLOADS if "/" not in each.name)
+        help="names, as in a shell: " + ", ".join(each.name for each in NETWORKS)
         + ", deepbench/* (default: all)",
     )  # fmt: skip
     parser.add_argument(
@@ -276,35 +272,40 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Record what is asked for; return the exit status."""
     options = _parser().parse_args(arguments)
-    end_s = time.monotonic() + options.seconds
-    workloads, settings = chosen(options.networks, WORKLOADS), chosen(options.settings, SETTINGS)
-    if not (workloads and settings):
+    settings = chosen(options.settings, SETTINGS)
+    lists = [chosen(options.networks, workloads) for workloads in (NETWORKS, LAYERS)]
+    if not (any(lists) and settings):
         print("bench.record: no network or no setting has such a name.", file=sys.stderr)
         return 2
     folder = options.output or folder_of(options.device)
     (folder / "plans").mkdir(parents=True, exist_ok=True)
-    status = 0
+    recorder = Recorder(folder, options.device, Watch(time.monotonic() + options.seconds))
+    status = 1
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            is_done = Recorder(folder, options.device, end_s).record(workloads, settings)
-            print("All is recorded." if is_done else "The time is up; the next run goes on.")
-    except DeviceLostError as error:
-        print(f"bench.record: {error} Run the same command again to go on without it.", file=sys.stderr)
-        status = 1
-    except MucudnnError as error:
-        print(f"bench.record: {error}", file=sys.stderr)
-        return 1
-    _conclude(folder)
+        for workloads in lists:  # single layers when all networks are done, in all settings
+            recorder.record(workloads, settings)
+        print("All is recorded.")
+        status = 0
+    except TimeIsUpError as error:
+        print(error)
+        status = 0
+    except (MucudnnError, RuntimeError) as error:
+        print(f"bench.record: {error} Run the same command again to go on.", file=sys.stderr)
+    finally:
+        _conclude(folder)
     return status
 
 
 def _conclude(folder: Path) -> None:
     """Pack the recording, and write and print the summary of its plans."""
-    with SqliteStore(folder / STORE) as store:
+    with recording(folder) as store:
         store.pack(folder / PACKED)
+    packed_bytes = (folder / PACKED).stat().st_size
     text = summary(folder)
     (folder / "summary.txt").write_text(text + "\n", encoding="utf-8")
-    print(f"\n{text}\n\nWritten to {folder}.")
+    size = format_bytes(packed_bytes)
+    over = f", more than {format_bytes(_MOST_BYTES)}" if packed_bytes > _MOST_BYTES else ""
+    print(f"\n{text}\n\nWritten to {folder}; {PACKED} is of {size}{over}.")
 
 
 def folder_of(device: torch.device) -> Path:

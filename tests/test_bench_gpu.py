@@ -395,7 +395,7 @@ def test_the_answers_count_what_was_found(contests: list[object]) -> None:
         "FASTER 0, SLOWER 0, SAME 9, AMBIGUOUS 0"
     )
     assert told["What is Winograd's algorithm worth in three settings?"] == (
-        "it is the fastest in 0 of 9 problems"
+        "it is the fastest in 0 of 3 problems that it computes"
     )
 
 
@@ -429,7 +429,8 @@ def test_what_winograds_algorithm_is_worth_is_told_against_the_fastest_plan(cont
     told = {each.question: each.text for each in plans.answers("all", [*tried, ahead, *others])}
 
     assert told["What is Winograd's algorithm worth in all?"] == (
-        "it is the fastest in 1 of 3 problems; the fastest plan of cuDNN takes 2.00 times as long at most "
+        "it is the fastest in 1 of 3 problems that it computes; the fastest plan of cuDNN takes 2.00 times "
+        "as long at most "
         "(small dgrad)"
     )
 

@@ -3,18 +3,33 @@
 import dataclasses
 import json
 import math
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bench.gpu import steps
-from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Comparison, StepRow, run, step_of, summary
-from bench.record import SETTINGS, TimeIsUpError, Workload
+from bench.gpu.steps import (
+    BENCHMARK,
+    DIVIDED,
+    PYTORCH,
+    UNDIVIDED,
+    PairRow,
+    StepRow,
+    Trial,
+    Way,
+    run,
+    step_of,
+    summary,
+)
+from bench.record import TimeIsUpError, Watch
+from bench.workloads import SETTINGS, Workload
 from mucudnn.backends.cudnn.library import load_library
-from mucudnn.errors import BackendError, DeviceLostError
+from mucudnn.errors import BackendError
 from mucudnn.intervals import Verdict
 from mucudnn.sizes import format_bytes
 from mucudnn.timing import SamplingRule
@@ -22,14 +37,15 @@ from tests.paper_ground import PaperGround
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
 
-STRICT = SETTINGS[0]
+STRICT = next(each for each in SETTINGS if each.name == "float32-nchw")
 CPU = torch.device("cpu")
+ENDLESS = Watch(math.inf)
 
 
 def network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(),
-        nn.Linear(4 * 36, 5),
+        nn.Dropout(0.5), nn.Linear(4 * 36, 5),
     )  # fmt: skip
 
 
@@ -37,119 +53,209 @@ SMALL = Workload("small", network, (4, 3, 8, 8))
 DENSE = Workload("dense", lambda: nn.Conv3d(2, 3, 3, padding=1), (2, 2, 4, 4, 4))
 
 
+class Memory:
+    """An allocator that holds 1000 bytes, and 300 more at the peak of a step."""
+
+    def settle(self) -> None:
+        pass
+
+    def allocated_bytes(self) -> int:
+        return 1000
+
+    def peak_bytes(self) -> int:
+        return 1300
+
+
+def a_ground() -> PaperGround:
+    made = PaperGround(load_library())
+    made.allocator = Memory()
+    used = iter(range(0, 10**6, 40))
+    made.used_bytes = lambda: next(used)
+    made.captured = captured
+    return made
+
+
+def captured(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """As on a card nothing is computed until the first replay."""
+    loss = torch.zeros(())
+
+    def replay() -> None:
+        loss.copy_(call())
+
+    return replay, loss
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_rounds() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(steps, "ROUNDS", SamplingRule(looks=(6,), precision=1.0, min_span_ns=0, warmups=1))
+        yield
+
+
 @pytest.fixture
-def ground(monkeypatch: pytest.MonkeyPatch) -> PaperGround:
-    monkeypatch.setattr(steps, "ROUNDS", SamplingRule(looks=(6,), precision=1.0, min_span_ns=0, warmups=1))
-    return PaperGround(load_library())
+def ground() -> PaperGround:
+    return a_ground()
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[StepRow]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a recording and of results, in which all is tuned once."""
+    return tmp_path_factory.mktemp("steps")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[StepRow | PairRow]:
     """All that is found of one network, which takes some seconds."""
-    folder = tmp_path_factory.mktemp("steps")
-    with pytest.MonkeyPatch.context() as patched, torch.random.fork_rng():
-        patched.setattr(steps, "ROUNDS", SamplingRule(looks=(6,), precision=1.0, min_span_ns=0, warmups=1))
-        here = PaperGround(load_library())
-        return run(here, [SMALL], [STRICT], "1MiB", (folder / "store", folder / "rows"), math.inf)
+    with torch.random.fork_rng():
+        rows, is_well = run(a_ground(), [SMALL], [STRICT], "1MiB", (folder, folder), ENDLESS)
+    assert is_well
+    return rows
 
 
-def test_all_ways_are_compared_with_pytorchs_own_of_the_same_rounds(found: list[StepRow]) -> None:
-    assert [(row.way, row.against) for row in found] == [
-        (PYTORCH, PYTORCH),
-        (UNDIVIDED, PYTORCH),
-        (DIVIDED, PYTORCH),
-        (f"{PYTORCH}, in a graph", f"{PYTORCH}, in a graph"),
-        (f"{DIVIDED}, in a graph", f"{PYTORCH}, in a graph"),
-        (BENCHMARK, BENCHMARK),
-        (DIVIDED, BENCHMARK),
-    ]
-    assert all(row.failure is None and row.time is not None for row in found)
-    assert {row.verdict for row in found} == {Verdict.SAME}  # by the clock on paper
-    assert {row.network for row in found} == {"small 4x3x8x8"}
+@pytest.fixture
+def ways(found: list[StepRow | PairRow]) -> list[StepRow]:
+    return [row for row in found if isinstance(row, StepRow)]
 
 
-def test_all_ways_have_the_losses_of_their_twins(found: list[StepRow]) -> None:
-    losses = [row.losses for row in found if row.losses]
-
-    assert len(losses) == 4
-    assert all(each == pytest.approx(losses[0], rel=1e-4) for each in losses)
-    assert len(set(losses[0])) == 3  # it learns
+def a_trial(ground: PaperGround, folder: Path, watch: Watch = ENDLESS) -> Trial:
+    return Trial(ground, SMALL, STRICT, "1MiB", folder, watch)
 
 
-def test_tuning_is_part_of_what_is_told(found: list[StepRow]) -> None:
-    assert [row.way for row in found if row.tuning_s is not None] == [UNDIVIDED, DIVIDED]
+def test_all_ways_run_in_the_same_rounds_and_again_in_graphs(ways: list[StepRow]) -> None:
+    assert [row.way for row in ways] == [
+        PYTORCH, BENCHMARK, UNDIVIDED, DIVIDED, f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph",
+    ]  # fmt: skip
+    assert all(row.failure is None and row.time is not None for row in ways)
+    assert {row.network for row in ways} == {"small 4x3x8x8"}
+    assert ways[0].conditions == {"SM clock": "0 MHz"}
 
 
-def test_rows_are_kept_one_by_one_and_summed_up(
-    ground: PaperGround, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_divided_is_compared_with_undivided_too(found: list[StepRow | PairRow]) -> None:
+    pairs = [row for row in found if isinstance(row, PairRow)]
+
+    assert [(row.base, row.way) for row in pairs] == [
+        (PYTORCH, BENCHMARK), (PYTORCH, UNDIVIDED), (PYTORCH, DIVIDED), (UNDIVIDED, DIVIDED),
+        (f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph"),
+    ]  # fmt: skip
+    assert {(row.ratio, row.verdict) for row in pairs} == {(1.0, Verdict.SAME)}  # by the clock on paper
+
+
+def test_all_ways_have_the_losses_of_their_twins(ways: list[StepRow]) -> None:
+    assert len(set(ways[0].losses)) == 6  # it learns
+    assert ways[0].difference == 0
+    assert all(row.difference < 1e-4 for row in ways)
+    assert all(len(row.losses) == 6 for row in ways)
+
+
+def test_memory_is_what_a_step_takes_beside_what_was_there(ways: list[StepRow]) -> None:
+    assert {(row.peak_bytes, row.used_bytes) for row in ways[:4]} == {(300, 40)}
+
+
+def test_tuning_counts_with_what_it_had_cost_before(
+    ways: list[StepRow], ground: PaperGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = tmp_path / "store", tmp_path / "rows"
+    assert [row.way for row in ways if row.tuning_s is not None] == [UNDIVIDED, DIVIDED]
+    assert {row.break_even for row in ways if row.tuning_s is not None} == {math.inf}  # nothing is saved
+    assert [row.divided is None for row in ways] == [True, True, False, False, True, True]
+    monkeypatch.setattr(steps, "seconds_of", lambda *_: 1000.0)
 
-    rows = run(ground, [SMALL], [STRICT], "1MiB", files, math.inf)
+    rows = [*a_trial(ground, tmp_path).rows()]
 
-    kept = [json.loads(line) for line in files[1].read_text().splitlines()]
-    assert [row["way"] for row in kept] == [row.way for row in rows]
+    assert all(1000 < row.tuning_s < 1100 for row in rows if getattr(row, "tuning_s", None) is not None)
+
+
+def test_rows_are_kept_one_by_one_under_their_conditions(
+    found: list[StepRow | PairRow], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *kept = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+    assert header["environment"]["backend"] == "cudnn"
+    assert {"date", "version", "command"} <= header.keys()
+    assert [row["way"] for row in kept] == [row.way for row in found]
     assert len(kept[0]["time"]["spans_ns"]) == 6
-    text = summary(rows)
+
+
+def test_the_summary_tells_ways_and_pairs(found: list[StepRow | PairRow]) -> None:
+    text = summary(found)
+
     assert f"small 4x3x8x8, float32-nchw, {format_bytes(2**20)}" in text
-    assert text.count("SAME") == sum(row.way != row.against for row in rows) == 4
-    assert capsys.readouterr().out.count("small 4x3x8x8") == len(rows)
+    assert text.count("SAME") == 5
+    assert text.count("in a graph") == 4
 
 
 def test_every_voxel_has_a_class_where_every_voxel_is_scored() -> None:
-    step = step_of(DENSE, STRICT, CPU)
-
-    assert math.isfinite(float(step.train()))
+    assert math.isfinite(float(step_of(DENSE, STRICT, CPU).train()))
 
 
-def test_equal_arguments_give_equal_steps() -> None:
+def test_equal_arguments_give_equal_steps_without_dropout() -> None:
     one, other = (step_of(SMALL, STRICT, CPU) for _ in range(2))
 
-    assert float(one.train()) == float(other.train())
+    assert [float(one.train()) for _ in range(2)] == [float(other.train()) for _ in range(2)]
 
 
-def test_pytorchs_flag_is_on_for_what_is_named_so_and_off_afterwards(
-    ground: PaperGround, tmp_path: Path
-) -> None:
-    seen = {
-        (row.way, row.against): torch.backends.cudnn.benchmark
-        for row in Comparison(ground, SMALL, STRICT, "1MiB").rows(tmp_path / "store", math.inf)
-    }
+def test_a_way_has_a_thread_of_its_own_for_both_passes_and_the_flag_alone(ground: PaperGround) -> None:
+    seen: list[tuple[int, bool]] = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: seen.append((threading.get_ident(), torch.backends.cudnn.benchmark)))
 
-    assert [pair for pair, is_on in seen.items() if is_on] == [(BENCHMARK, BENCHMARK), (DIVIDED, BENCHMARK)]
+    def call() -> int:
+        (x * 2).sum().backward()
+        return threading.get_ident()
+
+    step = step_of(SMALL, STRICT, CPU)
+    ways = Way(ground, step), Way(ground, step, has_benchmark=True)
+    threads = [way.run(call) for way in (*ways, *ways)]
+    for way in ways:
+        way.close()
+
+    assert seen == list(zip(threads, [False, True, False, True], strict=True))
+    assert threads[:2] == threads[2:]
+    assert len({*threads, threading.get_ident()}) == 3
     assert not torch.backends.cudnn.benchmark
 
 
 def test_a_step_that_cannot_be_captured_is_told_and_the_others_go_on(
-    ground: PaperGround, tmp_path: Path
+    ground: PaperGround, folder: Path, found: list[StepRow | PairRow]
 ) -> None:
     def refuse(call: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     ground.captured = refuse
 
-    rows = [*Comparison(ground, SMALL, STRICT, "1MiB").rows(tmp_path / "store", math.inf)]
+    rows = [*a_trial(ground, folder).rows()]
 
-    failed = [row for row in rows if row.failure is not None]
+    failed = [row for row in rows if isinstance(row, StepRow) and row.failure is not None]
     assert [row.way for row in failed] == [f"{way}, in a graph" for way in (PYTORCH, DIVIDED)]
     assert all("not permitted" in row.failure for row in failed)
-    assert len(rows) == 7
     assert "not permitted" in summary(rows)
+
+
+def test_a_replay_that_does_not_learn_as_the_eager_step_does_is_seen(
+    ground: PaperGround, folder: Path, found: list[StepRow | PairRow]
+) -> None:
+    def forget(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        return lambda: None, call()
+
+    ground.captured = forget
+
+    rows = [row for row in a_trial(ground, folder).rows() if isinstance(row, StepRow)]
+
+    assert [row.difference > 1e-3 for row in rows] == [False] * 4 + [True] * 2
 
 
 def test_time_that_is_up_ends_the_run(
     ground: PaperGround, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = tmp_path / "store", tmp_path / "rows"
+    over = Watch(time.monotonic() - 1)
 
-    assert run(ground, [SMALL], [STRICT], "1MiB", files, time.monotonic() - 1) == []
-    assert "The time is up." in capsys.readouterr().out
+    assert run(ground, [SMALL], [STRICT], "1MiB", (tmp_path, tmp_path), over) == ([], True)
+    assert "The time is up" in capsys.readouterr().out
     with pytest.raises(TimeIsUpError):
-        [*Comparison(ground, SMALL, STRICT, "1MiB").rows(files[0], time.monotonic() - 1)]
+        [*a_trial(ground, tmp_path, over).rows()]
 
 
-def test_a_network_that_cannot_be_tuned_is_told_and_the_next_one_goes_on(
-    ground: PaperGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_network_that_cannot_be_tuned_is_a_row_and_the_next_one_goes_on(
+    ground: PaperGround, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     really, asked = steps.tune, []
 
@@ -162,22 +268,30 @@ def test_a_network_that_cannot_be_tuned_is_told_and_the_next_one_goes_on(
     monkeypatch.setattr(steps, "tune", fail_once)
     other = dataclasses.replace(SMALL, name="other")
 
-    rows = run(ground, [SMALL, other], [STRICT], "1MiB", (tmp_path / "store", tmp_path / "rows"), math.inf)
+    rows, is_well = run(ground, [SMALL, other], [STRICT], "1MiB", (folder, tmp_path), ENDLESS)
 
-    assert {row.network for row in rows} == {"other 4x3x8x8"}
-    assert "small, float32-nchw: Nothing could be measured." in capsys.readouterr().err
+    assert not is_well
+    assert [(rows[0].network, rows[0].failure)] == [("small", "Nothing could be measured.")]
+    assert {row.network for row in rows[1:]} == {"other 4x3x8x8"}
 
 
 def test_a_broken_card_ends_the_run(
     ground: PaperGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def break_it(*_: object, **__: object) -> None:
-        raise DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered")
+        def broken() -> int:
+            raise RuntimeError("an illegal memory access was encountered")
+
+        ground.card.clock = broken
+        raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(steps, "tune", break_it)
 
-    assert run(ground, [SMALL], [STRICT], "1MiB", (tmp_path / "store", tmp_path / "rows"), math.inf) == []
-    assert "Run the same command again" in capsys.readouterr().err
+    rows, is_well = run(ground, [SMALL, SMALL], [STRICT], "1MiB", (tmp_path, tmp_path), ENDLESS)
+
+    assert not is_well
+    assert [row.failure for row in rows] == ["an illegal memory access was encountered"]
+    assert "The card works no more; run the same command again." in capsys.readouterr().out
 
 
 def test_without_a_gpu_one_sentence_says_so(

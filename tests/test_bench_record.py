@@ -1,6 +1,7 @@
 """Recordings of networks: what is kept, gone on with, and replayed."""
 
 import dataclasses
+import json
 import time
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from torch import nn
 
 import mucudnn
 from bench import record
-from bench.record import AIMS, SETTINGS, WORKLOADS, Recorder, Workload, summary
-from mucudnn.errors import DeviceLostError, InfeasibleError
+from bench.record import AIMS, Recorder, TimeIsUpError, Watch, recording, seconds_of, summary
+from bench.workloads import LAYERS, NETWORKS, SETTINGS, Workload
+from mucudnn.errors import DeviceLostError, InfeasibleError, StoreError
 from mucudnn.plan import Plan
-from mucudnn.store import SqliteStore
+from mucudnn.sizes import format_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -21,7 +23,7 @@ SMALL = Workload("small/conv", lambda: nn.Conv2d(4, 4, 3, padding=1), (2, 4, 8, 
 PAIR = Workload(
     "pair", lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3)), (2, 3, 8, 8)
 )
-STRICT = SETTINGS[0]
+STRICT = next(each for each in SETTINGS if each.name == "float32-nchw")
 CPU = torch.device("cpu")
 
 
@@ -31,8 +33,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def recorded(folder: Path, *workloads: Workload) -> bool:
-    return Recorder(folder, CPU, time.monotonic() + 600).record(workloads, [STRICT])
+def recorded(folder: Path, *workloads: Workload) -> None:
+    Recorder(folder, CPU, Watch(time.monotonic() + 600)).record(workloads, [STRICT])
 
 
 def plans_in(folder: Path) -> set[str]:
@@ -40,12 +42,12 @@ def plans_in(folder: Path) -> set[str]:
 
 
 def test_a_recording_holds_plans_for_all_limits_and_both_modes_and_is_replayed(folder: Path) -> None:
-    assert recorded(folder, SMALL, PAIR)
+    recorded(folder, SMALL, PAIR)
 
     assert plans_in(folder) == {
         f"{name}.float32-nchw.{aim.name}.json" for name in ("small-conv", "pair") for aim in AIMS
     }
-    with SqliteStore(folder / record.STORE) as store:
+    with recording(folder) as store:
         store.pack(folder / record.PACKED)
     for aim in AIMS:
         plan = Plan.load(folder / f"plans/pair.float32-nchw.{aim.name}.json")
@@ -73,7 +75,7 @@ def test_what_is_known_is_not_tuned_again(folder: Path, monkeypatch: pytest.Monk
     recorded(folder, SMALL)
     monkeypatch.setattr(record, "tune", lambda *_, **__: pytest.fail("it is known"))
 
-    assert recorded(folder, SMALL)
+    recorded(folder, SMALL)
 
 
 def test_a_plan_of_another_environment_is_made_anew(folder: Path) -> None:
@@ -88,25 +90,33 @@ def test_a_plan_of_another_environment_is_made_anew(folder: Path) -> None:
 
 
 def test_a_run_whose_time_is_up_is_gone_on_with(folder: Path) -> None:
-    over = Recorder(folder, CPU, time.monotonic() - 1)
+    over = Recorder(folder, CPU, Watch(time.monotonic() - 1))
 
-    assert not over.record([SMALL], [STRICT])
+    with pytest.raises(TimeIsUpError, match="the next run goes on"):
+        over.record([SMALL], [STRICT])
     assert plans_in(folder) == set()
-    assert recorded(folder, SMALL)
+    recorded(folder, SMALL)
     assert len(plans_in(folder)) == len(AIMS)
 
 
 def test_time_ends_in_the_middle_of_a_network_and_what_was_measured_stays(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moments = iter([0.0] * 4 + [2.0] * 1000)  # in the first problem there is time, in the second none
-    monkeypatch.setattr(time, "monotonic", lambda: next(moments))
+    looks = iter([None] * 4)  # in the first problem there is time, in the second none
 
-    assert not Recorder(folder, CPU, 1.0).record([PAIR], [STRICT])
+    def check(watch: Watch) -> None:
+        if next(looks, watch) is watch:
+            raise TimeIsUpError
+
+    monkeypatch.setattr(Watch, "check", check)
+
+    with pytest.raises(TimeIsUpError):
+        recorded(folder, PAIR)
 
     assert plans_in(folder) == set()
-    with SqliteStore(folder / record.STORE) as store:
+    with recording(folder) as store:
         assert store.count() > 0
+    assert seconds_of(folder, "pair", "float32-nchw") > 0
 
 
 def test_what_cannot_be_tuned_is_told_and_the_others_are_recorded(
@@ -122,7 +132,7 @@ def test_what_cannot_be_tuned_is_told_and_the_others_are_recorded(
 
     monkeypatch.setattr(record, "tune", tune)
 
-    assert recorded(folder, PAIR, broken, SMALL)
+    recorded(folder, PAIR, broken, SMALL)
 
     told = capsys.readouterr().out.splitlines()
     assert ["nothing fits" in line for line in told if line.startswith("pair")] == [False, False, True, False]
@@ -130,37 +140,93 @@ def test_what_cannot_be_tuned_is_told_and_the_others_are_recorded(
     assert "small-conv.float32-nchw.64MiB-reuse.json" in plans_in(folder)
 
 
-def test_a_broken_device_ends_the_run_and_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_goes_on_from_a_packed_recording(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    def break_it(*_: object, **__: object) -> None:
-        raise DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered")
+    recorded(folder, SMALL)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    with recording(folder) as store:
+        store.pack(elsewhere / record.PACKED)
+        count = store.count()
 
-    monkeypatch.setattr(record, "tune", break_it)
+    with recording(elsewhere) as store:
+        assert store.count() == count > 0
 
-    status = record.main(
-        ["--device", "cpu", "--networks", "alexnet", "--settings", "float32-nchw", "--output", str(tmp_path)]
+
+def test_what_tuning_takes_is_kept_and_added_up(folder: Path) -> None:
+    recorded(folder, SMALL, PAIR)
+
+    lines = [json.loads(line) for line in (folder / record.COSTS).read_text().splitlines()]
+    assert [(line["network"], line["aim"]) for line in lines] == [
+        (each.name, aim.name) for each in (SMALL, PAIR) for aim in AIMS
+    ]
+    assert lines[0]["trials"] > 0 == lines[1]["trials"]  # the first limit is the largest
+    assert seconds_of(folder, "pair", "float32-nchw") == pytest.approx(
+        sum(line["seconds"] for line in lines if line["network"] == "pair")
     )
 
+
+def test_a_recording_is_packed_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_PACKING_S", 0.0)
+
+    recorded(folder, SMALL)
+
+    assert (folder / record.PACKED).exists()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered"),
+        StoreError("The disk is full."),
+    ],
+)
+def test_what_ends_a_run_is_told_and_what_there_is_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(Recorder, "_planned", fail)
+
+    status = record.main([*HERE, "--networks", "alexnet", "--output", str(tmp_path)])
+
     assert status == 1
-    assert "Run the same command again to go on without it." in capsys.readouterr().err
+    assert "Run the same command again to go on." in capsys.readouterr().err
+    assert (tmp_path / record.PACKED).exists()
+
+
+HERE = ["--device", "cpu", "--settings", "float32-nchw"]
 
 
 def test_the_program_writes_recording_plans_and_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(record, "WORKLOADS", (SMALL,))
+    monkeypatch.setattr(record, "NETWORKS", (PAIR,))
+    monkeypatch.setattr(record, "LAYERS", (SMALL,))
 
-    status = record.main(["--device", "cpu", "--settings", "float32-nchw", "--output", str(tmp_path)])
+    status = record.main([*HERE, "--output", str(tmp_path)])
 
     assert status == 0
     assert (tmp_path / record.PACKED).exists()
-    assert (tmp_path / "plans/small-conv.float32-nchw.8MiB-sharing.json").exists() is False
     text = (tmp_path / "summary.txt").read_text()
     assert text.rstrip() == summary(tmp_path)
-    assert "small-conv, float32-nchw" in text
-    assert text.count("MiB-") == len(AIMS)
-    assert "All is recorded." in capsys.readouterr().out
+    assert text.count("MiB-") == 2 * len(AIMS)
+    printed = capsys.readouterr().out
+    assert "All is recorded." in printed
+    assert printed.index("pair ") < printed.index("small/conv ")  # single layers come last
+
+
+def test_a_recording_that_is_too_large_to_be_shipped_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(record, "NETWORKS", (SMALL,))
+    monkeypatch.setattr(record, "LAYERS", ())
+    monkeypatch.setattr(record, "_MOST_BYTES", 1000)
+
+    record.main([*HERE, "--output", str(tmp_path)])
+
+    assert f"more than {format_bytes(1000)}" in capsys.readouterr().out
 
 
 def test_names_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,14 +235,14 @@ def test_names_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_every_workload_has_a_file_name_of_its_own() -> None:
-    names = [each.name for each in WORKLOADS]
+    names = [each.name for each in (*NETWORKS, *LAYERS)]
 
     assert len(set(names)) == len(names) == len({name.replace("/", "-") for name in names})
     assert not any("." in name for name in [*names, *(each.name for each in SETTINGS)])
 
 
 def test_every_network_is_built_for_its_images() -> None:
-    for workload in WORKLOADS:
+    for workload in (*NETWORKS, *LAYERS):
         with torch.device("meta"):
             y = workload.build()(torch.empty((2, *workload.shape[1:])))
         assert y.shape[0] == 2

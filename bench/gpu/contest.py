@@ -172,7 +172,7 @@ class Contest:
         allowed = self._backend.algorithms(case.problem)
         listed = ground.enumerator().candidates(case.problem)
         self._plans = {each.id: each for each in listed if each.id in allowed}
-        self._others = [*self._plans, *filter(is_tiles, allowed)]
+        self._others = [*filter(is_tiles, allowed), *self._plans]  # the time of a problem may end before
         self._stand = stand_for(self._backend, case.problem, self._others)
 
     def rows(self) -> Iterator[object]:
@@ -261,6 +261,7 @@ class Contest:
     ) -> CaseRow:
         conditions = ", ".join(f"{name} {value}" for name, value in self._ground.conditions().items())
         own, *others = found
+        others.sort(key=lambda row: row.rank is None)  # of equals, cuDNN's
         right = [(row, row.time) for row in others if row.is_right and row.time is not None]
         fastest, fastest_plan = (
             min(rows, key=lambda each: each[1].median_us, default=(None, None))

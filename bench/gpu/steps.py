@@ -1,62 +1,64 @@
 """Whole training steps on a card: as PyTorch comes, with `cudnn.benchmark`, undivided and divided in a limit.
 
-All ways begin with the same weights and train on the same batch. Those that are compared run in the same
-rounds; `cudnn.benchmark` comes last, since PyTorch keeps what it has found for the whole process, and is
-compared with the divided network once more. Profiles are those of `make record` where it has run.
+All ways begin with the same weights, train on the same batch, and run in the same rounds, each in a thread of
+its own, its backward pass too: PyTorch keeps for every thread which of cuDNN's plans it has found. Dropout is
+off, so that losses can be compared. Profiles are those of `make record` where it has run.
 """
 
 import argparse
+import contextlib
 import copy
 import dataclasses
+import datetime
 import functools
+import gc
 import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from bench.gpu.available import obstacle
-from bench.gpu.ground import CardGround, Ground
+from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
-from bench.gpu.sections import attempted
+from bench.gpu.sections import attempted, sentence
 from bench.gpu.values import Timing, duration, jsonable
-from bench.record import (
-    SETTINGS,
-    STORE,
-    WORKLOADS,
-    Setting,
-    TimeIsUpError,
-    Watch,
-    Workload,
-    chosen,
-    folder_of,
-    operands,
-)
+from bench.record import TimeIsUpError, Watch, folder_of, recording, seconds_of
+from bench.workloads import NETWORKS, SETTINGS, Setting, Workload, chosen, operands
 from mucudnn import apply, tune
-from mucudnn.errors import DeviceLostError, MucudnnError
+from mucudnn.errors import MucudnnError
 from mucudnn.intervals import Verdict, compare, ratio
 from mucudnn.plan import Plan
 from mucudnn.profile import Measurement
+from mucudnn.report.plans import Totals
 from mucudnn.report.table import table
 from mucudnn.sizes import format_bytes, parse_bytes
-from mucudnn.store import open_store
 from mucudnn.timing import SamplingRule, compare_runs
+from mucudnn.version import __version__
+from mucudnn.workspace import release_workspaces
+
+Result = TypeVar("Result")
 
 PYTORCH, BENCHMARK, UNDIVIDED, DIVIDED = "as it comes", "benchmark", "undivided", "divided"
-"""Ways to train; the first two are PyTorch's own, the others within the limit."""
+"""Ways to train; the first two are PyTorch's own in whatever memory, the others within the limit."""
+
+_PAIRS = ((PYTORCH, BENCHMARK), (PYTORCH, UNDIVIDED), (PYTORCH, DIVIDED), (UNDIVIDED, DIVIDED))
+"""What is compared: the first of a pair is the base."""
 
 ROUNDS = SamplingRule(looks=(10, 15, 20, 30), precision=0.01)
 
-_LOSSES = 3
-"""Steps whose losses are compared."""
-
 _WARM_STEPS = 3
-"""On a side stream, before a step is captured."""
+"""Before a step is captured, or weighed."""
+
+_LOSSES = 6
+"""Steps whose losses are compared; those of a captured step are three eager ones and three replays."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,34 +70,57 @@ class StepRow:
         setting: type, layout and precision.
         limit_bytes: of workspace.
         way: as it comes, benchmark, undivided or divided, and whether captured in a graph.
-        against: the way from the same rounds with which it is compared.
         time: of a step.
-        ratio: of its time to that of the other, the median of the rounds.
-        ratio_low: lower end of its 95 % interval.
-        ratio_high: upper end of it.
-        verdict: what these rounds say.
-        peak_bytes: that the allocator held at most in a step, beside what it held before.
-        used_bytes: of the card's memory by NVML, after that step.
         losses: of the first steps.
-        tuning_s: seconds that tuning took, with what was known before.
+        difference: the largest from the losses of PyTorch as it comes, relative.
+        peak_bytes: that the allocator held at most in a step beside what it held before, workspace included.
+        used_bytes: the same of the card's memory, by NVML.
+        divided: sites that run in several parts, of all; None of PyTorch's own.
+        tuning_s: seconds that tuning took in all, as far as it is recorded.
+        break_even: steps after which these are paid back; infinite if nothing is saved.
         failure: why there is nothing of it.
+        conditions: clocks, temperature and power after it.
     """
 
     network: str
     setting: str
     limit_bytes: int
     way: str
-    against: str
     time: Timing | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    verdict: Verdict | None = None
+    losses: tuple[float, ...] = ()
+    difference: float | None = None
     peak_bytes: int | None = None
     used_bytes: int | None = None
-    losses: tuple[float, ...] = ()
+    divided: str | None = None
     tuning_s: float | None = None
+    break_even: float | None = None
     failure: str | None = None
+    conditions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairRow:
+    """Two ways from the same rounds.
+
+    Attributes:
+        network: see `StepRow`.
+        setting: see `StepRow`.
+        base: a way.
+        way: the other.
+        ratio: of its time to the base's, the median of the rounds.
+        low: lower end of its 95 % interval.
+        high: upper end of it.
+        verdict: what the rounds say.
+    """
+
+    network: str
+    setting: str
+    base: str
+    way: str
+    ratio: float
+    low: float
+    high: float
+    verdict: Verdict
 
 
 class Step:
@@ -104,38 +129,69 @@ class Step:
     def __init__(self, model: nn.Module, images: Tensor, targets: Tensor) -> None:
         """Take a model in training mode, images (n, ...) and classes of all that is scored."""
         self.model = model
-        self._images = images
+        self.images = images
         self._targets = targets
         self._optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def train(self) -> Tensor:
         """Run the step; return the loss."""
         self._optimiser.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(self.model(self._images).float(), self._targets)
+        loss = F.cross_entropy(self.model(self.images).float(), self._targets)
         loss.backward()
         self._optimiser.step()
         return loss.detach()
 
-    def __call__(self) -> None:
-        """Run the step."""
-        self.train()
-
     def copy(self, plan: Plan | None = None) -> "Step":
         """Return the step of a copy of the model, which runs as the plan says if there is one."""
         model = copy.deepcopy(self.model)
-        return Step(model if plan is None else apply(model, plan), self._images, self._targets)
+        return Step(model if plan is None else apply(model, plan), self.images, self._targets)
 
 
 def step_of(workload: Workload, setting: Setting, device: torch.device) -> Step:
     """Return the step of a fresh network; the same arguments give the same weights, images and classes."""
     model, images = operands(workload, setting, device)
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
     with torch.no_grad():
         scores = copy.deepcopy(model)(images[:2])
     shape = (len(images), *scores.shape[2:])
     return Step(model, images, torch.randint(scores.size(1), shape, device=device))
 
 
-class Comparison:
+class Way:
+    """One way to train: a step, the thread in which it runs, and PyTorch's flag meanwhile."""
+
+    def __init__(self, ground: Ground, step: Step, has_benchmark: bool = False) -> None:
+        self.step = step
+        self._ground = ground
+        self._thread = ThreadPoolExecutor(1)
+        self._has_benchmark = has_benchmark
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Return what `call` returns, in this way's thread."""
+        flags = torch.backends.cudnn
+        before, flags.benchmark = flags.benchmark, self._has_benchmark
+        try:
+            return self._thread.submit(self._in_thread, call).result()
+        finally:
+            flags.benchmark = before
+
+    def __call__(self) -> None:
+        """Run the step."""
+        self.run(self.step.train)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def _in_thread(self, call: Callable[[], Result]) -> Result:
+        """Autograd would run the backward passes of all ways in one thread of its own."""
+        with self._ground.current(), torch.autograd.set_multithreading_enabled(False):
+            return call()
+
+
+class Trial:
     """One network in one setting, trained in all ways.
 
     Args:
@@ -143,138 +199,180 @@ class Comparison:
         workload: the network.
         setting: its type and layout.
         limit: of workspace.
+        folder: of the recording.
+        watch: which ends it.
     """
 
-    def __init__(self, ground: Ground, workload: Workload, setting: Setting, limit: str) -> None:
+    def __init__(
+        self, ground: Ground, workload: Workload, setting: Setting, limit: str, folder: Path, watch: Watch
+    ) -> None:
+        network = f"{workload.name} {'x'.join(map(str, workload.shape))}"
         self._ground = ground
-        self._empty = StepRow(
-            f"{workload.name} {'x'.join(map(str, workload.shape))}", setting.name, parse_bytes(limit), "", ""
-        )
-        self._own = step_of(workload, setting, ground.card.device)
+        self._workload = workload
+        self._setting = setting
         self._limit = limit
+        self._folder = folder
+        self._watch = watch
+        self._empty = StepRow(network, setting.name, parse_bytes(limit), "")
+        self._losses: tuple[float, ...] = ()
 
-    def rows(self, store: Path, end_s: float) -> Iterator[StepRow]:
-        """Yield a row for every way, each as soon as its rounds are over.
-
-        Args:
-            store: where profiles are kept.
-            end_s: of `time.monotonic`, after which tuning ends.
+    def rows(self) -> Iterator[StepRow | PairRow]:
+        """Yield a row for every way and every pair, each as soon as its rounds are over.
 
         Raises:
-            TimeIsUpError: that moment has come.
+            TimeIsUpError: the watch says so.
             MucudnnError: the network cannot be tuned.
         """
-        steps, seconds = {PYTORCH: self._own.copy()}, {}
-        for way, policy in ((UNDIVIDED, "undivided"), (DIVIDED, "power_of_two")):
-            start = time.monotonic()
-            plan = self._tuned(policy, store, end_s)
-            steps[way], seconds[way] = self._own.copy(plan), time.monotonic() - start
-        known = {way: self._seen(step, seconds.get(way)) for way, step in steps.items()}
-        yield from self._compared(steps, known)
-        yield from self._captured({way: steps[way] for way in (PYTORCH, DIVIDED)})
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
-        try:
-            tried = self._own.copy()
-            known = {BENCHMARK: self._seen(tried, None)}
-            yield from self._compared({BENCHMARK: tried, DIVIDED: steps[DIVIDED]}, known)
-        finally:
-            torch.backends.cudnn.benchmark = before
-
-    def _tuned(self, policy: str, path: Path, end_s: float) -> Plan:
-        images = self._own._images
-        with open_store(path) as store:
-            return tune(
-                self._own.model, images, self._limit, policy=policy, store=store, progress=Watch(end_s)
+        own = step_of(self._workload, self._setting, self._ground.card.device)
+        plans = {UNDIVIDED: self._tuned(own, "undivided"), DIVIDED: self._tuned(own, "power_of_two")}
+        cost_s = seconds_of(self._folder, self._workload.name, self._setting.name)
+        ways = {
+            PYTORCH: Way(self._ground, own.copy()),
+            BENCHMARK: Way(self._ground, own.copy(), has_benchmark=True),
+            **{name: Way(self._ground, own.copy(plan)) for name, (plan, _) in plans.items()},
+        }
+        known = {
+            name: dataclasses.replace(
+                self._empty, way=name, divided=_parted(plan), tuning_s=round(cost_s + taken_s, 1)
             )
+            for name, (plan, taken_s) in plans.items()
+        }
+        with contextlib.ExitStack() as stack:
+            for way in ways.values():
+                stack.callback(way.close)
+            seen = {
+                name: self._seen(way, known.get(name, dataclasses.replace(self._empty, way=name)))
+                for name, way in ways.items()
+            }
+            yield from self._timed(ways, seen)
+            copies = {name: own.copy(plan) for name, plan in ((PYTORCH, None), (DIVIDED, plans[DIVIDED][0]))}
+            yield from self._captured({name: ways[name] for name in copies}, copies)
 
-    def _seen(self, step: Step, tuning_s: float | None) -> StepRow:
-        """Return what the first steps show: losses and memory."""
-        losses = tuple(float(step.train()) for _ in range(_LOSSES))
-        allocator = self._ground.allocator
-        allocator.settle()
-        before = allocator.allocated_bytes()
-        step()
-        return dataclasses.replace(
-            self._empty,
-            losses=losses,
-            peak_bytes=allocator.peak_bytes() - before,
-            used_bytes=self._ground.used_bytes(),
-            tuning_s=tuning_s,
+    def _tuned(self, own: Step, policy: str) -> tuple[Plan, float]:
+        """Return a plan, and what it took beside what was known."""
+        start = time.monotonic()
+        with recording(self._folder) as store:
+            plan = tune(own.model, own.images, self._limit, policy=policy, store=store, progress=self._watch)
+        return plan, time.monotonic() - start
+
+    def _seen(self, way: Way, row: StepRow) -> StepRow:
+        """Return what the first steps show: losses, and memory with the workspace."""
+        self._watch.check()
+        losses = tuple(float(way.run(way.step.train)) for _ in range(_LOSSES))
+        release_workspaces()
+        gc.collect()
+        self._ground.allocator.settle()
+        held_bytes, used_bytes = self._ground.allocator.allocated_bytes(), self._ground.used_bytes()
+        way()
+        peak_bytes, present_bytes = self._ground.allocator.peak_bytes(), self._ground.used_bytes()
+        grown = None if None in (used_bytes, present_bytes) else (present_bytes or 0) - (used_bytes or 0)
+        return self._with_losses(
+            dataclasses.replace(row, peak_bytes=peak_bytes - held_bytes, used_bytes=grown), losses
         )
 
-    def _compared(
-        self, calls: Mapping[str, Callable[[], None]], known: Mapping[str, StepRow]
-    ) -> Iterator[StepRow]:
-        """Time calls in the same rounds; the first is what the others are compared with."""
-        base = next(iter(calls))
+    def _with_losses(self, row: StepRow, losses: tuple[float, ...]) -> StepRow:
+        self._losses = self._losses or losses
+        pairs = zip(self._losses, losses, strict=True)
+        difference = max(abs(loss - base) / abs(base) for base, loss in pairs)
+        return dataclasses.replace(row, losses=losses, difference=difference)
+
+    def _timed(
+        self, calls: Mapping[str, Callable[[], None]], rows: Mapping[str, StepRow], suffix: str = ""
+    ) -> Iterator[StepRow | PairRow]:
+        """Time calls in the same rounds."""
+        self._watch.check()
         rule = dataclasses.replace(ROUNDS, min_span_ns=self._ground.backend.least_span_ns)
         times, failure = attempted(
-            self._ground, lambda: compare_runs(calls, rule, self._ground.backend.clock), base
+            self._ground, lambda: compare_runs(calls, rule, self._ground.backend.clock), "a step"
         )
-        for way in calls:
-            row = dataclasses.replace(known.get(way, self._empty), way=way, against=base)
-            if times is None:
+        conditions = dict(self._ground.conditions())
+        if times is None:
+            yield from (dataclasses.replace(row, failure=failure) for row in rows.values())
+            return
+        base_s = times[next(iter(calls))].estimate.median
+        for name, row in rows.items():
+            saved_s = base_s - times[name].estimate.median
+            paid = None if row.tuning_s is None else row.tuning_s / saved_s if saved_s > 0 else math.inf
+            yield dataclasses.replace(
+                row, time=Timing.of(times[name]), break_even=paid, conditions=conditions
+            )
+        for base, name in _PAIRS:
+            if {base + suffix, name + suffix} <= times.keys():
+                yield self._pair(base + suffix, name + suffix, times)
+
+    def _pair(self, base: str, name: str, times: Mapping[str, Measurement]) -> PairRow:
+        samples = times[base].samples_s, times[name].samples_s
+        seen = ratio(*samples)
+        return PairRow(
+            self._empty.network, self._setting.name, base, name, seen.median, seen.low, seen.high,
+            compare(*samples),
+        )  # fmt: skip
+
+    def _captured(self, ways: Mapping[str, Way], steps: Mapping[str, Step]) -> Iterator[StepRow | PairRow]:
+        """Capture whole steps in graphs, from the first weights on, see that they learn alike, time them."""
+        suffix = ", in a graph"
+        replays: dict[str, Callable[[], None]] = {}
+        rows: dict[str, StepRow] = {}
+        for name, step in steps.items():
+            self._watch.check()
+            row = dataclasses.replace(self._empty, way=name + suffix)
+            call = functools.partial(ways[name].run, functools.partial(self._replay, step))
+            found, failure = attempted(self._ground, call, row.way)
+            if found is None:
                 yield dataclasses.replace(row, failure=failure)
             else:
-                yield _timed(row, times[base], times[way])
-
-    def _captured(self, steps: Mapping[str, Step]) -> Iterator[StepRow]:
-        """Time whole steps that are captured in graphs."""
-        replays: dict[str, Callable[[], None]] = {}
-        for way, step in steps.items():
-            name = f"{way}, in a graph"
-            replay, failure = attempted(self._ground, functools.partial(self._replay, step), name)
-            if replay is None:
-                yield dataclasses.replace(self._empty, way=name, against=name, failure=failure)
-            else:
-                replays[name] = replay
+                replays[row.way], losses = found
+                rows[row.way] = self._with_losses(row, losses)
         if replays:
-            yield from self._compared(replays, {})
+            yield from self._timed(replays, rows, suffix)
 
-    def _replay(self, step: Step) -> Callable[[], None]:
+    def _replay(self, step: Step) -> tuple[Callable[[], None], tuple[float, ...]]:
+        """Return the replay of a step, and the losses of warm steps and first replays."""
         with self._ground.side_stream():
-            for _ in range(_WARM_STEPS):
-                step()
-        replay, _ = self._ground.captured(step.train)
-        return replay
+            warm = [float(step.train()) for _ in range(_WARM_STEPS)]
+        replay, loss = self._ground.captured(step.train)
+        losses = list(warm)
+        for _ in range(_LOSSES - _WARM_STEPS):
+            replay()
+            losses.append(float(loss))
+        return replay, tuple(losses)
 
 
-def _timed(row: StepRow, base: Measurement, measured: Measurement) -> StepRow:
-    """Return the row with its time, and what that is relative to the base of the same rounds."""
-    pairs = base.samples_s, measured.samples_s
-    seen = ratio(*pairs)
-    return dataclasses.replace(
-        row,
-        time=Timing.of(measured),
-        ratio=seen.median,
-        ratio_low=seen.low,
-        ratio_high=seen.high,
-        verdict=compare(*pairs),
-    )
+def _parted(plan: Plan) -> str:
+    totals = Totals.of(plan)
+    return f"{totals.divided} of {totals.sites}"
 
 
-def summary(rows: Sequence[StepRow]) -> str:
-    """Return a table of all rows, network by network."""
-    groups: dict[str, list[tuple[str, ...]]] = {}
+def summary(rows: Sequence[StepRow | PairRow]) -> str:
+    """Return two tables of all rows, network by network: what each way takes, and pairs of ways."""
+    steps: dict[str, list[tuple[str, ...]]] = {}
+    pairs: dict[str, list[tuple[str, ...]]] = {}
     for row in rows:
-        title = f"{row.network}, {row.setting}, {format_bytes(row.limit_bytes)}"
-        groups.setdefault(title, []).append(_cells(row))
-    headings = ("way", "step", "95 %", "against", "time", "peak", "NVML", "losses", "tuned")
-    return "\n".join(table(headings, "<>><>>>>>", list(groups.items())))
+        title = f"{row.network}, {row.setting}"
+        if isinstance(row, StepRow):
+            steps.setdefault(f"{title}, {format_bytes(row.limit_bytes)}", []).append(_cells(row))
+        else:
+            interval = f"x{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]"
+            pairs.setdefault(title, []).append((row.way, row.base, interval, str(row.verdict)))
+    headings = ("way", "step", "95 %", "peak", "NVML", "losses off", "divided", "tuned", "paid back after")
+    return "\n".join(
+        [
+            *table(headings, "<>>>>>>>>", list(steps.items())),
+            "",
+            *table(("way", "against", "time", "verdict"), "<<>>", list(pairs.items())),
+        ]
+    )
 
 
 def _cells(row: StepRow) -> tuple[str, ...]:
     if row.time is None:
-        return (row.way, "failed", "", row.against, row.failure or "", "", "", "", "")
+        return (row.way, "failed", row.failure or "", *("",) * 6)
     ends = f"{duration(row.time.low_us or 0)} to {duration(row.time.high_us or 0)}"
-    relative = f"x{row.ratio:.3f} [{row.ratio_low:.3f}, {row.ratio_high:.3f}] {row.verdict}"
-    if row.way == row.against:
-        relative = ""
     sizes = ("" if each is None else format_bytes(each) for each in (row.peak_bytes, row.used_bytes))
-    losses = " ".join(f"{loss:.5g}" for loss in row.losses)
+    difference = "" if row.difference is None else f"{row.difference:.1e}"
     tuned = "" if row.tuning_s is None else f"{row.tuning_s:.0f} s"
-    return (row.way, duration(row.time.median_us), ends, row.against, relative, *sizes, losses, tuned)
+    paid = "" if row.break_even is None else f"{row.break_even:.0f} steps"
+    return (row.way, duration(row.time.median_us), ends, *sizes, difference, row.divided or "", tuned, paid)
 
 
 def run(
@@ -282,48 +380,66 @@ def run(
     workloads: Sequence[Workload],
     settings: Sequence[Setting],
     limit: str,
-    files: tuple[Path, Path],
-    end_s: float,
-) -> list[StepRow]:
-    """Compare the ways of all networks as long as there is time; return the rows, which are kept one by one.
+    folders: tuple[Path, Path],
+    watch: Watch,
+) -> tuple[list[StepRow | PairRow], bool]:
+    """Compare the ways of all networks as long as there is time; return the rows, and whether all went well.
 
     Args:
         ground: the card.
         workloads: networks.
         settings: types and layouts.
         limit: of workspace.
-        files: of the profiles, and of the rows, to which they are appended as JSON, one a line.
-        end_s: of `time.monotonic`, after which nothing new is begun.
+        folders: of the recording, and of the rows, which are appended to steps.jsonl one by one, after a
+            line that says under which conditions they were measured.
+        watch: which ends it.
     """
-    store, lines = files
-    rows: list[StepRow] = []
-    try:
-        for setting in settings:
-            for workload in workloads:
-                if time.monotonic() > end_s:
-                    raise TimeIsUpError
-                with ground.precision(setting.allow_tf32), ground.current():
-                    for row in _rows_of(ground, workload, setting, limit, store, end_s):
-                        rows.append(row)
-                        with lines.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(jsonable(row)) + "\n")
-                        print(" ".join([row.network, row.setting, *_cells(row)]), flush=True)
-    except TimeIsUpError:
-        print("The time is up.", flush=True)
-    except DeviceLostError as error:
-        print(f"{error} Run the same command again to go on without it.", file=sys.stderr, flush=True)
-    return rows
+    recorded, results = folders
+    rows: list[StepRow | PairRow] = []
+    is_well = True
+    with (results / "steps.jsonl").open("a", encoding="utf-8") as file:
+        try:
+            for setting in settings:
+                for workload in workloads:
+                    watch.check()
+                    with ground.precision(setting.allow_tf32), ground.current():
+                        _write(file.write, _header(ground))
+                        trial = Trial(ground, workload, setting, limit, recorded, watch)
+                        for row in _rows_of(trial, ground, workload, setting, limit):
+                            rows.append(row)
+                            is_well = is_well and not (isinstance(row, StepRow) and row.failure)
+                            _write(file.write, row)
+                            file.flush()
+                            print(summary([row]).splitlines()[-1], flush=True)
+        except TimeIsUpError as error:
+            print(error, flush=True)
+    return rows, is_well
+
+
+def _header(ground: Ground) -> dict[str, object]:
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "command": sys.argv,
+        "environment": ground.backend.environment().to_json(),
+    }
+
+
+def _write(write: Callable[[str], object], value: object) -> None:
+    write(json.dumps(jsonable(value)) + "\n")
 
 
 def _rows_of(
-    ground: Ground, workload: Workload, setting: Setting, limit: str, store: Path, end_s: float
-) -> Iterator[StepRow]:
+    trial: Trial, ground: Ground, workload: Workload, setting: Setting, limit: str
+) -> Iterator[StepRow | PairRow]:
+    """Yield the rows of a trial, and why it ended if it did; only a broken card ends the others too."""
+    gc.collect()
     try:
-        yield from Comparison(ground, workload, setting, limit).rows(store, end_s)
-    except DeviceLostError:
-        raise
-    except (MucudnnError, torch.OutOfMemoryError) as error:
-        print(f"{workload.name}, {setting.name}: {error}", file=sys.stderr, flush=True)
+        yield from trial.rows()
+    except (MucudnnError, RuntimeError) as error:
+        yield StepRow(workload.name, setting.name, parse_bytes(limit), "all", failure=sentence(error))
+        if not is_alive(ground):
+            raise TimeIsUpError("The card works no more; run the same command again.") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -333,23 +449,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(reason, file=sys.stderr)
         return 1
-    end_s = time.monotonic() + options.seconds
+    watch = Watch(time.monotonic() + options.seconds)
     ground = CardGround(options.device)
-    folder = options.output or Path("bench/results", slug(ground.name))
-    folder.mkdir(parents=True, exist_ok=True)
-    recorded = folder_of(ground.card.device)
-    recorded.mkdir(parents=True, exist_ok=True)
-    networks = [each for each in WORKLOADS if "/" not in each.name]
-    rows = run(
+    results = options.output or Path("bench/results", slug(ground.name))
+    recorded = options.recording or folder_of(ground.card.device)
+    for folder in (results, recorded):
+        folder.mkdir(parents=True, exist_ok=True)
+    rows, is_well = run(
         ground,
-        chosen(options.networks, networks),
+        chosen(options.networks, NETWORKS),
         chosen(options.settings, SETTINGS),
         options.limit,
-        (recorded / STORE, folder / "steps.jsonl"),
-        end_s,
+        (recorded, results),
+        watch,
     )
-    print(f"\n{summary(rows)}\n\nWritten to {folder / 'steps.jsonl'}.")
-    return 0
+    print(f"\n{summary(rows)}\n\nWritten to {results / 'steps.jsonl'}.")
+    return 0 if is_well else 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -361,6 +476,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--networks", nargs="+", default=["*"], metavar="PATTERN", help="(default: all)")
     parser.add_argument("--settings", nargs="+", default=["*"], metavar="PATTERN", help="(default: all)")
+    parser.add_argument(
+        "--recording", type=Path, help="folder of make record (default: build/record/ and the card's name)"
+    )
     parser.add_argument("--output", type=Path, help="folder (default: bench/results/ and the card's name)")
     return parser
 

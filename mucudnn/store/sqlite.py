@@ -218,8 +218,10 @@ class SqliteStore:
                 self._connection.backup(copy)
             copy.execute("VACUUM")
             packed = gzip.compress(copy.serialize(), mtime=0)  # the same bytes from the same store
+        beside = target.with_name(f"{target.name}.part")
         with _errors_naming(target):
-            target.write_bytes(packed)
+            beside.write_bytes(packed)
+            beside.replace(target)  # a process that dies here leaves what was there
 
     def close(self) -> None:
         """Close the file."""
