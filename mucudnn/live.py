@@ -135,6 +135,7 @@ class LiveMeasurer:
         """Weigh `divisions`, time those that fit in the same rounds; return both.
 
         Raises:
+            DeviceLostError: one of them has broken the device; its key stands for the algorithm.
             BackendError: one of them breaks, though its parts did not, or memory is lacking.
         """
         with self._backend.current():
@@ -159,12 +160,21 @@ class LiveMeasurer:
             for division in divisions
             if division not in fitting
         )
-        stand = self._stand(problem, 0)
-        calls = {division.key: stand.division(division) for division in fitting}
+        stand, ran = self._stand(problem, 0), _Runs()
+        calls = {
+            division.key: ran.named(division_trial(problem, division), stand.division(division))
+            for division in fitting
+        }
         try:
-            times = compare_runs(calls, self._confirming, self._clock, before=stand.ordinary_operation)
+            with ran.failing_by_name():
+                times = compare_runs(calls, self._confirming, self._clock, before=stand.ordinary_operation)
+        except _TrialError as error:
+            key, failure = error.trial.algorithm, error.failure
+            if key != divisions[0].key and not self._is_alive():
+                raise DeviceLostError(key, problem.batch, str(failure)) from failure
+            raise _untimed(problem, failure) from failure
         except Exception as failure:
-            raise BackendError(f"Divisions of {problem} could not be timed: {failure}") from failure
+            raise _untimed(problem, failure) from failure
         comparison = Comparison(
             problem,
             times,
@@ -276,6 +286,10 @@ class LiveMeasurer:
             )
             for trial in runs
         }
+
+
+def _untimed(problem: ConvProblem, failure: Exception) -> BackendError:
+    return BackendError(f"Divisions of {problem} could not be timed: {failure}")
 
 
 def _too_large(trial: Trial, needed: int | None, limit_bytes: int, bound: str = "limit") -> Record:

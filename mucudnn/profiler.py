@@ -71,11 +71,8 @@ class Profiler:
         try:
             return self._measurer.measure(problem, missing, self.limit_bytes)
         except DeviceLostError as lost:
-            reason = f"with {lost.batch} samples it broke the device: {lost.reason}"
-            self._store.add_records(
-                self.environment,
-                [_failed(trial, reason) for trial in missing if trial.algorithm == lost.algorithm],
-            )
+            broken = [_broken(trial, lost) for trial in missing if trial.algorithm == lost.algorithm]
+            self._store.add_records(self.environment, broken)
             raise
 
     def known_workspaces(self, problem: ConvProblem) -> list[Candidate]:
@@ -170,7 +167,13 @@ class Profiler:
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
     ) -> tuple[Outcome, dict[str, int | None]]:
         """Have `divisions` compared, and keep what was seen; return it, and what the too large ones take."""
-        outcome, refusals = self._measurer.compare(problem, divisions, limits)
+        try:
+            outcome, refusals = self._measurer.compare(problem, divisions, limits)
+        except DeviceLostError as lost:
+            trials = (division_trial(problem, division) for division in divisions)
+            broken = [_broken(trial, lost) for trial in trials if trial.algorithm == lost.algorithm]
+            self._store.add_records(self.environment, broken)
+            raise
         self._store.add_records(self.environment, refusals)
         if outcome.comparison is not None:
             self._store.add_comparison(self.environment, outcome.comparison)
@@ -179,7 +182,8 @@ class Profiler:
         return outcome, {record.trial.algorithm: record.workspace_bytes for record in refusals}
 
 
-def _failed(trial: Trial, reason: str) -> Record:
+def _broken(trial: Trial, lost: DeviceLostError) -> Record:
+    reason = f"with {lost.batch} samples it broke the device: {lost.reason}"
     refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
     return Record(trial, refusal=refusal)
 

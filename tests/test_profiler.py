@@ -491,6 +491,16 @@ def test_an_algorithm_that_broke_the_device_is_not_tried_again() -> None:
     assert {each.algorithm for each in profile.candidates} == {"scripted:own", "scripted:fine"}
 
 
+def test_a_division_that_broke_the_device_is_not_tried_again() -> None:
+    store, divisions = MemoryStore(), [_division("scripted:own", 8, 1), _division("scripted:fatal", 4, 2)]
+    with pytest.raises(DeviceLostError, match=r"scripted:fatal@4\*2 with 8 samples has broken the device"):
+        _profiler(_breakable(), store=store).compare(_problem(), divisions)
+
+    outcome = _profiler(_breakable(), store=store).compare(_problem(), divisions)
+
+    assert outcome.estimates.keys() == {"scripted:own@8*1"}
+
+
 def test_a_division_that_breaks_is_told_of_in_a_sentence() -> None:
     message = r"^Divisions of fprop 8x3.* could not be timed: could not create a primitive$"
 
