@@ -196,6 +196,25 @@ def test_a_case_is_measured_again_under_a_limit_that_it_lacks(tmp_path: Path) ->
     assert asked == [(4 * MIB, 16 * MIB)]
 
 
+def test_measuring_a_layer_again_leaves_the_others_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["--seconds", "0", "--output", "out"])
+    (folder,) = (tmp_path / "build" / "bench-cpu").iterdir()
+    conv, other = (
+        Case("1-thread", name, Layout.CONTIGUOUS, ConvOp.FPROP) for name in ("vgg16/conv1_2", "unet/level1")
+    )
+    for line in (measured(conv), measured(other), Failed(conv, "it died")):
+        append(folder / LINES, line)
+
+    main(["--again", "--layers", "vgg16/*", "--seconds", "0", "--output", "out"])
+
+    assert read(folder / LINES) == [measured(other)]
+    (aside,) = folder.glob("layers-until-*.jsonl")
+    assert len(read(aside)) == 3
+
+
 def test_a_case_in_which_the_process_dies_has_failed_and_the_others_are_measured(tmp_path: Path) -> None:
     def process(task: Task) -> str | None:
         for case in task.cases:

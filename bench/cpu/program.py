@@ -18,7 +18,7 @@ from bench.cpu import results, summary, targets
 from bench.cpu.child import LINES, Task
 from bench.cpu.ground import Ground, step_code
 from bench.cpu.layers import ALL
-from bench.cpu.lines import Case, Failed, Line, Recording, append, read
+from bench.cpu.lines import Case, Failed, Line, Measured, Recording, append, read
 from bench.cpu.process import INTERRUPTED, ended
 from bench.cpu.schedule import Selection, Stage, pending, tiers
 from bench.cpu.settings import SETTINGS
@@ -59,7 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     steps_folder = folder / f"steps-{step_code()}"
     if options.again:
+        others = [line for line in read(folder / LINES) if not _is_asked_for(line, options)]
         _set_aside(*_to_measure(options, folder / LINES, steps_folder))
+        for line in others if options.steps is None else ():
+            append(folder / LINES, line)
     run, step_run = Run(folder, limits, options.seconds), StepRun(steps_folder, NETWORKS)
     status = _status_of(lambda: _measure(options, run, step_run))
     output = Path(options.output or Path("bench") / "results" / ground.slug)
@@ -78,6 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _to_measure(options: argparse.Namespace, layers: Path, steps: Path) -> list[Path]:
     """Return where the lines of layers lie, of steps, or both: of what is asked for."""
     return [*([layers] if options.steps is None else []), *([steps] if _step_cases(options) else [])]
+
+
+def _is_asked_for(line: Line, options: argparse.Namespace) -> bool:
+    """Whether a line is of a case that is selected."""
+    return isinstance(line, Measured | Failed) and line.case in _selection(options)
 
 
 def _measure(options: argparse.Namespace, run: "Run", step_run: StepRun) -> None:
@@ -224,7 +232,11 @@ def _parser() -> argparse.ArgumentParser:
     layouts = [str(layout) for layout in Layout]
     add("--layouts", nargs="+", choices=layouts, default=layouts, help="of images and filters")
     add("--limits", nargs="+", default=list(_LIMITS), help="of layers' workspace (default: %(default)s)")
-    add("--again", action="store_true", help="measure anew what is known; profiles of layers are kept")
+    add(
+        "--again",
+        action="store_true",
+        help="measure anew what is selected of layers, or all steps; profiles are kept",
+    )
     add("--output", default=None, help="folder (default: bench/results/ and the processor's name)")
     return parser
 
