@@ -26,6 +26,7 @@ from mucudnn.backends import backend_for
 from mucudnn.choices import Mode
 from mucudnn.errors import DeviceLostError, InfeasibleError, MucudnnError
 from mucudnn.plan import Plan
+from mucudnn.profile import Environment
 from mucudnn.report import render_plan
 from mucudnn.report.plans import Totals
 from mucudnn.report.table import table
@@ -135,7 +136,8 @@ class Recorder:
                         self._packed_s = time.monotonic()
 
     def _record(self, workload: Workload, setting: Setting, store: SqliteStore) -> None:
-        left = [aim for aim in AIMS if not self._is_known(workload, setting, aim)]
+        present = backend_for("auto", self._device).environment()
+        left = [aim for aim in AIMS if not _is_known(self._path(workload, setting, aim), present)]
         if not left:
             return
         self._watch.check()
@@ -187,14 +189,10 @@ class Recorder:
         name = workload.name.replace("/", "-")
         return self._folder / "plans" / f"{name}.{setting.name}.{aim.name}.json"
 
-    def _is_known(self, workload: Workload, setting: Setting, aim: Aim) -> bool:
-        """Whether there is such a plan, made in the environment of the setting."""
-        path = self._path(workload, setting, aim)
-        if not path.exists():
-            return False
-        with tf32(setting.allow_tf32):
-            present = backend_for("auto", self._device).environment()
-        return Plan.load(path).environment.key == present.key
+
+def _is_known(path: Path, present: Environment) -> bool:
+    """Whether there is a plan, made in the present environment."""
+    return path.exists() and Plan.load(path).environment.key == present.key
 
 
 def recording(folder: Path) -> SqliteStore:
@@ -249,10 +247,21 @@ def _row(aim: str, plan: Plan) -> tuple[str, ...]:
     return (aim, *map(str, counts), *times, speedup, format_bytes(plan.workspace_bytes))
 
 
+def _device(name: str) -> torch.device:
+    """Return the device of that name, if networks can lie there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"there is no device {name!r}") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise argparse.ArgumentTypeError(f"torch sees no device {name!r}")
+    return device
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.record", description=__doc__)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", type=torch.device, default=device, help="(default: %(default)s)")
+    parser.add_argument("--device", type=_device, default=device, help="(default: %(default)s)")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="after which nothing new is begun (default: no end)"
     )
@@ -289,6 +298,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TimeIsUpError as error:
         print(error)
         status = 0
+    except KeyboardInterrupt:
+        print("bench.record: interrupted; the next run goes on.", file=sys.stderr)
+        status = 130
     except (MucudnnError, RuntimeError) as error:
         print(f"bench.record: {error} Run the same command again to go on.", file=sys.stderr)
     finally:

@@ -13,19 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from bench.gpu import steps
-from bench.gpu.steps import (
-    BENCHMARK,
-    DIVIDED,
-    PYTORCH,
-    UNDIVIDED,
-    PairRow,
-    StepRow,
-    Trial,
-    Way,
-    run,
-    step_of,
-    summary,
-)
+from bench.gpu.step_rows import PairRow, StepRow, summary
+from bench.gpu.step_ways import Way, step_of
+from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
 from bench.record import TimeIsUpError, Watch
 from bench.workloads import SETTINGS, Workload
 from mucudnn.backends.cudnn.library import load_library
@@ -301,3 +291,20 @@ def test_without_a_gpu_one_sentence_says_so(
 
     assert steps.main([]) == 1
     assert capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [(["--networks", "lenet"], 2, "no network or no setting"), (["--limit", "64"], 1, "bench.gpu.steps: ")],
+)
+def test_a_users_mistake_is_a_sentence(
+    arguments: list[str],
+    status: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps, "obstacle", lambda: None)
+
+    assert steps.main(arguments) == status
+    assert told in capsys.readouterr().err

@@ -246,3 +246,23 @@ def test_every_network_is_built_for_its_images() -> None:
         with torch.device("meta"):
             y = workload.build()(torch.empty((2, *workload.shape[1:])))
         assert y.shape[0] == 2
+
+
+@pytest.mark.parametrize("name", ["nowhere", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        record.main(["--device", name])
+    assert "device" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_interrupt_keeps_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Recorder, "record", interrupt)
+
+    assert record.main([*HERE, "--output", str(tmp_path)]) == 130
+    assert "interrupted; the next run goes on" in capsys.readouterr().err
+    assert (tmp_path / record.PACKED).exists()

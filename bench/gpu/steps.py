@@ -7,7 +7,6 @@ off, so that losses can be compared. Profiles are those of `make record` where i
 
 import argparse
 import contextlib
-import copy
 import dataclasses
 import datetime
 import functools
@@ -17,34 +16,27 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
 from bench.gpu.sections import attempted, sentence
-from bench.gpu.values import Timing, duration, jsonable
+from bench.gpu.step_rows import PairRow, StepRow, summary
+from bench.gpu.step_ways import Step, Way, step_of
+from bench.gpu.values import Timing, jsonable
 from bench.record import TimeIsUpError, Watch, folder_of, recording, seconds_of
-from bench.workloads import NETWORKS, SETTINGS, Setting, Workload, chosen, operands
-from mucudnn import apply, tune
+from bench.workloads import NETWORKS, SETTINGS, Setting, Workload, chosen
+from mucudnn import tune
 from mucudnn.errors import MucudnnError
-from mucudnn.intervals import Verdict, compare, ratio
+from mucudnn.intervals import compare, ratio
 from mucudnn.plan import Plan
 from mucudnn.profile import Measurement
 from mucudnn.report.plans import Totals
-from mucudnn.report.table import table
-from mucudnn.sizes import format_bytes, parse_bytes
+from mucudnn.sizes import parse_bytes
 from mucudnn.timing import SamplingRule, compare_runs
 from mucudnn.version import __version__
 from mucudnn.workspace import release_workspaces
-
-Result = TypeVar("Result")
 
 PYTORCH, BENCHMARK, UNDIVIDED, DIVIDED = "as it comes", "benchmark", "undivided", "divided"
 """Ways to train; the first two are PyTorch's own in whatever memory, the others within the limit."""
@@ -59,136 +51,6 @@ _WARM_STEPS = 3
 
 _LOSSES = 6
 """Steps whose losses are compared; those of a captured step are three eager ones and three replays."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepRow:
-    """One way to train one network.
-
-    Attributes:
-        network: its name, with the mini-batch's shape.
-        setting: type, layout and precision.
-        limit_bytes: of workspace.
-        way: as it comes, benchmark, undivided or divided, and whether captured in a graph.
-        time: of a step.
-        losses: of the first steps.
-        difference: the largest from the losses of PyTorch as it comes, relative.
-        peak_bytes: that the allocator held at most in a step beside what it held before, workspace included.
-        used_bytes: the same of the card's memory, by NVML.
-        divided: sites that run in several parts, of all; None of PyTorch's own.
-        tuning_s: seconds that tuning took in all, as far as it is recorded.
-        break_even: steps after which these are paid back; infinite if nothing is saved.
-        failure: why there is nothing of it.
-        conditions: clocks, temperature and power after it.
-    """
-
-    network: str
-    setting: str
-    limit_bytes: int
-    way: str
-    time: Timing | None = None
-    losses: tuple[float, ...] = ()
-    difference: float | None = None
-    peak_bytes: int | None = None
-    used_bytes: int | None = None
-    divided: str | None = None
-    tuning_s: float | None = None
-    break_even: float | None = None
-    failure: str | None = None
-    conditions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class PairRow:
-    """Two ways from the same rounds.
-
-    Attributes:
-        network: see `StepRow`.
-        setting: see `StepRow`.
-        base: a way.
-        way: the other.
-        ratio: of its time to the base's, the median of the rounds.
-        low: lower end of its 95 % interval.
-        high: upper end of it.
-        verdict: what the rounds say.
-    """
-
-    network: str
-    setting: str
-    base: str
-    way: str
-    ratio: float
-    low: float
-    high: float
-    verdict: Verdict
-
-
-class Step:
-    """Forward, loss, backward and update of a network on one batch."""
-
-    def __init__(self, model: nn.Module, images: Tensor, targets: Tensor) -> None:
-        """Take a model in training mode, images (n, ...) and classes of all that is scored."""
-        self.model = model
-        self.images = images
-        self._targets = targets
-        self._optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-
-    def train(self) -> Tensor:
-        """Run the step; return the loss."""
-        self._optimiser.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(self.model(self.images).float(), self._targets)
-        loss.backward()
-        self._optimiser.step()
-        return loss.detach()
-
-    def copy(self, plan: Plan | None = None) -> "Step":
-        """Return the step of a copy of the model, which runs as the plan says if there is one."""
-        model = copy.deepcopy(self.model)
-        return Step(model if plan is None else apply(model, plan), self.images, self._targets)
-
-
-def step_of(workload: Workload, setting: Setting, device: torch.device) -> Step:
-    """Return the step of a fresh network; the same arguments give the same weights, images and classes."""
-    model, images = operands(workload, setting, device)
-    for layer in model.modules():
-        if isinstance(layer, nn.Dropout):
-            layer.p = 0.0
-    with torch.no_grad():
-        scores = copy.deepcopy(model)(images[:2])
-    shape = (len(images), *scores.shape[2:])
-    return Step(model, images, torch.randint(scores.size(1), shape, device=device))
-
-
-class Way:
-    """One way to train: a step, the thread in which it runs, and PyTorch's flag meanwhile."""
-
-    def __init__(self, ground: Ground, step: Step, has_benchmark: bool = False) -> None:
-        self.step = step
-        self._ground = ground
-        self._thread = ThreadPoolExecutor(1)
-        self._has_benchmark = has_benchmark
-
-    def run(self, call: Callable[[], Result]) -> Result:
-        """Return what `call` returns, in this way's thread."""
-        flags = torch.backends.cudnn
-        before, flags.benchmark = flags.benchmark, self._has_benchmark
-        try:
-            return self._thread.submit(self._in_thread, call).result()
-        finally:
-            flags.benchmark = before
-
-    def __call__(self) -> None:
-        """Run the step."""
-        self.run(self.step.train)
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
-
-    def _in_thread(self, call: Callable[[], Result]) -> Result:
-        """Autograd would run the backward passes of all ways in one thread of its own."""
-        with self._ground.current(), torch.autograd.set_multithreading_enabled(False):
-            return call()
 
 
 class Trial:
@@ -343,38 +205,6 @@ def _parted(plan: Plan) -> str:
     return f"{totals.divided} of {totals.sites}"
 
 
-def summary(rows: Sequence[StepRow | PairRow]) -> str:
-    """Return two tables of all rows, network by network: what each way takes, and pairs of ways."""
-    steps: dict[str, list[tuple[str, ...]]] = {}
-    pairs: dict[str, list[tuple[str, ...]]] = {}
-    for row in rows:
-        title = f"{row.network}, {row.setting}"
-        if isinstance(row, StepRow):
-            steps.setdefault(f"{title}, {format_bytes(row.limit_bytes)}", []).append(_cells(row))
-        else:
-            interval = f"x{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]"
-            pairs.setdefault(title, []).append((row.way, row.base, interval, str(row.verdict)))
-    headings = ("way", "step", "95 %", "peak", "NVML", "losses off", "divided", "tuned", "paid back after")
-    return "\n".join(
-        [
-            *table(headings, "<>>>>>>>>", list(steps.items())),
-            "",
-            *table(("way", "against", "time", "verdict"), "<<>>", list(pairs.items())),
-        ]
-    )
-
-
-def _cells(row: StepRow) -> tuple[str, ...]:
-    if row.time is None:
-        return (row.way, "failed", row.failure or "", *("",) * 6)
-    ends = f"{duration(row.time.low_us or 0)} to {duration(row.time.high_us or 0)}"
-    sizes = ("" if each is None else format_bytes(each) for each in (row.peak_bytes, row.used_bytes))
-    difference = "" if row.difference is None else f"{row.difference:.1e}"
-    tuned = "" if row.tuning_s is None else f"{row.tuning_s:.0f} s"
-    paid = "" if row.break_even is None else f"{row.break_even:.0f} steps"
-    return (row.way, duration(row.time.median_us), ends, *sizes, difference, row.divided or "", tuned, paid)
-
-
 def run(
     ground: Ground,
     workloads: Sequence[Workload],
@@ -449,20 +279,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(reason, file=sys.stderr)
         return 1
+    networks, settings = chosen(options.networks, NETWORKS), chosen(options.settings, SETTINGS)
+    if not (networks and settings):
+        print("bench.gpu.steps: no network or no setting has such a name.", file=sys.stderr)
+        return 2
+    try:
+        return _compare(options, networks, settings)
+    except MucudnnError as error:
+        print(f"bench.gpu.steps: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench.gpu.steps: interrupted; what was measured is kept.", file=sys.stderr)
+        return 130
+
+
+def _compare(options: argparse.Namespace, networks: Sequence[Workload], settings: Sequence[Setting]) -> int:
+    parse_bytes(options.limit)  # before hours of work
     watch = Watch(time.monotonic() + options.seconds)
     ground = CardGround(options.device)
     results = options.output or Path("bench/results", slug(ground.name))
     recorded = options.recording or folder_of(ground.card.device)
     for folder in (results, recorded):
         folder.mkdir(parents=True, exist_ok=True)
-    rows, is_well = run(
-        ground,
-        chosen(options.networks, NETWORKS),
-        chosen(options.settings, SETTINGS),
-        options.limit,
-        (recorded, results),
-        watch,
-    )
+    rows, is_well = run(ground, networks, settings, options.limit, (recorded, results), watch)
     print(f"\n{summary(rows)}\n\nWritten to {results / 'steps.jsonl'}.")
     return 0 if is_well else 1
 

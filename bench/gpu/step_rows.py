@@ -1,0 +1,103 @@
+"""What is found of training steps: a row for each way to train, one for each pair of ways, and tables."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from bench.gpu.values import Timing, duration
+from mucudnn.intervals import Verdict
+from mucudnn.report.table import table
+from mucudnn.sizes import format_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class StepRow:
+    """One way to train one network.
+
+    Attributes:
+        network: its name, with the mini-batch's shape.
+        setting: type, layout and precision.
+        limit_bytes: of workspace.
+        way: as it comes, benchmark, undivided or divided, and whether captured in a graph.
+        time: of a step.
+        losses: of the first steps.
+        difference: the largest from the losses of PyTorch as it comes, relative.
+        peak_bytes: that the allocator held at most in a step beside what it held before, workspace included.
+        used_bytes: the same of the card's memory, by NVML.
+        divided: sites that run in several parts, of all; None of PyTorch's own.
+        tuning_s: seconds that tuning took in all, as far as it is recorded.
+        break_even: steps after which these are paid back; infinite if nothing is saved.
+        failure: why there is nothing of it.
+        conditions: clocks, temperature and power after it.
+    """
+
+    network: str
+    setting: str
+    limit_bytes: int
+    way: str
+    time: Timing | None = None
+    losses: tuple[float, ...] = ()
+    difference: float | None = None
+    peak_bytes: int | None = None
+    used_bytes: int | None = None
+    divided: str | None = None
+    tuning_s: float | None = None
+    break_even: float | None = None
+    failure: str | None = None
+    conditions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairRow:
+    """Two ways from the same rounds.
+
+    Attributes:
+        network: see `StepRow`.
+        setting: see `StepRow`.
+        base: a way.
+        way: the other.
+        ratio: of its time to the base's, the median of the rounds.
+        low: lower end of its 95 % interval.
+        high: upper end of it.
+        verdict: what the rounds say.
+    """
+
+    network: str
+    setting: str
+    base: str
+    way: str
+    ratio: float
+    low: float
+    high: float
+    verdict: Verdict
+
+
+def summary(rows: Sequence[StepRow | PairRow]) -> str:
+    """Return two tables of all rows, network by network: what each way takes, and pairs of ways."""
+    steps: dict[str, list[tuple[str, ...]]] = {}
+    pairs: dict[str, list[tuple[str, ...]]] = {}
+    for row in rows:
+        title = f"{row.network}, {row.setting}"
+        if isinstance(row, StepRow):
+            steps.setdefault(f"{title}, {format_bytes(row.limit_bytes)}", []).append(_cells(row))
+        else:
+            interval = f"x{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]"
+            pairs.setdefault(title, []).append((row.way, row.base, interval, str(row.verdict)))
+    headings = ("way", "step", "95 %", "peak", "NVML", "losses off", "divided", "tuned", "paid back after")
+    return "\n".join(
+        [
+            *table(headings, "<>>>>>>>>", list(steps.items())),
+            "",
+            *table(("way", "against", "time", "verdict"), "<<>>", list(pairs.items())),
+        ]
+    )
+
+
+def _cells(row: StepRow) -> tuple[str, ...]:
+    if row.time is None:
+        return (row.way, "failed", row.failure or "", *("",) * 6)
+    ends = f"{duration(row.time.low_us or 0)} to {duration(row.time.high_us or 0)}"
+    sizes = ("" if each is None else format_bytes(each) for each in (row.peak_bytes, row.used_bytes))
+    difference = "" if row.difference is None else f"{row.difference:.1e}"
+    tuned = "" if row.tuning_s is None else f"{row.tuning_s:.0f} s"
+    paid = "" if row.break_even is None else f"{row.break_even:.0f} steps"
+    return (row.way, duration(row.time.median_us), ends, *sizes, difference, row.divided or "", tuned, paid)

@@ -1,0 +1,85 @@
+"""A training step as a call, and a thread of its own for each way to run it."""
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+
+from bench.gpu.ground import Ground
+from bench.workloads import Setting, Workload, operands
+from mucudnn import apply
+from mucudnn.plan import Plan
+
+Result = TypeVar("Result")
+
+
+class Step:
+    """Forward, loss, backward and update of a network on one batch."""
+
+    def __init__(self, model: nn.Module, images: Tensor, targets: Tensor) -> None:
+        """Take a model in training mode, images (n, ...) and classes of all that is scored."""
+        self.model = model
+        self.images = images
+        self._targets = targets
+        self._optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def train(self) -> Tensor:
+        """Run the step; return the loss."""
+        self._optimiser.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(self.model(self.images).float(), self._targets)
+        loss.backward()
+        self._optimiser.step()
+        return loss.detach()
+
+    def copy(self, plan: Plan | None = None) -> "Step":
+        """Return the step of a copy of the model, which runs as the plan says if there is one."""
+        model = copy.deepcopy(self.model)
+        return Step(model if plan is None else apply(model, plan), self.images, self._targets)
+
+
+def step_of(workload: Workload, setting: Setting, device: torch.device) -> Step:
+    """Return the step of a fresh network; the same arguments give the same weights, images and classes."""
+    model, images = operands(workload, setting, device)
+    for layer in model.modules():
+        if isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+    with torch.no_grad():
+        scores = copy.deepcopy(model)(images[:2])
+    shape = (len(images), *scores.shape[2:])
+    return Step(model, images, torch.randint(scores.size(1), shape, device=device))
+
+
+class Way:
+    """One way to train: a step, the thread in which it runs, and PyTorch's flag meanwhile."""
+
+    def __init__(self, ground: Ground, step: Step, has_benchmark: bool = False) -> None:
+        self.step = step
+        self._ground = ground
+        self._thread = ThreadPoolExecutor(1)
+        self._has_benchmark = has_benchmark
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Return what `call` returns, in this way's thread."""
+        flags = torch.backends.cudnn
+        before, flags.benchmark = flags.benchmark, self._has_benchmark
+        try:
+            return self._thread.submit(self._in_thread, call).result()
+        finally:
+            flags.benchmark = before
+
+    def __call__(self) -> None:
+        """Run the step."""
+        self.run(self.step.train)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def _in_thread(self, call: Callable[[], Result]) -> Result:
+        """Autograd would run the backward passes of all ways in one thread of its own."""
+        with self._ground.current(), torch.autograd.set_multithreading_enabled(False):
+            return call()
