@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -200,6 +200,15 @@ def test_callers_of_several_threads_are_served_one_after_the_other(run: Run) -> 
     assert sorted(results) == [[number] * 2 for number in range(3) for _ in range(5)]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Interrupts are heard, which processes in the background of a shell are started to ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_caller_waits_for_its_calls(run: Run) -> None:
     ended: list[bool] = []
 
