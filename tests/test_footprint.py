@@ -92,6 +92,13 @@ def crash_when_full(payload: Mapping[str, int]) -> Work:
     return Work(work)
 
 
+def onednn_failure(payload: Mapping[str, int]) -> Work:
+    def work() -> None:
+        raise RuntimeError("could not execute a primitive")
+
+    return Work(work)
+
+
 def refusal(payload: Mapping[str, int]) -> Work:
     raise ValueError("this cannot be prepared")
 
@@ -233,6 +240,24 @@ def test_a_job_over_its_limit_is_told_and_the_next_one_is_weighed(meter: Footpri
     assert "needs more than the limit of 28311552 bytes (27 MiB)" in footprint.reason
     assert after.n_bytes == pytest.approx(32 * MIB, abs=NOISE_BYTES)
     assert _pid(meter) == pid
+
+
+def test_a_child_whose_libraries_have_failed_weighs_nothing_more(meter: FootprintMeter) -> None:
+    pid = _pid(meter)
+    footprint = meter.measure(_job(onednn_failure), MIB)
+
+    assert footprint.n_bytes is None
+    assert _pid(meter) != pid
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_convolution_over_the_limit_spoils_no_other(meter: FootprintMeter) -> None:
+    large = dataclasses.replace(
+        _problem(), batch=1, input_size=(56, 56), kernel_size=(15, 15), padding=(7, 7)
+    )
+
+    assert meter.measure(own_job(large.with_op(ConvOp.WGRAD)), 16 * MIB).n_bytes is None
+    assert meter.measure(own_job(large), 2**40).n_bytes is not None
 
 
 def test_a_library_that_crashes_for_want_of_memory_is_over_the_limit(meter: FootprintMeter) -> None:

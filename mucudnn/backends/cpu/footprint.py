@@ -139,6 +139,8 @@ class FootprintMeter:
             raise
         if "failed" in reply:
             raise BackendError(f"{job.function} could not be weighed: {reply['failed']}")
+        if reply["spent"]:
+            self._drop_child()
         return Footprint(cast("int | None", reply["n_bytes"]), str(reply["reason"]))
 
     def _forget_if_forked(self) -> None:

@@ -18,7 +18,10 @@ every matrix product shares (8 MiB for each thread reserved, 1 MiB touched, seen
 **The cap** is on data (RLIMIT_DATA: private writable memory): what there is before the run, the result, the
 limit, and an allowance for code. An allocation beyond it fails, which PyTorch reports as an exception; MKL
 falls back to a product without packing; a compiler of code may crash. RLIMIT_AS would also count libraries,
-files and reserved regions that nobody can write to.
+files and reserved regions that nobody can write to. A library that has failed so may fail ever after: once
+oneDNN could not execute the weight gradient of 15x15 taps within 16 MiB, it executed nothing of 15x15 taps
+with any limit. So a process in which any but PyTorch's and Python's allocators have failed says that it is
+spent, and gets no more jobs.
 """
 
 import collections
@@ -72,8 +75,16 @@ _LACK_OF_MEMORY = re.compile("alloc|memory|primitive|new thread", re.IGNORECASE)
 """In messages for want of memory: "can't allocate memory", "bad_alloc", "could not create a primitive"."""
 
 
+_OF_PYTORCH = "DefaultCPUAllocator"
+"""In messages of PyTorch's allocator, whose failures leave nothing behind."""
+
+
 class _OverLimitError(Exception):
-    """A run failed under its cap for want of memory."""
+    """A run failed under its cap for want of memory; `is_clean` says whether all still works."""
+
+    def __init__(self, reason: str, is_clean: bool) -> None:
+        self.is_clean = is_clean
+        super().__init__(reason)
 
 
 def main() -> None:
@@ -112,17 +123,24 @@ def _answer(meter: "_Scales", request: Mapping[str, object], replies: TextIO) ->
             prepared = job.prepare()
             n_bytes = min(n_bytes, meter.weigh(prepared, limit_bytes))
     except _OverLimitError as error:
-        return {"n_bytes": None, "reason": str(error)}
+        return {"n_bytes": None, "reason": str(error), "spent": meter.is_spent}
     except Exception as error:  # noqa: BLE001  # whatever a job raises is its owner's to judge
         return {"failed": f"{type(error).__name__}: {error}"}
-    return {"n_bytes": n_bytes, "reason": "Measured as the growth of a process's address space."}
+    reason = "Measured as the growth of a process's address space."
+    return {"n_bytes": n_bytes, "reason": reason, "spent": meter.is_spent}
 
 
 class _Scales:
-    """Weighs prepared jobs in this process; holds nothing but handles of libraries."""
+    """Weighs prepared jobs in this process; holds nothing but handles of libraries.
+
+    Attributes:
+        has_kept_more: whether the last job's libraries kept more than they remember of a problem.
+        is_spent: whether a library has failed in this process for want of memory.
+    """
 
     def __init__(self) -> None:
         self.has_kept_more = False
+        self.is_spent = False
         self._libc = ctypes.CDLL(None)
         self._mkl = _MklPool()
         self._n_modules = 0
@@ -173,7 +191,8 @@ class _Scales:
         shared = self._mapped().shared_bytes
         try:
             return self._run(prepared, limit_bytes)
-        except _OverLimitError:
+        except _OverLimitError as error:
+            self.is_spent = self.is_spent or not error.is_clean
             if attempts == 1 or self._mapped().shared_bytes <= shared:
                 raise
         return self._first_run(prepared, limit_bytes, attempts - 1)
@@ -285,10 +304,11 @@ def _capped(limit_bytes: int | None, result_bytes: int) -> Iterator[None]:
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     except (MemoryError, OSError, RuntimeError) as error:
+        text = str(error).partition("\n")[0]
         if isinstance(error, MemoryError) or _LACK_OF_MEMORY.search(str(error)):
             raise _OverLimitError(
-                f"It needs more than the limit of {format_exactly(limit_bytes)}: "
-                f"{str(error).partition(chr(10))[0]}"
+                f"It needs more than the limit of {format_exactly(limit_bytes)}: {text}",
+                is_clean=isinstance(error, MemoryError) or _OF_PYTORCH in text,
             ) from None
         raise
 
