@@ -116,9 +116,18 @@ def _families(problem: ConvProblem) -> list[TileAlgorithm]:
     """All forms that compute the problem; of Fourier's that make as many tiles, the smallest."""
     winograd = [TileAlgorithm(outputs=m) for m in (4, 5, 6, 2)]
     fourier = [TileAlgorithm(inputs=t) for t in FOURIER_INPUTS]
-    able = [each for each in (*winograd, *fourier) if each.refusal(problem) is None]
-    smallest = {TileGeometry(each, problem).tiles: each for each in reversed(able) if each.inputs}
-    return [each for each in able if each.outputs or each in smallest.values()]
+    return smallest([each for each in (*winograd, *fourier) if each.refusal(problem) is None], problem)
+
+
+def smallest(able: Sequence[TileAlgorithm], problem: ConvProblem) -> list[TileAlgorithm]:
+    """Return `able` without those of Fourier's forms that make as many tiles as a smaller one.
+
+    Args:
+        able: to compute the problem; Fourier's in ascending order.
+        problem: of any batch.
+    """
+    by_tiles = {TileGeometry(each, problem).tiles: each for each in reversed(able) if each.inputs}
+    return [each for each in able if each.outputs or each in by_tiles.values()]
 
 
 def _likely_families(problem: ConvProblem) -> list[TileAlgorithm]:

@@ -99,7 +99,7 @@ def test_cupy_is_tried_once_and_what_is_wrong_with_it_is_told(monkeypatch: pytes
     monkeypatch.setattr(compiler, "compiled", fail)
     card = a_card()
 
-    with pytest.warns(BackendWarning, match="no Winograd .* libnvrtc is missing"):
+    with pytest.warns(BackendWarning, match="Winograd and FFT .* libnvrtc is missing"):
         assert not card.can_compile
     assert not card.can_compile
     assert tried == ["nothing"]

@@ -42,17 +42,19 @@ def strict_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
 
 
-def problem_of(op: ConvOp, dtype: str = "float32", layout: Layout = Layout.CONTIGUOUS) -> ConvProblem:
-    """A 3x3 convolution of 32 channels on 28x28 pixels."""
+def problem_of(
+    op: ConvOp, dtype: str = "float32", layout: Layout = Layout.CONTIGUOUS, taps: int = 3
+) -> ConvProblem:
+    """A convolution of 32 channels on 28x28 pixels."""
     return ConvProblem(
         op=op,
         batch=BATCH,
         in_channels=32,
         out_channels=32,
         input_size=(28, 28),
-        kernel_size=(3, 3),
+        kernel_size=(taps, taps),
         stride=(1, 1),
-        padding=(1, 1),
+        padding=(taps // 2, taps // 2),
         dilation=(1, 1),
         dtype=dtype,
         layout=layout,
@@ -60,10 +62,10 @@ def problem_of(op: ConvOp, dtype: str = "float32", layout: Layout = Layout.CONTI
     )
 
 
-ENGINE, WINOGRAD = "cudnn:eng", "cuda:winograd"
+ENGINE = "cudnn:eng"
 
-KINDS = [ENGINE, *([WINOGRAD] if compiler.version() else [])]
-"""Where CuPy is not installed there is no Winograd."""
+TAPS = {ENGINE: 3, **({"cuda:winograd": 3, "cuda:fft": 5} if compiler.version() else {})}
+"""By what ids of a kind begin with, the taps of the filters that it is tested on. CuPy compiles some."""
 
 
 def division(backend: Backend, problem: ConvProblem, kind: str = ENGINE) -> Division:
@@ -74,14 +76,14 @@ def division(backend: Backend, problem: ConvProblem, kind: str = ENGINE) -> Divi
 
 
 def divisions(backend: Backend, kind: str = ENGINE) -> dict[str, Division]:
-    return {str(op): division(backend, problem_of(op), kind) for op in ConvOp}
+    return {str(op): division(backend, problem_of(op, taps=TAPS[kind]), kind) for op in ConvOp}
 
 
-def operands() -> tuple[Tensor, Tensor]:
+def operands(taps: int = 3) -> tuple[Tensor, Tensor]:
     """Image and filter of these problems, which want gradients."""
     generator = torch.Generator("cuda").manual_seed(0)
     image = torch.randn(BATCH, 32, 28, 28, device="cuda", generator=generator)
-    weight = torch.randn(32, 32, 3, 3, device="cuda", generator=generator)
+    weight = torch.randn(32, 32, taps, taps, device="cuda", generator=generator)
     return image.requires_grad_(), weight.requires_grad_()
 
 
@@ -129,15 +131,15 @@ def test_a_patched_model_trains_as_its_twin_does() -> None:
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TAPS)
 @pytest.mark.usefixtures("strict_float32")
 def test_a_divided_convolution_has_the_gradients_of_the_undivided_one(backend: Backend, kind: str) -> None:
-    image, weight = operands()
+    image, weight = operands(TAPS[kind])
     expected = torch.autograd.grad(
-        nn.functional.conv2d(image, weight, padding=1).square().sum(), (image, weight)
+        nn.functional.conv2d(image, weight, padding=TAPS[kind] // 2).square().sum(), (image, weight)
     )
 
-    y = divided_conv(image, weight, padding=1, **divisions(backend, kind))
+    y = divided_conv(image, weight, padding=TAPS[kind] // 2, **divisions(backend, kind))
     gradients = torch.autograd.grad(y.square().sum(), (image, weight))
 
     for gradient, other in zip(gradients, expected, strict=True):
@@ -145,34 +147,34 @@ def test_a_divided_convolution_has_the_gradients_of_the_undivided_one(backend: B
         assert relative_error(gradient, other.double()) < 1e-4
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TAPS)
 def test_a_division_is_captured_after_a_warm_run_and_replayed_on_new_values(
     backend: Backend, kind: str
 ) -> None:
-    image, weight = (tensor.detach() for tensor in operands())
+    image, weight = (tensor.detach() for tensor in operands(TAPS[kind]))
     parts = divisions(backend, kind)["fprop"]
-    divided_conv(image, weight, padding=1, fprop=parts)
+    divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = divided_conv(image, weight, padding=1, fprop=parts)
+        y = divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
 
     image.normal_()
     y.fill_(float("nan"))
     graph.replay()
 
-    expected = divided_conv(image, weight, padding=1, fprop=parts)
+    expected = divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
     assert relative_error(y, expected.double()) < 1e-6
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TAPS)
 def test_a_side_stream_gives_the_same_result(backend: Backend, kind: str) -> None:
-    image, weight = (tensor.detach() for tensor in operands())
+    image, weight = (tensor.detach() for tensor in operands(TAPS[kind]))
     parts = divisions(backend, kind)["fprop"]
-    expected = divided_conv(image, weight, padding=1, fprop=parts)
+    expected = divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
     torch.cuda.synchronize()
 
     with torch.cuda.stream(torch.cuda.Stream()):
-        result = divided_conv(image, weight, padding=1, fprop=parts)
+        result = divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
         torch.cuda.current_stream().synchronize()
 
     assert relative_error(result, expected.double()) < 1e-6
@@ -198,15 +200,15 @@ def test_the_backward_pass_works_in_the_buffer_of_the_forward_pass(backend: Back
     assert workspace is workspace_of(backend)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TAPS)
 def test_two_threads_compute_the_same_at_once(backend: Backend, kind: str) -> None:
-    image, weight = (tensor.detach() for tensor in operands())
+    image, weight = (tensor.detach() for tensor in operands(TAPS[kind]))
     parts = divisions(backend, kind)["fprop"]
-    expected = divided_conv(image, weight, padding=1, fprop=parts)
+    expected = divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
     results: list[Tensor] = []
 
     def work() -> None:
-        results.extend(divided_conv(image, weight, padding=1, fprop=parts) for _ in range(10))
+        results.extend(divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts) for _ in range(10))
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for thread in threads:
@@ -219,19 +221,19 @@ def test_two_threads_compute_the_same_at_once(backend: Backend, kind: str) -> No
     assert max(relative_error(result, expected.double()) for result in results) < 1e-6
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TAPS)
 @pytest.mark.parametrize("op", ConvOp)
 def test_a_division_takes_no_more_than_its_workspace_from_the_allocator(
     backend: Backend, op: ConvOp, kind: str
 ) -> None:
     # Plans for tensor cores need copies of the image.
-    problem = problem_of(op, "bfloat16" if kind == ENGINE else "float32")
+    problem = problem_of(op, "bfloat16" if kind == ENGINE else "float32", taps=TAPS[kind])
     parts = division(backend, problem, kind)
     part = problem.part(PART)
     declared = backend.buffer_bytes(part, parts.parts[0].algorithm) + problem.running_sum_bytes
     stand = Stand(backend, problem, 0)
     run = stand.division(parts)
-    if kind == WINOGRAD:
+    if kind != ENGINE:
         torch.cuda.current_blas_handle()  # cuBLAS is given a workspace that PyTorch keeps
     allocator = TorchAllocator(backend.device)  # which counts what is asked for; blocks may be 1 MiB larger
     allocator.settle()

@@ -1,5 +1,6 @@
-"""Winograd's convolution on a card: the kernels' own source, run by gcc on a card on paper."""
+"""Convolution by tiles on a card: the kernels' own source, run by gcc on a card on paper."""
 
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import sys
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mucudnn.algorithms.forms import cook_toom
+from mucudnn.algorithms.forms import BilinearForm, cook_toom, fourier
 from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import Rules
@@ -43,6 +44,13 @@ SHAPES = {
     "1x3": {"kernel_size": (1, 3), "padding": (0, 1)},
     "one dimension": {
         "input_size": (9,), "kernel_size": (3,), "padding": (1,), "stride": (1,), "dilation": (1,),
+    },
+    "9x9": {"kernel_size": (9, 9), "padding": (4, 4)},
+    "9x9, several tiles": {"input_size": (11, 37), "kernel_size": (9, 9), "padding": (2, 4)},
+    "31x7": {"input_size": (17, 9), "kernel_size": (31, 7), "padding": (15, 0)},
+    "9x1": {"kernel_size": (9, 1), "padding": (4, 0)},
+    "one dimension, 9": {
+        "input_size": (40,), "kernel_size": (9,), "padding": (4,), "stride": (1,), "dilation": (1,),
     },
 }  # fmt: skip
 
@@ -136,7 +144,7 @@ REFUSED = {
     "stride": {"stride": (2, 2)},
     "groups": {"in_channels": 4, "out_channels": 6, "groups": 2},
     "nothing": {"batch": 0},
-    "long filter": {"kernel_size": (9, 9), "padding": (4, 4)},
+    "longer filter than a tile": {"kernel_size": (33, 33), "padding": (16, 16)},
     "three dimensions": {
         "input_size": (5, 6, 7), "kernel_size": (3, 3, 3), "padding": (1, 1, 1), "stride": (1, 1, 1),
         "dilation": (1, 1, 1),
@@ -235,18 +243,29 @@ def test_a_name_that_is_none_is_refused_by_all_names_there_are() -> None:
         backend.buffer_bytes(problem, "cuda:winograd3")
 
 
+SHORT, LONG = "typedef unsigned count_t;", "typedef unsigned long long count_t;"
+
+
 @pytest.mark.parametrize(
-    ("elements", "count"), [(INT_LIMIT, "unsigned"), (INT_LIMIT + 1, "unsigned long long")]
+    ("form", "elements", "counts"),
+    [
+        (cook_toom(4, 3), INT_LIMIT, [SHORT]),
+        (cook_toom(4, 3), INT_LIMIT + 1, [LONG]),
+        (fourier(16, 9), INT_LIMIT // 23, [SHORT, SHORT]),  # 16 lines of 16 numbers become 23 each
+        (fourier(16, 9), INT_LIMIT // 16, [SHORT, LONG]),
+        (fourier(16, 9), INT_LIMIT // 16 + 1, [LONG, LONG]),
+    ],
 )
-def test_large_planes_have_kernels_of_their_own(elements: int, count: str) -> None:
+def test_many_threads_have_kernels_of_their_own(form: BilinearForm, elements: int, counts: list[str]) -> None:
     card = PaperCard(STRICT)
     compiled = counting(card)
-    matrix = cook_toom(4, 3).input_transform
+    matrix = form.input_transform
 
-    Tiles(card).launch(Transform(Kind.GATHER, matrix, matrix, (4, 4), "float32"), elements)
+    Tiles(card).launches(Transform(Kind.GATHER, matrix, matrix, (4, 4), "float32"), elements)
 
-    ((source, _),) = compiled
-    assert f"typedef {count} count_t;" in source
+    assert [count in source for (source, _), count in zip(compiled, counts, strict=True)] == [True] * len(
+        counts
+    )
 
 
 def counting(card: PaperCard) -> list[tuple[str, str]]:
@@ -308,6 +327,29 @@ def test_a_filter_is_transformed_once_for_all_parts() -> None:
     assert launched == ["gather", *["gather", "scatter"] * 3]
 
 
+def test_long_filters_go_through_the_axes_one_by_one() -> None:
+    card = PaperCard(STRICT)
+    compiled = counting(card)
+
+    computed(
+        backend_with(card), problem_of(ConvOp.WGRAD, kernel_size=(9, 9), padding=(4, 4)), "cuda:fft16", 5
+    )
+
+    assert [kernel for _, kernel in compiled] == ["gather", "mix", "gather", "mix", "scatter", "mix"]
+
+
+def test_long_filters_are_tried_in_the_tiles_that_multiply_least() -> None:
+    backend = backend_with()
+    long = problem_of(ConvOp.FPROP, kernel_size=(15, 15), padding=(7, 7), input_size=(56, 56))
+
+    assert backend.algorithms(long) == ("cudnn:aten", "cuda:fft24", "cuda:fft28")
+    assert backend.algorithms(problem_of(ConvOp.FPROP, kernel_size=(5, 5))) == (
+        "cudnn:aten",
+        "cuda:winograd4",
+    )
+    assert "cuda:fft16" in backend.algorithms(problem_of(ConvOp.FPROP, kernel_size=(5, 5)), Search.EXHAUSTIVE)
+
+
 def test_the_workspace_holds_the_filter_and_both_images_and_nothing_else() -> None:
     tiles, problem = Tiles(PaperCard(STRICT)), problem_of(ConvOp.FPROP)
 
@@ -317,10 +359,29 @@ def test_the_workspace_holds_the_filter_and_both_images_and_nothing_else() -> No
     assert elements * 4 <= n_bytes <= elements * 4 + 3 * 64
 
 
+def test_lines_on_their_way_to_planes_have_room_once() -> None:
+    tiles, problem = Tiles(PaperCard(STRICT)), problem_of(ConvOp.FPROP, kernel_size=(9, 9), padding=(4, 4))
+
+    n_bytes = tiles.workspace_bytes(problem, "cuda:fft16")
+
+    filter_, x, y = 5 * 7, 5 * (2 * 2) * 5, 5 * (2 * 2) * 7  # of 2 x 2 tiles of 5 images
+    lines = max(9 * 23 * filter_, 16 * 23 * x, 8 * 23 * y)
+    elements = 23 * 23 * (filter_ + x + y) + lines
+    assert elements * 4 <= n_bytes <= elements * 4 + 4 * 64
+
+
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+def versions() -> Iterator[None]:
+    compiler.version.cache_clear()
+    yield
+    compiler.version.cache_clear()
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch, versions: None) -> types.ModuleType:
     """A double of CuPy, which does nothing."""
     double = types.ModuleType("cupy")
+    double.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     monkeypatch.setitem(sys.modules, "cupy", double)
     return double
 
@@ -354,13 +415,6 @@ def test_a_compiler_that_fails_is_an_error_of_ours(cupy: types.ModuleType) -> No
 
     with pytest.raises(BackendError, match=r"could not compile a kernel: libnvrtc\.so\.13 is missing$"):
         compiler.compiled("the source", "gather")
-
-
-@pytest.fixture
-def versions() -> Iterator[None]:
-    compiler.version.cache_clear()
-    yield
-    compiler.version.cache_clear()
 
 
 @pytest.mark.usefixtures("versions")

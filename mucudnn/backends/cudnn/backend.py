@@ -120,7 +120,7 @@ class CudnnBackend:
         search: Search = Search.HEURISTIC,
         whole: bool = True,  # noqa: ARG002  # in both roles the same
     ) -> tuple[str, ...]:
-        """Return PyTorch's own, then the engines to try for `problem` in cuDNN's order, then Winograd's."""
+        """Return PyTorch's own, then the engines to try for `problem` in cuDNN's order, then tiles."""
         engines: tuple[str, ...] = ()
         if self._workshop is not None and self._card.uses_cudnn:
             found = self._workshop.candidates(problem, search)

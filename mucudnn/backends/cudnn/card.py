@@ -191,7 +191,10 @@ class TorchCard:
         try:
             compiler.compiled(compiler.NOTHING, "nothing")
         except BackendError as error:
-            warn_user(f"There is no Winograd for float32 and float64. {error}", BackendWarning)
+            warn_user(
+                f"Winograd and FFT in strict float32 and in float64 cannot be compiled. {error}",
+                BackendWarning,
+            )
             return False
         return True
 

@@ -3,11 +3,13 @@
 A gather reads windows of an image, one for each tile and channel, and writes left · window · right' to as
 many planes as that has elements. A scatter reads such elements, one of each plane, and writes left · them ·
 right' to the pixels of a tile. A filter is an image of its own, whose (k, c) are images and channels of one
-tile. So these two are all that Winograd's convolution needs beside its matrix products: of x, dy and w into
+tile. So these two are all that a convolution by tiles needs beside its matrix products: of x, dy and w into
 planes, of the products into y, dx and dw (`mucudnn.algorithms.tile_geometry` has the equations).
 
 A thread computes one window or tile of one channel, in registers. Neighbouring threads have neighbouring
 tiles, or neighbouring channels, whichever lie next to each other in the image; in the planes they always do.
+Fourier's windows are too large for that: there a thread computes one line of a window or tile, along w, and
+a kernel of its own goes along h, from the lines to the planes or back.
 
 The source is C as well as CUDA C, but for what `CUDA` stands for.
 """
@@ -15,16 +17,24 @@ The source is C as well as CUDA C, but for what `CUDA` stands for.
 import dataclasses
 from enum import StrEnum
 
+import numpy as np
+
 from mucudnn.algorithms.forms import Matrix
 
-REVISION = 1
+REVISION = 2
 """Raised whenever kernels change in a way that makes their recorded times or errors worthless."""
 
 THREADS = 128
-"""Of a block. A thread takes 32 to 166 registers (NVRTC 13.0 for sm_90, nothing spilled), of 65536 in all."""
+"""Of a block. A thread takes 32 to 213 registers (NVRTC 13.0 for sm_90, nothing spilled), of 65536 in all."""
+
+_MOST_VALUES = 64
+"""Of a window or a tile that a thread holds: of 8x8 at most."""
+
+_LEAST_FACTOR = 1e-15
+"""Entries of a matrix below it are zeros that were rounded: sines of multiples of pi."""
 
 INT_LIMIT = 2**31 - THREADS
-"""Elements of a plane up to which they are counted in 32 bits, whose divisions are quicker."""
+"""Threads of a kernel up to which they are counted in 32 bits, whose divisions are quicker."""
 
 _TYPES = {"float32": "float", "float64": "double"}
 
@@ -47,12 +57,13 @@ _ARGUMENTS = """\
     const offset_t padding_h, const offset_t padding_w"""
 
 _PLACE = """\
-    const count_t number = NUMBER;
-    if (number >= (count_t)plane) return;
+    const count_t thread = NUMBER;
+    if (thread >= (count_t)plane * {lines}) return;
+    const count_t line = {lines} == 1 ? 0 : thread / (count_t)plane, number = thread - line * (count_t)plane;
     const count_t tile = has_channels_last ? number / (count_t)channels : number % (count_t)tiles;
     const count_t channel = has_channels_last ? number % (count_t)channels : number / (count_t)tiles;
     const count_t row = tile / (count_t)tiles_w;
-    const offset_t top = (offset_t)(row % (count_t)tiles_h) * {outputs_h} - padding_h;
+    const offset_t top = (offset_t)(row % (count_t)tiles_h) * {outputs_h} + (offset_t)line - padding_h;
     const offset_t left = (offset_t)(tile % (count_t)tiles_w) * {outputs_w} - padding_w;
     const offset_t start = (offset_t)(row / (count_t)tiles_h) * step_n + (offset_t)channel * step_c;"""
 
@@ -72,7 +83,8 @@ CUDA void gather(const real *image, real *planes,
         }}
 {transform}
     #pragma unroll
-    for (int i = 0; i < {rows} * {columns}; ++i) planes[i * plane + number] = sums[i];
+    for (int i = 0; i < {rows} * {columns}; ++i)
+        planes[((offset_t)line * {rows} * {columns} + i) * plane + number] = sums[i];
 }}
 """
 
@@ -84,7 +96,8 @@ CUDA void scatter(const real *planes, const real *bias, real *image,
 {place}
     real window[{rows_in} * {columns_in}], middle[{rows} * {columns_in}], sums[{rows} * {columns}];
     #pragma unroll
-    for (int i = 0; i < {rows_in} * {columns_in}; ++i) window[i] = planes[i * plane + number];
+    for (int i = 0; i < {rows_in} * {columns_in}; ++i)
+        window[i] = planes[((offset_t)line * {rows_in} * {columns_in} + i) * plane + number];
 {transform}
     const real shift = bias ? bias[(offset_t)channel * bias_step] : (real)0;
     #pragma unroll
@@ -106,6 +119,27 @@ _TRANSFORM = """\
     #pragma unroll
     for (int i = 0; i < {rows}; ++i)
         apply_right(middle + i * {columns_in}, 1, sums + i * {columns}, 1);"""
+
+
+_MIX = """\
+CUDA void mix(const real *from, real *to, const offset_t length)
+{{
+    const count_t number = NUMBER;
+    if (number >= (count_t)length) return;
+    real window[{rows_in}], sums[{rows}];
+    #pragma unroll
+    for (int i = 0; i < {rows_in}; ++i) window[i] = from[i * length + number];
+    apply_left(window, 1, sums, 1);
+    #pragma unroll
+    for (int i = 0; i < {rows}; ++i) to[i * length + number] = sums[i];
+}}
+"""
+
+MIX = "mix"
+"""Name of the kernel that goes along h alone."""
+
+_NOTHING = np.ones((1, 1))
+"""The matrix along h of a thread that computes a single line."""
 
 
 class Kind(StrEnum):
@@ -133,26 +167,69 @@ class Transform:
     outputs: tuple[int, int]
     dtype: str
 
+    @property
+    def is_split(self) -> bool:
+        """Whether there is a kernel for each axis."""
+        (rows, rows_in), (columns, columns_in) = _shape(self.left), _shape(self.right)
+        return max(rows, rows_in) > 1 and max(rows * columns, rows_in * columns_in) > _MOST_VALUES
+
+    @property
+    def lines(self) -> int:
+        """Threads for a window or tile of the kernel that meets the image."""
+        rows, rows_in = _shape(self.left)
+        if not self.is_split:
+            return 1
+        return rows_in if self.kind is Kind.GATHER else rows
+
+    @property
+    def line_values(self) -> int:
+        """Values of a line between the kernels of both axes."""
+        columns, columns_in = _shape(self.right)
+        return columns if self.kind is Kind.GATHER else columns_in
+
+    @property
+    def middle_values(self) -> int:
+        """Values of all lines of a window or tile between the kernels of both axes; 0 if there is one."""
+        return self.lines * self.line_values if self.is_split else 0
+
     def source(self, is_long: bool) -> str:
         """Return the source of the kernel that bears the name of its kind.
 
         Args:
-            is_long: whether planes have more than `INT_LIMIT` elements.
+            is_long: whether it has more than `INT_LIMIT` threads.
         """
-        (rows, rows_in), (columns, columns_in) = self.left.shape, self.right.shape
+        left = _NOTHING if self.is_split else self.left
+        (rows, rows_in), (columns, columns_in) = _shape(left), _shape(self.right)
         sizes = {"rows": rows, "rows_in": rows_in, "columns": columns, "columns_in": columns_in}
-        place = _PLACE.format(outputs_h=self.outputs[0], outputs_w=self.outputs[1])
+        place = _PLACE.format(outputs_h=self.outputs[0], outputs_w=self.outputs[1], lines=self.lines)
         kernel = _GATHER if self.kind is Kind.GATHER else _SCATTER
+        transform = _TRANSFORM.format(**sizes)
         return "\n".join(
             [
-                _HEAD.format(real=_TYPES[self.dtype], count="unsigned long long" if is_long else "unsigned"),
-                _product("apply_left", self.left),
+                self._head(is_long),
+                _product("apply_left", left),
                 _product("apply_right", self.right),
-                kernel.format(
-                    arguments=_ARGUMENTS, place=place, transform=_TRANSFORM.format(**sizes), **sizes
-                ),
+                kernel.format(arguments=_ARGUMENTS, place=place, transform=transform, **sizes),
             ]
         )
+
+    def mix_source(self, is_long: bool) -> str:
+        """Return the source of the kernel `MIX`, along h, of a transform whose axes are apart.
+
+        Args:
+            is_long: whether it has more than `INT_LIMIT` threads.
+        """
+        rows, rows_in = _shape(self.left)
+        product = _product("apply_left", self.left)
+        return "\n".join([self._head(is_long), product, _MIX.format(rows=rows, rows_in=rows_in)])
+
+    def _head(self, is_long: bool) -> str:
+        return _HEAD.format(real=_TYPES[self.dtype], count="unsigned long long" if is_long else "unsigned")
+
+
+def _shape(matrix: Matrix) -> tuple[int, int]:
+    rows, columns = matrix.shape
+    return int(rows), int(columns)
 
 
 def _product(name: str, matrix: Matrix) -> str:
@@ -167,7 +244,7 @@ def _sum(row: list[float]) -> str:
     terms = []
     for j, factor in enumerate(row):
         x = f"x[{j} * x_step]"
-        if factor:
+        if abs(factor) > _LEAST_FACTOR:
             sign = "-" if factor < 0 else "+"
             terms.append(f"{sign} {x}" if abs(factor) == 1 else f"{sign} (real){abs(factor)!r} * {x}")
     return " ".join(terms) or "0"

@@ -1,9 +1,11 @@
-"""Winograd's convolution on a card, of kernels of our own and cuBLAS's batched matrix products.
+"""Convolution by tiles on a card, of kernels of our own and cuBLAS's batched matrix products.
 
 cuDNN has no fused Winograd on compute capability 9.0: a 3x3 convolution in strict float32 or in float64 is
-computed directly there. Here a micro-batch is gathered to planes, multiplied plane by plane and scattered
-back (`tile_source`); the filter is gathered once per mini-batch. A micro-batch whose planes fit the
-second-level cache (50 MB of an H200) does not wait for memory in between: divisions are made for that.
+computed directly there. Here it is Winograd's, and for long filters Fourier's, in the forms that serve the
+processor: real matrices, and three real products for a complex one. A micro-batch is gathered to planes,
+multiplied plane by plane and scattered back (`tile_source`); the filter is gathered once per mini-batch. A
+micro-batch whose planes fit the second-level cache (50 MB of an H200) does not wait for memory in between:
+divisions are made for that.
 
 Contiguous images have planes of (channels, tiles), others of (tiles, channels), so that all launches read
 and write neighbours. What is not finite spreads over a tile, as in cuDNN's own Winograd. cuBLAS has a
@@ -11,8 +13,8 @@ workspace of its own, which PyTorch keeps for each stream that multiplies matric
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,25 +22,36 @@ from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import Region, carve, total_bytes
+from mucudnn.algorithms.choice import smallest
 from mucudnn.algorithms.forms import Matrix
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.backends.base import OnSlices, PartKernel, PartSumKernel, SumOnSlices
 from mucudnn.backends.cudnn.card import Card
 from mucudnn.backends.cudnn.compiler import Launch
-from mucudnn.backends.cudnn.tile_source import INT_LIMIT, THREADS, Kind, Transform
+from mucudnn.backends.cudnn.tile_source import INT_LIMIT, MIX, THREADS, Kind, Transform
 from mucudnn.choices import Search
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 PREFIX = "cuda:"
 """What ids begin with that are neither cuDNN's nor PyTorch's."""
 
-_NAME = re.compile(rf"{PREFIX}winograd([2456])", re.ASCII)
+_USUAL_OUTPUTS = 4
+"""m of the form F(m, r) that is tried: four have the fewest multiplications that lose a digit at most."""
 
-_USUAL = (4,)
-"""m of the forms F(m, r) that are tried: four have the fewest multiplications that lose a digit at most."""
+_WINOGRAD = tuple(TileAlgorithm(outputs=outputs) for outputs in (4, 2, 5, 6))
 
-_ALL = (4, 2, 5, 6)
+_FOURIER = tuple(TileAlgorithm(inputs=inputs) for inputs in range(16, 33, 2))
+"""A line of more than 32 would not fit a thread's registers in float64."""
+
+_TILINGS = {PREFIX + each.name: each for each in (*_WINOGRAD, *_FOURIER)}
+"""All that there are, by their ids."""
+
+_LEAST_TRIED_TAPS = 7
+"""From which Fourier's forms are tried without an exhaustive search, as on a processor."""
+
+_FOURIER_RANGES = (24, 32)
+"""Most t of which the form with the fewest multiplications is tried: small tiles leave small filters."""
 
 
 class Tiles:
@@ -60,16 +73,18 @@ class Tiles:
         """
         if search is Search.HEURISTIC and problem.dtype == "float32" and self._card.rules.allow_tf32:
             return ()
-        forms = _USUAL if search is Search.HEURISTIC else _ALL
-        names = (f"{PREFIX}winograd{outputs}" for outputs in forms)
-        return tuple(name for name in names if self.computes(problem, name))
+        able = smallest([each for each in (*_WINOGRAD, *_FOURIER) if self._computes(problem, each)], problem)
+        tried = _likely(problem, able) if search is Search.HEURISTIC else able
+        return tuple(PREFIX + each.name for each in tried)
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` is one of these and computes `problem` here and now."""
-        tiling = _tiling(algorithm)
+        tiling = _TILINGS.get(algorithm)
+        return tiling is not None and self._computes(problem, tiling)
+
+    def _computes(self, problem: ConvProblem, tiling: TileAlgorithm) -> bool:
         return (
-            tiling is not None
-            and len(problem.kernel_size) < 3
+            len(problem.kernel_size) < 3
             and tiling.refusal(problem) is None
             and self._card.may_multiply(problem.dtype)
             and self._can_compile
@@ -100,35 +115,65 @@ class Tiles:
         """Return whether the user's flags, which may have changed since, still let planes be multiplied."""
         return self._card.may_multiply(problem.dtype)
 
-    def launch(self, transform: Transform, plane: int) -> Launch:
-        """Return what launches a transform for planes of so many elements; each is compiled once.
+    def launches(self, transform: Transform, plane: int) -> "Launches":
+        """Return what launches a transform for planes of so many elements; each kernel is compiled once.
 
         Raises:
-            BackendError: it would have to be compiled while the stream is being captured.
+            BackendError: one would have to be compiled while the stream is being captured.
         """
-        key = transform.kind.value, transform.source(is_long=plane > INT_LIMIT)
+        threads, length = transform.lines * plane, transform.line_values * plane
+        of_image = self._launch(transform.kind, transform.source(is_long=threads > INT_LIMIT))
+        mix = None
+        if transform.is_split:
+            mix = self._launch(MIX, transform.mix_source(is_long=length > INT_LIMIT))
+        return Launches(threads, of_image, length, mix)
+
+    def _launch(self, kernel: str, source: str) -> Launch:
+        key = kernel, source
         found = self._launches.get(key)
         if found is None:
             self._card.check_not_capturing("Compiling a kernel")
             with self._card.current():
-                found = self._launches[key] = self._card.compiled(key[1], key[0])
+                found = self._launches[key] = self._card.compiled(source, kernel)
         return found
+
+
+class Launches(NamedTuple):
+    """What launches a transform.
+
+    Attributes:
+        threads: of the kernel that meets the image.
+        of_image: launches that one.
+        length: elements of a line of all tiles and channels.
+        mix: launches the kernel that goes along h; None if there is but one kernel.
+    """
+
+    threads: int
+    of_image: Launch
+    length: int
+    mix: Launch | None
 
 
 def is_id(algorithm: str) -> bool:
     """Return whether an id is that of an algorithm of this module."""
-    return _NAME.fullmatch(algorithm) is not None
+    return algorithm in _TILINGS
 
 
-def _tiling(algorithm: str) -> TileAlgorithm | None:
-    found = _NAME.fullmatch(algorithm)
-    return None if found is None else TileAlgorithm(outputs=int(found[1]))
+def _likely(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> list[TileAlgorithm]:
+    """Return Winograd's usual form, and where filters are long those of Fourier's that multiply least."""
+    likely = [each for each in able if each.outputs == _USUAL_OUTPUTS]
+    for most in _FOURIER_RANGES if max(problem.kernel_size) >= _LEAST_TRIED_TAPS else ():
+        some = [each for each in able if 0 < each.inputs <= most]
+        least = min(some, key=lambda each: TileGeometry(each, problem).multiplications, default=None)
+        if least is not None and least not in likely:
+            likely.append(least)
+    return likely
 
 
 def _geometry(problem: ConvProblem, algorithm: str) -> TileGeometry:
-    tiling = _tiling(algorithm)
+    tiling = _TILINGS.get(algorithm)
     if tiling is None:
-        raise ValueError(f"{algorithm!r} must be such as {PREFIX}winograd4.")
+        raise ValueError(f"{algorithm!r} must be one of {', '.join(_TILINGS)}.")
     return TileGeometry(tiling, problem)
 
 
@@ -137,10 +182,16 @@ def _tile_count(geometry: TileGeometry) -> int:
 
 
 def _regions(geometry: TileGeometry) -> tuple[Region, ...]:
-    """The workspace; "filter", or the sum of a gradient's planes, outlives a part and lies first."""
+    """The workspace: planes, and lines on their way to planes or from them, if there are any.
+
+    "filter", or the sum of a gradient's planes, outlives a part and lies first.
+    """
     x, y, planes = geometry.x_channels, geometry.y_channels, geometry.planes
     sizes = {"filter": x * y, "x": x * _tile_count(geometry), "y": y * _tile_count(geometry)}
-    return tuple(Region(name, (planes, size), geometry.problem.dtype) for name, size in sizes.items())
+    forms, dtype = _Forms(geometry), geometry.problem.dtype
+    lines = max(sizes[name] * transform.middle_values for name, transform in forms.by_region.items())
+    regions = [Region(name, (planes, size), dtype) for name, size in sizes.items()]
+    return (*regions, Region("lines", (lines,), dtype))
 
 
 class _Planes:
@@ -149,6 +200,7 @@ class _Planes:
     Args:
         owner: whose stream the launches are put on.
         memory: (planes, elements).
+        lines: memory for what lies between the two kernels of a transform, if there is any such.
         channels: of the images.
         tiles: of an image (h, w).
         has_channels_last: whether channels are innermost in a plane.
@@ -159,6 +211,7 @@ class _Planes:
         self,
         owner: Tiles,
         memory: Tensor,
+        lines: Tensor,
         channels: int,
         tiles: tuple[int, int],
         has_channels_last: bool,
@@ -166,12 +219,12 @@ class _Planes:
     ) -> None:
         self.memory = memory
         self._owner = owner
+        self._lines = lines
         self._channels = channels
         self._tiles = tiles
         self._padding = padding
         self._has_channels_last = has_channels_last
         self._plane = memory.size(1)
-        self._blocks = -(-self._plane // THREADS)
         self._seen: tuple[int, ...] = ()
         self._numbers: tuple[np.int64, ...] = ()
 
@@ -183,20 +236,35 @@ class _Planes:
             return self.memory.view(-1, rows, self._channels).transpose(1, 2)
         return self.memory.view(-1, self._channels, rows)
 
-    def launch(self, transform: Transform) -> Launch:
+    def launches(self, transform: Transform) -> Launches:
         """Return what launches `transform` on planes of this size."""
-        return self._owner.launch(transform, self._plane)
+        return self._owner.launches(transform, self._plane)
 
-    def gather(self, launch: Launch, image: Tensor) -> None:
+    def gather(self, launches: Launches, image: Tensor) -> None:
         """Fill the planes from `image`, (n, c, h, w)."""
-        addresses = np.int64(image.data_ptr()), np.int64(self.memory.data_ptr())
-        launch(self._owner.stream(), self._blocks, THREADS, (*addresses, *self._sizes(image)))
+        target = self.memory if launches.mix is None else self._lines
+        addresses = np.int64(image.data_ptr()), np.int64(target.data_ptr())
+        self._put(launches.of_image, launches.threads, *addresses, *self._sizes(image))
+        if launches.mix is not None:
+            self._mix(launches.mix, launches.length, self._lines, self.memory)
 
-    def scatter(self, launch: Launch, image: Tensor, bias: Tensor | None = None, adds: bool = False) -> None:
+    def scatter(
+        self, launches: Launches, image: Tensor, bias: Tensor | None = None, adds: bool = False
+    ) -> None:
         """Write the planes to `image`, or add them to it, and the bias of every channel."""
+        source = self.memory
+        if launches.mix is not None:
+            source = self._lines
+            self._mix(launches.mix, launches.length, self.memory, source)
         start, step = (0, 0) if bias is None else (bias.data_ptr(), bias.stride(0))
-        first = map(np.int64, (self.memory.data_ptr(), start, image.data_ptr(), step, adds))
-        launch(self._owner.stream(), self._blocks, THREADS, (*first, *self._sizes(image)))
+        first = map(np.int64, (source.data_ptr(), start, image.data_ptr(), step, adds))
+        self._put(launches.of_image, launches.threads, *first, *self._sizes(image))
+
+    def _mix(self, mix: Launch, length: int, source: Tensor, target: Tensor) -> None:
+        self._put(mix, length, *map(np.int64, (source.data_ptr(), target.data_ptr(), length)))
+
+    def _put(self, launch: Launch, threads: int, *arguments: np.int64) -> None:
+        launch(self._owner.stream(), -(-threads // THREADS), THREADS, arguments)
 
     def _sizes(self, image: Tensor) -> tuple[np.int64, ...]:
         """Return what a kernel must know of images like `image`, which are all alike as a rule."""
@@ -209,13 +277,13 @@ class _Planes:
 
 
 class _Forms:
-    """The transforms of one problem."""
+    """The transforms of one problem, between images and planes."""
 
     def __init__(self, geometry: TileGeometry) -> None:
         self._forms = geometry.forms
         self._dtype = geometry.problem.dtype
         self._taps = (geometry.taps[1], geometry.taps[2])
-        self._is_turned = geometry.problem.op is ConvOp.DGRAD
+        self._op = geometry.problem.op
 
     @property
     def x(self) -> Transform:
@@ -224,38 +292,35 @@ class _Forms:
         return self._transform(Kind.GATHER, h, w, self._outputs)
 
     @property
-    def products(self) -> Transform:
-        """A: from products to y, or what stands for it."""
+    def y(self) -> Transform:
+        """A: from products to y, or what stands for it; transposed, from dy to planes."""
         h, w = (form.output_transform for form in self._forms)
+        if self._op is ConvOp.WGRAD:
+            return self._transform(Kind.GATHER, h.T, w.T, self._outputs)
         return self._transform(Kind.SCATTER, h, w, self._outputs)
 
     @property
-    def gradient(self) -> Transform:
-        """A transposed: from dy to planes."""
-        h, w = (form.output_transform.T for form in self._forms)
-        return self._transform(Kind.GATHER, h, w, self._outputs)
-
-    @property
     def filter(self) -> Transform:
-        """G: from the filter to planes; dgrad's is turned round."""
-        h, w = self._of_filter
+        """G: from the filter to planes; transposed, from a sum of planes to its gradient.
+
+        In dgrad the filter is turned round.
+        """
+        h, w = (form.filter_transform for form in self._forms)
+        if self._op is ConvOp.WGRAD:
+            return self._transform(Kind.SCATTER, h.T, w.T, self._taps)
+        if self._op is ConvOp.DGRAD:
+            h, w = h[:, ::-1], w[:, ::-1]
         return self._transform(Kind.GATHER, h, w, self._taps)
 
     @property
-    def taps(self) -> Transform:
-        """G transposed: from a sum of planes to the gradient."""
-        h, w = self._of_filter
-        return self._transform(Kind.SCATTER, h.T, w.T, self._taps)
+    def by_region(self) -> Mapping[str, Transform]:
+        """The three by the regions of the workspace in which their planes lie."""
+        return {"filter": self.filter, "x": self.x, "y": self.y}
 
     @property
     def _outputs(self) -> tuple[int, int]:
         h, w = self._forms
         return h.outputs, w.outputs
-
-    @property
-    def _of_filter(self) -> Sequence[Matrix]:
-        matrices = [form.filter_transform for form in self._forms]
-        return [matrix[:, ::-1] for matrix in matrices] if self._is_turned else matrices
 
     def _transform(self, kind: Kind, left: Matrix, right: Matrix, outputs: tuple[int, int]) -> Transform:
         return Transform(kind, left, right, outputs, self._dtype)
@@ -266,10 +331,11 @@ def _planes(geometry: TileGeometry, owner: Tiles, space: Mapping[str, Tensor]) -
     has_channels_last = geometry.problem.layout is Layout.CHANNELS_LAST
     tiles = (geometry.tiles[0], geometry.tiles[1])
     padding = (geometry.padding[1], geometry.padding[2])
+    lines = space["lines"]
     return (
-        _Planes(owner, space["filter"], geometry.problem.in_channels, (1, 1), has_channels_last=True),
-        _Planes(owner, space["x"], geometry.x_channels, tiles, has_channels_last, padding),
-        _Planes(owner, space["y"], geometry.y_channels, tiles, has_channels_last),
+        _Planes(owner, space["filter"], lines, geometry.problem.in_channels, (1, 1), has_channels_last=True),
+        _Planes(owner, space["x"], lines, geometry.x_channels, tiles, has_channels_last, padding),
+        _Planes(owner, space["y"], lines, geometry.y_channels, tiles, has_channels_last),
     )
 
 
@@ -281,9 +347,9 @@ class _SliceKernel:
         self._owner = owner
         self._problem = geometry.problem
         self._filter, self._x, self._y = _planes(geometry, owner, carve(buffer, _regions(geometry)))
-        self._to_filter = self._filter.launch(forms.filter)
-        self._to_x = self._x.launch(forms.x)
-        self._to_outputs = self._y.launch(forms.products)
+        self._to_filter = self._filter.launches(forms.filter)
+        self._to_x = self._x.launches(forms.x)
+        self._to_outputs = self._y.launches(forms.y)
         # (y's channels, x's channels); the planes themselves are (k, c), seen as c channels of k tiles.
         u = self._filter.matrices
         u = u if geometry.problem.op is ConvOp.DGRAD else u.transpose(1, 2)
@@ -318,9 +384,9 @@ class _SumKernel:
         self._owner = owner
         self._problem = geometry.problem
         self._filter, self._x, self._y = _planes(geometry, owner, carve(buffer, _regions(geometry)))
-        self._to_x = self._x.launch(forms.x)
-        self._to_y = self._y.launch(forms.gradient)
-        self._to_taps = self._filter.launch(forms.taps)
+        self._to_x = self._x.launches(forms.x)
+        self._to_y = self._y.launches(forms.y)
+        self._to_taps = self._filter.launches(forms.filter)
         self._factors = self._y.matrices, self._x.matrices.transpose(1, 2)
         self._sum = self._filter.matrices.transpose(1, 2)
 
