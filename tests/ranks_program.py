@@ -1,6 +1,6 @@
-"""What each rank of a distributed run does; prints one line, in JSON.
+"""What each rank of a distributed run does, one thing after another; prints one line, in JSON.
 
-python -m tests.ranks_program RANK FOLDER [ddp | fsdp | other_model | other_threads | failing | nothing]
+python -m tests.ranks_program RANK FOLDER
 """
 
 import copy
@@ -25,20 +25,22 @@ from tests.models import a_batch, a_chain
 
 RANKS = 2
 
+RUNS = ("ddp", "fsdp", "other_model", "other_threads", "failing", "nothing")
+
 
 def main() -> None:
-    """Tune with the other rank, train a step, and print what was found."""
-    rank, folder, what = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    torch.set_num_threads(2 if what == "other_threads" and rank == 1 else 1)
+    """Tune with the other rank, train a step, for each of the runs, and print what was found."""
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS,
         timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
-    sys.stdout.write(json.dumps(_found(rank, folder, what)) + "\n")
+    sys.stdout.write(json.dumps({what: _found(rank, folder, what) for what in RUNS}) + "\n")
     dist.destroy_process_group()
 
 
 def _found(rank: int, folder: Path, what: str) -> dict[str, Any]:
+    torch.set_num_threads(2 if what == "other_threads" and rank == 1 else 1)
     torch.manual_seed(0)
     twin = a_chain().double()
     model = copy.deepcopy(twin)
@@ -58,9 +60,11 @@ def _found(rank: int, folder: Path, what: str) -> dict[str, Any]:
 
     LiveMeasurer.measure = measure  # type: ignore[method-assign]
     try:
-        mucudnn.optimize(model, "64MiB", images, store=folder / f"store{rank}", progress=False)
+        mucudnn.optimize(model, "64MiB", images, store=folder / f"{what}{rank}", progress=False)
     except MucudnnError as error:
         return {"error": f"{type(error).__name__}: {error}"}
+    finally:
+        LiveMeasurer.measure = own  # type: ignore[method-assign]
     text = mucudnn.plan_of(model).to_text()
     images = images + rank
     wrapped, other = _wrapped(what, model), _wrapped(what, twin)

@@ -471,7 +471,7 @@ def test_four_parts_are_run_with_the_betas_of_a_division(ground: PaperGround, op
 def test_wrong_candidates_are_counted_and_never_the_fastest(task: Task, ground: PaperGround) -> None:
     wrong_at(ground, beta=0.0)
 
-    rows = [*candidates_of(task)]
+    rows = [*plans.in_float32(task)]
 
     found = only(CaseRow, rows)
     assert all(row.fastest_plan_time is None for row in found)

@@ -4,22 +4,26 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from tests.ranks_program import RANKS
+from tests.ranks_program import RANKS, RUNS
 
 LONG_S = 240
 TOLERANCE = 1e-9
 
+Found = Mapping[str, Sequence[dict[str, Any]]]
+"""By run, what each rank has found."""
 
-def run(folder: Path, what: str) -> list[dict[str, Any]]:
-    """What each rank has printed."""
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp("ranks")
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.ranks_program", str(rank), str(folder), what],
+            [sys.executable, "-m", "tests.ranks_program", str(rank), str(folder)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(RANKS)
@@ -31,14 +35,15 @@ def run(folder: Path, what: str) -> list[dict[str, Any]]:
             rank.kill()
     for rank, (_, errors) in zip(ranks, outputs, strict=True):
         assert rank.returncode == 0, errors
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    replies = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+    return {what: [reply[what] for reply in replies] for what in RUNS}
 
 
 @pytest.mark.parametrize("what", ["ddp", "fsdp"])
 def test_ranks_have_one_plan_that_the_first_has_made_and_the_gradients_of_their_twins(
-    what: str, tmp_path: Path
+    what: str, found: Found
 ) -> None:
-    first, second = run(tmp_path, what)
+    first, second = found[what]
 
     assert first["plan"] == second["plan"]
     assert first["measured"] > 0 == second["measured"]
@@ -54,23 +59,22 @@ def test_ranks_have_one_plan_that_the_first_has_made_and_the_gradients_of_their_
         ("other_threads", "rank 1 has another environment: .*threads"),
     ],
 )
-def test_ranks_that_differ_raise_before_the_first_step(what: str, reason: str, tmp_path: Path) -> None:
-    found = run(tmp_path, what)
+def test_ranks_that_differ_raise_before_the_first_step(what: str, reason: str, found: Found) -> None:
+    first, second = found[what]
 
-    for rank in found:
-        assert rank["error"].startswith("PlanMismatchError: All ranks must be able to run one plan, but rank")
-    assert found[0] == found[1]
-    assert re.search(reason, found[0]["error"])
+    assert first["error"].startswith("PlanMismatchError: All ranks must be able to run one plan, but rank")
+    assert first == second
+    assert re.search(reason, first["error"])
 
 
-def test_no_rank_waits_for_one_that_could_not_tune(tmp_path: Path) -> None:
-    first, second = run(tmp_path, "failing")
+def test_no_rank_waits_for_one_that_could_not_tune(found: Found) -> None:
+    first, second = found["failing"]
 
     assert first["error"] == second["error"] == "BackendError: nothing can be measured"
 
 
-def test_no_rank_waits_for_one_that_has_nothing_to_tune(tmp_path: Path) -> None:
-    first, second = run(tmp_path, "nothing")
+def test_no_rank_waits_for_one_that_has_nothing_to_tune(found: Found) -> None:
+    first, second = found["nothing"]
 
     assert first == second
     assert first["error"].startswith("NothingToTuneError: The model must have a convolution")
