@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.base import Algorithm
 from mucudnn.algorithms.columns import ColumnAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
@@ -19,6 +20,11 @@ _TILES = re.compile(
     r"(_k(?P<channels>[1-9]\d*))?(_c(?P<summed>[1-9]\d*))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
     re.ASCII,
 )
+
+_BANDS = re.compile(r"aten_rows([1-9]\d*)", re.ASCII)
+
+_LEAST_BANDED_BYTES = 2**20
+"""Of an image and its result, from which bands of rows are tried: a half of them, and about as much."""
 
 _BLOCK_BYTES = (2**19, 2**21)
 """Sizes of one transform of x to which blocks are cut: two of them and U fit a second-level cache.
@@ -53,8 +59,12 @@ _FILTER_BYTES = (2**24, 2**23, 2**22)
 _FEW_FILTER_BYTES = 2**21
 """The same for blocks of rows, for whose sake memory must be short: each transforms the filter anew."""
 
+_WINOGRAD = tuple(TileAlgorithm(outputs=m) for m in (4, 5, 6, 2))
+
+_POINTWISE = PointwiseAlgorithm()
+
 _OTHERS: tuple[Algorithm, ...] = (
-    PointwiseAlgorithm(),
+    _POINTWISE,
     ColumnAlgorithm(),
     OtherLayoutAlgorithm(Layout.CHANNELS_LAST),
     OtherLayoutAlgorithm(Layout.CONTIGUOUS),
@@ -66,6 +76,8 @@ def named(name: str) -> Algorithm | None:
     for each in _OTHERS:
         if each.name == name:
             return each
+    if found := _BANDS.fullmatch(name):
+        return BandAlgorithm(int(found[1]))
     found = _TILES.fullmatch(name)
     if found is None:
         return None
@@ -97,12 +109,23 @@ def offered(
         for family in families
         for variant in _variants(family, problem, threads, in_blocks or exhaustive)
     )
-    for other in _OTHERS if in_blocks or exhaustive else ():
+    for other in (*_OTHERS, *_bands(problem)) if in_blocks or exhaustive else ():
         if other.refusal(problem) is None:
             yield other
     for each in dict.fromkeys(tiles):
         if each.refusal(problem) is None and _has_its_blocks(each, problem):
             yield each
+
+
+def _bands(problem: ConvProblem) -> Iterator[BandAlgorithm]:
+    """Halves of an image, and bands that a cache holds, where nothing but PyTorch's own cuts images."""
+    image_bytes = (problem.input_bytes + problem.output_bytes) // max(problem.batch, 1)
+    is_cut = any(each.refusal(problem) is None for each in _WINOGRAD) or _POINTWISE.refusal(problem) is None
+    if is_cut or image_bytes <= _LEAST_BANDED_BYTES:
+        return
+    counts = (2, -(-image_bytes // _LEAST_BANDED_BYTES))
+    for rows in dict.fromkeys(-(-problem.output_size[0] // count) for count in counts):
+        yield BandAlgorithm(rows)
 
 
 def _has_its_blocks(algorithm: TileAlgorithm, problem: ConvProblem) -> bool:
@@ -114,9 +137,8 @@ def _has_its_blocks(algorithm: TileAlgorithm, problem: ConvProblem) -> bool:
 
 def _families(problem: ConvProblem) -> list[TileAlgorithm]:
     """All forms that compute the problem; of Fourier's that make as many tiles, the smallest."""
-    winograd = [TileAlgorithm(outputs=m) for m in (4, 5, 6, 2)]
     fourier = [TileAlgorithm(inputs=t) for t in FOURIER_INPUTS]
-    return smallest([each for each in (*winograd, *fourier) if each.refusal(problem) is None], problem)
+    return smallest([each for each in (*_WINOGRAD, *fourier) if each.refusal(problem) is None], problem)
 
 
 def smallest(able: Sequence[TileAlgorithm], problem: ConvProblem) -> list[TileAlgorithm]:

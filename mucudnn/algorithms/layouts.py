@@ -1,10 +1,18 @@
-"""Copies of images between the two layouts: transposed copies wherever their pixels lie evenly apart."""
+"""Images in the two layouts, and copies between them: transposed ones where pixels lie evenly apart."""
 
 import math
 
 from torch import Tensor
 
 from mucudnn.algorithms.transposition import transpose
+from mucudnn.problem import Layout
+
+
+def laid_out(flat: Tensor, shape: tuple[int, ...], layout: Layout) -> Tensor:
+    """View `flat` as a tensor (n, c, *size) in `layout`."""
+    if layout is Layout.CONTIGUOUS:
+        return flat.view(shape)
+    return flat.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
 
 
 def to_channels_last(source: Tensor, target: Tensor) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, Region, SliceKernel, SumKernel, carve, total_bytes
-from mucudnn.algorithms.layouts import to_channels_last, to_contiguous
+from mucudnn.algorithms.layouts import laid_out, to_channels_last, to_contiguous
 from mucudnn.algorithms.own import own_convolution
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
@@ -129,7 +129,7 @@ class _Space:
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """View the start of a region as a tensor of this shape in the layout of the computation."""
         flat = self._regions[name].view(getattr(torch, self.own_problem.dtype))[: math.prod(shape)]
-        return _laid_out(flat, shape, self.own_problem.layout)
+        return laid_out(flat, shape, self.own_problem.layout)
 
     def bring(self, source: Tensor, target: Tensor) -> None:
         """Copy a tensor of the caller's to one of these."""
@@ -145,13 +145,6 @@ class _Space:
 
     def _widened(self, tensor: Tensor) -> Tensor:
         return tensor.unsqueeze(2) if self._is_row else tensor
-
-
-def _laid_out(flat: Tensor, shape: tuple[int, ...], layout: Layout) -> Tensor:
-    """View `flat` as a tensor (n, c, *size) in `layout`."""
-    if layout is Layout.CONTIGUOUS:
-        return flat.view(shape)
-    return flat.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
 
 
 def _copy(source: Tensor, target: Tensor, layout: Layout) -> None:
@@ -195,7 +188,7 @@ class _OtherLayoutSum:
         self._space = space
         self._image = space.tensor("image", problem.input_shape)
         self._gradient = space.tensor("gradient", problem.output_shape)
-        self._sum = _laid_out(space["sum"], problem.filter_shape, problem.layout)
+        self._sum = laid_out(space["sum"], problem.filter_shape, problem.layout)
         self._unread = space.tensor("sum", problem.filter_shape)
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart

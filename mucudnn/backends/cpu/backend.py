@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms import Algorithm, named, offered
+from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, result_bytes
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
@@ -38,8 +39,11 @@ _DIGIT_LOSERS = tuple(f"{_PREFIX}winograd{m}" for m in (4, 5, 6))
 
 _LOST_DIGIT = 10.0
 
-_IN_OTHER_LAYOUT = f"{_PREFIX}onednn_"
-"""Prefix of PyTorch's own convolution in the other layout."""
+_BY_OWN = (f"{_PREFIX}onednn_", f"{_PREFIX}aten_")
+"""Prefixes of what is PyTorch's own convolution, in the other layout or of some rows."""
+
+_ON_OWN = (OtherLayoutAlgorithm, BandAlgorithm)
+"""The same as algorithms, which know what PyTorch computes for them."""
 
 _OWN_FACTOR = 4.0
 """PyTorch's own adds up long chains, mostly in weight gradients: 1.7 times the bound seen, in float32."""
@@ -133,7 +137,7 @@ class CpuBackend:
         if by_own is None:
             return declared
         if not (trial.whole and trial.algorithm == self.own):
-            declared += result_bytes(problem)
+            declared += result_bytes(by_own)
         hidden = self.footprint(own_job(by_own), limit_bytes)
         return None if hidden is None else declared + hidden
 
@@ -160,7 +164,7 @@ class CpuBackend:
         if problem.dtype == "float32" and fp32_precision("conv") in ("bf16", "tf32"):
             return _FAST_MATH_BOUND
         bound = _ERROR_BOUNDS[problem.dtype] * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
-        if algorithm.startswith(_IN_OTHER_LAYOUT) and problem.itemsize > 2:
+        if algorithm.startswith(_BY_OWN) and problem.itemsize > 2:
             return bound * _OWN_FACTOR
         return bound * _LOST_DIGIT if algorithm.startswith(_DIGIT_LOSERS) else bound
 
@@ -178,14 +182,14 @@ class CpuBackend:
 
     def declares(self, algorithm: str) -> bool:
         """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
-        return algorithm != self.own and not isinstance(self._algorithm(algorithm), OtherLayoutAlgorithm)
+        return algorithm != self.own and not isinstance(self._algorithm(algorithm), _ON_OWN)
 
     def _by_own(self, problem: ConvProblem, algorithm: str) -> ConvProblem | None:
         """Return what PyTorch's own convolution computes where it is part of `algorithm`; else None."""
         if algorithm == self.own:
             return problem
         found = self._algorithm(algorithm)
-        return found.own_problem(problem) if isinstance(found, OtherLayoutAlgorithm) else None
+        return found.own_problem(problem) if isinstance(found, _ON_OWN) else None
 
     def _algorithm(self, name: str) -> Algorithm:
         found = _found(name)
