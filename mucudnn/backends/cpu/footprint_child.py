@@ -71,6 +71,9 @@ _ATTEMPTS = 4
 _STEADY_RUNS = 3
 """Further runs at most until one passes in which the libraries keep nothing new."""
 
+_WRITABLE = re.compile("^([0-9a-f]+)-([0-9a-f]+) (rw.p)", re.MULTILINE)
+"""Lines of the kernel's list of what is mapped: of a thousand, most are parts of libraries."""
+
 _LACK_OF_MEMORY = re.compile("alloc|memory|primitive|new thread", re.IGNORECASE)
 """In messages for want of memory: "can't allocate memory", "bad_alloc", "could not create a primitive"."""
 
@@ -176,38 +179,40 @@ class _Scales:
         Raises:
             _OverLimitError: it failed for want of memory.
         """
-        held = self._mapped().held_bytes
-        run = self._first_run(prepared, limit_bytes)
+        before = self._mapped()
+        run = self._first_run(prepared, limit_bytes, before)
         for _ in range(_STEADY_RUNS):
-            run = self._run(prepared, limit_bytes)
+            run = self._run(prepared, limit_bytes, run.after)
             if run.shared_bytes == 0:
                 break
-        kept = self._mapped().held_bytes - held
+        kept = run.after.held_bytes - before.held_bytes
         self.has_kept_more = kept > REMEMBERED_BYTES
         return _at_least(NOISE_BYTES, run.grown_bytes) + _at_least(REMEMBERED_BYTES, kept)
 
-    def _first_run(self, prepared: Prepared, limit_bytes: int | None, attempts: int = _ATTEMPTS) -> "_Run":
+    def _first_run(
+        self, prepared: Prepared, limit_bytes: int | None, before: "_Mapped", attempts: int = _ATTEMPTS
+    ) -> "_Run":
         """Run once, and again if libraries took for good the room in which the run failed."""
-        shared = self._mapped().shared_bytes
         try:
-            return self._run(prepared, limit_bytes)
+            return self._run(prepared, limit_bytes, before)
         except _OverLimitError as error:
             self.is_spent = self.is_spent or not error.is_clean
-            if attempts == 1 or self._mapped().shared_bytes <= shared:
+            now = self._mapped()
+            if attempts == 1 or now.shared_bytes <= before.shared_bytes:
                 raise
-        return self._first_run(prepared, limit_bytes, attempts - 1)
+        return self._first_run(prepared, limit_bytes, now, attempts - 1)
 
-    def _run(self, prepared: Prepared, limit_bytes: int | None) -> "_Run":
-        """Run once under the cap."""
-        shared = self._mapped().shared_bytes
+    def _run(self, prepared: Prepared, limit_bytes: int | None, mapped: "_Mapped") -> "_Run":
+        """Run once under the cap, with so much mapped before."""
         with _peak_at_size():
             before = _status()["VmSize"]
             with _capped(limit_bytes, prepared.result_bytes), torch.no_grad():
                 result = prepared.run()
             grown = _status()["VmPeak"] - before - prepared.result_bytes
         del result
-        shared = self._mapped().shared_bytes - shared
-        return _Run(grown - max(0, shared), shared)
+        after = self._mapped()
+        shared = after.shared_bytes - mapped.shared_bytes
+        return _Run(grown - max(0, shared), shared, after)
 
     def _mapped(self) -> "_Mapped":
         gc.collect()
@@ -237,10 +242,12 @@ class _Run:
     Attributes:
         grown_bytes: by how much it grew at most, less the result and what libraries took for good.
         shared_bytes: what they took for good, or gave back if negative.
+        after: what is mapped then.
     """
 
     grown_bytes: int
     shared_bytes: int
+    after: _Mapped
 
 
 class _KnownAmount:
@@ -320,11 +327,9 @@ def _status() -> dict[str, int]:
 
 
 def _mapped_bytes() -> Mapping[str, int]:
-    """Return the bytes mapped in this process by their access, as in "rw-p"."""
+    """Return the bytes mapped in this process that can be written to, by their access, as in "rw-p"."""
     totals: dict[str, int] = collections.defaultdict(int)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        region, access, _ = line.split(maxsplit=2)
-        start, end = region.split("-")
+    for start, end, access in _WRITABLE.findall(Path("/proc/self/maps").read_text()):
         totals[access] += int(end, 16) - int(start, 16)
     return totals
 
