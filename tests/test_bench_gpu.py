@@ -19,6 +19,7 @@ from bench.gpu import (
     misaligned,
     own,
     plans,
+    trials,
 )
 from bench.gpu.contest import CandidateRow, CaseRow, Contest
 from bench.gpu.layers import LAYERS as REAL_LAYERS
@@ -33,6 +34,14 @@ from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.paper_ground import LAYERS, PLAIN_STREAM, SMALL, PaperGround
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_launches() -> Iterator[None]:
+    """What a launch costs the host is not a matter of many on paper."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "LAUNCHES", 3)
+        yield
 
 
 @pytest.fixture
@@ -54,7 +63,7 @@ def candidates_of(task: Task) -> Iterator[object]:
 
 
 @pytest.fixture(scope="module")
-def contests() -> list[object]:
+def contests(few_launches: None) -> list[object]:
     """What is found of one layer, which takes some seconds."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -471,7 +480,7 @@ def test_four_parts_are_run_with_the_betas_of_a_division(ground: PaperGround, op
 def test_wrong_candidates_are_counted_and_never_the_fastest(task: Task, ground: PaperGround) -> None:
     wrong_at(ground, beta=0.0)
 
-    rows = [*plans.in_float32(task)]
+    rows = [*candidates_of(task)]
 
     found = only(CaseRow, rows)
     assert all(row.fastest_plan_time is None for row in found)

@@ -23,6 +23,7 @@ from mucudnn.errors import BackendError
 from mucudnn.intervals import Verdict
 from mucudnn.sizes import format_bytes
 from mucudnn.timing import SamplingRule
+from tests.models import on_one_thread
 from tests.paper_ground import PaperGround
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
@@ -96,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[StepRow | PairRow]:
     """All that is found of one network, which takes some seconds."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), on_one_thread():
         rows, is_well = run(a_ground(), [SMALL], [STRICT], "1MiB", (folder, folder), ENDLESS)
     assert is_well
     return rows

@@ -54,6 +54,8 @@ SHAPES = {
     },
 }  # fmt: skip
 
+WITH_ALL = ("3x3", "5x5", "9x9")
+
 
 def problem_of(op: ConvOp, **changes: object) -> ConvProblem:
     shape = {"batch": 5, "in_channels": 5, "out_channels": 7, "input_size": (11, 14)}
@@ -73,19 +75,21 @@ def computed(backend: CudnnBackend, problem: ConvProblem, algorithm: str, *sizes
 
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("op", ConvOp)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_parts_of_any_size_are_right(shape: dict[str, object], op: ConvOp, layout: Layout) -> None:
+@pytest.mark.parametrize("name", SHAPES)
+def test_parts_of_any_size_are_right(name: str, op: ConvOp, layout: Layout) -> None:
+    shape = SHAPES[name]
     if layout is Layout.CHANNELS_LAST and len(shape.get("input_size", (1, 1))) == 1:
         layout = Layout.CONTIGUOUS  # there is no other in one dimension
     backend, problem = backend_with(), problem_of(op, layout=layout, filter_layout=layout, **shape)
-    names = backend.algorithms(problem, Search.EXHAUSTIVE)[1:]
+    search = Search.EXHAUSTIVE if name in WITH_ALL else Search.HEURISTIC  # gcc takes a while for each
+    names = backend.algorithms(problem, search)[1:]
     assert names
 
-    for name in names:
+    for each in names:
         error = relative_error(
-            computed(backend, problem, name, 2, 2, 1), reference(problem, *operands_of(problem))
+            computed(backend, problem, each, 2, 2, 1), reference(problem, *operands_of(problem))
         )
-        assert error <= backend.error_bound(problem, name), name
+        assert error <= backend.error_bound(problem, each), each
 
 
 @pytest.mark.parametrize("op", ConvOp)
