@@ -30,6 +30,7 @@ void all(unsigned long long threads, {parameters})
 @functools.cache
 def compiled(source: str, kernel: str) -> Launch:
     """Return what runs all threads of the kernel of that name in `source`, on addresses of the host."""
+    assert type(kernel) is str  # CuPy takes no others
     parameters = re.search(rf"CUDA void {kernel}\(([^)]*)\)", source)[1]
     names = [re.search(r"\w+$", parameter.strip())[0] for parameter in parameters.split(",")]
     tail = _TAIL.format(parameters=parameters, kernel=kernel, names=", ".join(names))

@@ -92,11 +92,16 @@ def test_parts_of_any_size_are_right(name: str, op: ConvOp, layout: Layout) -> N
         assert error <= backend.error_bound(problem, each), each
 
 
-@pytest.mark.parametrize("op", ConvOp)
-def test_float64_is_computed_in_float64(op: ConvOp) -> None:
-    backend, problem = backend_with(), problem_of(op, dtype="float64")
+EACH = {"cuda:winograd4": (3, 3), "cuda:fft16": (5, 7)}
+"""One of each family, with taps that it is for."""
 
-    result = computed(backend, problem, "cuda:winograd4", 3, 2)
+
+@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("op", ConvOp)
+def test_float64_is_computed_in_float64(op: ConvOp, name: str) -> None:
+    backend, problem = backend_with(), problem_of(op, dtype="float64", kernel_size=EACH[name])
+
+    result = computed(backend, problem, name, 3, 2)
 
     assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-14
 
@@ -104,10 +109,14 @@ def test_float64_is_computed_in_float64(op: ConvOp) -> None:
 @pytest.mark.parametrize("filter_layout", Layout)
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("op", ConvOp)
-def test_images_and_filters_may_differ_in_layout(op: ConvOp, layout: Layout, filter_layout: Layout) -> None:
-    backend, problem = backend_with(), problem_of(op, layout=layout, filter_layout=filter_layout)
+@pytest.mark.parametrize("name", EACH)
+def test_images_and_filters_may_differ_in_layout(
+    name: str, op: ConvOp, layout: Layout, filter_layout: Layout
+) -> None:
+    changes = {"layout": layout, "filter_layout": filter_layout, "kernel_size": EACH[name]}
+    backend, problem = backend_with(), problem_of(op, **changes)
 
-    result = computed(backend, problem, "cuda:winograd4", 5)
+    result = computed(backend, problem, name, 5)
 
     assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-5
 
@@ -125,7 +134,7 @@ def test_planes_of_many_elements_are_counted_in_64_bits(kind: Kind) -> None:
         first = [image.data_ptr(), planes.data_ptr()]
         if kind is Kind.SCATTER:
             first = [planes.data_ptr(), 0, image.data_ptr(), 0, 0]
-        launch = by_gcc.compiled(transform.source(is_long), kind)
+        launch = by_gcc.compiled(transform.source(is_long), kind.value)
         numbers = [*first, 24, 8, 3, 0, 2, 2, 8, 8, *image.stride(), 1, 1]
         launch(0, 1, THREADS, tuple(map(np.int64, numbers)))
         results.append(planes if kind is Kind.GATHER else image)
@@ -267,9 +276,7 @@ def test_many_threads_have_kernels_of_their_own(form: BilinearForm, elements: in
 
     Tiles(card).launches(Transform(Kind.GATHER, matrix, matrix, (4, 4), "float32"), elements)
 
-    assert [count in source for (source, _), count in zip(compiled, counts, strict=True)] == [True] * len(
-        counts
-    )
+    assert all(count in source for (source, _), count in zip(compiled, counts, strict=True))
 
 
 def counting(card: PaperCard) -> list[tuple[str, str]]:
@@ -398,6 +405,7 @@ def test_kernels_are_compiled_by_cupy_and_put_on_the_stream_that_is_named(cupy: 
             events.append(code)
 
         def get_function(self, name: str) -> types.SimpleNamespace:
+            assert type(name) is str  # which CuPy insists on
             return types.SimpleNamespace(
                 kernel=lambda *given, stream: events.append((name, given, stream.ptr))
             )

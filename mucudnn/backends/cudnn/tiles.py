@@ -54,8 +54,12 @@ _FOURIER_RANGES = (24, 32)
 """Most t of which the form with the fewest multiplications is tried: small tiles leave small filters."""
 
 
+_USUAL_IMAGES = 8
+"""For which multiplications are counted, whatever the micro-batch: parts of one form share a filter."""
+
+
 class Tiles:
-    """Winograd's algorithms on one card.
+    """All tiled algorithms on one card.
 
     Args:
         card: that compiles and runs the kernels.
@@ -122,7 +126,7 @@ class Tiles:
             BackendError: one would have to be compiled while the stream is being captured.
         """
         threads, length = transform.lines * plane, transform.line_values * plane
-        of_image = self._launch(transform.kind, transform.source(is_long=threads > INT_LIMIT))
+        of_image = self._launch(transform.kind.value, transform.source(is_long=threads > INT_LIMIT))
         mix = None
         if transform.is_split:
             mix = self._launch(MIX, transform.mix_source(is_long=length > INT_LIMIT))
@@ -162,9 +166,10 @@ def is_id(algorithm: str) -> bool:
 def _likely(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> list[TileAlgorithm]:
     """Return Winograd's usual form, and where filters are long those of Fourier's that multiply least."""
     likely = [each for each in able if each.outputs == _USUAL_OUTPUTS]
+    usual = problem.with_batch(_USUAL_IMAGES)
     for most in _FOURIER_RANGES if max(problem.kernel_size) >= _LEAST_TRIED_TAPS else ():
         some = [each for each in able if 0 < each.inputs <= most]
-        least = min(some, key=lambda each: TileGeometry(each, problem).multiplications, default=None)
+        least = min(some, key=lambda each: TileGeometry(each, usual).multiplications, default=None)
         if least is not None and least not in likely:
             likely.append(least)
     return likely
