@@ -93,8 +93,13 @@ def crash_when_full(payload: Mapping[str, int]) -> Work:
 
 
 def onednn_failure(payload: Mapping[str, int]) -> Work:
+    """Fail in the run of that number, and in all that follow."""
+    runs: list[int] = []
+
     def work() -> None:
-        raise RuntimeError("could not execute a primitive")
+        runs.append(1)
+        if len(runs) >= payload["run"]:
+            raise RuntimeError("could not execute a primitive")
 
     return Work(work)
 
@@ -242,9 +247,10 @@ def test_a_job_over_its_limit_is_told_and_the_next_one_is_weighed(meter: Footpri
     assert _pid(meter) == pid
 
 
-def test_a_child_whose_libraries_have_failed_weighs_nothing_more(meter: FootprintMeter) -> None:
+@pytest.mark.parametrize("run", [1, 2])
+def test_a_child_whose_libraries_have_failed_weighs_nothing_more(meter: FootprintMeter, run: int) -> None:
     pid = _pid(meter)
-    footprint = meter.measure(_job(onednn_failure), MIB)
+    footprint = meter.measure(_job(onednn_failure, run=run), MIB)
 
     assert footprint.n_bytes is None
     assert _pid(meter) != pid

@@ -137,10 +137,10 @@ class FootprintMeter:
         except BaseException:
             self._drop_child()  # a reply may be on its way, which is not the next job's
             raise
-        if "failed" in reply:
-            raise BackendError(f"{job.function} could not be weighed: {reply['failed']}")
         if reply["spent"]:
             self._drop_child()
+        if "failed" in reply:
+            raise BackendError(f"{job.function} could not be weighed: {reply['failed']}")
         return Footprint(cast("int | None", reply["n_bytes"]), str(reply["reason"]))
 
     def _forget_if_forked(self) -> None:

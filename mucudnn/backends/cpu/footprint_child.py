@@ -20,8 +20,8 @@ limit, and an allowance for code. An allocation beyond it fails, which PyTorch r
 falls back to a product without packing; a compiler of code may crash. RLIMIT_AS would also count libraries,
 files and reserved regions that nobody can write to. A library that has failed so may fail ever after: once
 oneDNN could not execute the weight gradient of 15x15 taps within 16 MiB, it executed nothing of 15x15 taps
-with any limit. So a process in which any but PyTorch's and Python's allocators have failed says that it is
-spent, and gets no more jobs.
+with any limit. So a process in which any allocator but PyTorch's has failed says that it is spent, and gets
+no more jobs.
 """
 
 import collections
@@ -128,7 +128,7 @@ def _answer(meter: "_Scales", request: Mapping[str, object], replies: TextIO) ->
     except _OverLimitError as error:
         return {"n_bytes": None, "reason": str(error), "spent": meter.is_spent}
     except Exception as error:  # noqa: BLE001  # whatever a job raises is its owner's to judge
-        return {"failed": f"{type(error).__name__}: {error}"}
+        return {"failed": f"{type(error).__name__}: {error}", "spent": meter.is_spent}
     reason = "Measured as the growth of a process's address space."
     return {"n_bytes": n_bytes, "reason": reason, "spent": meter.is_spent}
 
@@ -195,8 +195,7 @@ class _Scales:
         """Run once, and again if libraries took for good the room in which the run failed."""
         try:
             return self._run(prepared, limit_bytes, before)
-        except _OverLimitError as error:
-            self.is_spent = self.is_spent or not error.is_clean
+        except _OverLimitError:
             now = self._mapped()
             if attempts == 1 or now.shared_bytes <= before.shared_bytes:
                 raise
@@ -206,8 +205,12 @@ class _Scales:
         """Run once under the cap, with so much mapped before."""
         with _peak_at_size():
             before = _status()["VmSize"]
-            with _capped(limit_bytes, prepared.result_bytes), torch.no_grad():
-                result = prepared.run()
+            try:
+                with _capped(limit_bytes, prepared.result_bytes), torch.no_grad():
+                    result = prepared.run()
+            except _OverLimitError as error:
+                self.is_spent = self.is_spent or not error.is_clean
+                raise
             grown = _status()["VmPeak"] - before - prepared.result_bytes
         del result
         after = self._mapped()
@@ -315,7 +318,7 @@ def _capped(limit_bytes: int | None, result_bytes: int) -> Iterator[None]:
         if isinstance(error, MemoryError) or _LACK_OF_MEMORY.search(str(error)):
             raise _OverLimitError(
                 f"It needs more than the limit of {format_exactly(limit_bytes)}: {text}",
-                is_clean=isinstance(error, MemoryError) or _OF_PYTORCH in text,
+                is_clean=_OF_PYTORCH in text,
             ) from None
         raise
 
