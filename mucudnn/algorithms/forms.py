@@ -120,7 +120,7 @@ def fourier(inputs: int, taps: int) -> BilinearForm:
     if inputs % 2 or inputs < max(taps, 2):
         raise ValueError(f"t must be even and at least r, but got t={inputs}, r={taps}.")
     place = np.arange(inputs)
-    angles = 2 * np.pi * np.outer(np.arange(1, inputs // 2), place) / inputs
+    angles = 2 * np.pi * (np.outer(np.arange(1, inputs // 2), place) % inputs) / inputs
     real, imaginary = np.cos(angles), -np.sin(angles)
     alternating = np.where(place % 2, -1.0, 1.0)
     ends = np.stack([np.ones(inputs), alternating])
