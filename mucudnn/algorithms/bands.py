@@ -6,8 +6,8 @@ it; PyTorch convolves it there, and its rows of y are copied to their place. So 
 convolutions of large images fit small limits, and what PyTorch hides stays in a cache: the first layer of
 ResNet (7x7, stride 2, 16 contiguous images of 224x224) took 0.55 of the time of PyTorch's own undivided.
 
-A NaN or an infinity in x comes out where a convolution has it. One in the filter may not: what pads is
-multiplied here, and the product of zero and infinity is no number.
+A NaN or an infinity in x comes out where a convolution has it. One in the filter may not where there are rows
+of zeros: these are multiplied here, and the product of zero and infinity is no number.
 """
 
 import dataclasses
@@ -16,12 +16,11 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import Region, SliceKernel, SumKernel, carve, total_bytes
 from mucudnn.algorithms.layouts import laid_out
-from mucudnn.algorithms.own import own_convolution
+from mucudnn.algorithms.own import are_finite, find_extremes, own_convolution
 from mucudnn.problem import ConvOp, ConvProblem
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -33,7 +32,7 @@ class _Band(NamedTuple):
     Attributes:
         problem: what PyTorch computes.
         window: its x, in the workspace.
-        before: rows of zeros that it begins with.
+        before: rows of zeros that it begins with, of so many of it as there are.
         x_rows: of x, which follow them; then come zeros again.
         y_rows: of y, which it gives.
     """
@@ -74,13 +73,14 @@ class BandAlgorithm:
             return "there are no more rows than that"
         return None
 
-    def own_problem(self, problem: ConvProblem) -> ConvProblem:
-        """Return what PyTorch computes: the largest band, which is padded along w alone."""
-        return _band_problem(problem, max(_rows_of_bands(problem, self.rows)))
+    def own_problems(self, problem: ConvProblem) -> tuple[ConvProblem, ...]:
+        """Return what PyTorch computes: bands of one size or two, the larger first, padded along w alone."""
+        sizes = sorted(set(_rows_of_bands(problem, self.rows)), reverse=True)
+        return tuple(_band_problem(problem, rows) for rows in sizes)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs; PyTorch takes more."""
-        return total_bytes(_regions(self.own_problem(problem)))
+        return total_bytes(_regions(self.own_problems(problem)[0]))
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
         """Return a kernel for fprop of this micro-batch that works in `buffer`."""
@@ -111,9 +111,8 @@ def _band_problem(problem: ConvProblem, rows: int) -> ConvProblem:
 
 
 def _regions(band: ConvProblem) -> tuple[Region, ...]:
-    sum_dtype = "float32" if band.itemsize == 2 else band.dtype
     return (
-        Region("filter_sum", (1,), sum_dtype),
+        Region("extremes", (2,), band.dtype),
         Region("band", (math.prod(band.input_shape),), band.dtype),
     )
 
@@ -122,14 +121,15 @@ class _BandKernel:
     """fprop of one micro-batch, image by image and band by band."""
 
     def __init__(self, problem: ConvProblem, algorithm: BandAlgorithm, buffer: Tensor) -> None:
-        regions = carve(buffer, _regions(algorithm.own_problem(problem)))
-        self._filter_sum = regions["filter_sum"]
+        regions = carve(buffer, _regions(algorithm.own_problems(problem)[0]))
+        self._has_zeros = problem.padding[0] > 0
+        self._extremes = regions["extremes"]
         self._bands = list(_bands(problem, algorithm.rows, regions["band"]))
 
     def prepare(self, weight: Tensor) -> None:
-        """See whether the filter is finite; once per mini-batch."""
-        total = self._filter_sum
-        torch.sum(weight, (0, 1, 2, 3), dtype=total.dtype, out=total[0])
+        """See whether the filter is finite, if it matters; once per mini-batch."""
+        if self._has_zeros:
+            find_extremes(weight, self._extremes)
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         """Write the part's result into `out`; return whether it is sound."""
@@ -140,7 +140,7 @@ class _BandKernel:
                 window[:, :, before:behind].copy_(x[:, :, x_rows])
                 window[:, :, behind:].zero_()
                 y[:, :, y_rows].copy_(own_convolution(problem, window, weight, bias))  # and it is freed
-        return math.isfinite(self._filter_sum.item())
+        return not self._has_zeros or are_finite(self._extremes)
 
 
 def _bands(problem: ConvProblem, most: int, memory: Tensor) -> Iterator[_Band]:
@@ -149,7 +149,9 @@ def _bands(problem: ConvProblem, most: int, memory: Tensor) -> Iterator[_Band]:
     for rows in _rows_of_bands(problem, most):
         band = _band_problem(problem, rows)
         first = y_row * problem.stride[0] - problem.padding[0]
-        start, stop = (min(max(row, 0), problem.input_size[0]) for row in (first, first + band.input_size[0]))
+        last = first + band.input_size[0]
+        start, stop = (min(max(row, 0), problem.input_size[0]) for row in (first, last))
+        before = min(max(-first, 0), band.input_size[0])
         window = laid_out(memory[: math.prod(band.input_shape)], band.input_shape, band.layout)
-        yield _Band(band, window, start - first, slice(start, stop), slice(y_row, y_row + rows))
+        yield _Band(band, window, before, slice(start, stop), slice(y_row, y_row + rows))
         y_row += rows

@@ -24,7 +24,7 @@ _TILES = re.compile(
 _BANDS = re.compile(r"aten_rows([1-9]\d*)", re.ASCII)
 
 _LEAST_BANDED_BYTES = 2**20
-"""Of an image and its result, from which bands of rows are tried: a half of them, and about as much."""
+"""Of an image and its result above which bands of its rows are tried: halves, and bands of about so much."""
 
 _BLOCK_BYTES = (2**19, 2**21)
 """Sizes of one transform of x to which blocks are cut: two of them and U fit a second-level cache.
@@ -60,6 +60,8 @@ _FEW_FILTER_BYTES = 2**21
 """The same for blocks of rows, for whose sake memory must be short: each transforms the filter anew."""
 
 _WINOGRAD = tuple(TileAlgorithm(outputs=m) for m in (4, 5, 6, 2))
+
+_FOURIER = tuple(TileAlgorithm(inputs=t) for t in FOURIER_INPUTS)
 
 _POINTWISE = PointwiseAlgorithm()
 
@@ -120,7 +122,8 @@ def offered(
 def _bands(problem: ConvProblem) -> Iterator[BandAlgorithm]:
     """Halves of an image, and bands that a cache holds, where nothing but PyTorch's own cuts images."""
     image_bytes = (problem.input_bytes + problem.output_bytes) // max(problem.batch, 1)
-    is_cut = any(each.refusal(problem) is None for each in _WINOGRAD) or _POINTWISE.refusal(problem) is None
+    others: tuple[Algorithm, ...] = (_POINTWISE, *_WINOGRAD, *_FOURIER)
+    is_cut = any(each.refusal(problem) is None for each in others)
     if is_cut or image_bytes <= _LEAST_BANDED_BYTES:
         return
     counts = (2, -(-image_bytes // _LEAST_BANDED_BYTES))
@@ -137,8 +140,7 @@ def _has_its_blocks(algorithm: TileAlgorithm, problem: ConvProblem) -> bool:
 
 def _families(problem: ConvProblem) -> list[TileAlgorithm]:
     """All forms that compute the problem; of Fourier's that make as many tiles, the smallest."""
-    fourier = [TileAlgorithm(inputs=t) for t in FOURIER_INPUTS]
-    return smallest([each for each in (*_WINOGRAD, *fourier) if each.refusal(problem) is None], problem)
+    return smallest([each for each in (*_WINOGRAD, *_FOURIER) if each.refusal(problem) is None], problem)
 
 
 def smallest(able: Sequence[TileAlgorithm], problem: ConvProblem) -> list[TileAlgorithm]:

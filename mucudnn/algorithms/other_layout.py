@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, Region, SliceKernel, SumKernel, carve, total_bytes
 from mucudnn.algorithms.layouts import laid_out, to_channels_last, to_contiguous
-from mucudnn.algorithms.own import own_convolution
+from mucudnn.algorithms.own import are_finite, find_extremes, own_convolution
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _NAMES = {Layout.CHANNELS_LAST: "onednn_nhwc", Layout.CONTIGUOUS: "onednn_nchw"}
@@ -51,6 +51,10 @@ class OtherLayoutAlgorithm:
         if 0 in (*problem.input_size, problem.batch):
             return "there is nothing to compute"
         return None
+
+    def own_problems(self, problem: ConvProblem) -> tuple[ConvProblem, ...]:
+        """Return all that PyTorch computes."""
+        return (self.own_problem(problem),)
 
     def own_problem(self, problem: ConvProblem) -> ConvProblem:
         """Return what PyTorch computes: the same in the other layout.
@@ -109,7 +113,7 @@ def _regions(problem: ConvProblem) -> tuple[Region, ...]:
     image = x if problem.op is ConvOp.FPROP else max(x, y)
     return (
         Region("filter", (w,), problem.dtype),
-        Region("filter_sum", (1,), _sum_dtype(problem)),
+        Region("extremes", (2,), problem.dtype),
         Region("image", (image,), problem.dtype),
     )
 
@@ -169,15 +173,14 @@ class _OtherLayoutSlices:
     def prepare(self, weight: Tensor) -> None:
         """Copy the filter; once per mini-batch, before the first part."""
         self._space.bring(weight, self._filter)
-        total = self._space["filter_sum"]
-        torch.sum(self._space["filter"], 0, keepdim=True, dtype=total.dtype, out=total)
+        find_extremes(self._space["filter"], self._space["extremes"])
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # prepared before
         """Write the part's result into `out`; return whether it is sound."""
         self._space.bring(image, self._image)
         result = own_convolution(self._space.own_problem, self._image, self._filter, bias, self._unread)
         self._space.leave(result, out)
-        return math.isfinite(self._space["filter_sum"].item())
+        return are_finite(self._space["extremes"])
 
 
 class _OtherLayoutSum:

@@ -9,12 +9,11 @@ from torch import Tensor
 from mucudnn.algorithms import named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.backends import backend_of
-from mucudnn.backends.own import own_job
+from mucudnn.backends.cpu.footprint_child import NOISE_BYTES
 from mucudnn.division import Division
-from mucudnn.execution import Runner
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
-from mucudnn.workspace import Workspace
+from mucudnn.weighing import division_job
 from tests.algorithms.kernels import PROBLEMS, GuardedBuffer, compute, parts_of, slice_kernels
 from tests.convolutions import a_convolution, operands_of, poisoned_result, reference, relative_error
 
@@ -86,10 +85,14 @@ def test_parts_of_any_size_share_a_workspace() -> None:
 
 
 def test_bands_are_as_equal_as_they_can_be() -> None:
-    assert [BandAlgorithm(rows).own_problem(STRIDED).output_size[0] for rows in (1, 2, 3, 5)] == [1, 2, 3, 5]
-    assert BandAlgorithm(8).own_problem(STRIDED).output_size[0] == 5  # and then 4, of 9 rows
-    assert BandAlgorithm(2).own_problem(STRIDED).input_size == (2 + 5, 9)
-    assert BandAlgorithm(2).own_problem(STRIDED).padding == (0, 1)
+    rows = {
+        most: [each.output_size[0] for each in BandAlgorithm(most).own_problems(STRIDED)]
+        for most in (1, 2, 3, 8)
+    }
+
+    assert rows == {1: [1], 2: [2, 1], 3: [3], 8: [5, 4]}  # of 9
+    assert BandAlgorithm(2).own_problems(STRIDED)[0].input_size == (2 + 5, 9)
+    assert BandAlgorithm(2).own_problems(STRIDED)[0].padding == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,18 @@ def test_a_strange_filter_is_reported(value: float) -> None:
     assert not is_good
 
 
+def test_without_rows_of_zeros_a_strange_filter_is_none_of_its_matters() -> None:
+    problem = dataclasses.replace(STRIDED, padding=(0, 0))
+    image, weight, bias = operands_of(problem)
+    weight[2, 1, 0, 0] = float("inf")
+
+    result, is_good = compute(BandAlgorithm(2), problem, image, weight, bias)
+
+    assert is_good
+    expected = torch.conv2d(image, weight, bias, problem.stride, problem.padding)
+    assert torch.equal(result.isnan(), expected.isnan())
+
+
 def own(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.conv2d(image, weight, bias, STRIDED.stride, STRIDED.padding)
 
@@ -163,25 +178,36 @@ def test_bands_are_tried_where_nothing_else_cuts_a_large_image() -> None:
     assert names_of(larger.with_op(ConvOp.WGRAD)) == []
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", Layout)
-def test_the_workspace_is_a_band_and_its_result_and_what_pytorchs_own_hides(layout: Layout) -> None:
+def test_a_division_takes_no_more_than_it_was_said_to(layout: Layout, dtype: str) -> None:
     backend = backend_of("cpu:")
-    problem = dataclasses.replace(LARGE, layout=layout, filter_layout=layout)
-    band = BandAlgorithm(28).own_problem(problem)
+    problem = dataclasses.replace(LARGE, layout=layout, filter_layout=layout, dtype=dtype, out_channels=96)
 
-    seen = backend.workspace_bytes(Trial(problem, "cpu:aten_rows28", whole=True), 2**40)
+    said = backend.workspace_bytes(Trial(problem, "cpu:aten_rows19", whole=True), 2**40)
 
-    hidden = backend.footprint(own_job(band), 2**40)
-    assert seen == pytest.approx(band.input_bytes + band.output_bytes + hidden, abs=2**17)
-    assert seen < backend.footprint(own_job(problem), 2**40) or layout is Layout.CHANNELS_LAST
+    division = Division((Candidate("cpu:aten_rows19", 4, 0.0, said),))
+    seen = backend.footprint(division_job(problem, division, backend.device), 2**40)
+    assert 0 < seen <= said + NOISE_BYTES
 
 
-def test_a_division_takes_no_more_than_that() -> None:
+def test_many_filters_take_nothing_more_to_be_looked_at() -> None:
     backend = backend_of("cpu:")
-    runner = Runner(backend, LARGE, Division((Candidate("cpu:aten_rows28", 4, 0.0, 0),)))
-    operands = operands_of(LARGE)
+    problem = a_convolution(
+        batch=2, in_channels=256, out_channels=512, input_size=(24, 24), stride=(2, 2), dilation=(1, 1),
+        layout=Layout.CHANNELS_LAST, filter_layout=Layout.CHANNELS_LAST, dtype="bfloat16",
+    )  # fmt: skip
 
-    result = runner(Workspace(backend.device), *operands)
+    said = backend.workspace_bytes(Trial(problem, "cpu:aten_rows4", whole=True), 2**40)
 
-    assert relative_error(result, reference(LARGE, *operands)) <= BOUNDS["float32"]
-    assert not backend.declares("cpu:aten_rows28")
+    division = Division((Candidate("cpu:aten_rows4", 2, 0.0, said),))
+    seen = backend.footprint(division_job(problem, division, backend.device), 2**40)
+    assert seen <= said + NOISE_BYTES
+
+
+def test_contiguous_bands_take_less_than_an_image() -> None:
+    backend = backend_of("cpu:")
+    said = backend.workspace_bytes(Trial(LARGE, "cpu:aten_rows14", whole=True), 2**40)
+
+    assert said < backend.workspace_bytes(Trial(LARGE.with_batch(1), "cpu:aten", whole=False), 2**40) / 2
+    assert not backend.declares("cpu:aten_rows14")

@@ -127,19 +127,21 @@ class CpuBackend:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
 
         PyTorch's own convolution is weighed in a child process that is held to the limit. Where it computes
-        a part, or in the other layout, it also makes a result of its own, which is then copied or added.
+        a part, in the other layout or some rows, it also makes a result of its own, which is then copied or
+        added.
         """
         problem = trial.problem
         declared = self.buffer_bytes(problem, trial.algorithm)
         if not trial.whole:
             declared += problem.running_sum_bytes
-        by_own = self._by_own(problem, trial.algorithm)
-        if by_own is None:
-            return declared
-        if not (trial.whole and trial.algorithm == self.own):
-            declared += result_bytes(by_own)
-        hidden = self.footprint(own_job(by_own), limit_bytes)
-        return None if hidden is None else declared + hidden
+        makes_result = not (trial.whole and trial.algorithm == self.own)
+        taken = [declared]
+        for each in self._by_own(problem, trial.algorithm):
+            hidden = self.footprint(own_job(each), limit_bytes)
+            if hidden is None:
+                return None
+            taken.append(declared + hidden + (result_bytes(each) if makes_result else 0))
+        return max(taken)
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
@@ -159,7 +161,8 @@ class CpuBackend:
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
 
         1e-6 in float32 and 1e-12 in float64, ten times that for F(4) to F(6), four times for PyTorch's own in
-        the other layout, and more by the square root of the number of terms where very many are added up.
+        the other layout or of some rows, and more by the square root of the number of terms where very many
+        are added up.
         """
         if problem.dtype == "float32" and fp32_precision("conv") in ("bf16", "tf32"):
             return _FAST_MATH_BOUND
@@ -184,12 +187,12 @@ class CpuBackend:
         """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
         return algorithm != self.own and not isinstance(self._algorithm(algorithm), _ON_OWN)
 
-    def _by_own(self, problem: ConvProblem, algorithm: str) -> ConvProblem | None:
-        """Return what PyTorch's own convolution computes where it is part of `algorithm`; else None."""
+    def _by_own(self, problem: ConvProblem, algorithm: str) -> tuple[ConvProblem, ...]:
+        """Return what PyTorch's own convolution computes in `algorithm`, one after the other, if it does."""
         if algorithm == self.own:
-            return problem
+            return (problem,)
         found = self._algorithm(algorithm)
-        return found.own_problem(problem) if isinstance(found, _ON_OWN) else None
+        return found.own_problems(problem) if isinstance(found, _ON_OWN) else ()
 
     def _algorithm(self, name: str) -> Algorithm:
         found = _found(name)
