@@ -35,7 +35,11 @@ def main() -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS,
         timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
-    sys.stdout.write(json.dumps({what: _found(rank, folder, what) for what in RUNS}) + "\n")
+    found = {}
+    for what in RUNS:
+        sys.stderr.write(f"{what}\n")  # which a failure follows
+        found[what] = _found(rank, folder, what)
+    sys.stdout.write(json.dumps(found) + "\n")
     dist.destroy_process_group()
 
 

@@ -205,7 +205,8 @@ def interruptible() -> Iterator[None]:
     """Interrupts are heard, which processes in the background of a shell are started to ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    if before is not None:  # which it is where none of Python's was set
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
