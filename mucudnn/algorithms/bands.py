@@ -4,7 +4,8 @@ PyTorch copies images, or results, to layouts of its own, so that a micro-batch 
 much as that image does. Here a band of rows is copied into the workspace, with the rows of zeros that pad
 it; PyTorch convolves it there, and its rows of y are copied to their place. So strided, dilated and grouped
 convolutions of large images fit small limits, and what PyTorch hides stays in a cache: the first layer of
-ResNet (7x7, stride 2, 16 contiguous images of 224x224) took 0.55 of the time of PyTorch's own undivided.
+ResNet (7x7, stride 2) on 16 contiguous images of 224x224 took 0.72 of the time of PyTorch's own undivided, in
+3.4 MiB instead of 49, on one thread of an AMD EPYC (family 25, model 1).
 
 A NaN or an infinity in x comes out where a convolution has it. One in the filter may not where there are rows
 of zeros: these are multiplied here, and the product of zero and infinity is no number.
