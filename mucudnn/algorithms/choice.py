@@ -161,7 +161,7 @@ def _likely_families(problem: ConvProblem) -> list[TileAlgorithm]:
     cuts 56 pixels into four, as t = 32 does with a third more products.
     """
     able = _families(problem)
-    fourier = _fourier_families(problem, [each for each in able if each.inputs])
+    fourier = likely_fourier(problem, able, _FOURIER_RANGES)
     winograd = sorted(
         (each for each in able if each.outputs), key=lambda each: _multiplications(each, problem)
     )
@@ -173,8 +173,17 @@ def _likely_families(problem: ConvProblem) -> list[TileAlgorithm]:
     return [*usual, *better, *fourier]
 
 
-def _fourier_families(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> list[TileAlgorithm]:
-    """Those that take the fewest multiplications for some images, whatever the micro-batch."""
+def likely_fourier(
+    problem: ConvProblem, able: Sequence[TileAlgorithm], ranges: Sequence[tuple[int, int]]
+) -> list[TileAlgorithm]:
+    """Return Fourier's forms that take the fewest multiplications, whatever the micro-batch.
+
+    Args:
+        problem: of any batch.
+        able: to compute it; of these one for each range.
+        ranges: most t, and images for which multiplications are counted.
+    """
+    able = [each for each in able if each.inputs]
     if max(problem.kernel_size[-2:]) < _LEAST_TRIED_TAPS:
         return []
 
@@ -183,7 +192,7 @@ def _fourier_families(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> li
         return min(some, key=lambda each: TileGeometry(each, part).multiplications)
 
     tried: list[TileAlgorithm] = []
-    for most, images in _FOURIER_RANGES:
+    for most, images in ranges:
         if some := [each for each in able if each.inputs <= most or each in tried]:
             tried.append(best(some, images))
     return list(dict.fromkeys(tried))

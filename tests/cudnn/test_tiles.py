@@ -15,6 +15,7 @@ from mucudnn.algorithms.forms import BilinearForm, cook_toom, fourier
 from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import Rules
+from mucudnn.backends.cudnn.tile_planes import Launcher
 from mucudnn.backends.cudnn.tile_source import INT_LIMIT, THREADS, Kind, Transform
 from mucudnn.backends.cudnn.tiles import Tiles
 from mucudnn.choices import Search
@@ -274,7 +275,7 @@ def test_many_threads_have_kernels_of_their_own(form: BilinearForm, elements: in
     compiled = counting(card)
     matrix = form.input_transform
 
-    Tiles(card).launches(Transform(Kind.GATHER, matrix, matrix, (4, 4), "float32"), elements)
+    Launcher(card).launches(Transform(Kind.GATHER, matrix, matrix, (4, 4), "float32"), elements)
 
     assert all(count in source for (source, _), count in zip(compiled, counts, strict=True))
 

@@ -2,36 +2,24 @@
 
 cuDNN has no fused Winograd on compute capability 9.0: a 3x3 convolution in strict float32 or in float64 is
 computed directly there. Here it is Winograd's, and for long filters Fourier's, in the forms that serve the
-processor: real matrices, and three real products for a complex one. A micro-batch is gathered to planes,
-multiplied plane by plane and scattered back (`tile_source`); the filter is gathered once per mini-batch. A
-micro-batch whose planes fit the second-level cache (50 MB of an H200) does not wait for memory in between:
-divisions are made for that.
+processor: real matrices, and three real products for a complex one. A micro-batch whose planes fit the
+second-level cache (50 MB of an H200) does not wait for memory in between: divisions are made for that.
 
-Contiguous images have planes of (channels, tiles), others of (tiles, channels), so that all launches read
-and write neighbours. What is not finite spreads over a tile, as in cuDNN's own Winograd. cuBLAS has a
-workspace of its own, which PyTorch keeps for each stream that multiplies matrices: it is no part of this.
+cuBLAS has a workspace of its own, which PyTorch keeps for each stream that multiplies matrices: it is no part
+of this.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
-import numpy as np
-import torch
 from torch import Tensor
 
-from mucudnn.algorithms import GradientSum
-from mucudnn.algorithms.base import Region, carve, total_bytes
-from mucudnn.algorithms.choice import smallest
-from mucudnn.algorithms.forms import Matrix
+from mucudnn.algorithms.base import total_bytes
+from mucudnn.algorithms.choice import likely_fourier, smallest
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.backends.base import OnSlices, PartKernel, PartSumKernel, SumOnSlices
 from mucudnn.backends.cudnn.card import Card
-from mucudnn.backends.cudnn.compiler import Launch
-from mucudnn.backends.cudnn.tile_source import INT_LIMIT, MIX, THREADS, Kind, Transform
+from mucudnn.backends.cudnn.tile_planes import CardSliceKernel, CardSumKernel, Launcher, regions_of
 from mucudnn.choices import Search
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.problem import ConvProblem
 
 PREFIX = "cuda:"
 """What ids begin with that are neither cuDNN's nor PyTorch's."""
@@ -42,20 +30,14 @@ _USUAL_OUTPUTS = 4
 _WINOGRAD = tuple(TileAlgorithm(outputs=outputs) for outputs in (4, 2, 5, 6))
 
 _FOURIER = tuple(TileAlgorithm(inputs=inputs) for inputs in range(16, 33, 2))
-"""A line of more than 32 would not fit a thread's registers in float64."""
+"""With a line of 32 a thread takes up to 213 of its 255 registers in float64."""
 
 _TILINGS = {PREFIX + each.name: each for each in (*_WINOGRAD, *_FOURIER)}
 """All that there are, by their ids."""
 
-_LEAST_TRIED_TAPS = 7
-"""From which Fourier's forms are tried without an exhaustive search, as on a processor."""
-
-_FOURIER_RANGES = (24, 32)
-"""Most t of which the form with the fewest multiplications is tried: small tiles leave small filters."""
-
-
-_USUAL_IMAGES = 8
-"""For which multiplications are counted, whatever the micro-batch: parts of one form share a filter."""
+_FOURIER_RANGES = ((24, 8), (32, 8))
+"""Most t, and images, of which the form with the fewest multiplications is tried: small tiles leave small
+filters. The images are always as many, for parts of one form share a filter."""
 
 
 class Tiles:
@@ -67,7 +49,7 @@ class Tiles:
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        self._launches: dict[tuple[str, str], Launch] = {}
+        self._launcher = Launcher(card)
 
     def candidates(self, problem: ConvProblem, search: Search) -> tuple[str, ...]:
         """Return the ids of the algorithms to try for `problem`.
@@ -78,7 +60,10 @@ class Tiles:
         if search is Search.HEURISTIC and problem.dtype == "float32" and self._card.rules.allow_tf32:
             return ()
         able = smallest([each for each in (*_WINOGRAD, *_FOURIER) if self._computes(problem, each)], problem)
-        tried = _likely(problem, able) if search is Search.HEURISTIC else able
+        tried = able
+        if search is Search.HEURISTIC:
+            winograd = [each for each in able if each.outputs == _USUAL_OUTPUTS]
+            tried = [*winograd, *likely_fourier(problem, able, _FOURIER_RANGES)]
         return tuple(PREFIX + each.name for each in tried)
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
@@ -96,66 +81,20 @@ class Tiles:
 
     def workspace_bytes(self, problem: ConvProblem, algorithm: str) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""
-        return total_bytes(_regions(_geometry(problem, algorithm)))
+        return total_bytes(regions_of(_geometry(problem, algorithm)))
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch."""
-        return OnSlices(_SliceKernel(_geometry(problem, algorithm), self, buffer))
+        return OnSlices(CardSliceKernel(_geometry(problem, algorithm), self._launcher, buffer))
 
     def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
         """Return a kernel for wgrad of this micro-batch."""
-        return SumOnSlices(_SumKernel(_geometry(problem, algorithm), self, buffer))
+        return SumOnSlices(CardSumKernel(_geometry(problem, algorithm), self._launcher, buffer))
 
     @property
     def _can_compile(self) -> bool:
         with self._card.current():
             return self._card.can_compile
-
-    def stream(self) -> int:
-        """Return the address of the stream on which the calling thread puts its work now."""
-        return self._card.stream()
-
-    def may_multiply(self, problem: ConvProblem) -> bool:
-        """Return whether the user's flags, which may have changed since, still let planes be multiplied."""
-        return self._card.may_multiply(problem.dtype)
-
-    def launches(self, transform: Transform, plane: int) -> "Launches":
-        """Return what launches a transform for planes of so many elements; each kernel is compiled once.
-
-        Raises:
-            BackendError: one would have to be compiled while the stream is being captured.
-        """
-        threads, length = transform.lines * plane, transform.line_values * plane
-        of_image = self._launch(transform.kind.value, transform.source(is_long=threads > INT_LIMIT))
-        mix = None
-        if transform.is_split:
-            mix = self._launch(MIX, transform.mix_source(is_long=length > INT_LIMIT))
-        return Launches(threads, of_image, length, mix)
-
-    def _launch(self, kernel: str, source: str) -> Launch:
-        key = kernel, source
-        found = self._launches.get(key)
-        if found is None:
-            self._card.check_not_capturing("Compiling a kernel")
-            with self._card.current():
-                found = self._launches[key] = self._card.compiled(source, kernel)
-        return found
-
-
-class Launches(NamedTuple):
-    """What launches a transform.
-
-    Attributes:
-        threads: of the kernel that meets the image.
-        of_image: launches that one.
-        length: elements of a line of all tiles and channels.
-        mix: launches the kernel that goes along h; None if there is but one kernel.
-    """
-
-    threads: int
-    of_image: Launch
-    length: int
-    mix: Launch | None
 
 
 def is_id(algorithm: str) -> bool:
@@ -163,257 +102,8 @@ def is_id(algorithm: str) -> bool:
     return algorithm in _TILINGS
 
 
-def _likely(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> list[TileAlgorithm]:
-    """Return Winograd's usual form, and where filters are long those of Fourier's that multiply least."""
-    likely = [each for each in able if each.outputs == _USUAL_OUTPUTS]
-    usual = problem.with_batch(_USUAL_IMAGES)
-    for most in _FOURIER_RANGES if max(problem.kernel_size) >= _LEAST_TRIED_TAPS else ():
-        some = [each for each in able if 0 < each.inputs <= most]
-        least = min(some, key=lambda each: TileGeometry(each, usual).multiplications, default=None)
-        if least is not None and least not in likely:
-            likely.append(least)
-    return likely
-
-
 def _geometry(problem: ConvProblem, algorithm: str) -> TileGeometry:
     tiling = _TILINGS.get(algorithm)
     if tiling is None:
         raise ValueError(f"{algorithm!r} must be one of {', '.join(_TILINGS)}.")
     return TileGeometry(tiling, problem)
-
-
-def _tile_count(geometry: TileGeometry) -> int:
-    return geometry.batch * math.prod(geometry.tiles)
-
-
-def _regions(geometry: TileGeometry) -> tuple[Region, ...]:
-    """The workspace: planes, and lines on their way to planes or from them, if there are any.
-
-    "filter", or the sum of a gradient's planes, outlives a part and lies first.
-    """
-    x, y, planes = geometry.x_channels, geometry.y_channels, geometry.planes
-    sizes = {"filter": x * y, "x": x * _tile_count(geometry), "y": y * _tile_count(geometry)}
-    forms, dtype = _Forms(geometry), geometry.problem.dtype
-    lines = max(sizes[name] * transform.middle_values for name, transform in forms.by_region.items())
-    regions = [Region(name, (planes, size), dtype) for name, size in sizes.items()]
-    return (*regions, Region("lines", (lines,), dtype))
-
-
-class _Planes:
-    """Planes in a workspace, and the launches between them and images of one kind.
-
-    Args:
-        owner: whose stream the launches are put on.
-        memory: (planes, elements).
-        lines: memory for what lies between the two kernels of a transform, if there is any such.
-        channels: of the images.
-        tiles: of an image (h, w).
-        has_channels_last: whether channels are innermost in a plane.
-        padding: of images that are gathered.
-    """
-
-    def __init__(
-        self,
-        owner: Tiles,
-        memory: Tensor,
-        lines: Tensor,
-        channels: int,
-        tiles: tuple[int, int],
-        has_channels_last: bool,
-        padding: tuple[int, int] = (0, 0),
-    ) -> None:
-        self.memory = memory
-        self._owner = owner
-        self._lines = lines
-        self._channels = channels
-        self._tiles = tiles
-        self._padding = padding
-        self._has_channels_last = has_channels_last
-        self._plane = memory.size(1)
-        self._seen: tuple[int, ...] = ()
-        self._numbers: tuple[np.int64, ...] = ()
-
-    @property
-    def matrices(self) -> Tensor:
-        """(planes, channels, tiles), whichever of both is innermost."""
-        rows = self._plane // self._channels
-        if self._has_channels_last:
-            return self.memory.view(-1, rows, self._channels).transpose(1, 2)
-        return self.memory.view(-1, self._channels, rows)
-
-    def launches(self, transform: Transform) -> Launches:
-        """Return what launches `transform` on planes of this size."""
-        return self._owner.launches(transform, self._plane)
-
-    def gather(self, launches: Launches, image: Tensor) -> None:
-        """Fill the planes from `image`, (n, c, h, w)."""
-        target = self.memory if launches.mix is None else self._lines
-        addresses = np.int64(image.data_ptr()), np.int64(target.data_ptr())
-        self._put(launches.of_image, launches.threads, *addresses, *self._sizes(image))
-        if launches.mix is not None:
-            self._mix(launches.mix, launches.length, self._lines, self.memory)
-
-    def scatter(
-        self, launches: Launches, image: Tensor, bias: Tensor | None = None, adds: bool = False
-    ) -> None:
-        """Write the planes to `image`, or add them to it, and the bias of every channel."""
-        source = self.memory
-        if launches.mix is not None:
-            source = self._lines
-            self._mix(launches.mix, launches.length, self.memory, source)
-        start, step = (0, 0) if bias is None else (bias.data_ptr(), bias.stride(0))
-        first = map(np.int64, (source.data_ptr(), start, image.data_ptr(), step, adds))
-        self._put(launches.of_image, launches.threads, *first, *self._sizes(image))
-
-    def _mix(self, mix: Launch, length: int, source: Tensor, target: Tensor) -> None:
-        self._put(mix, length, *map(np.int64, (source.data_ptr(), target.data_ptr(), length)))
-
-    def _put(self, launch: Launch, threads: int, *arguments: np.int64) -> None:
-        launch(self._owner.stream(), -(-threads // THREADS), THREADS, arguments)
-
-    def _sizes(self, image: Tensor) -> tuple[np.int64, ...]:
-        """Return what a kernel must know of images like `image`, which are all alike as a rule."""
-        seen = (*image.shape[2:], *image.stride())
-        if seen != self._seen:
-            rows, last = self._plane // self._channels, int(self._has_channels_last)
-            numbers = (self._plane, rows, self._channels, last, *self._tiles, *seen, *self._padding)
-            self._numbers, self._seen = tuple(map(np.int64, numbers)), seen
-        return self._numbers
-
-
-class _Forms:
-    """The transforms of one problem, between images and planes."""
-
-    def __init__(self, geometry: TileGeometry) -> None:
-        self._forms = geometry.forms
-        self._dtype = geometry.problem.dtype
-        self._taps = (geometry.taps[1], geometry.taps[2])
-        self._op = geometry.problem.op
-
-    @property
-    def x(self) -> Transform:
-        """B: from x, or what stands for it, to planes."""
-        h, w = (form.input_transform for form in self._forms)
-        return self._transform(Kind.GATHER, h, w, self._outputs)
-
-    @property
-    def y(self) -> Transform:
-        """A: from products to y, or what stands for it; transposed, from dy to planes."""
-        h, w = (form.output_transform for form in self._forms)
-        if self._op is ConvOp.WGRAD:
-            return self._transform(Kind.GATHER, h.T, w.T, self._outputs)
-        return self._transform(Kind.SCATTER, h, w, self._outputs)
-
-    @property
-    def filter(self) -> Transform:
-        """G: from the filter to planes; transposed, from a sum of planes to its gradient.
-
-        In dgrad the filter is turned round.
-        """
-        h, w = (form.filter_transform for form in self._forms)
-        if self._op is ConvOp.WGRAD:
-            return self._transform(Kind.SCATTER, h.T, w.T, self._taps)
-        if self._op is ConvOp.DGRAD:
-            h, w = h[:, ::-1], w[:, ::-1]
-        return self._transform(Kind.GATHER, h, w, self._taps)
-
-    @property
-    def by_region(self) -> Mapping[str, Transform]:
-        """The three by the regions of the workspace in which their planes lie."""
-        return {"filter": self.filter, "x": self.x, "y": self.y}
-
-    @property
-    def _outputs(self) -> tuple[int, int]:
-        h, w = self._forms
-        return h.outputs, w.outputs
-
-    def _transform(self, kind: Kind, left: Matrix, right: Matrix, outputs: tuple[int, int]) -> Transform:
-        return Transform(kind, left, right, outputs, self._dtype)
-
-
-def _planes(geometry: TileGeometry, owner: Tiles, space: Mapping[str, Tensor]) -> tuple[_Planes, ...]:
-    """Return the planes of the filter, of x and of y; the filter's are (k, c)."""
-    has_channels_last = geometry.problem.layout is Layout.CHANNELS_LAST
-    tiles = (geometry.tiles[0], geometry.tiles[1])
-    padding = (geometry.padding[1], geometry.padding[2])
-    lines = space["lines"]
-    return (
-        _Planes(owner, space["filter"], lines, geometry.problem.in_channels, (1, 1), has_channels_last=True),
-        _Planes(owner, space["x"], lines, geometry.x_channels, tiles, has_channels_last, padding),
-        _Planes(owner, space["y"], lines, geometry.y_channels, tiles, has_channels_last),
-    )
-
-
-class _SliceKernel:
-    """fprop or dgrad of one micro-batch."""
-
-    def __init__(self, geometry: TileGeometry, owner: Tiles, buffer: Tensor) -> None:
-        forms = _Forms(geometry)
-        self._owner = owner
-        self._problem = geometry.problem
-        self._filter, self._x, self._y = _planes(geometry, owner, carve(buffer, _regions(geometry)))
-        self._to_filter = self._filter.launches(forms.filter)
-        self._to_x = self._x.launches(forms.x)
-        self._to_outputs = self._y.launches(forms.y)
-        # (y's channels, x's channels); the planes themselves are (k, c), seen as c channels of k tiles.
-        u = self._filter.matrices
-        u = u if geometry.problem.op is ConvOp.DGRAD else u.transpose(1, 2)
-        x, y = self._x.matrices, self._y.matrices
-        if geometry.problem.layout is Layout.CHANNELS_LAST:
-            self._factors, self._products = (x.transpose(1, 2), u.transpose(1, 2)), y.transpose(1, 2)
-        else:
-            self._factors, self._products = (u, x), y
-
-    def prepare(self, weight: Tensor) -> None:
-        """Transform the filter; once per mini-batch."""
-        self._filter.gather(self._to_filter, _flat(weight))
-
-    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # it is transformed
-        """Write the part's result into `out`, if the user's flags still permit it; return whether they do.
-
-        What is written is taken for sound, as engines' results are.
-        """
-        if not self._owner.may_multiply(self._problem):
-            return False
-        self._x.gather(self._to_x, _flat(image))
-        torch.bmm(*self._factors, out=self._products)
-        self._y.scatter(self._to_outputs, _flat(out), bias)
-        return True
-
-
-class _SumKernel:
-    """wgrad of one micro-batch, summed in the transformed domain."""
-
-    def __init__(self, geometry: TileGeometry, owner: Tiles, buffer: Tensor) -> None:
-        forms = _Forms(geometry)
-        self._owner = owner
-        self._problem = geometry.problem
-        self._filter, self._x, self._y = _planes(geometry, owner, carve(buffer, _regions(geometry)))
-        self._to_x = self._x.launches(forms.x)
-        self._to_y = self._y.launches(forms.y)
-        self._to_taps = self._filter.launches(forms.filter)
-        self._factors = self._y.matrices, self._x.matrices.transpose(1, 2)
-        self._sum = self._filter.matrices.transpose(1, 2)
-
-    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
-        """Add the part's products to the running sum, or start the sum with them if it is the `first`."""
-        if not self._owner.may_multiply(self._problem):
-            return  # nor will it be permitted at the end
-        self._x.gather(self._to_x, _flat(image))
-        self._y.gather(self._to_y, _flat(gradient))
-        if first:
-            torch.bmm(*self._factors, out=self._sum)
-        else:
-            self._sum.baddbmm_(*self._factors)
-
-    def finish(self, into: GradientSum) -> bool:
-        """Write the sum to `into`, or add it; return whether the user's flags have permitted it."""
-        if not self._owner.may_multiply(self._problem):
-            return False
-        self._filter.scatter(self._to_taps, _flat(into.total), adds=into.accumulate)
-        return True
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """View images and filters of one dimension as those of two."""
-    return tensor if tensor.dim() == 4 else tensor.unsqueeze(2)
