@@ -33,14 +33,16 @@ class _Band(NamedTuple):
     Attributes:
         problem: what PyTorch computes.
         window: its x, in the workspace.
-        before: rows of zeros that it begins with, of so many of it as there are.
-        x_rows: of x, which follow them; then come zeros again.
+        zeros: its rows above x and below.
+        filled: its rows between them.
+        x_rows: of x, which they are.
         y_rows: of y, which it gives.
     """
 
     problem: ConvProblem
     window: Tensor
-    before: int
+    zeros: tuple[Tensor, Tensor]
+    filled: Tensor
     x_rows: slice
     y_rows: slice
 
@@ -135,11 +137,10 @@ class _BandKernel:
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         """Write the part's result into `out`; return whether it is sound."""
         for x, y in zip(image.split(1), out.split(1), strict=True):
-            for problem, window, before, x_rows, y_rows in self._bands:
-                behind = before + x_rows.stop - x_rows.start
-                window[:, :, :before].zero_()
-                window[:, :, before:behind].copy_(x[:, :, x_rows])
-                window[:, :, behind:].zero_()
+            for problem, window, zeros, filled, x_rows, y_rows in self._bands:
+                for rows in zeros if self._has_zeros else ():
+                    rows.zero_()
+                filled.copy_(x[:, :, x_rows])
                 y[:, :, y_rows].copy_(own_convolution(problem, window, weight, bias))  # and it is freed
         return not self._has_zeros or are_finite(self._extremes)
 
@@ -154,5 +155,8 @@ def _bands(problem: ConvProblem, most: int, memory: Tensor) -> Iterator[_Band]:
         start, stop = (min(max(row, 0), problem.input_size[0]) for row in (first, last))
         before = min(max(-first, 0), band.input_size[0])
         window = laid_out(memory[: math.prod(band.input_shape)], band.input_shape, band.layout)
-        yield _Band(band, window, before, slice(start, stop), slice(y_row, y_row + rows))
+        above, filled, below = window.split(
+            [before, stop - start, band.input_size[0] - before - stop + start], 2
+        )
+        yield _Band(band, window, (above, below), filled, slice(start, stop), slice(y_row, y_row + rows))
         y_row += rows
