@@ -63,8 +63,8 @@ def rows(task: Task) -> Iterator[object]:
     """Yield facts of the environment, the card's description, and its differences."""
     ground = task.ground
     environment = ground.backend.environment()
-    facts = {**environment.device, **environment.software, "cuDNN path": ground.library.path}
-    facts["name"] = ground.name
+    known = {**environment.device, **environment.software, **environment.soft}
+    facts = {**known, "name": ground.name, "cuDNN path": ground.library.path}
     for name, value in {**facts, **environment.policy, **ground.conditions()}.items():
         yield Fact(name, value)
     text, failure = attempted(ground, ground.told)

@@ -64,7 +64,11 @@ def present_environment(index: int, cudnn_version: int | None) -> Environment:
         index: the card's number.
         cudnn_version: of the library; None where it cannot be used.
     """
-    conditions = {**nvml.conditions(index), "CuPy": compiler.version() or "none"}
+    conditions = {
+        **nvml.conditions(index),
+        "driver": nvml.driver_version(),
+        "CuPy": compiler.version() or "none",
+    }
     return Environment("cudnn", _device(index), _software(cudnn_version), _policy(), conditions)
 
 
@@ -84,7 +88,6 @@ def _software(cudnn_version: int | None) -> dict[str, str]:
         "cuDNN": str(cudnn_version or torch.backends.cudnn.version()),
         "engines": "cuDNN's" if cudnn_version is not None else "PyTorch's choice",
         "CUDA": str(torch.version.cuda),
-        "driver": nvml.driver_version(),
         "tiles": str(REVISION),
     }
 
