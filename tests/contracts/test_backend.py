@@ -319,6 +319,59 @@ def test_the_environment_changes_with_the_number_of_threads() -> None:
     assert backend.environment().differences(before)
 
 
+@contextlib.contextmanager
+def _with(owner: object, name: str, *, value: object) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    yield
+    setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def _all_deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(mode=True)
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@contextlib.contextmanager
+def _two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+CHANGES = {
+    "cpu threads": _two_threads,
+    "cpu oneDNN": lambda: _with(torch.backends.mkldnn, "enabled", value=False),
+    "cpu oneDNN deterministic": lambda: _with(torch.backends.mkldnn, "deterministic", value=True),
+    "cpu deterministic": _all_deterministic,
+    "cpu convolution in bfloat16": lambda: _with(torch.backends.mkldnn.conv, "fp32_precision", value="bf16"),
+    "cpu product in bfloat16": lambda: _with(torch.backends.mkldnn.matmul, "fp32_precision", value="bf16"),
+    "cudnn off": lambda: _with(torch.backends.cudnn, "enabled", value=False),
+    "cudnn benchmark": lambda: _with(torch.backends.cudnn, "benchmark", value=True),
+    "cudnn deterministic": lambda: _with(torch.backends.cudnn, "deterministic", value=True),
+    "cudnn rounded": lambda: _with(torch.backends.cudnn.conv, "fp32_precision", value="tf32"),
+}
+"""What a user may do at any time, by the backend that it concerns."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(name, marks=pytest.mark.gpu if name.startswith("cudnn") else ()) for name in CHANGES],
+)
+def test_whatever_changes_the_policy_changes_the_flags(change: str) -> None:
+    with an_exact_backend(change.partition(" ")[0]) as backend:
+        policy, flags = backend.environment().policy, backend.flags()
+
+        with CHANGES[change]():
+            policy_then, flags_then = backend.environment().policy, backend.flags()
+
+        assert policy_then != policy
+        assert flags_then != flags
+        assert backend.flags() == flags
+
+
 def test_the_environment_stays_the_same_from_one_look_to_the_next(backend: Backend) -> None:
     assert backend.environment().key == backend.environment().key
 

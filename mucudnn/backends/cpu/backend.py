@@ -16,7 +16,7 @@ from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, result_bytes
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
-from mucudnn.backends.cpu.environment import fp32_precision, present_environment
+from mucudnn.backends.cpu.environment import fp32_precision, present_environment, present_flags
 from mucudnn.backends.cpu.footprint import FootprintMeter
 from mucudnn.backends.cpu.pages import release_pages
 from mucudnn.backends.own import own_job
@@ -89,8 +89,8 @@ class CpuBackend:
         return _NOTHING
 
     def flags(self) -> Hashable:
-        """Return the number of threads: blocks on threads of their own are for one number."""
-        return torch.get_num_threads()
+        """Return the number of threads, for which blocks on their own are made, and oneDNN's flags."""
+        return present_flags()
 
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:  # noqa: ARG002  # the protocol's
         """Return `tensor`: these algorithms read any strides, from anywhere."""

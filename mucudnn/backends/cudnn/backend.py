@@ -99,8 +99,8 @@ class CudnnBackend:
         return self._card.current()
 
     def flags(self) -> Hashable:
-        """Return what PyTorch's flags permit now, and whether it may use cuDNN at all."""
-        return self._card.rules, self._card.uses_cudnn
+        """Return what PyTorch's flags permit now, whether it may use cuDNN, and how many plans it tries."""
+        return self._card.rules, self._card.uses_cudnn, self._card.plans_tried
 
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return `tensor`, or a copy of it, dense in `layout` and at a multiple of 16 bytes.
