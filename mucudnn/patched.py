@@ -57,7 +57,7 @@ class Reason(enum.Enum):
     ELSEWHERE = enum.auto()
     """The plan's times are those of another environment."""
     PARTS = enum.auto()
-    """Its batch comes in parts that were never measured, and do not run or need too much."""
+    """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
 
 
 class Notice:

@@ -1,7 +1,7 @@
 """What a call is to run within a plan's memory, worked out once for each shape: for modules and functions."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -210,18 +210,22 @@ def divided(
         owners: of the workspaces, in sharing mode.
 
     Raises:
-        BackendError: an algorithm does not compute parts that were never measured, or they need more than
-            their site may take.
+        BackendError: the batch cannot be made of sizes that were measured, or its parts are not computed or
+            need more than their site may take.
     """
+    shares = {
+        op: assigned.division.workspace_bytes if memory.is_sharing else memory.limit_bytes
+        for op, assigned in assignments.items()
+    }
     divisions = {
-        op: division_for(assigned, problem.batch, backend.own) for op, assigned in assignments.items()
+        op: division_for(assigned, problem.batch, backend.own, shares[op])
+        for op, assigned in assignments.items()
     }
     bounds = {op: memory.bound(division) for op, division in divisions.items()}
     limits = {op: bound for op, bound in bounds.items() if bound is not None}
     result = DividedConvolution(backend, problem, divisions, owners, limits, memory.capacity_bytes)
     problems = problems_of(problem)
-    for op, assigned in assignments.items():
-        share_bytes = assigned.division.workspace_bytes if memory.is_sharing else memory.limit_bytes
+    for op, share_bytes in shares.items():
         if result.buffer_bytes[op] > share_bytes:
             raise BackendError(
                 f"{problems[op]} needs {result.buffer_bytes[op]} bytes in parts, and may take {share_bytes}."
@@ -229,22 +233,59 @@ def divided(
     return result
 
 
-def division_for(assigned: Assignment, batch: int, own: str) -> Division:
+def division_for(assigned: Assignment, batch: int, own: str, share_bytes: int) -> Division:
     """Return what a site runs for a mini-batch of at most the tuned size, without measuring.
 
     The tuned size runs its division. A smaller one gets the best division by the same profile, within the
-    site's own workspace; where PyTorch's own convolution has won undivided it stays, since it was confirmed
-    and takes less the smaller the batch. Where the profile's sizes do not add up to the batch, the tuned
-    division is cut off at its end.
+    workspace of the site's own, or PyTorch's own convolution undivided: where that has won, since it was
+    confirmed and takes less the smaller the batch, and where nothing should be faster, going by its time for
+    more samples. A division that comes without a profile is cut off at its end.
+
+    Args:
+        assigned: the site's division and profile.
+        batch: samples, from 1 to the tuned number.
+        own: id of PyTorch's own convolution.
+        share_bytes: what it may take.
+
+    Raises:
+        BackendError: the profile's sizes do not add up to the batch, and PyTorch's own takes too much.
     """
     division = assigned.division
     if batch == division.batch:
         return division
-    if division.is_undivided and division.parts[0].algorithm == own:
+    is_own = division.is_undivided and division.parts[0].algorithm == own
+    if is_own or not assigned.candidates:
         return _cut(division, batch)
     limit_bytes = division.workspace_bytes
     fitting = [each for each in assigned.candidates if each.workspace_bytes <= limit_bytes]
-    return ReuseTable(fitting, batch, limit_bytes).division(batch) or _cut(division, batch)
+    able = [
+        ReuseTable(fitting, batch, limit_bytes).division(batch),
+        _own_undivided(assigned.candidates, batch, own, share_bytes),
+    ]
+    found = [division for division in able if division is not None]
+    if not found:
+        sizes = ", ".join(str(size) for size in sorted({each.batch for each in assigned.candidates}))
+        raise BackendError(f"{batch} samples cannot be made of the sizes that were measured: {sizes}")
+    return min(found, key=lambda each: each.time_s)
+
+
+def _own_undivided(
+    candidates: Sequence[Candidate], batch: int, own: str, share_bytes: int
+) -> Division | None:
+    """Return PyTorch's own convolution of so many samples, with the next larger size's time in proportion.
+
+    Fewer samples take no more workspace, and no less time each: what beats this is faster in earnest.
+    """
+    able = [
+        each
+        for each in candidates
+        if each.algorithm == own and each.batch >= batch and each.workspace_bytes <= share_bytes
+    ]
+    if not able:
+        return None
+    next_larger = min(able, key=lambda each: each.batch)
+    time_s = next_larger.time_s * batch / next_larger.batch
+    return Division((dataclasses.replace(next_larger, batch=batch, time_s=time_s),))
 
 
 def _cut(division: Division, batch: int) -> Division:
