@@ -145,8 +145,6 @@ class Autotune(TorchFunctionMode):
         ]
         with self._tuning:
             assignments = self._assignments(backend, problem, ops)
-        if assignments is None:
-            return None
         try:
             return divided(backend, problem, assignments, self._memory(backend))
         except BackendError:
@@ -154,16 +152,13 @@ class Autotune(TorchFunctionMode):
 
     def _assignments(
         self, backend: Backend, problem: ConvProblem, ops: Iterable[ConvOp]
-    ) -> dict[ConvOp, Assignment] | None:
-        """Return what some ops of a convolution run, tuned if need be; None where nothing may be now."""
+    ) -> dict[ConvOp, Assignment]:
+        """Return what some ops of a convolution run, tuned if need be."""
         problems = problems_of(problem)
         found = {op: self._found(_place(backend, problems[op]), problem.batch) for op in ops}
         known = {op: assigned for op, assigned in found.items() if assigned is not None}
         missing = tuple(op for op in found if op not in known)
-        if not missing:
-            return known
-        tuned = self._tuned(backend, problem, missing)
-        return None if tuned is None else known | tuned
+        return known | self._tuned(backend, problem, missing) if missing else known
 
     def _found(self, place: Hashable, batch: int) -> Assignment | None:
         """Return what was tuned for such a problem there, of the least batch that is no smaller."""
@@ -172,12 +167,10 @@ class Autotune(TorchFunctionMode):
 
     def _tuned(
         self, backend: Backend, problem: ConvProblem, ops: tuple[ConvOp, ...]
-    ) -> dict[ConvOp, Assignment] | None:
-        """Tune some ops of a convolution and remember them; None where nothing may be tuned now."""
+    ) -> dict[ConvOp, Assignment]:
+        """Tune some ops of a convolution and remember them."""
         name = f"conv{'_transpose' * (problem.op is ConvOp.DGRAD)}{len(problem.kernel_size)}d"
         plan = self._learn(backend.device, name, len(self._plans), problem, ops)
-        if plan is None:
-            return None
         self._plans.append(plan)
         for assigned in plan.assignments:
             self._known.setdefault(_place(backend, assigned.problem), []).append(assigned)

@@ -16,6 +16,7 @@ from mucudnn.options import Settings, StoreOption
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.progress import progress_for
+from mucudnn.routing import NotNowError
 from mucudnn.store import Store, open_store
 from mucudnn.tuning import Tuning
 
@@ -52,8 +53,8 @@ class Learner:
 
     def __call__(
         self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
-    ) -> Plan | None:
-        """Return the plan for some ops of a convolution on a device; None where nothing may be tuned now.
+    ) -> Plan:
+        """Return the plan for some ops of a convolution on a device.
 
         Args:
             device: where its tensors lie.
@@ -64,9 +65,10 @@ class Learner:
 
         Raises:
             InfeasibleError: nothing fits the limit.
+            NotNowError: the call is being captured in a CUDA graph, where nothing may be measured.
         """
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return None
+            raise NotNowError
         settings = self._settings
         extraction = Extraction((SiteCall(name, number, problem, ops),), ())
         # Whoever meets a convolution under autocast wants measurements of its own type.

@@ -34,7 +34,7 @@ class Variant:
     assignments: Mapping[ConvOp, Assignment]
 
 
-Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan | None]
+Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan]
 """Tunes a shape that a module meets; see `mucudnn.learning`."""
 
 _learning = threading.RLock()  # of all modules: two that measure at once would measure each other
@@ -260,18 +260,17 @@ class PatchedForward:
         if self._learn is None:
             return False
         with _learning:  # the shapes of a module are numbered; who waited may find what it wants
-            return bool(self._variants_for(problem)) or self._learn_now(self._learn, backend, problem)
+            if not self._variants_for(problem):
+                self._learn_now(self._learn, backend, problem)
+        return True
 
-    def _learn_now(self, learn: Learn, backend: Backend, problem: ConvProblem) -> bool:
+    def _learn_now(self, learn: Learn, backend: Backend, problem: ConvProblem) -> None:
         ops = tuple(op for op in ConvOp if any(op in variant.assignments for variant in self._variants))
         sites = [each.site for variant in self._variants for each in variant.assignments.values()]
         number = 1 + max(site.variant for site in sites)
         plan = learn(backend.device, self._path, number, problem, ops)
-        if plan is None:
-            return False
         assignments = {assigned.site.op: assigned for assigned in plan.assignments}
         self._variants = (*self._variants, Variant(problem, assignments))
-        return True
 
     def _differences(self, backend: Backend) -> list[str]:
         """Return how the plan's environment differs from this process's, if model or flags have changed."""

@@ -32,7 +32,15 @@ _MOST_ROUTES = 256
 """Shapes of which a router remembers what runs them; of more, it works that out again and again."""
 
 Decide = Callable[[Backend, ConvProblem], DividedConvolution | None]
-"""Returns what computes a forward pass and its gradients; None for PyTorch's own convolution."""
+"""Returns what computes a forward pass and its gradients; None for PyTorch's own convolution.
+
+Raises:
+    NotNowError: that cannot be decided now.
+"""
+
+
+class NotNowError(Exception):
+    """This call is PyTorch's own, and the next one like it is to be asked about again."""
 
 
 class Route(NamedTuple):
@@ -107,9 +115,13 @@ class Router:
         try:
             return self._routes[key]
         except KeyError:
+            pass
+        try:
             route = self._route(backend, call, dtype, decide)
-            self._remember(key, route)
-            return route
+        except NotNowError:
+            return None
+        self._remember(key, route)
+        return route
 
     def _route(self, backend: Backend, call: Call, dtype: torch.dtype | None, decide: Decide) -> Route | None:
         """Return what runs such calls, or None for PyTorch's own."""

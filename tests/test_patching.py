@@ -19,15 +19,12 @@ from torch.nn.utils import parametrizations
 from mucudnn.backends import backend_of
 from mucudnn.choices import Mode
 from mucudnn.division import Division
-from mucudnn.errors import BackendError, PlanError, PlanMismatchError, UntunedWarning
+from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
 from mucudnn.patching import apply, plan_of, restore
-from mucudnn.plan import Assignment, ConvSite, Plan
+from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
-from mucudnn.routing import division_for
-from mucudnn.solvers.exhaustive import fastest_division
 from mucudnn.workspace import _workspaces, release_workspaces, workspace_of
-from tests.examples import a_problem
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for, algorithms_of
 
@@ -165,78 +162,6 @@ def test_batches_may_change_from_call_to_call() -> None:
 
     for samples in (8, 3, 8, 1, 8):
         _assert_same_step(model, twin, _images(samples))
-
-
-@pytest.mark.parametrize("batch", range(1, 8))
-def test_a_smaller_batch_gets_the_best_division_within_the_workspace(batch: int) -> None:
-    candidates = tuple(
-        Candidate(name, size, time_s * size + 1, workspace_bytes * size)
-        for name, time_s, workspace_bytes in (
-            ("cpu:aten", 1.0, 0),
-            ("cpu:im2col", 0.5, 100),
-            ("cpu:fft16", 0.1, 500),
-        )
-        for size in (1, 2, 4, 8)
-    )
-    division = Division((Candidate("cpu:im2col", 4, 3.0, 400),) * 2)
-    assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), division, candidates)
-
-    found = division_for(assigned, batch, "cpu:aten", share_bytes=400)
-
-    assert found == fastest_division(candidates, batch, limit_bytes=400)
-
-
-def test_where_pytorchs_own_has_won_undivided_it_serves_smaller_batches_undivided() -> None:
-    won = Division((Candidate("cpu:aten", 8, 1.0, 0),))
-    rival = Candidate("cpu:im2col", 4, 0.1, 0)
-    assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), won, (rival, *won.parts))
-
-    assert division_for(assigned, 4, "cpu:aten", share_bytes=0).key == "cpu:aten@4*1"
-
-
-def _assigned(*candidates: Candidate, chosen: int = 0, times: int = 1) -> Assignment:
-    """A site that is profiled, with one of the candidates chosen so many times."""
-    division = Division((candidates[chosen],) * times)
-    return Assignment(
-        ConvSite("conv", ConvOp.FPROP), a_problem(batch=division.batch), division, tuple(sorted(candidates))
-    )
-
-
-@pytest.mark.parametrize(
-    ("own_s", "share_bytes", "expected"),
-    [
-        pytest.param(3.0, 900, "cpu:im2col@4*1+cpu:im2col@1*3", id="own takes 2.6 s, parts 2.5 s"),
-        pytest.param(2.8, 900, "cpu:aten@7*1", id="own takes 2.45 s"),
-        pytest.param(2.8, 899, "cpu:im2col@4*1+cpu:im2col@1*3", id="own does not fit"),
-    ],
-)
-def test_a_smaller_batch_is_divided_only_where_that_should_be_faster_than_pytorchs_own(
-    own_s: float, share_bytes: int, expected: str
-) -> None:
-    assigned = _assigned(
-        Candidate("cpu:im2col", 8, 1.0, 8),
-        Candidate("cpu:im2col", 4, 1.0, 4),
-        Candidate("cpu:im2col", 1, 0.5, 1),
-        Candidate("cpu:aten", 8, own_s, 900),
-    )
-
-    assert division_for(assigned, 7, "cpu:aten", share_bytes).key == expected
-
-
-def test_no_algorithm_but_pytorchs_own_runs_at_a_size_that_was_never_checked() -> None:
-    parts = Candidate("cpu:im2col", 4, 1.0, 0), Candidate("cpu:aten", 8, 9.0, 900)
-    assigned = _assigned(*parts, times=2)
-
-    assert division_for(assigned, 5, "cpu:aten", share_bytes=900).key == "cpu:aten@5*1"
-    with pytest.raises(BackendError, match="5 samples cannot be made of the sizes that were measured: 4, 8"):
-        division_for(assigned, 5, "cpu:aten", share_bytes=899)
-
-
-def test_a_division_that_comes_without_a_profile_is_cut_off() -> None:
-    parts = (Candidate("cpu:im2col", 4, 1.0, 0),) * 2
-    assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), Division(parts))
-
-    assert division_for(assigned, 5, "cpu:aten", share_bytes=0).key == "cpu:im2col@4*1+cpu:im2col@1*1"
 
 
 def test_a_batch_that_no_measured_sizes_make_runs_pytorchs_own_and_says_why() -> None:

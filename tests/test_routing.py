@@ -1,0 +1,128 @@
+"""What a call is to run: a smaller batch by the same profile, and what is remembered of it."""
+
+import pytest
+import torch
+
+from mucudnn.backends import Backend
+from mucudnn.calls import ConvArguments
+from mucudnn.division import Division
+from mucudnn.errors import BackendError
+from mucudnn.functional import DividedConvolution
+from mucudnn.learning import Learner
+from mucudnn.modules import Call
+from mucudnn.options import Settings
+from mucudnn.plan import Assignment, ConvSite
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Candidate
+from mucudnn.routing import NotNowError, Router, division_for
+from mucudnn.solvers.exhaustive import fastest_division
+from tests.examples import a_problem
+
+
+def a_call() -> Call:
+    return Call.of(torch.zeros(2, 3, 5, 5), torch.zeros(4, 3, 3, 3), None, ConvArguments.of(2, 1, 0, 1, 1))
+
+
+class Asked:
+    """Decides that PyTorch's own serves a call, from the second time that it is asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
+        self.times += 1
+        if self.times == 1:
+            raise NotNowError
+        return None
+
+
+def test_what_cannot_be_decided_now_is_asked_again_and_what_was_decided_is_not() -> None:
+    router, asked = Router(("cpu",), None), Asked()
+
+    results = [router.served(a_call(), asked) for _ in range(4)]
+
+    assert results == [None] * 4
+    assert asked.times == 2
+
+
+def test_nothing_is_tuned_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    settings = Settings.of(
+        "1MiB", mode="reuse", policy="all", search="heuristic", max_error=None, ops="auto",
+        backend="auto", store=None, progress=False,
+    )  # fmt: skip
+
+    with pytest.raises(NotNowError):
+        Learner(settings)(torch.device("cuda"), "conv", 0, a_problem(), (ConvOp.FPROP,))
+
+
+@pytest.mark.parametrize("batch", range(1, 8))
+def test_a_smaller_batch_gets_the_best_division_within_the_workspace(batch: int) -> None:
+    candidates = tuple(
+        Candidate(name, size, time_s * size + 1, workspace_bytes * size)
+        for name, time_s, workspace_bytes in (
+            ("cpu:aten", 1.0, 0),
+            ("cpu:im2col", 0.5, 100),
+            ("cpu:fft16", 0.1, 500),
+        )
+        for size in (1, 2, 4, 8)
+    )
+    division = Division((Candidate("cpu:im2col", 4, 3.0, 400),) * 2)
+    assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), division, candidates)
+
+    found = division_for(assigned, batch, "cpu:aten", share_bytes=400)
+
+    assert found == fastest_division(candidates, batch, limit_bytes=400)
+
+
+def test_where_pytorchs_own_has_won_undivided_it_serves_smaller_batches_undivided() -> None:
+    won = Division((Candidate("cpu:aten", 8, 1.0, 0),))
+    rival = Candidate("cpu:im2col", 4, 0.1, 0)
+    assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), won, (rival, *won.parts))
+
+    assert division_for(assigned, 4, "cpu:aten", share_bytes=0).key == "cpu:aten@4*1"
+
+
+def _assigned(*candidates: Candidate, chosen: int = 0, times: int = 1) -> Assignment:
+    """A site that is profiled, with one of the candidates chosen so many times."""
+    division = Division((candidates[chosen],) * times)
+    return Assignment(
+        ConvSite("conv", ConvOp.FPROP), a_problem(batch=division.batch), division, tuple(sorted(candidates))
+    )
+
+
+@pytest.mark.parametrize(
+    ("own_s", "share_bytes", "expected"),
+    [
+        pytest.param(3.0, 900, "cpu:im2col@4*1+cpu:im2col@1*3", id="own takes 2.6 s, parts 2.5 s"),
+        pytest.param(2.8, 900, "cpu:aten@7*1", id="own takes 2.45 s"),
+        pytest.param(2.8, 899, "cpu:im2col@4*1+cpu:im2col@1*3", id="own does not fit"),
+    ],
+)
+def test_a_smaller_batch_is_divided_only_where_that_should_be_faster_than_pytorchs_own(
+    own_s: float, share_bytes: int, expected: str
+) -> None:
+    assigned = _assigned(
+        Candidate("cpu:im2col", 8, 1.0, 8),
+        Candidate("cpu:im2col", 4, 1.0, 4),
+        Candidate("cpu:im2col", 1, 0.5, 1),
+        Candidate("cpu:aten", 8, own_s, 900),
+    )
+
+    assert division_for(assigned, 7, "cpu:aten", share_bytes).key == expected
+
+
+def test_no_algorithm_but_pytorchs_own_runs_at_a_size_that_was_never_checked() -> None:
+    parts = Candidate("cpu:im2col", 4, 1.0, 0), Candidate("cpu:aten", 8, 9.0, 900)
+    assigned = _assigned(*parts, times=2)
+
+    assert division_for(assigned, 5, "cpu:aten", share_bytes=900).key == "cpu:aten@5*1"
+    with pytest.raises(BackendError, match="5 samples cannot be made of the sizes that were measured: 4, 8"):
+        division_for(assigned, 5, "cpu:aten", share_bytes=899)
+
+
+def test_a_division_that_comes_without_a_profile_is_cut_off() -> None:
+    parts = (Candidate("cpu:im2col", 4, 1.0, 0),) * 2
+    assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), Division(parts))
+
+    assert division_for(assigned, 5, "cpu:aten", share_bytes=0).key == "cpu:im2col@4*1+cpu:im2col@1*1"
