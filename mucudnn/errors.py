@@ -9,7 +9,8 @@ MucudnnError
 ├── SampleError                       the model cannot be run on the sample, or has nothing to tune
 │   └── NothingToTuneError            the model runs on the sample, but has nothing to tune
 ├── BackendError                      a backend or an algorithm cannot be used here
-│   └── DeviceLostError               an algorithm has broken the device for this process
+│   ├── DeviceLostError               an algorithm has broken the device for this process
+│   └── UnmeasuredError               a convolution cannot be measured now, whatever computes it
 ├── StoreError                        a store that is damaged or newer than this version
 └── PlanError
     ├── PlanFormatError               a plan that is damaged or newer than this version
@@ -117,6 +118,13 @@ class NothingToTuneError(SampleError):
 
 class BackendError(MucudnnError):
     """A backend or an algorithm cannot be used here."""
+
+
+class UnmeasuredError(BackendError):
+    """A convolution cannot be measured here and now, which says nothing of any algorithm.
+
+    Memory is lacking for its operands, or PyTorch's own convolution fails.
+    """
 
 
 class DeviceLostError(BackendError):

@@ -10,11 +10,12 @@ import torch
 from mucudnn.backends import Backend
 from mucudnn.choices import Search
 from mucudnn.division import Division
-from mucudnn.errors import BackendError, DeviceLostError
+from mucudnn.errors import DeviceLostError, UnmeasuredError
+from mucudnn.functional import undivided
 from mucudnn.measuring import Compared, Limits, division_trial, fits_as_seen
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
+from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
 from mucudnn.sizes import format_exactly
 from mucudnn.stand import Stand, TrialRun
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
@@ -112,7 +113,7 @@ class LiveMeasurer:
         """Weigh, check and time `trials`, as far as each earns the next step; return their records.
 
         Raises:
-            BackendError: PyTorch's own fails, or memory is lacking, which says nothing of an algorithm.
+            UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of an algorithm.
         """
         with self._backend.current():
             return self._measure(problem, trials, limit_bytes)
@@ -134,72 +135,88 @@ class LiveMeasurer:
     def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         """Weigh `divisions`, time those that fit in the same rounds; return both.
 
+        One that breaks, though its parts did not, is refused, and the others are timed without it.
+
         Raises:
             DeviceLostError: one of them has broken the device; its key stands for the algorithm.
-            BackendError: one of them breaks, though its parts did not, or memory is lacking.
+            UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of a division.
         """
         with self._backend.current():
             return self._compare(problem, divisions, limits)
 
     def _compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         self.measured += len(divisions)
-        weights = {
-            division.key: self._backend.footprint(
-                division_job(problem, division, self._backend.device), limits.of(division)
-            )
+        records = {
+            division_trial(problem, division): self._weigh_division(problem, division, limits)
             for division in divisions
         }
-        fitting = [each for each in divisions if fits_as_seen(weights[each.key], limits.of(each))]
-        refusals = tuple(
-            _too_large(
-                division_trial(problem, division),
-                weights[division.key],
-                limits.of(division),
-                limits.bound_of(division),
-            )
-            for division in divisions
-            if division not in fitting
-        )
         stand, ran = self._stand(problem, 0), _Runs()
         calls = {
-            division.key: ran.named(division_trial(problem, division), stand.division(division))
-            for division in fitting
+            trial: ran.named(trial, stand.division(division))
+            for division in divisions
+            if records[trial := division_trial(problem, division)].refusal is None
         }
+        times, failed = self._timed(records, calls, ran, stand.ordinary_operation)
+        records |= failed
+        weights = {
+            trial.algorithm: record.workspace_bytes
+            for trial, record in records.items()
+            if trial.algorithm in times and record.workspace_bytes is not None
+        }
+        refusals = tuple(record for record in records.values() if record.refusal is not None)
+        return Compared(Outcome.of(Comparison(problem, times, weights)), refusals)
+
+    def _weigh_division(self, problem: ConvProblem, division: Division, limits: Limits) -> Record:
+        """Return what a whole division takes, or that it takes more than it may, or breaks."""
+        trial, limit_bytes = division_trial(problem, division), limits.of(division)
+        job = division_job(problem, division, self._backend.device)
+        try:
+            weight = self._backend.footprint(job, limit_bytes)
+        except Exception as failure:  # noqa: BLE001  # it is judged there
+            return self._failed(Record(trial), failure)
+        if not fits_as_seen(weight, limit_bytes):
+            return _too_large(trial, weight, limit_bytes, limits.bound_of(division))
+        return Record(trial, weight)
+
+    def _timed(
+        self,
+        records: Mapping[Trial, Record],
+        calls: Mapping[Trial, Callable[[], None]],
+        ran: _Runs,
+        before: Callable[[], None],
+    ) -> tuple[Mapping[str, Measurement], dict[Trial, Record]]:
+        """Time finished divisions; whoever breaks is refused, and the others begin anew."""
+        named = {trial.algorithm: call for trial, call in calls.items()}
         try:
             with ran.failing_by_name():
-                times = compare_runs(calls, self._confirming, self._clock, before=stand.ordinary_operation)
+                return compare_runs(named, self._confirming, self._clock, before=before), {}
         except _TrialError as error:
-            key, failure = error.trial.algorithm, error.failure
-            if key != divisions[0].key and not self._is_alive():
-                raise DeviceLostError(key, problem.batch, str(failure)) from failure
-            raise _untimed(problem, failure) from failure
-        except Exception as failure:
-            raise _untimed(problem, failure) from failure
-        comparison = Comparison(
-            problem,
-            times,
-            {key: weight for key in calls if (weight := weights[key]) is not None},
-        )
-        return Compared(Outcome.of(comparison), refusals)
+            failed = {error.trial: self._failed(records[error.trial], error.failure)}
+        left = {trial: call for trial, call in calls.items() if trial not in failed}
+        times, others = self._timed(records, left, ran, before)
+        return times, failed | others
 
     def _stand(self, problem: ConvProblem, buffer_bytes: int) -> Stand:
         """Return operands and calls of a whole mini-batch.
 
         Raises:
-            BackendError: memory is lacking for them.
+            UnmeasuredError: memory is lacking for them.
         """
         try:
             return Stand(self._backend, problem, buffer_bytes, seed=zlib.crc32(problem.key.encode()))
         except Exception as failure:
             if not _is_lack_of_memory(failure):
                 raise
-            raise BackendError(f"{problem} could not be measured: {failure}") from failure
+            raise UnmeasuredError(f"{problem} could not be measured: {failure}") from failure
 
     def _weigh(self, trial: Trial, limit_bytes: int) -> Record:
         declared = self.declared_bytes(trial)
         if declared is not None and declared > limit_bytes:
             return _too_large(trial, declared, limit_bytes)
-        needed = self._backend.workspace_bytes(trial, limit_bytes)
+        try:
+            needed = self._backend.workspace_bytes(trial, limit_bytes)
+        except RuntimeError as failure:  # PyTorch's, which may have had to run
+            return self._failed(Record(trial), failure)
         if needed is None or needed > limit_bytes:
             return _too_large(trial, needed, limit_bytes)
         return Record(trial, needed, limit_bytes=limit_bytes)
@@ -228,15 +245,15 @@ class LiveMeasurer:
 
         Raises:
             DeviceLostError: the device works no more.
-            BackendError: the failure says nothing of the algorithm.
+            UnmeasuredError: the failure says nothing of the algorithm.
         """
         trial = record.trial
         reason = str(failure) or type(failure).__name__
-        is_own = trial.algorithm == self.own
+        is_own = trial.algorithm in (self.own, undivided(self.own, trial.problem.batch).key)
         if not is_own and not _is_lack_of_memory(failure) and not self._is_alive():
             raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
         if is_own or _is_lack_of_memory(failure):
-            raise BackendError(f"{trial.problem} could not be measured: {failure}") from failure
+            raise UnmeasuredError(f"{trial.problem} could not be measured: {failure}") from failure
         refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
         return dataclasses.replace(record, times=None, setup=None, refusal=refusal)
 
@@ -286,10 +303,6 @@ class LiveMeasurer:
             )
             for trial in runs
         }
-
-
-def _untimed(problem: ConvProblem, failure: Exception) -> BackendError:
-    return BackendError(f"Divisions of {problem} could not be timed: {failure}")
 
 
 def _too_large(trial: Trial, needed: int | None, limit_bytes: int, bound: str = "limit") -> Record:

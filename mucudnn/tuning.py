@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mucudnn.calls import problems_of
 from mucudnn.choices import Mode
 from mucudnn.division import Division
-from mucudnn.errors import InfeasibleError
+from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import Extraction
 from mucudnn.functional import undivided
 from mucudnn.intervals import Verdict
@@ -83,27 +83,60 @@ class Tuning:
         self._extraction = extraction
         self._progress = progress
         self._problems = problems_at(extraction)
+        self._unmeasured: list[tuple[str, str]] = []
         self._done = 0
 
     def plan(self) -> Plan:
-        """Profile, solve, confirm; return the checked plan."""
+        """Profile, solve, confirm; return the checked plan.
+
+        A site that cannot be measured stays as it is, with a warning.
+
+        Raises:
+            InfeasibleError: nothing fits the limit.
+            UnmeasuredError: no site can be measured.
+            DeviceLostError: an algorithm has broken the device.
+        """
         distinct = list(dict.fromkeys(self._problems.values()))
         confirming = self._problems.values()
         self._progress.begin(sum(problem.flops for problem in (*distinct, *confirming)))
-        profiles = {problem: self._profile(problem) for problem in distinct}
+        profiles = dict(self._profiles(distinct))
+        assignments = tuple(self._assignments(profiles, self._solve(profiles)))
         plan = Plan(
             mode=self._mode,
             policy=self._profiler.policy,
             limit_bytes=self._profiler.limit_bytes,
             environment=dataclasses.replace(self._profiler.environment, soft={}),
-            assignments=tuple(self._assignments(profiles, self._solve(profiles))),
-            untouched=self._extraction.untouched,
+            assignments=assignments,
+            untouched=(*self._extraction.untouched, *self._unmeasured),
             version=__version__,
             max_error=self._profiler.max_error,
         )
         plan.check()
         self._progress.end(self._profiler.measured)
         return plan
+
+    def _profiles(self, problems: Sequence[ConvProblem]) -> Iterator[tuple[ConvProblem, Profile]]:
+        """Yield the profiles of those problems that can be measured."""
+        for problem in problems:
+            try:
+                yield problem, self._profile(problem)
+            except UnmeasuredError as error:
+                self._leave(problem, error)
+
+    def _leave(self, problem: ConvProblem, error: UnmeasuredError) -> None:
+        """Leave the sites of a problem as they are.
+
+        Raises:
+            UnmeasuredError: there are no others.
+        """
+        sites = [site for site, each in self._problems.items() if each == problem]
+        for site in sites:
+            del self._problems[site]
+            self._unmeasured.append((site.path, str(error)))
+        if not self._problems:
+            raise error
+        names = ", ".join(map(str, sites))
+        warn_user(f"{names} must be measured to be divided, and stays as it is: {error}", UntunedWarning)
 
     def _assignments(
         self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, _Solution]
@@ -113,12 +146,18 @@ class Tuning:
         pool = _Pool(self._profiler.limit_bytes, solved.values()) if self._mode is Mode.SHARING else None
         alike = Counter((problem, solved[site].key) for site, problem in self._problems.items())
         confirmed: dict[tuple[ConvProblem, str], tuple[Division, Evidence]] = {}
-        for site, problem in self._problems.items():
+        for site, problem in [*self._problems.items()]:
             key, (division, fitting) = (problem, solved[site].key), solution[site]
+            if site not in self._problems:
+                continue  # it was left with one that is alike
             if key not in confirmed:
                 room_bytes = self._profiler.limit_bytes if pool is None else pool.room(division, alike[key])
                 base = self._base(profiles[problem])
-                confirmed[key] = self._confirm(site, division, fitting, base, room_bytes)
+                try:
+                    confirmed[key] = self._confirm(site, division, fitting, base, room_bytes)
+                except UnmeasuredError as error:
+                    self._leave(problem, error)
+                    continue
                 if pool is not None:
                     pool.settle(division, *confirmed[key], alike[key])
             self._done += problem.flops

@@ -3,14 +3,15 @@
 import dataclasses
 import itertools
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch import Tensor
 
+from mucudnn.backends import Job
 from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
-from mucudnn.errors import BackendError, DeviceLostError
+from mucudnn.errors import DeviceLostError, UnmeasuredError
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import division_trial
 from mucudnn.problem import ConvOp, ConvProblem
@@ -79,6 +80,9 @@ def _not_a_number(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
 
 def _break(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
     raise RuntimeError("could not create a primitive")
+
+
+BREAKING = Recipe(rate(MS), damage=_break)
 
 
 def _break_otherwise(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
@@ -501,8 +505,49 @@ def test_a_division_that_broke_the_device_is_not_tried_again() -> None:
     assert outcome.estimates.keys() == {"scripted:own@8*1"}
 
 
-def test_a_division_that_breaks_is_told_of_in_a_sentence() -> None:
-    message = r"^Divisions of fprop 8x3.* could not be timed: could not create a primitive$"
+def test_a_division_that_breaks_is_refused_and_the_others_are_compared() -> None:
+    store, backend = MemoryStore(), ScriptedBackend({"fine": Recipe(rate(MS)), "bad": BREAKING})
+    divisions = [_division(name, 4, 2) for name in ("scripted:own", "scripted:bad", "scripted:fine")]
 
-    with pytest.raises(BackendError, match=message):
-        _profiler(_with(_break)).compare(_problem(), [_division("scripted:bad", 8, 1)])
+    outcomes = [_profiler(backend, store=store).compare(_problem(), divisions) for _ in range(2)]
+
+    trial = division_trial(_problem(), divisions[1])
+    refusal = store.records(backend.environment(), [trial])[trial].refusal
+    assert [[*outcome.estimates] for outcome in outcomes] == [["scripted:own@4*2", "scripted:fine@4*2"]] * 2
+    assert refusal is not None
+    assert (refusal.kind, refusal.reason) == (RefusalKind.FAILED, "could not create a primitive")
+
+
+def test_a_division_that_breaks_when_it_is_weighed_is_refused() -> None:
+    class Unweighable(ScriptedBackend):
+        def footprint(self, job: Job, limit_bytes: int) -> int | None:
+            if ["scripted:bad", 4] in cast("list[object]", job.payload["parts"]):
+                raise RuntimeError("no such engine")
+            return super().footprint(job, limit_bytes)
+
+    backend = Unweighable({"bad": Recipe(rate(MS))})
+    divisions = [_division(name, 4, 2) for name in ("scripted:own", "scripted:bad")]
+
+    assert [*_profiler(backend).compare(_problem(), divisions).estimates] == ["scripted:own@4*2"]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no engine"), MemoryError("out of memory")])
+def test_where_pytorchs_own_breaks_a_convolution_is_unmeasured(failure: Exception) -> None:
+    def broken(samples: int) -> float:
+        raise failure
+
+    profiler = _profiler(ScriptedBackend({}, own=Recipe(broken)))
+
+    with pytest.raises(UnmeasuredError, match=f"could not be measured: {failure}"):
+        profiler.profile(_problem())
+    with pytest.raises(UnmeasuredError, match=f"could not be measured: {failure}"):
+        profiler.compare(_problem(), [_division("scripted:own", 8, 1)])
+
+
+def test_where_pytorchs_own_breaks_when_it_is_weighed_a_convolution_is_unmeasured() -> None:
+    class Unweighable(ScriptedBackend):
+        def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
+            raise RuntimeError("no engine")
+
+    with pytest.raises(UnmeasuredError, match="could not be measured: no engine"):
+        _profiler(Unweighable({})).profile(_problem())

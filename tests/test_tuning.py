@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from mucudnn.backends import Job
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
-from mucudnn.errors import InfeasibleError
+from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.extraction import Extraction, extract
 from mucudnn.live import LiveMeasurer
 from mucudnn.plan import Evidence, Plan
-from mucudnn.problem import ConvOp
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.profiler import Profiler
 from mucudnn.store import Store
@@ -382,3 +382,41 @@ def test_evidence_tells_times_workspaces_error_and_verdict() -> None:
     assert evidence.verdict == "FASTER"
     assert evidence.error is not None
     assert 0 < evidence.error < 1e-6  # a few roundings of float32, each 6e-8
+
+
+def _fails_for_four_channels(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Let memory be lacking when a convolution from 4 channels to 4 is measured or compared."""
+    own = getattr(LiveMeasurer, method)
+
+    def fails(self: LiveMeasurer, problem: ConvProblem, *args: object) -> object:
+        if problem.in_channels == problem.out_channels == 4:
+            raise UnmeasuredError(f"{problem} could not be measured: CUDA out of memory")
+        return own(self, problem, *args)
+
+    monkeypatch.setattr(LiveMeasurer, method, fails)
+
+
+@pytest.mark.parametrize("method", ["measure", "compare"])
+@pytest.mark.parametrize("mode", Mode)
+def test_sites_that_cannot_be_measured_stay_as_they_are_and_are_told_of(
+    method: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fails_for_four_channels(monkeypatch, method)
+    layers = [nn.Conv2d(n, k, 3, padding=1) for n, k in itertools.pairwise((3, 4, 4, 4, 3))]
+    extraction = extract(nn.Sequential(*layers).eval(), a_batch())
+
+    with pytest.warns(UntunedWarning, match="^1 fprop, 2 fprop must be measured .* CUDA out of memory$"):
+        plan = _tuned(ScriptedBackend({"rival": Recipe(rate(0.5 * MS))}), extraction, mode=mode)
+
+    assert [str(site) for site in plan.sites] == ["0 fprop", "3 fprop"]
+    assert [path for path, _ in plan.untouched] == ["1", "2"]
+    assert {reason.partition(" ")[0] for _, reason in plan.untouched} == {"fprop"}
+
+
+@pytest.mark.parametrize("method", ["measure", "compare"])
+def test_where_no_site_can_be_measured_tuning_ends(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fails_for_four_channels(monkeypatch, method)
+    extraction = extract(nn.Conv2d(4, 4, 3).eval(), a_batch(channels=4))
+
+    with pytest.raises(UnmeasuredError, match="CUDA out of memory"):
+        _tuned(ScriptedBackend({}), extraction)
