@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
-from mucudnn.algorithms.own import operands
+from mucudnn.algorithms.own import operands, unread_operand
 from mucudnn.backends import Backend
 from mucudnn.backends.cpu.spinning import ordinary_operation
 from mucudnn.division import Division
@@ -82,6 +82,13 @@ class Stand:
         return torch.zeros_like(self.out, dtype=sum_dtype(self.problem))
 
     @cached_property
+    def unread(self) -> Tensor | None:
+        """What a backward op takes and never reads, which autograd has at hand; None for fprop."""
+        if self.problem.op is ConvOp.FPROP:
+            return None
+        return unread_operand(self.problem, self.backend.device)
+
+    @cached_property
     def ordinary_operation(self) -> Callable[[], None]:
         """A call that leaves the processor as an operation before a convolution in a model leaves it.
 
@@ -102,10 +109,10 @@ class Stand:
 
     def division(self, division: Division) -> Callable[[], None]:
         """Return a call that runs a whole division as it will run, result and all."""
-        runner = Runner(self.backend, self.problem, division)
+        runner, unread = Runner(self.backend, self.problem, division), self.unread
 
         def call() -> None:
-            runner(self._workspace, self.first, self.second, self.bias)
+            runner(self._workspace, self.first, self.second, self.bias, unread)
 
         return call
 
@@ -217,9 +224,10 @@ class _OwnRun:
         return relative_error(self._compute(here), self._stand.reference.of(here))
 
     def _compute(self, here: slice) -> Tensor:
-        stand = self._stand
-        second = stand.second[here] if self._problem.op is ConvOp.WGRAD else stand.second
-        return stand.backend.own_convolution(self._problem, stand.first[here], second, stand.bias)
+        stand, op = self._stand, self._problem.op
+        second = stand.second[here] if op is ConvOp.WGRAD else stand.second
+        unread = stand.unread[here] if op is ConvOp.DGRAD and stand.unread is not None else stand.unread
+        return stand.backend.own_convolution(self._problem, stand.first[here], second, stand.bias, unread)
 
 
 class _SliceRun:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from mucudnn.algorithms import GradientSum
@@ -189,6 +190,32 @@ def test_a_finished_division_runs_as_in_a_model(op: ConvOp) -> None:
     parts = (Candidate("cpu:winograd4", 4, 0.0, 0), Candidate("cpu:im2col", 2, 0.0, 0))
 
     Stand(BACKEND, problem, buffer_bytes=0).division(Division(parts))()  # raises nothing
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("size", [3, 6], ids=["a part", "the whole"])
+def test_pytorchs_own_is_not_timed_with_an_operand_that_autograd_has_at_hand(op: ConvOp, size: int) -> None:
+    stand, own = Stand(BACKEND, for_op(PROBLEM, op), buffer_bytes=0), BACKEND.own
+    division = Division((Candidate(own, size, 0.0, 0),) * (6 // size))
+    runs = stand.run(Trial(stand.problem.part(size), own, whole=size == 6)).part, stand.division(division)
+    for run in runs:
+        run()
+
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recording:
+        for run in runs:
+            run()
+
+    convolution = "aten::conv2d" if op is ConvOp.FPROP else "aten::convolution_backward"
+    made = [event for event in recording.events() if event.name.startswith("aten::empty")]
+    within = [event for event in made if convolution in _around(event)]
+    # A result in parts is made beforehand, as autograd's caller would make it; nothing else is.
+    assert len(made) - len(within) == (size < 6)
+
+
+def _around(event: FunctionEvent) -> set[str]:
+    """The names of what an event happened in."""
+    parent = event.cpu_parent
+    return set() if parent is None else {parent.name} | _around(parent)
 
 
 def test_an_ordinary_operation_of_the_processor_is_of_all_threads() -> None:

@@ -1,6 +1,7 @@
 """Memory of a process, page by page."""
 
 import ctypes
+import functools
 import mmap
 import sys
 
@@ -8,6 +9,11 @@ from torch import Tensor
 
 _MADV_DONTNEED = 4
 """Linux's number for pages that may go; read again they hold zeros."""
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def release_pages(tensor: Tensor) -> None:
@@ -22,7 +28,6 @@ def release_pages(tensor: Tensor) -> None:
     stop = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if stop <= start:
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED):
+    if _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _MADV_DONTNEED):
         code = ctypes.get_errno()
         raise OSError(code, f"The buffer's pages could not be given back: errno {code}.")
