@@ -114,13 +114,15 @@ class Runner:
         self.buffer_bytes = sum_bytes + max(buffers, default=0)
         self._slices = _SliceParts(backend, problem, groups)
         self._sums = _SumParts(backend, problem, groups, sum_bytes)
-        self._keeps_head = backend.device.type == "cpu"
+        self._by_pages = backend.takes_memory_by_pages
         self._limit_bytes = limit_bytes
-        self._capacity_bytes = capacity_bytes
+        # What other divisions need would be taken at once beside what this one takes elsewhere.
+        is_mixed = limit_bytes is not None and any(group.elsewhere_bytes for group in groups)
+        self._capacity_bytes = 0 if is_mixed else capacity_bytes
         self._kept = KeptFilter()
         self._can_keep_filter = (
             problem.op is not ConvOp.WGRAD
-            and self._keeps_head
+            and self._by_pages
             and len(groups) == 1  # each has its filter in the same place
             and any(part.setup_s > _WORTH_KEEPING * part.time_s for part in division.parts)
         )
@@ -148,7 +150,7 @@ class Runner:
                 made once, as long as nobody else writes to the workspace.
         """
         with self._backend.current(), workspace.lock:
-            if self.is_own or not self._keeps_head:
+            if self.is_own or not self._by_pages:
                 self._make_room(workspace, self._groups)
             if self.is_own:
                 return self._backend.own_convolution(self.problem, first, second, bias, unread)
@@ -178,7 +180,7 @@ class Runner:
 
         Where the buffer would lose the running sum with that, room was made before the first group.
         """
-        if self._limit_bytes is None or not self._keeps_head:
+        if self._limit_bytes is None or not self._by_pages:
             return
         if group.elsewhere_bytes:
             self._make_room(workspace, [group])

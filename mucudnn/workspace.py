@@ -47,16 +47,20 @@ class Workspace:
     def reserve(self, n_bytes: int, capacity_bytes: int = 0) -> None:
         """Make the buffer hold at least `n_bytes`; if it must grow, all is bound anew later.
 
+        A buffer in which a captured graph works stays where it is; a new one is made if it is too small.
+
         Args:
             n_bytes: that are needed now.
             capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need.
         """
-        if n_bytes > self.n_bytes:
-            self._grow(max(n_bytes, capacity_bytes))
         storage = self._buffer.untyped_storage()
-        if storage.nbytes() < n_bytes:
+        if n_bytes > self.n_bytes or (self._is_captured and n_bytes > storage.nbytes()):
+            self._grow(max(n_bytes, capacity_bytes))
+            storage = self._buffer.untyped_storage()
+        if n_bytes > storage.nbytes():  # it was given back, and comes again as far as it is needed
             self.holder = None
-            storage.resize_(n_bytes)  # it was given back, and comes again as far as it is needed
+            storage.resize_(0)  # else what is left of it would be copied, and stay until that is done
+            storage.resize_(n_bytes)
         # Host memory is taken page by page, as it is written to; a device's at once.
         taken_bytes = storage.nbytes() if self._buffer.is_cuda else n_bytes
         self._touched_bytes = max(self._touched_bytes, taken_bytes)
@@ -81,18 +85,23 @@ class Workspace:
         kept_bytes = max(limit_bytes - n_bytes, 0)
         if self._touched_bytes > kept_bytes and not self._is_captured:
             self.holder = None
-            keeps_head = backend.release(self._buffer[kept_bytes : self._touched_bytes])
-            self._touched_bytes = kept_bytes if keeps_head else 0
+            backend.release(self._buffer[kept_bytes : self._touched_bytes])
+            self._touched_bytes = kept_bytes if backend.takes_memory_by_pages else 0
 
     def bound(self, binder: Binder[Bound]) -> Bound:
         """Return what `binder` makes for this buffer; it is made once, and anew when the buffer has grown."""
         found = self._bound.get(binder)
         if found is None:
             with _lasting():
-                found = self._bound[binder] = binder.bind(self._buffer)
+                found = self._bound[binder] = binder.bind(self._present())
         if _is_capturing(self._buffer):
             _kept_for_graphs.append(found)
         return cast(Bound, found)
+
+    def _present(self) -> Tensor:
+        """The buffer, or as much of it as came again after it was given back: views reach no further."""
+        held_bytes = self._buffer.untyped_storage().nbytes()
+        return self._buffer if held_bytes >= self.n_bytes else self._buffer[:held_bytes]
 
 
 _kept_for_graphs: list[object] = []

@@ -11,7 +11,12 @@ from torch import Tensor
 from mucudnn import workspace as room
 from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.division import Division
+from mucudnn.execution import Runner
+from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate
 from mucudnn.workspace import Workspace, release_workspaces, workspace_of
+from tests.convolutions import a_convolution, operands_of
 
 CPU = torch.device("cpu")
 
@@ -125,14 +130,15 @@ def test_kernels_that_a_graph_was_captured_with_stay_with_it(capture: Capture) -
 class Device(CpuBackend):
     """The processor, as if its memory came in one piece, like a card's; it notes what it is given back."""
 
+    takes_memory_by_pages = False
+
     def __init__(self) -> None:
         super().__init__()
         self.released: list[int] = []
 
-    def release(self, tail: Tensor) -> bool:
+    def release(self, tail: Tensor) -> None:
         self.released.append(tail.numel())
         tail.untyped_storage().resize_(0)
-        return False
 
 
 def test_a_device_gives_back_a_whole_buffer_and_takes_what_is_needed_next(capture: Capture) -> None:
@@ -157,3 +163,71 @@ def test_what_a_graph_uses_is_not_given_back_to_make_room(capture: Capture) -> N
     workspace.make_room(900, 1000, backend)
 
     assert backend.released == []
+
+
+@pytest.fixture
+def resizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """From how many bytes to how many any storage is resized."""
+    seen: list[tuple[int, int]] = []
+    own = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, n_bytes: int) -> None:
+        seen.append((storage.nbytes(), n_bytes))
+        own(storage, n_bytes)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", resize)
+    return seen
+
+
+def test_a_device_never_holds_a_buffer_of_two_sizes_at_once(
+    capture: Capture, resizes: list[tuple[int, int]]
+) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+    workspace.make_room(900, 1000, backend)
+
+    workspace.reserve(50)
+    workspace.reserve(500)
+
+    assert resizes[0] == (1000, 0)
+    assert [after for before, after in resizes if before == 0] == [0, 50, 500]
+    assert all(before == 0 or after == 0 for before, after in resizes)
+
+
+def test_a_buffer_that_a_graph_uses_never_moves(capture: Capture) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+    workspace.make_room(1000, 1000, backend)
+    workspace.reserve(50)  # all that came again
+    capture.is_on = True
+    workspace.reserve(50)
+    captured = workspace.bound(Whole())
+    address = captured.data_ptr()
+    capture.is_on = False
+
+    workspace.reserve(500)
+
+    assert (captured.data_ptr(), captured.numel()) == (address, 50)
+    assert workspace.bound(Whole()).data_ptr() != address
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_buffer_and_elsewhere_are_within_the_limit_on_a_device_from_the_first_run_on(
+    capture: Capture, op: ConvOp
+) -> None:
+    problem = a_convolution(batch=4, op=op)
+    parts = Candidate("cpu:aten", 2, 0.0, 600_000), Candidate("cpu:im2col", 2, 0.0, 400_000)
+    runner = Runner(Device(), problem, Division(parts), limit_bytes=1_000_000, capacity_bytes=900_000)
+    workspace, other = Workspace(CPU), 900_000
+
+    for _ in range(2):
+        runner(workspace, *operands_of(problem)[:2])
+        assert runner.buffer_bytes <= workspace.bound(Whole()).untyped_storage().nbytes() <= 400_000
+        workspace.reserve(other, other)
+
+
+class Whole:
+    """Binds the whole buffer."""
+
+    def bind(self, buffer: Tensor) -> Tensor:
+        return buffer

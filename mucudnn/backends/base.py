@@ -147,6 +147,13 @@ class Backend(Protocol):
     def alignment_bytes(self) -> int:
         """What operands start at a multiple of, and parts as far as their sizes allow; 1 for anywhere."""
 
+    @property
+    def takes_memory_by_pages(self) -> bool:
+        """Whether a buffer's memory is taken as it is written to, page by page, and given back likewise.
+
+        If not, it is taken and given back as a whole.
+        """
+
     def queue(self) -> Queue:
         """Return where this thread's work is put now."""
 
@@ -188,12 +195,11 @@ class Backend(Protocol):
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
 
-    def release(self, tail: Tensor) -> bool:
-        """Give memory of a workspace back to the system; return whether the part before `tail` is kept.
+    def release(self, tail: Tensor) -> None:
+        """Give memory of a workspace back to the system: that of its end, or all of it.
 
-        Where it is kept, on the processor, the addresses of `tail` stay valid, and memory comes again when
-        they are written to. Where it is not, all memory of the workspace is gone until its storage is
-        resized.
+        By pages, the addresses of `tail` stay valid, and memory comes again when they are written to. As a
+        whole, all memory of the workspace is gone until its storage is resized.
         """
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:

@@ -70,6 +70,7 @@ class CpuBackend:
     device = torch.device("cpu")
     alignment_bytes = 1
     least_span_ns = 50_000
+    takes_memory_by_pages = True
     own_convolution = staticmethod(own_convolution)
 
     def __init__(self) -> None:
@@ -152,10 +153,9 @@ class CpuBackend:
         again = self._meter.measure(job, limit_bytes).n_bytes
         return again if weighed is None else weighed if again is None else min(weighed, again)
 
-    def release(self, tail: Tensor) -> bool:
+    def release(self, tail: Tensor) -> None:
         """Give the memory of `tail` back to the system, in whole pages, where the system is Linux."""
         release_pages(tail)
-        return True
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.

@@ -50,6 +50,7 @@ class CudnnBackend:
     name = "cudnn"
     own = "cudnn:aten"
     alignment_bytes = _ALIGNMENT_BYTES
+    takes_memory_by_pages = False
     least_span_ns = 3_000_000  # waiting for a card takes some 10 µs, and an idle one begins late
     own_convolution = staticmethod(own_convolution)
 
@@ -163,10 +164,9 @@ class CudnnBackend:
         """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
         return self._card.weigh(job, limit_bytes)
 
-    def release(self, tail: Tensor) -> bool:
+    def release(self, tail: Tensor) -> None:
         """Give all memory of the workspace whose end is `tail` back to the allocator."""
         tail.untyped_storage().resize_(0)
-        return False
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:  # noqa: ARG002  # engines round alike
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
