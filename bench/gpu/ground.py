@@ -27,7 +27,7 @@ from mucudnn.backends.cudnn.offers import Offers
 from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.problem import ConvProblem
 
-_PATIENCE_S = 25
+_PATIENCE_S = 45
 """Less than what a section that hangs is given: its answers are to be kept."""
 
 
@@ -170,9 +170,8 @@ class CardGround:
 
     def captured(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Return a replay of `call`, which is captured, and the tensor that each replay fills."""
-        gc.collect()  # a plan that is destroyed meanwhile would break the capture
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with collected(), torch.cuda.graph(graph):
             result = call()
         return graph.replay, result
 
@@ -204,6 +203,19 @@ def _last_line(process: "subprocess.Popen[str]", end: float) -> str:
         return f"error: no answer after {_PATIENCE_S} s"
     lines = printed.strip().splitlines() or ["nothing was printed"]
     return lines[-1] if process.returncode == 0 else f"error: status {process.returncode}: {lines[-1]}"
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[None]:
+    """Collect garbage before and not meanwhile: a plan that is destroyed would break a capture."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def described_backend(ground: Ground, description: DeviceDescription) -> CudnnBackend:

@@ -3,13 +3,16 @@
 import copy
 import dataclasses
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import mucudnn
+from bench.gpu.ground import collected
 from bench.gpu.trials import checked_in_parts
+from bench.precision import tf32
 from mucudnn.backends import Backend, backend_of
 from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.devices import live_device
@@ -37,9 +40,10 @@ def backend() -> Backend:
 
 
 @pytest.fixture
-def strict_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def strict_float32() -> Iterator[None]:
     """Multiply float32 as float32."""
-    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+    with tf32(is_allowed=False):
+        yield
 
 
 def problem_of(
@@ -116,6 +120,7 @@ def train(model: nn.Module, steps: int) -> list[float]:
     return losses
 
 
+@pytest.mark.timeout(110)  # it tunes three convolutions, some 200 trials
 @pytest.mark.usefixtures("strict_float32")
 def test_a_patched_model_trains_as_its_twin_does() -> None:
     model = network()
@@ -155,7 +160,7 @@ def test_a_division_is_captured_after_a_warm_run_and_replayed_on_new_values(
     parts = divisions(backend, kind)["fprop"]
     divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with collected(), torch.cuda.graph(graph):
         y = divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
 
     image.normal_()

@@ -168,12 +168,20 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "libcudnn.so.9"
     path.write_text("not an ELF file")
     program = f"""
-import os
-os.environ["MUCUDNN_CUDNN_LIBRARY"] = {str(path)!r}
-from mucudnn.backends.cudnn.library import load_library
+import dataclasses
+from mucudnn.backends.cudnn.discovery import System
+from mucudnn.backends.cudnn.library import library_of
 from mucudnn.errors import BackendError
+
+system = System()
+
+def without_pytorchs(name, mode):
+    if name == "libcudnn.so.9":
+        raise OSError(name)
+    return system.open_library(name, mode)
+
 try:
-    load_library()
+    library_of(dataclasses.replace(system, override={str(path)!r}, open_library=without_pytorchs))
 except BackendError as error:
     print(error)
 """
