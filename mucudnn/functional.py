@@ -79,11 +79,13 @@ class DividedConvolution:
         self.buffer_bytes = {op: runner.buffer_bytes for op, runner in self._runners.items()}
         self.is_own = not limits and all(runner.is_own for runner in self._runners.values())
         self.order = memory_format(problem.layout, len(problem.input_shape))
-        self._arguments = _arguments_of(problem)
+        self._arguments = arguments_of(problem)
         self._forward, self._input_gradient = (
             op_of(role, is_transposed=self._arguments.is_transposed) for role in (ConvOp.FPROP, ConvOp.DGRAD)
         )
-        self._is_forward_own = self._forward not in (limits or {}) and self._runners[self._forward].is_own
+        free = {op for op, runner in self._runners.items() if runner.is_own and op not in (limits or {})}
+        self._is_forward_own = self._forward in free
+        self._are_gradients_own = {self._input_gradient, ConvOp.WGRAD} <= free
 
     def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return y, shape (n, k, *size), in the problem's layout."""
@@ -127,6 +129,8 @@ class DividedConvolution:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return dx, dw and the bias's gradient, each None unless it is `needed`."""
         gradient = gradient.contiguous(memory_format=self.order)
+        if self._are_gradients_own:
+            return own_gradients(gradient, image, weight, self._arguments, needed)
         x, dy = (gradient, image) if self._arguments.is_transposed else (image, gradient)
         unread = None if self._arguments.is_transposed else image
         dx = self.run(self._input_gradient, gradient, weight, unread=unread) if needed[0] else None
@@ -141,24 +145,12 @@ class DividedConvolution:
         return own_gradients(gradient, image, weight, self._arguments, needed)
 
 
-def _arguments_of(problem: ConvProblem) -> ConvArguments:
+def arguments_of(problem: ConvProblem) -> ConvArguments:
     """Return the arguments of the call whose forward pass is `problem`."""
     numbers = (problem.stride, problem.padding, problem.dilation, problem.groups)
     if problem.op is ConvOp.FPROP:
         return ConvArguments(*numbers)
-    # A transposed convolution's output is the shortest of its sizes, and what is added to that.
-    more = tuple(
-        (size + 2 * pad - dil * (taps - 1) - 1) % step
-        for size, pad, dil, taps, step in zip(
-            problem.input_size,
-            problem.padding,
-            problem.dilation,
-            problem.kernel_size,
-            problem.stride,
-            strict=True,
-        )
-    )
-    return ConvArguments(*numbers, output_padding=more)
+    return ConvArguments(*numbers, output_padding=problem.output_padding)
 
 
 class _Convolution(torch.autograd.Function):

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 
@@ -12,9 +12,9 @@ from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError, UnmeasuredError
 from mucudnn.functional import undivided
-from mucudnn.measuring import Compared, Limits, division_trial, fits_as_seen
+from mucudnn.measuring import Compared, Limits, call_key, division_trial, fits_as_seen
 from mucudnn.outcome import Outcome
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
 from mucudnn.sizes import format_exactly
 from mucudnn.stand import Stand, TrialRun
@@ -115,7 +115,7 @@ class LiveMeasurer:
         Raises:
             UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of an algorithm.
         """
-        with self._backend.current():
+        with self._backend.current(), torch.inference_mode(mode=False):
             return self._measure(problem, trials, limit_bytes)
 
     def _measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
@@ -141,7 +141,7 @@ class LiveMeasurer:
             DeviceLostError: one of them has broken the device; its key stands for the algorithm.
             UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of a division.
         """
-        with self._backend.current():
+        with self._backend.current(), torch.inference_mode(mode=False):
             return self._compare(problem, divisions, limits)
 
     def _compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
@@ -165,6 +165,37 @@ class LiveMeasurer:
         }
         refusals = tuple(record for record in records.values() if record.refusal is not None)
         return Compared(Outcome.of(Comparison(problem, times, weights)), refusals)
+
+    def compare_calls(
+        self, problem: ConvProblem, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division]
+    ) -> Comparison:
+        """Time a forward pass with its gradients as a model calls it: PyTorch's own, then divided.
+
+        Raises:
+            UnmeasuredError: a call fails, or memory is lacking.
+            DeviceLostError: a call has broken the device.
+        """
+        self.measured += 1
+        own = {op: undivided(self.own, problem.batch) for op in ops}
+        ran = _Runs()
+        with self._backend.current(), torch.inference_mode(mode=False):
+            stand = self._stand(problem, 0)
+            calls = {
+                call_key(each): ran.named(
+                    Trial(problem, call_key(each), whole=True),
+                    stand.call(ops, None if each is own else divisions),
+                )
+                for each in (own, divisions)
+            }
+            try:
+                with ran.failing_by_name():
+                    times = compare_runs(
+                        calls, self._confirming, self._clock, before=stand.ordinary_operation
+                    )
+            except _TrialError as error:
+                self._failed(Record(error.trial), error.failure)
+                raise UnmeasuredError(f"{problem} could not be measured: {error.failure}") from error
+        return Comparison(problem, times, {})
 
     def _weigh_division(self, problem: ConvProblem, division: Division, limits: Limits) -> Record:
         """Return what a whole division takes, or that it takes more than it may, or breaks."""

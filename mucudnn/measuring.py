@@ -1,14 +1,14 @@
 """Who measures: what a profiler asks of a device that is here, or of the recording of one that is not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.outcome import Outcome
-from mucudnn.problem import ConvProblem
-from mucudnn.profile import Environment, Record, Refusal, RefusalKind, Trial
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
 
 _WEIGHING_NOISE_BYTES = 32 * 2**10
 """How much more than it takes a finished division may be seen to take: eight pages of small objects, as the
@@ -90,6 +90,23 @@ class Measurer(Protocol):
             BackendError: a trial cannot be measured here and now.
         """
 
+    def compare_calls(
+        self, problem: ConvProblem, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division]
+    ) -> Comparison | None:
+        """Return how a forward pass with its gradients does as a model calls it: PyTorch's own, then divided.
+
+        Their names are those of `call_key`. None where nothing was measured, and nothing can be.
+
+        Args:
+            problem: of the forward pass: fprop, or dgrad of a transposed convolution.
+            ops: what the model computes, by the problem's names.
+            divisions: of each of them.
+
+        Raises:
+            UnmeasuredError: a call fails, or memory is lacking.
+            DeviceLostError: a call has broken the device.
+        """
+
     def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         """Return how finished `divisions` of `problem` do against one another, the base first.
 
@@ -98,6 +115,11 @@ class Measurer(Protocol):
         Raises:
             BackendError: a division cannot be measured here and now.
         """
+
+
+def call_key(divisions: Mapping[ConvOp, Division]) -> str:
+    """Return the name of a forward pass with its gradients in a comparison."""
+    return " ".join(f"{op}={divisions[op].key}" for op in ConvOp if op in divisions)
 
 
 def division_trial(problem: ConvProblem, division: Division) -> Trial:

@@ -125,6 +125,20 @@ class ConvProblem:
         return (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
 
     @property
+    def output_padding(self) -> tuple[int, ...]:
+        """What a transposed convolution, of which this is the forward pass, adds to its shortest result.
+
+        Several input sizes have one output size where the stride is more than 1; o < stride tells them apart:
+        o = (size + 2 * padding - dilation * (taps - 1) - 1) mod stride.
+        """
+        return tuple(
+            (size + 2 * pad - dilation * (taps - 1) - 1) % step
+            for size, pad, dilation, taps, step in zip(
+                self.input_size, self.padding, self.dilation, self.kernel_size, self.stride, strict=True
+            )
+        )
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of y and dy: (n, k, *output_size)."""
         return (self.batch, self.out_channels, *self.output_size)

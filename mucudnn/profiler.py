@@ -1,14 +1,14 @@
 """Knowing what is asked for: the store is asked first, and whoever measures only for what it lacks."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
-from mucudnn.errors import DeviceLostError
-from mucudnn.measuring import Limits, Measurer, division_trial, fits_as_seen, is_settled, judged
+from mucudnn.errors import DeviceLostError, UnmeasuredError
+from mucudnn.measuring import Limits, Measurer, call_key, division_trial, fits_as_seen, is_settled, judged
 from mucudnn.outcome import Outcome
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.store import Store
 
@@ -132,6 +132,35 @@ class Profiler:
         workspaces = {**seen, **outcome.workspaces}
         unfit = [each.key for each in fitting if not fits_as_seen(workspaces.get(each.key), limits.of(each))]
         return Outcome(outcome.estimates, workspaces, outcome.comparison).without(unfit)
+
+    def compare_calls(
+        self, problem: ConvProblem, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division]
+    ) -> Outcome | None:
+        """Return how a forward pass with its gradients does as a model calls it: PyTorch's own, then divided.
+
+        None where it was not measured, and cannot be.
+
+        Args:
+            problem: of the forward pass.
+            ops: what the model computes.
+            divisions: of each of them.
+
+        Raises:
+            DeviceLostError: a call has broken the device.
+        """
+        own = {op: Division((Candidate(self.own, problem.batch, 0.0, 0),)) for op in ops}
+        keys = [call_key(own), call_key(divisions)]
+        known = self._store.comparison(self.environment, problem, keys)
+        if known is None:
+            try:
+                fresh = self._measurer.compare_calls(problem, ops, divisions)
+            except UnmeasuredError:
+                return None  # each of them was, and what they are together is only not known
+            if fresh is None:
+                return None
+            self._store.add_comparison(self.environment, fresh)
+            known = self._store.comparison(self.environment, problem, keys) or fresh
+        return Outcome.of(known)
 
     def errors(self, problem: ConvProblem) -> dict[tuple[str, int], float]:
         """Return the measured errors of the candidates of `problem`, by algorithm and size."""

@@ -5,15 +5,23 @@ among others, those rounds answer; else their times are predicted from the recor
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
-from mucudnn.measuring import Compared, Limits, division_trial, fits_as_seen, is_division, is_settled
+from mucudnn.measuring import (
+    Compared,
+    Limits,
+    call_key,
+    division_trial,
+    fits_as_seen,
+    is_division,
+    is_settled,
+)
 from mucudnn.outcome import Outcome, predicted_estimate
-from mucudnn.problem import ConvProblem
-from mucudnn.profile import Comparison, Environment, Record, Trial
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Candidate, Comparison, Environment, Record, Trial
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore, expanded
 
@@ -114,6 +122,13 @@ class Replay:
         recorded = _smallest_with([division.key for division in fitting], comparisons)
         outcome = recorded or self._predict(problem, fitting, comparisons)
         return Compared(outcome, tuple(refusals))
+
+    def compare_calls(
+        self, problem: ConvProblem, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division]
+    ) -> Comparison | None:
+        """Return the recorded rounds of such calls; None where there are none: nothing foretells them."""
+        own = {op: Division((Candidate(self.own, problem.batch, 0.0, 0),)) for op in ops}
+        return self._store.comparison(self._environment, problem, [call_key(own), call_key(divisions)])
 
     def _records_of(self, problem: ConvProblem) -> dict[Trial, Record]:
         if problem not in self._known:

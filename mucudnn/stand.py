@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from mucudnn.division import Division
 from mucudnn.execution import Runner, sum_dtype
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial
+from mucudnn.rehearsal import Operands, rehearsed
 from mucudnn.timing import nothing
 from mucudnn.workspace import Workspace
 
@@ -115,6 +116,18 @@ class Stand:
             runner(self._workspace, self.first, self.second, self.bias, unread)
 
         return call
+
+    def call(
+        self, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division] | None
+    ) -> Callable[[], None]:
+        """Return a call of this forward pass with its gradients; see `mucudnn.rehearsal`.
+
+        Args:
+            ops: what it computes.
+            divisions: of them; None for PyTorch's own convolution.
+        """
+        operands = Operands(self.first, self.second, self.bias, self.out.nan_to_num_(1.0))
+        return rehearsed(self.backend, self.problem, ops, divisions, operands)
 
     def _poisoned_result(self) -> Tensor:
         problem = self.problem

@@ -9,7 +9,7 @@ from mucudnn.calls import problems_of
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
-from mucudnn.extraction import Extraction
+from mucudnn.extraction import Extraction, SiteCall
 from mucudnn.functional import undivided
 from mucudnn.intervals import Verdict
 from mucudnn.measuring import fits_as_seen
@@ -35,6 +35,20 @@ def problems_at(extraction: Extraction) -> dict[ConvSite, ConvProblem]:
         for call in extraction.calls
         for op in call.ops
     }
+
+
+class _Confirmed(NamedTuple):
+    """What runs at a site after all.
+
+    Attributes:
+        division: what runs.
+        evidence: for it.
+        own: the same of PyTorch's own, undivided; None where it may not run.
+    """
+
+    division: Division
+    evidence: Evidence
+    own: "tuple[Division, Evidence] | None"
 
 
 class _Solution(NamedTuple):
@@ -98,9 +112,16 @@ class Tuning:
         """
         distinct = list(dict.fromkeys(self._problems.values()))
         confirming = self._problems.values()
-        self._progress.begin(sum(problem.flops for problem in (*distinct, *confirming)))
+        self._progress.begin(sum(problem.flops for problem in (*distinct, *confirming, *confirming)))
         profiles = dict(self._profiles(distinct))
-        assignments = tuple(self._assignments(profiles, self._solve(profiles)))
+        confirmed = dict(self._confirmed(profiles, solution := self._solve(profiles)))
+        for call in self._extraction.calls:
+            confirmed |= self._as_called(call, confirmed)
+        assignments = tuple(
+            Assignment(site, problem, found.division, tuple(sorted(solution[site].fitting)), found.evidence)
+            for site, problem in self._problems.items()
+            for found in [confirmed[site]]
+        )
         plan = Plan(
             mode=self._mode,
             policy=self._profiler.policy,
@@ -138,14 +159,14 @@ class Tuning:
         names = ", ".join(map(str, sites))
         warn_user(f"{names} must be measured to be divided, and stays as it is: {error}", UntunedWarning)
 
-    def _assignments(
+    def _confirmed(
         self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, _Solution]
-    ) -> Iterator[Assignment]:
-        """Yield what every site runs after all; equal problems with equal divisions are confirmed once."""
+    ) -> Iterator[tuple[ConvSite, _Confirmed]]:
+        """Yield what each site runs; equal problems with equal divisions are confirmed once."""
         solved = {site: solution[site].division for site in self._problems}
         pool = _Pool(self._profiler.limit_bytes, solved.values()) if self._mode is Mode.SHARING else None
         alike = Counter((problem, solved[site].key) for site, problem in self._problems.items())
-        confirmed: dict[tuple[ConvProblem, str], tuple[Division, Evidence]] = {}
+        confirmed: dict[tuple[ConvProblem, str], _Confirmed] = {}
         for site, problem in [*self._problems.items()]:
             key, (division, fitting) = (problem, solved[site].key), solution[site]
             if site not in self._problems:
@@ -159,10 +180,31 @@ class Tuning:
                     self._leave(problem, error)
                     continue
                 if pool is not None:
-                    pool.settle(division, *confirmed[key], alike[key])
+                    found = confirmed[key]
+                    pool.settle(division, found.division, found.evidence, alike[key])
             self._done += problem.flops
-            chosen, evidence = confirmed[key]
-            yield Assignment(site, problem, chosen, tuple(sorted(fitting)), evidence)
+            yield site, confirmed[key]
+
+    def _as_called(
+        self, call: SiteCall, confirmed: Mapping[ConvSite, _Confirmed]
+    ) -> dict[ConvSite, _Confirmed]:
+        """Return what a convolution's sites run instead: PyTorch's own, unless all together are faster.
+
+        Each was timed alone, without what a call costs beside computing, and PyTorch's own computes both
+        gradients at once.
+        """
+        sites = {op: ConvSite(call.path, op, call.variant) for op in call.ops}
+        found = {op: confirmed[site] for op, site in sites.items() if site in self._problems}
+        self._done += sum(self._problems[sites[op]].flops for op in found)
+        own = {op: each.own for op, each in found.items() if each.own is not None}
+        divisions = {op: each.division for op, each in found.items()}
+        if len(own) < len(call.ops) or all(divisions[op] == own[op][0] for op in own):
+            return {}  # one of them may not go back, or none has to
+        self._progress.at(f"confirming {call.path or 'the model itself'}", self._done)
+        outcome = self._profiler.compare_calls(call.problem, call.ops, divisions)
+        if outcome is None or outcome.verdict(*outcome.estimates) is Verdict.FASTER:
+            return {}
+        return {sites[op]: _Confirmed(*own[op], own[op]) for op in own}
 
     def _profile(self, problem: ConvProblem) -> Profile:
         self._progress.at(f"profiling {problem}", self._done)
@@ -233,7 +275,7 @@ class Tuning:
         fitting: Sequence[Candidate],
         base: Division | None,
         room_bytes: int,
-    ) -> tuple[Division, Evidence]:
+    ) -> _Confirmed:
         """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
 
         The rivals, in the order in which each must beat the best before it: PyTorch's own undivided, the
@@ -260,10 +302,15 @@ class Tuning:
             smaller = solve_reuse(less, problem.batch, division.workspace_bytes)
             return self._confirm(site, smaller, less, base, room_bytes)
         chosen = _winner(fits, outcome)
+        evidence = self._evidence(problem, chosen, outcome)
+        if base is None or base.key not in fits:
+            return _Confirmed(chosen, evidence, None)
+        return _Confirmed(chosen, evidence, (base, self._evidence(problem, base, outcome)))
+
+    def _evidence(self, problem: ConvProblem, chosen: Division, outcome: Outcome) -> Evidence:
         errors = self._profiler.errors(problem)
         worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in chosen.parts), default=0.0)
-        own = undivided(self._profiler.own, problem.batch).key
-        return chosen, _evidence(chosen, outcome, own, worst)
+        return _evidence(chosen, outcome, undivided(self._profiler.own, problem.batch).key, worst)
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
         limit_bytes = self._profiler.limit_bytes

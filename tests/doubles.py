@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
-from mucudnn.algorithms.own import own_convolution
+from mucudnn.algorithms.own import own_convolution, recorded_convolution
 from mucudnn.backends import Job, PartKernel, PartSumKernel, Queue
 from mucudnn.backends.base import OnSlices, SumOnSlices
 from mucudnn.choices import Search
@@ -160,6 +160,21 @@ class ScriptedBackend:
         if problem.dtype != "float64":  # the reference, which competes with nothing
             self.ran(problem, self.own, self._needed(problem, self.own))
         return own_convolution(problem, first, second, bias, unread)
+
+    def recorded_convolution(
+        self, problem: ConvProblem, image: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        result = recorded_convolution(problem, image, weight, bias)
+        self.ran(problem, self.own, self._needed(problem, self.own))
+
+        def pass_back(gradient: Tensor) -> None:
+            for each in (image, weight):
+                if each.requires_grad:
+                    self.ran(problem, self.own, self._needed(problem, self.own))
+
+        if result.requires_grad:
+            result.register_hook(pass_back)
+        return result
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         return OnSlices(_Slices(self, problem, algorithm, buffer))

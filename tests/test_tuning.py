@@ -420,3 +420,54 @@ def test_where_no_site_can_be_measured_tuning_ends(method: str, monkeypatch: pyt
 
     with pytest.raises(UnmeasuredError, match="CUDA out of memory"):
         _tuned(ScriptedBackend({}), extraction)
+
+
+class QuickTogether(ScriptedBackend):
+    """A device on which PyTorch's own takes a fraction of the time of its parts when a model calls it."""
+
+    fraction = 1.0
+
+    def recorded_convolution(
+        self, problem: ConvProblem, image: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        before = self.world.now_ns
+        result = super().recorded_convolution(problem, image, weight, bias)
+        self.world.now_ns = before + round((self.world.now_ns - before) * self.fraction)
+        return result
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(1.0, {"scripted:rival@8*1"}), (0.3, {"scripted:own@8*1"})]
+)
+def test_what_is_not_faster_as_a_model_calls_it_goes_back(
+    fraction: float, expected: set[str], mode: Mode
+) -> None:
+    backend, store = QuickTogether({"rival": Recipe(_affine(0.85, 0.4), 1000)}), MemoryStore()
+    backend.fraction = fraction
+    extraction = extract(nn.Conv2d(3, 4, 3), a_batch().requires_grad_())
+
+    plans = [_tuned(backend, extraction, mode=mode, store=store) for _ in range(2)]
+
+    assert {*_keys(plans[0])} == expected
+    assert len(plans[0].sites) == 3
+    assert plans[1] == plans[0]
+
+
+def test_what_was_called_as_in_a_model_is_not_called_again() -> None:
+    backend, store = QuickTogether({"rival": Recipe(rate(0.5 * MS))}), MemoryStore()
+    _tuned(backend, _one_convolution(), store=store)
+    ran = len(backend.world.ran)
+
+    _tuned(backend, _one_convolution(), store=store)
+
+    assert len(backend.world.ran) == ran
+
+
+def test_where_the_limit_forbids_pytorchs_own_nothing_goes_back() -> None:
+    backend = QuickTogether({"rival": Recipe(rate(2 * MS), sample_bytes=10)})
+    backend.fraction = 0.1
+
+    plan = _tuned(backend, _one_convolution(), limit_bytes=500)
+
+    assert _keys(plan) == ["scripted:rival@8*1"]

@@ -64,6 +64,23 @@ def own_convolution(
     return dx if problem.op is ConvOp.DGRAD else dw  # type: ignore[no-any-return]  # torch.ops has no types
 
 
+def recorded_convolution(problem: ConvProblem, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return PyTorch's own convolution of a forward pass, which autograd records as it does in a model.
+
+    Args:
+        problem: fprop, or dgrad of a transposed convolution.
+        image: x for fprop, shape (n, c, *size); dy for dgrad, shape (n, k, *size).
+        weight: (k, c / groups, *taps).
+        bias: of shape (k,) for fprop, (c,) for dgrad.
+    """
+    is_transposed = problem.op is ConvOp.DGRAD
+    more = problem.output_padding if is_transposed else (0,) * len(problem.stride)
+    return torch.convolution(
+        image, weight, bias, problem.stride, problem.padding, problem.dilation, is_transposed, more,
+        problem.groups,
+    )  # fmt: skip
+
+
 def find_extremes(weight: Tensor, into: Tensor) -> None:
     """Write the largest and the smallest value to `into`, of two; a NaN is either. Nothing is allocated.
 

@@ -205,6 +205,11 @@ class Backend(Protocol):
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong."""
 
+    def recorded_convolution(
+        self, problem: ConvProblem, image: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """Return PyTorch's own convolution of a forward pass, which autograd records."""
+
     def own_convolution(
         self,
         problem: ConvProblem,

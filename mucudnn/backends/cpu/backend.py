@@ -14,7 +14,7 @@ from torch import Tensor
 from mucudnn.algorithms import Algorithm, named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
-from mucudnn.algorithms.own import own_convolution, result_bytes
+from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
 from mucudnn.backends.cpu.environment import fp32_precision, present_environment, present_flags
 from mucudnn.backends.cpu.footprint import FootprintMeter
@@ -72,6 +72,7 @@ class CpuBackend:
     least_span_ns = 50_000
     takes_memory_by_pages = True
     own_convolution = staticmethod(own_convolution)
+    recorded_convolution = staticmethod(recorded_convolution)
 
     def __init__(self) -> None:
         self._here = _ThisThread()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import memory_format
-from mucudnn.algorithms.own import own_convolution, result_bytes
+from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
 from mucudnn.backends.base import Job, PartKernel, PartSumKernel, Queue
 from mucudnn.backends.cudnn.card import Card, TorchCard
 from mucudnn.backends.cudnn.configurations import EngineConfiguration, is_id
@@ -53,6 +53,7 @@ class CudnnBackend:
     takes_memory_by_pages = False
     least_span_ns = 3_000_000  # waiting for a card takes some 10 µs, and an idle one begins late
     own_convolution = staticmethod(own_convolution)
+    recorded_convolution = staticmethod(recorded_convolution)
 
     def __init__(self, card: Card, workshop: Workshop | None) -> None:
         self._card = card
