@@ -1,7 +1,8 @@
-"""What a patched module costs where PyTorch's own convolution stays: nothing but finding that out.
+"""What a module costs where PyTorch's own convolution stays: nothing, or finding that out.
 
-The convolution is so small that the calls around it are all that there is. The difference of the two medians
-of a row's pair is the cost; it should be at most 10 microseconds.
+The convolution is so small that the calls around it are all that there is. A module that its plan leaves
+undivided is not patched at all; one that tunes what it meets (`dynamic=True`) asks at each call. The
+difference of the medians of a row's group is the cost; the first should be at most 10 microseconds.
 """
 
 import dataclasses
@@ -16,13 +17,15 @@ from mucudnn.calls import problems_of
 from mucudnn.choices import Mode, Policy
 from mucudnn.extraction import extract
 from mucudnn.functional import undivided
-from mucudnn.patching import apply
+from mucudnn.patched import Learn
+from mucudnn.patching import patch
 from mucudnn.plan import Assignment, ConvSite, Plan
+from mucudnn.routing import NotNowError
 
 KINDS = {"Conv2d": nn.Conv2d, "Conv1d": nn.Conv1d, "ConvTranspose2d": nn.ConvTranspose2d}
 
 
-def patched(module: nn.Module, images: torch.Tensor) -> nn.Module:
+def patched(module: nn.Module, images: torch.Tensor, learn: Learn | None) -> nn.Module:
     """Patch a module with a plan that leaves it to PyTorch's own convolution."""
     backend = backend_of("cpu:")
     extraction = extract(module, images)
@@ -36,19 +39,24 @@ def patched(module: nn.Module, images: torch.Tensor) -> nn.Module:
         for op in call.ops
     )
     environment = dataclasses.replace(backend.environment(), soft={})
-    return apply(module, Plan(Mode.REUSE, Policy.UNDIVIDED, 2**20, environment, assignments))
+    return patch(module, Plan(Mode.REUSE, Policy.UNDIVIDED, 2**20, environment, assignments), learn)
 
 
-@pytest.mark.parametrize("who", ["plain", "patched"])
+def never(*_: object) -> Plan:
+    """Tune nothing."""
+    raise NotNowError
+
+
+@pytest.mark.parametrize("who", ["plain", "patched", "dynamic"])
 @pytest.mark.parametrize("name", KINDS)
 def test_undivided_call(name: str, who: str, benchmark: BenchmarkFixture) -> None:
-    """Time a call of a module as it is, or of a patched one."""
+    """Time a call of a module as it is, with a plan, or with one that may grow."""
     benchmark.group = f"undivided {name}"
     torch.set_num_threads(1)
     module = KINDS[name](4, 4, 3, padding=1).eval()
     images = torch.randn(1, 4, *(4,) * len(module.kernel_size))
-    if who == "patched":
-        patched(module, images)
+    if who != "plain":
+        patched(module, images, never if who == "dynamic" else None)
     with torch.no_grad():
         benchmark.pedantic(  # type: ignore[no-untyped-call]  # not in the library's hints
             module, (images,), iterations=200, rounds=100, warmup_rounds=5

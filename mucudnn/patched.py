@@ -17,7 +17,7 @@ from mucudnn.modules import Call, Kind, call_of, padded
 from mucudnn.operators import announce, convolve
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.routing import Memory, Router, divided, is_own
+from mucudnn.routing import Memory, Router, divided
 from mucudnn.workspace import Owner
 
 
@@ -42,9 +42,6 @@ _learning = threading.RLock()  # of all modules: two that measure at once would 
 
 _NOWHERE = object()
 """Flags that no backend has."""
-
-_MOST_SHAPES = 256
-"""Of images, that a module remembers; with one more it begins anew."""
 
 
 class Reason(enum.Enum):
@@ -125,22 +122,16 @@ class PatchedForward:
         self._planned = len(variants)
         self._memory = memory
         self._home = home
-        self._is_own = learn is None and all(
-            is_own(assigned.division, memory)
-            for variant in variants
-            for assigned in variant.assignments.values()
-        )
         self._forget()
 
     def _forget(self) -> None:
         self._name = announce(self)
         self._router = Router((self._memory.environment.backend,), self._module)
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
-        self._met: set[tuple[torch.Size, torch.dtype]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep what was decided; what was built from it is built again."""
-        built = ("_router", "_owners", "_name", "_met")
+        built = ("_router", "_owners", "_name")
         return {name: value for name, value in self.__dict__.items() if name not in built}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -156,8 +147,6 @@ class PatchedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
-        if self._is_own and self._was_met(args):
-            return self._kind.own(self._module, *args, **kwargs)
         call = call_of(self._kind, self._module, args, kwargs)
         if torch.compiler.is_compiling():
             result = self._compiled(call)
@@ -165,8 +154,6 @@ class PatchedForward:
             result = None
         else:
             result = self._router.served(call, self._convolution)
-            if self._is_own:
-                self._remember(call.image)
         if result is not None:
             return result
         if not self._kind.is_transposed:
@@ -175,20 +162,6 @@ class PatchedForward:
         image, arguments = padded(self._module, call)
         return own_call(image, call.weight, call.bias, arguments)
 
-    def _was_met(self, args: tuple[Any, ...]) -> bool:
-        """Return whether such an image went the whole way before, where a notice of its shape is given.
-
-        More is not asked of a module that stays as it is: whatever else changes, it computes as before.
-        """
-        if torch.compiler.is_compiling() or not args or type(args[0]) is not Tensor:
-            return False
-        return (args[0].shape, args[0].dtype) in self._met
-
-    def _remember(self, image: Tensor) -> None:
-        if len(self._met) >= _MOST_SHAPES:
-            self._met.clear()
-        self._met.add((image.shape, image.dtype))
-
     def _compiled(self, call: Call) -> Tensor | None:
         """Return the operator that runs the call, or None where a graph is to hold PyTorch's own.
 
@@ -196,7 +169,7 @@ class PatchedForward:
         """
         if torch.compiler.is_exporting() or autocast_dtype(call.image.device) is not None:
             return None
-        if call.image.dim() != call.weight.dim() or self._is_own or _is_transformed():
+        if call.image.dim() != call.weight.dim() or _is_transformed():
             return None
         image, arguments = padded(self._module, call)
         return convolve(image, call.weight, call.bias, arguments, self._name)

@@ -19,7 +19,7 @@ from mucudnn.modules import Call, Kind, kind_of, padded, settings_of, undividabl
 from mucudnn.patched import Learn, Notice, PatchedForward, Variant
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.routing import Memory
+from mucudnn.routing import Memory, is_own
 from mucudnn.workspace import release_workspaces
 
 _AUTOCAST_ITEMSIZE = 2
@@ -61,6 +61,8 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
         path: _patch(modules.get(path), path, variants, memory, notice, home, learn)
         for path, variants in grouped.items()
     }
+    if learn is None:  # what computes as before in any case costs nothing
+        patches = {path: patches[path] for path, variants in grouped.items() if _changes(variants, memory)}
     restore(model)
     for path, (method, patched) in patches.items():
         modules[path].__dict__[method] = patched
@@ -128,6 +130,12 @@ class _Replicating:
         for name in ("forward", _REPLICATE):
             replica.__dict__.pop(name, None)
         return replica
+
+
+def _changes(variants: Mapping[int, Mapping[ConvOp, Assignment]], memory: Memory) -> bool:
+    """Return whether anything at a module's sites is other than PyTorch's own convolution as it comes."""
+    assigned = (each for assignments in variants.values() for each in assignments.values())
+    return not all(is_own(each.division, memory) for each in assigned)
 
 
 def _patch(

@@ -16,11 +16,10 @@ from mucudnn.backends import backend_of
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
 from mucudnn.functional import divided_conv
-from mucudnn.modules import Call
 from mucudnn.patching import apply, patch, plan_of, restore
 from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Candidate
-from mucudnn.routing import Router
+from mucudnn.routing import NotNowError
 from mucudnn.workspace import workspace_of
 from tests.plans import a_plan_for
 
@@ -185,27 +184,19 @@ def test_all_modules_of_a_model_give_each_reason_once_together() -> None:
     assert "in another environment: policy threads was" in reasons[-1]
 
 
-def test_a_module_that_stays_as_it_is_asks_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_its_plan_leaves_undivided_is_left_alone() -> None:
     conv, plan = with_plan(undivided("cpu:aten"))
-    twin = copy.deepcopy(conv)
+    before = dict(conv.__dict__)
+
     apply(conv, plan)
-    asked: list[torch.Size] = []
-    served = Router.served
 
-    def counting(self: Router, call: Call, *more: Any) -> Tensor | None:
-        asked.append(call.image.shape)
-        return served(self, call, *more)
-
-    monkeypatch.setattr(Router, "served", counting)
-
-    with pytest.warns(UntunedWarning, match="was tuned for .* but meets") as told:
-        are_equal = [torch.equal(conv(images(batch)), twin(images(batch))) for batch in (8, 9, 8, 9, 3)]
-
-    assert are_equal == [True] * 5
-    assert asked == [images(batch).shape for batch in (8, 9, 3)]
-    assert [warning.filename for warning in told] == [__file__]
-    with pytest.raises(TypeError):
-        conv("no tensor")
+    assert plan_of(conv) == plan
+    assert {name for name in conv.__dict__ if name not in before} == {"_mucudnn_plan"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        conv(images(9))
+    restore(conv)
+    assert conv.__dict__.keys() == before.keys()
 
 
 def test_what_is_tuned_later_takes_no_number_of_the_plans() -> None:
@@ -213,10 +204,13 @@ def test_what_is_tuned_later_takes_no_number_of_the_plans() -> None:
         lambda assigned: dataclasses.replace(assigned, site=dataclasses.replace(assigned.site, variant=1))
     )
     numbers: list[int] = []
-    patch(conv, plan, lambda *given: numbers.append(given[2]))
 
-    with pytest.warns(UntunedWarning):
-        conv(images(9))
+    def learn(*given: Any) -> Plan:
+        numbers.append(given[2])
+        raise NotNowError
+
+    patch(conv, plan, learn)
+    conv(images(9))
 
     assert numbers == [2]
 
