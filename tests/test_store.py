@@ -20,6 +20,7 @@ import pytest
 from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Measurement
 from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, open_store
+from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as released
 from tests.examples import a_record, a_trial, an_environment, copy_in_a_write
 
@@ -294,7 +295,7 @@ def test_the_store_is_in_the_cache_of_the_user(
 
 def test_no_name_opens_the_default_store(store_path: Path) -> None:
     with open_store() as store:
-        assert isinstance(store, SqliteStore)
+        assert isinstance(store, SteadfastStore)
     assert store_path.is_file()
 
 
@@ -339,7 +340,7 @@ def test_a_tilde_stands_for_the_users_folder(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("HOME", str(tmp_path))
 
     with open_store("~/profiles.sqlite3") as store:
-        assert isinstance(store, SqliteStore)
+        assert isinstance(store, SteadfastStore)
         assert store.path == tmp_path / "profiles.sqlite3"
 
 
@@ -347,7 +348,7 @@ def test_a_tilde_of_an_unknown_user_stays(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
 
     with open_store("~nobody-of-this-name/profiles.sqlite3") as store:
-        assert isinstance(store, SqliteStore)
+        assert isinstance(store, SteadfastStore)
         assert store.path == tmp_path / "~nobody-of-this-name" / "profiles.sqlite3"
 
 
@@ -360,6 +361,26 @@ def test_a_folder_that_cannot_be_made_gives_a_store_in_memory(tmp_path: Path) ->
 
     assert isinstance(store, MemoryStore)
     assert store.count() == 0
+
+
+def test_a_disk_that_fills_up_costs_what_is_measured_from_then_on_and_nothing_else(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    new = [a_record(a_trial(f"{'new':1000}{number}")) for number in range(20)]
+    file = SqliteStore(path)
+    file._connection.execute("PRAGMA max_page_count = 1")  # no less than it has
+
+    with SteadfastStore(file) as store:
+        with pytest.warns(
+            StoreWarning, match="^What is measured from now on is not kept: .* is full"
+        ) as told:
+            store.add_records(an_environment(), new)
+        store.add_records(an_environment(), [a_record(a_trial("later"))])
+
+        assert store.count() == 22
+        assert len(store.records(an_environment(), [each.trial for each in new])) == 20
+    assert len(told) == 1
+    with SqliteStore(path) as kept:
+        assert kept.count() == 1
 
 
 @pytest.fixture

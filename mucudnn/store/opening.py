@@ -10,6 +10,7 @@ from mucudnn.errors import StoreWarning, warn_user
 from mucudnn.store.base import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore, UnusableFileError
+from mucudnn.store.steadfast import SteadfastStore
 
 
 def default_path() -> Path:
@@ -41,7 +42,7 @@ def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
     """Return the store in the file that `store` names (None names `default_path`), or `store` itself.
 
     Where the file cannot be made or written, a StoreWarning says so, and the answer is a store in memory
-    that holds whatever can be read of the file.
+    that holds whatever can be read of the file; likewise where a write fails later, as on a full disk.
 
     Raises:
         StoreError: the file is damaged, newer than this version, or not ours.
@@ -50,7 +51,7 @@ def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
         return store
     path = default_path() if store is None else expanded(store)
     try:
-        return SqliteStore(path)
+        return SteadfastStore(SqliteStore(path))
     except UnusableFileError as error:
         warn_user(f"What is measured now is not kept: {error}", StoreWarning)
     return _what_can_be_read(path)

@@ -22,7 +22,13 @@ PACKED = ".gz"
 """What the name of a file ends with that holds a store in compressed form, to be read only."""
 
 _BUSY_TIMEOUT_S = 30.0
-_UNUSABLE = {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY}
+_UNUSABLE = {
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+}
 _ENVIRONMENT = "(SELECT id FROM environments WHERE key = ?)"
 
 _ADD_ENVIRONMENT = "INSERT INTO environments (key, facts) VALUES (?, ?) ON CONFLICT DO NOTHING"

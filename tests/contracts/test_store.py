@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Measurement, Record, Refusal, RefusalKind, Trial
 from mucudnn.store import MemoryStore, SqliteStore, Store
+from mucudnn.store.steadfast import SteadfastStore
 from tests.examples import a_problem, a_record, a_trial, an_environment, an_over_limit_record
 from tests.test_problem import OTHER_VALUES
 from tests.test_profile import DECIDING_CHANGES
@@ -35,10 +36,20 @@ class ReopenedStore(SqliteStore):
             return store.count()
 
 
+def _on_a_full_disk(folder: Path) -> Store:
+    file = SqliteStore(folder / "profiles.sqlite3")
+    file._connection.execute("PRAGMA query_only = ON")  # whatever is written is refused
+    return SteadfastStore(file)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:What is measured from now on is not kept")
+
 KINDS: dict[str, Callable[[Path], Store]] = {
     "memory": lambda _: MemoryStore(),
     "sqlite": lambda folder: SqliteStore(folder / "profiles.sqlite3"),
     "sqlite reopened": lambda folder: ReopenedStore(folder / "profiles.sqlite3"),
+    "steadfast": lambda folder: SteadfastStore(SqliteStore(folder / "profiles.sqlite3")),
+    "full disk": _on_a_full_disk,
 }
 
 

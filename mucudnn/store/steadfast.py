@@ -1,0 +1,83 @@
+"""A store in a file, and in memory from the moment at which the file can be written no more."""
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from mucudnn.errors import StoreWarning, warn_user
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Comparison, Environment, Record, Trial
+from mucudnn.store.base import Store
+from mucudnn.store.memory import MemoryStore
+from mucudnn.store.sqlite import SqliteStore, UnusableFileError
+
+
+class SteadfastStore:
+    """Keeps what it can in a file; where a disk is full, say, a warning tells, and tuning goes on.
+
+    Args:
+        file: the store; it is closed with this one.
+    """
+
+    def __init__(self, file: SqliteStore) -> None:
+        self._file = file
+        self._store: Store = file
+        self._moving = threading.Lock()
+
+    @property
+    def path(self) -> Path:
+        """Of the file, absolute."""
+        return self._file.path
+
+    def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:
+        """Return the records of those `trials` that are known in `environment`, in the order of `trials`."""
+        return self._store.records(environment, trials)
+
+    def add_records(self, environment: Environment, records: Iterable[Record]) -> None:
+        """Keep all `records`, as far as what is there gives way."""
+        added = list(records)
+        try:
+            self._store.add_records(environment, added)
+        except UnusableFileError as error:
+            self._go_on_in_memory(error).add_records(environment, added)
+
+    def comparison(
+        self, environment: Environment, problem: ConvProblem, keys: Iterable[str]
+    ) -> Comparison | None:
+        """Return the comparison of exactly the divisions `keys`, in any order; None if there is none."""
+        return self._store.comparison(environment, problem, keys)
+
+    def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
+        """Keep `comparison`, unless the same divisions have been compared."""
+        try:
+            self._store.add_comparison(environment, comparison)
+        except UnusableFileError as error:
+            self._go_on_in_memory(error).add_comparison(environment, comparison)
+
+    def count(self) -> int:
+        """Return the number of records, of all environments together."""
+        return self._store.count()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _go_on_in_memory(self, error: UnusableFileError) -> Store:
+        """Return a store in memory that holds what the file holds, and stands for it from now on."""
+        with self._moving:
+            if self._store is self._file:  # another thread may have been here
+                memory = MemoryStore()
+                self._file.copy_into(memory)
+                self._store = memory
+                warn_user(f"What is measured from now on is not kept: {error}", StoreWarning)
+        return self._store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
