@@ -2,8 +2,9 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -56,15 +57,57 @@ class Bar:
         self._bar.stop()
 
 
+class Lines:
+    """A line now and then, for output that is no terminal: a log, or a batch job's.
+
+    Args:
+        stream: where they go.
+        clock: seconds.
+        every_s: least seconds between two lines; work that takes less says nothing.
+    """
+
+    def __init__(
+        self, stream: TextIO, clock: Callable[[], float] = time.monotonic, every_s: float = 15.0
+    ) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._every_s = every_s
+        self._work = 0.0
+        self._start_s = self._told_s = clock()
+
+    def begin(self, work: float) -> None:
+        """Begin to count the seconds."""
+        self._work = work
+        self._start_s = self._told_s = self._clock()
+
+    def at(self, what: str, done: float) -> None:
+        """Tell how much is done, if it is time to."""
+        now_s = self._clock()
+        if now_s - self._told_s >= self._every_s:
+            self._told_s = now_s
+            self._tell(f"{done / self._work:.0%} after {now_s - self._start_s:.0f} s, {what}")
+
+    def end(self, measured: int) -> None:
+        """Tell how long it took, if anything was told."""
+        if self._told_s > self._start_s:
+            self._tell(f"done after {self._clock() - self._start_s:.0f} s, {measured} measured")
+
+    def _tell(self, text: str) -> None:
+        self._stream.write(f"mucudnn: {text}\n")
+        self._stream.flush()
+
+
 @contextlib.contextmanager
 def progress_for(wish: "bool | Progress | None") -> Iterator[Progress]:
-    """Yield what is to be told: a bar for True, nobody for False, for None a bar on a terminal only."""
+    """Yield what is told: a bar on a terminal, lines elsewhere for True alone; nobody for False."""
     if wish is None:
         wish = sys.stderr.isatty()
     if not isinstance(wish, bool):
         yield wish
     elif not wish:
         yield Silence()
+    elif not sys.stderr.isatty():
+        yield Lines(sys.stderr)
     else:
         columns = (
             TextColumn("{task.description:42.42}"),

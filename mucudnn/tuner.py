@@ -70,7 +70,8 @@ def optimize(
             "wgrad".
         backend: "auto", or a backend's name. A recording will not do: what is patched runs here.
         store: where profiles are kept: a file, a Store, or None for the default file.
-        progress: None shows a bar on a terminal, True always, False never; or a `Progress` to be told.
+        progress: None shows a bar on a terminal; True does too, and elsewhere writes a line now and then to
+            standard error; False nothing; or a `Progress` to be told.
         dynamic: whether shapes, and batches larger than the sample's, are tuned too when they are first met,
             in reuse mode and on one rank; else they run PyTorch's own convolution, with one warning.
 

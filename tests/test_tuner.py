@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 import sqlite3
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -493,12 +494,17 @@ def test_progress_is_told_from_the_beginning_to_the_end(known: Path) -> None:
     assert listener.measured == 0
 
 
-def test_a_bar_is_drawn_on_standard_error_if_asked_for(
-    known: Path, capsys: pytest.CaptureFixture[str]
+def test_a_bar_is_drawn_on_standard_error_if_that_is_a_terminal(
+    known: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich looks at more than that
 
-    assert capsys.readouterr().out == ""
+    mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known)
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "confirming" in told.err
 
 
 def test_nothing_is_drawn_where_nobody_watches(known: Path, capsys: pytest.CaptureFixture[str]) -> None:

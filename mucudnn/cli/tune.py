@@ -105,7 +105,7 @@ def tune_command(
         sample = random_inputs(model, shapes, channels_last=channels_last)
         plan = tune(
             model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
-            backend=backend, store=opened,
+            backend=backend, store=opened, progress=True,
         )  # fmt: skip
     seconds = time.perf_counter() - start
     try:

@@ -1,0 +1,77 @@
+"""Who is told how far long work has come, and how."""
+
+import io
+import sys
+
+import pytest
+
+from mucudnn.progress import Bar, Lines, Silence, progress_for
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Shows the seconds that it is set to."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def told_lines(steps: list[tuple[float, float]]) -> list[str]:
+    """What is told of work of 200 that is so far at such seconds; the last step is its end."""
+    clock, stream = Clock(), io.StringIO()
+    lines = Lines(stream, clock, every_s=10.0)
+    clock.now_s = 1000.0
+    lines.begin(200.0)
+    for seconds, done in steps[:-1]:
+        clock.now_s = 1000.0 + seconds
+        lines.at(f"at {seconds:.0f}", done)
+    clock.now_s = 1000.0 + steps[-1][0]
+    lines.end(7)
+    return stream.getvalue().splitlines()
+
+
+def test_a_line_comes_when_ten_seconds_have_passed_since_the_last() -> None:
+    told = told_lines([(1, 2), (10, 50), (19, 60), (20, 100), (25, 150), (27, 200)])
+
+    assert told == [
+        "mucudnn: 25% after 10 s, at 10",
+        "mucudnn: 50% after 20 s, at 20",
+        "mucudnn: done after 27 s, 7 measured",
+    ]
+
+
+def test_short_work_says_nothing() -> None:
+    assert told_lines([(1, 2), (9, 200), (9.5, 200)]) == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "stream", "kind"),
+    [
+        (None, Terminal(), Bar),
+        (True, Terminal(), Bar),
+        (False, Terminal(), Silence),
+        (None, io.StringIO(), Silence),
+        (True, io.StringIO(), Lines),
+        (False, io.StringIO(), Silence),
+    ],
+)
+def test_a_bar_is_for_terminals_and_lines_are_for_those_who_ask(
+    wish: bool | None, stream: io.StringIO, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    with progress_for(wish) as shown:
+        assert type(shown) is kind
+
+
+def test_a_listener_of_the_users_own_is_told() -> None:
+    own = Silence()
+
+    with progress_for(own) as shown:
+        assert shown is own
