@@ -64,9 +64,10 @@ class InfeasibleError(MucudnnError):
 
     Attributes:
         limit_bytes: the limit that was asked for, in bytes.
-        least_bytes: a limit that would do, in bytes: the least that is known without running anything above
-            the limit. What could not be weighed under the limit may turn out to need less. None where no
-            candidates' sizes add up to the batch, or where their workspaces are not known.
+        least_bytes: a limit that may do, in bytes: the least by what is declared, and by what was seen under
+            the limit. What runs for the first time under it may turn out wrong, or to take more, and what
+            could not be weighed may need less. None where no candidates' sizes add up to the batch, or where
+            their workspaces are not known.
         site: where in the model, as text; None if it concerns no single site.
         is_total: whether the limit is that of all convolutions together; then `least_bytes` is their sum,
             and the site is the one that needs most; without a sum, one that was seen to take more than it
@@ -101,7 +102,7 @@ class InfeasibleError(MucudnnError):
             )
             return f"{what}{found}, and it is not known what would do."
         most = f", of which {self.site!r} needs most" if self.is_total and self.site else ""
-        return f"{what}; a limit of {format_exactly(self.least_bytes)} would do{most}."
+        return f"{what}; a limit of {format_exactly(self.least_bytes)} may do{most}."
 
 
 class SolverError(MucudnnError):

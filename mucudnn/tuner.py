@@ -78,7 +78,7 @@ def optimize(
     Raises:
         SizeError, OptionError: an argument cannot be read, or is none of the choices.
         SampleError: the model cannot be run on the sample, or has nothing to tune.
-        InfeasibleError: nothing fits the limit; it names the convolution and a limit that would do.
+        InfeasibleError: nothing fits the limit; it names the convolution and a limit that may do.
         BackendError: nothing tunes on the model's device, or `backend` does not.
         StoreError: the store is damaged or newer than this version.
     """

@@ -243,7 +243,7 @@ class Tuning:
     def _check_feasible(self, profiles: Mapping[ConvProblem, Profile]) -> None:
         """Raise an InfeasibleError if some batch has no division, or all divisions share too little.
 
-        It names the site that needs most, and a limit with which all sites would do.
+        It names the site that needs most, and a limit with which all sites may do.
         """
         limit_bytes, is_sharing = self._profiler.limit_bytes, self._mode is Mode.SHARING
         leasts = {
