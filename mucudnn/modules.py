@@ -9,6 +9,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.calls import ConvArguments, explicit_padding, numbers
+from mucudnn.errors import OptionError
+
+
+def check_is_module(model: object) -> None:
+    """Raise unless `model` is a module.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    if isinstance(model, nn.Module):
+        return
+    got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+    raise OptionError(f"A model must be a torch.nn.Module, but got {got}.")
 
 
 @dataclasses.dataclass(frozen=True)

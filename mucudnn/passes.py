@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
@@ -14,6 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+
+from mucudnn.errors import SampleError
 
 _NOTHING = contextlib.nullcontext()
 
@@ -32,7 +35,16 @@ class CallArguments:
 
     @classmethod
     def of(cls, sample: object) -> "CallArguments":
-        """Return the arguments that a sample stands for: a tensor, a tuple, a dict, or both kinds."""
+        """Return the arguments that a sample stands for: a tensor, a tuple, a dict, or both kinds.
+
+        Raises:
+            SampleError: it is text or an array, which no model computes with.
+        """
+        if isinstance(sample, str | bytes | np.ndarray):
+            raise SampleError(
+                "A sample must be a tensor, a tuple of arguments or a dict of keyword arguments, but got "
+                f"{type(sample).__name__}."
+            )
         if isinstance(sample, CallArguments):
             return sample
         if isinstance(sample, Mapping):

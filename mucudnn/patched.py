@@ -56,6 +56,19 @@ class Reason(enum.Enum):
     PARTS = enum.auto()
     """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
 
+    @property
+    def advice(self) -> str:
+        """What whoever wants it divided can do."""
+        return _ADVICE[self]
+
+
+_ADVICE = {
+    Reason.LARGER_BATCH: "optimize with the largest batch divides smaller ones too",
+    Reason.OTHER_SHAPE: "optimize with dynamic=True tunes shapes when they are met",
+    Reason.ELSEWHERE: "go back to that environment, or optimize again in this one",
+    Reason.PARTS: "the policy 'power_of_two' measures sizes that make every smaller batch",
+}
+
 
 class Notice:
     """The reasons that a model has given so far, each once; its modules share one."""
@@ -69,7 +82,8 @@ class Notice:
             return
         self._given.add(reason)
         warn_user(
-            f"{what}; it runs PyTorch's own convolution. This reason is given once for the whole model.",
+            f"{what}; it runs PyTorch's own convolution ({reason.advice}). This reason is given once for the "
+            "whole model.",
             UntunedWarning,
         )
 
@@ -208,10 +222,7 @@ class PatchedForward:
         if not served and self._has_learnt(backend, problem):
             served = self._variants_for(problem)
         if not served:
-            is_larger = any(_is_like(variant.problem, problem) for variant in self._variants)
-            reason = Reason.LARGER_BATCH if is_larger else Reason.OTHER_SHAPE
-            tuned = "; ".join(str(variant.problem) for variant in self._variants)
-            self._notice.give(reason, f"{name} was tuned for {tuned}, but meets {problem}")
+            self._notice.give(*self._why_unserved(name, problem))
             return None
         _, number = min(served)
         try:
@@ -219,6 +230,15 @@ class PatchedForward:
         except BackendError as error:
             self._notice.give(Reason.PARTS, f"{name} cannot be divided here ({error})")
             return None
+
+    def _why_unserved(self, name: str, problem: ConvProblem) -> tuple[Reason, str]:
+        """Return why no shape serves a problem, in words too."""
+        batches = [each.problem.batch for each in self._variants if _is_like(each.problem, problem)]
+        if batches:
+            sizes = f"batches of {max(batches)}, but meets one of {problem.batch}"
+            return Reason.LARGER_BATCH, f"{name} was tuned for {sizes}: {problem}"
+        tuned = "; ".join(str(variant.problem) for variant in self._variants)
+        return Reason.OTHER_SHAPE, f"{name} was tuned for {tuned}, but meets {problem}"
 
     def _variants_for(self, problem: ConvProblem) -> list[tuple[int, int]]:
         """Return the batches and places of the shapes that serve such a problem."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
-from mucudnn.modules import Call, Kind, kind_of, padded, settings_of, undividable
+from mucudnn.modules import Call, Kind, check_is_module, kind_of, padded, settings_of, undividable
 from mucudnn.patched import Learn, Notice, PatchedForward, Variant
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
@@ -41,12 +41,16 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
         PlanMismatchError: the plan was made for another model or in another environment; the model is
             left as it was.
         PlanError: the plan contradicts itself.
+        OptionError: either is something else.
     """
     return patch(model, plan)
 
 
 def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module:
     """Do what `apply` does; shapes that the plan does not know are tuned by `learn`, if there is one."""
+    check_is_module(model)
+    if not isinstance(plan, Plan):
+        raise OptionError(f"A plan must be a Plan, but got {plan!r}; Plan.load(path) reads one from a file.")
     plan.check()
     backend = _backend_at_home(model, plan)
     modules = dict(model.named_modules())
@@ -74,7 +78,7 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
 
 def arm(model: nn.Module, first_call: FirstCall) -> nn.Module:
     """Have `first_call` told of the first call of `model`, before it runs; return the model."""
-    restore(model)
+    restore(model)  # which says so if it is none
     model.__dict__[_ARMED] = model.register_forward_pre_hook(first_call, with_kwargs=True)
     return model
 
@@ -82,8 +86,13 @@ def arm(model: nn.Module, first_call: FirstCall) -> nn.Module:
 def restore(model: nn.Module) -> nn.Module:
     """Take all patches off `model`, in place, and return it; nothing is left behind.
 
-    The buffers go back to the system too; another patched model makes its own anew.
+    The buffers go back to the system too; another patched model makes its own anew. A model that waits for
+    its first call to be tuned waits no longer.
+
+    Raises:
+        OptionError: it is no module.
     """
+    check_is_module(model)
     for module in model.modules():
         kind = kind_of(module)
         if kind is not None and isinstance(module.__dict__.get(kind.method), PatchedForward):
@@ -102,8 +111,12 @@ def plan_of(model: nn.Module) -> Plan:
 
     Raises:
         PlanError: it runs none.
+        OptionError: it is no module.
     """
+    check_is_module(model)
     plan = model.__dict__.get(_PLAN)
+    if _ARMED in model.__dict__:
+        raise PlanError("The model must have been called to be tuned, but it still waits for its first call.")
     if not isinstance(plan, Plan):
         raise PlanError("The model must have been patched by optimize or apply, but it runs no plan.")
     learnt = [assigned for patched in _patches(model) for assigned in patched.learnt]

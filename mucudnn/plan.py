@@ -16,7 +16,7 @@ from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan_file import OPTIONAL, decode, encode, parse
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
-from mucudnn.sizes import format_exactly
+from mucudnn.sizes import format_bytes, format_exactly
 
 SCHEMA = 1
 """Version of the plan file; a newer one is refused."""
@@ -98,7 +98,7 @@ class Assignment:
     evidence: Evidence | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
     """A division for every site of a model, with all that is needed to use and to judge it.
 
@@ -122,9 +122,16 @@ class Plan:
     version: str = ""
     max_error: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
+    def __repr__(self) -> str:
+        divided = sum(not assigned.division.is_undivided for assigned in self.assignments)
+        return (
+            f"<Plan for {len(self.assignments)} sites, {divided} of them in micro-batches, {self.mode} of "
+            f"{format_bytes(self.limit_bytes)}; `mucudnn show` prints a saved one>"
+        )
+
     @property
     def sites(self) -> Mapping[ConvSite, Division]:
-        """The division of every site."""
+        """The division of every site, in the order in which the model meets them."""
         return MappingProxyType({assigned.site: assigned.division for assigned in self.assignments})
 
     @property

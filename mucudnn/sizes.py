@@ -2,6 +2,7 @@
 
 import math
 import re
+import reprlib
 from fractions import Fraction
 
 from mucudnn.errors import SizeError
@@ -24,7 +25,8 @@ def parse_bytes(size: int | str) -> int:
         SizeError: negative, no number, a string without a unit, or an unknown unit.
     """
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise SizeError(f"A size must be an int of bytes or a string such as '64MiB', but got {size!r}.")
+        got = reprlib.repr(size)  # a sample, in the limit's place, may be large
+        raise SizeError(f"A size must be an int of bytes or a string such as '64MiB', but got {got}.")
     n_bytes = size if isinstance(size, int) else _parse_text(size)
     if n_bytes < 0:
         raise SizeError(f"A size must not be negative, but got {size!r}.")

@@ -24,6 +24,7 @@ from mucudnn.extraction import CallArguments, Extraction, extract
 from mucudnn.learning import Learner, opened
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Measurer
+from mucudnn.modules import check_is_module
 from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
@@ -149,6 +150,7 @@ def tune(
 
 def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
     """Return the plan for `model` on `sample`, as `tune` does."""
+    check_is_module(model)
     # What a recording says stands there already, and predictions must not be taken for measurements.
     kept = opened(settings.store) if settings.recording is None else MemoryStore()
     # Whoever tunes under autocast wants problems in its type, and measurements of just these.

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -433,3 +434,7 @@ def test_the_error_that_was_allowed_stands_in_the_file_where_there_was_such_a_bo
     assert Plan.from_text(plan.to_text()) == plan
     assert '"max_error": 2e-06' in plan.to_text()
     assert "max_error" not in a_plan().to_text()
+
+
+def test_a_plan_is_short_where_it_is_only_named() -> None:
+    assert re.fullmatch(r"<Plan for \d+ sites, \d+ of them in micro-batches, .*>", repr(a_plan()))

@@ -228,7 +228,7 @@ def test_a_copy_of_an_armed_model_tunes_itself(known: Path, way: Callable[[nn.Mo
     copied(a_batch())
 
     assert len(plan_of(copied).sites) == 5
-    with pytest.raises(PlanError, match="but it runs no plan"):
+    with pytest.raises(PlanError, match="it still waits for its first call"):
         plan_of(model)
 
 
@@ -477,6 +477,44 @@ def test_a_store_that_was_passed_in_stays_open(known: Path) -> None:
         mucudnn.tune(a_chain(), a_batch(), LIMIT, store=store, progress=False)
 
         assert store.count() > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "got"),
+    [(len, "builtin_function_or_method"), (nn.Conv2d, "the class Conv2d"), (3, "int"), ("resnet18", "str")],
+)
+def test_what_is_no_model_is_refused_in_a_sentence(model: Any, got: str, known: Path) -> None:
+    message = f"^A model must be a torch.nn.Module, but got {got}.$"
+    calls: list[Callable[[], object]] = [
+        lambda: mucudnn.optimize(model, LIMIT, a_batch()),
+        lambda: mucudnn.optimize(model, LIMIT),
+        lambda: mucudnn.tune(model, a_batch(), LIMIT),
+        lambda: mucudnn.apply(model, mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known)),
+        lambda: mucudnn.restore(model),
+        lambda: plan_of(model),
+    ]
+
+    for call in calls:
+        with pytest.raises(OptionError, match=message):
+            call()
+
+
+def test_a_plan_s_file_is_not_taken_for_the_plan() -> None:
+    with pytest.raises(OptionError, match=r"but got 'plan.json'; Plan.load\(path\) reads one from a file"):
+        mucudnn.apply(a_chain(), "plan.json")  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize("sample", ["8x3x6x6", a_batch().numpy()])
+def test_a_sample_that_no_model_computes_with_is_refused(sample: object) -> None:
+    with pytest.raises(SampleError, match="must be a tensor, a tuple of arguments or a dict of keyword"):
+        mucudnn.tune(a_chain(), sample, LIMIT)
+
+
+def test_a_sample_in_the_place_of_the_limit_is_told_in_a_line() -> None:
+    with pytest.raises(SizeError) as raised:
+        mucudnn.optimize(a_chain(), a_batch(), LIMIT)  # type: ignore[arg-type]  # that is the point
+
+    assert len(str(raised.value)) < 160
 
 
 def test_progress_is_told_from_the_beginning_to_the_end(known: Path) -> None:

@@ -48,7 +48,7 @@ def _target(text: str) -> Target:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    sizes = text.split("x")
+    sizes = text.lower().split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise click.BadParameter(f"it must read like 64x3x32x32, but got {text!r}.")
     return tuple(int(size) for size in sizes)

@@ -73,7 +73,9 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         )
     finding = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if finding != "ok":
-        raise StoreError(f"{path} is damaged: {' '.join(finding.split())}.")
+        raise StoreError(
+            f"{path} is damaged: {' '.join(finding.split())}; move it away, or choose another store."
+        )
 
 
 def create_or_rehearse(database: sqlite3.Connection) -> None:
