@@ -387,6 +387,19 @@ def test_a_16_bit_division_is_as_exact_as_one_of_its_parts(op: ConvOp, dtype: st
     assert relative_error(result, expected) <= 1.5 * relative_error(undivided, expected)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_16_bit_gradients_of_many_parts_are_summed_in_32_bits(dtype: str) -> None:
+    problem = dataclasses.replace(for_op(WIDE, ConvOp.WGRAD).with_batch(64), dtype=dtype)
+    operands = operands_of(problem)
+    expected = reference(problem, *operands)
+    undivided = BACKEND.own_convolution(problem, *operands)
+
+    result = Runner(BACKEND, problem, equal_parts(OWN, *(1,) * 64))(Workspace(CPU), *operands)
+
+    # Each part is rounded to 16 bits, 64 of them at random; sums that were too would be four times as bad.
+    assert relative_error(result, expected) <= 0.5 * relative_error(undivided, expected)
+
+
 def test_a_batch_of_nothing_has_an_empty_result() -> None:
     problem = WIDE.with_batch(0)
 

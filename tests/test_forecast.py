@@ -199,3 +199,7 @@ def test_sizes_that_do_not_add_up_to_the_mini_batch_fit_nothing() -> None:
     assert found.fit(7) is Fit.DIVIDED
     assert found.largest_within(7) == Need(8, 2, 3, 3)
     assert (found.best_bytes, found.least_bytes) == (7, 6)
+
+
+def test_sizes_that_never_add_up_to_the_batch_never_fit() -> None:
+    assert needs((3, 10, 5)).fit(2**60) is Fit.NEVER

@@ -145,6 +145,16 @@ def test_saving_replaces_an_older_plan(tmp_path: Path) -> None:
     assert Plan.load(path).version == "0.0.2"
 
 
+def test_an_older_plan_is_replaced_and_not_written_into(tmp_path: Path) -> None:
+    path, other = tmp_path / "plan.json", tmp_path / "other.json"
+    a_plan(version="0.0.1").save(path)
+    other.hardlink_to(path)
+
+    a_plan(version="0.0.2").save(path)
+
+    assert [Plan.load(each).version for each in (path, other)] == ["0.0.2", "0.0.1"]
+
+
 def test_saving_leaves_nothing_but_the_plan(tmp_path: Path) -> None:
     a_plan().save(tmp_path / "plan.json")
 

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 import mucudnn
-from mucudnn.choices import Mode
+from mucudnn.choices import Mode, Search
 from mucudnn.division import Division
 from mucudnn.errors import (
     BackendError,
@@ -515,3 +515,14 @@ def test_a_plan_that_misnames_what_is_optional_is_refused(chain: tuple[Path, Pla
 
     with pytest.raises(PlanFormatError, match=r"evidence must have reference, .* but got .*is_guessed"):
         Plan.from_text(json.dumps(fields))
+
+
+def test_pytorchs_own_comes_first_whatever_the_others_are_called(tmp_path: Path) -> None:
+    path, extraction = tmp_path / "store.sqlite3", a_convolution_extraction()
+    record(path, ScriptedBackend({"a": Recipe(rate(MS)), "z": Recipe(rate(MS))}), extraction)
+
+    with SqliteStore(path) as store:
+        replay = Replay(store, store.environments()[0])
+        names = replay.algorithms(extraction.calls[0].problem, Search.HEURISTIC, whole=True)
+
+    assert names == ("scripted:own", "scripted:a", "scripted:z")

@@ -14,13 +14,15 @@ from mucudnn.options import Settings
 from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
-from mucudnn.routing import NotNowError, Router, division_for
+from mucudnn.routing import Decide, NotNowError, Router, division_for
 from mucudnn.solvers.exhaustive import fastest_division
 from tests.examples import a_problem
 
+ARGUMENTS = ConvArguments.of(2, 1, 0, 1, 1)
+
 
 def a_call() -> Call:
-    return Call.of(torch.zeros(2, 3, 5, 5), torch.zeros(4, 3, 3, 3), None, ConvArguments.of(2, 1, 0, 1, 1))
+    return Call.of(torch.zeros(2, 3, 5, 5), torch.zeros(4, 3, 3, 3), None, ARGUMENTS)
 
 
 class Asked:
@@ -43,6 +45,37 @@ def test_what_cannot_be_decided_now_is_asked_again_and_what_was_decided_is_not()
 
     assert results == [None] * 4
     assert asked.times == 2
+
+
+def remembering(asked: list[ConvProblem]) -> Decide:
+    """Decides that PyTorch's own serves whatever is asked, and remembers what was."""
+
+    def decide(backend: Backend, problem: ConvProblem) -> None:
+        asked.append(problem)
+
+    return decide
+
+
+def test_calls_that_differ_in_what_decides_are_told_apart() -> None:
+    router, asked = Router(("cpu",), None), list[ConvProblem]()
+    image, filters = torch.zeros(2, 3, 5, 5), [torch.zeros(k, 3, 3, 3) for k in (4, 5)]
+    biases = [None, torch.zeros(4)]
+
+    for _ in range(2):
+        for weight in filters:  # of equal strides
+            router.served(Call.of(image, weight, None, ARGUMENTS), remembering(asked))
+        for bias in biases:
+            router.served(Call.of(image, filters[0], bias, ARGUMENTS), remembering(asked))
+        for needs in ("dx", "dw"):
+            router.served(Call.of(image, filters[1], None, ARGUMENTS), remembering(asked), needs)
+
+    assert [(each.out_channels, each.bias) for each in asked] == [
+        (4, False),
+        (5, False),
+        (4, True),
+        (5, False),
+        (5, False),
+    ]
 
 
 def test_nothing_is_tuned_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What goes wrong with files, and which file is used."""
 
+import contextlib
 import copy
 import gc
 import json
@@ -19,7 +20,7 @@ import pytest
 
 from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Measurement
-from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, open_store
+from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, open_store, schema
 from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as released
 from tests.examples import a_record, a_trial, an_environment, copy_in_a_write
@@ -593,3 +594,11 @@ def test_a_store_is_packed_under_a_name_that_says_so(tmp_path: Path) -> None:
         pytest.raises(StoreError, match=r"must end with '\.gz', but got .*packed"),
     ):
         store.pack(tmp_path / "packed")
+
+
+def test_a_new_file_says_whose_it_is_and_by_which_schema(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "new.sqlite3").close()
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "new.sqlite3")) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA,)
+        assert database.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)

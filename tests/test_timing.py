@@ -120,6 +120,15 @@ def test_twice_as_slow_is_not_hopeless() -> None:
     assert _lengths(measured) == {"fast": 6, "slow": 6}
 
 
+def test_who_was_disturbed_is_not_hopeless() -> None:
+    world = World()
+    disturbed = scripted(*(2 * MS,) * 4, 9 * MS, 9 * MS, 2 * MS)  # a call, two warm-ups, rounds
+
+    measured = race(_racers(world, ("fast", 2 * MS, 0), ("slow", disturbed, 0)), clock=world.clock)
+
+    assert len(measured["slow"].spans_ns) >= 6
+
+
 def test_the_beaten_leave_at_a_look_with_their_samples() -> None:
     world = World()
     noisy = world.noisy(2 * MS, spread=0.1)

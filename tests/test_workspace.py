@@ -154,6 +154,31 @@ def test_a_device_gives_back_a_whole_buffer_and_takes_what_is_needed_next(captur
     assert backend.released == [900, 400]
 
 
+class Pages(CpuBackend):
+    """The processor; it notes which bytes it is given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released: list[tuple[int, int]] = []
+
+    def release(self, tail: Tensor) -> None:
+        self.released.append((tail.storage_offset(), tail.numel()))
+
+
+def test_on_the_processor_the_end_goes_back_once_and_again_when_it_was_touched() -> None:
+    workspace, backend = Workspace(CPU), Pages()
+    workspace.reserve(1000)
+
+    workspace.make_room(0, 1000, backend)  # all fits
+    workspace.make_room(900, 1000, backend)
+    workspace.make_room(900, 1000, backend)  # has gone already
+    workspace.make_room(950, 1000, backend)
+    workspace.reserve(500)
+    workspace.make_room(900, 1000, backend)
+
+    assert backend.released == [(100, 900), (50, 50), (100, 400)]
+
+
 def test_what_a_graph_uses_is_not_given_back_to_make_room(capture: Capture) -> None:
     workspace, backend = Workspace(CPU), Device()
     capture.is_on = True
