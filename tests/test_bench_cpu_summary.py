@@ -280,6 +280,20 @@ def test_layers_without_gain_are_listed() -> None:
     assert list(tables.without_gain(recording, LAYERS)) == ["* 1 thread, contiguous, fprop: 1 of 2: net/a"]
 
 
+def test_what_runs_is_counted_by_how_it_gains() -> None:
+    def chosen(key: str) -> tuple[Choice, ...]:
+        return tuple(Choice(limit, key, key) for limit in LIMITS)
+
+    recording = a_recording(
+        measured(case("net/a"), 8.0, 10.0, choices=chosen(OWN)),
+        measured(case("net/b"), 20.0, 10.0, choices=chosen("cpu:gemm@8*1")),
+        measured(case("net/few"), 20.0, 10.0, choices=chosen(WINOGRAD)),
+        measured(case("net/5x5"), 20.0, 10.0, choices=chosen("cpu:gemm@6*1+cpu:gemm@2*1")),
+    )
+    cells = row_of("1 thread, contiguous, fprop", list(tables.what_runs(recording, LAYERS))[:3])
+    assert cells[1:] == ["4 MiB", "4", "1", "1", "2"]
+
+
 def test_what_dividing_adds_and_how_far_predictions_lie_off_come_from_the_deciding_rounds() -> None:
     recording = a_recording(measured(case("net/a"), 20.0, 10.0))
     assert row_of("1 thread, contiguous, fprop", list(tables.dividing(recording, LAYERS)))[2] == "2.00"

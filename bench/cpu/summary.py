@@ -127,6 +127,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("Slower than PyTorch's own", _losses),
     Section("Nothing gained under any limit", tables.without_gain),
     Section("Layers", tables.layer_tables),
+    Section("What runs", tables.what_runs),
     Section("What dividing adds", tables.dividing),
     Section("Predicted and measured", tables.predictions),
     Section("Errors against float64", _errors),

@@ -149,6 +149,28 @@ def dividing(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
     yield from markdown(headings, rows)
 
 
+def what_runs(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
+    """Yield under each limit how many layers stay PyTorch's own, and how the others are faster.
+
+    Whoever gains by another algorithm gains nothing by dividing.
+    """
+    headings = ("group", "limit", "layers", "PyTorch's own", "another algorithm, undivided", "micro-batches")
+    rows = []
+    for title, lines in groups(recording, layers):
+        for limit in _limits(lines):
+            keys = [choice.key for line in lines if (choice := line.choice(limit)) is not None]
+            own = sum(key == line.own for key, line in zip(keys, lines, strict=True))
+            divided = sum(_is_divided(key) for key in keys)
+            counts = (own, len(keys) - own - divided, divided)
+            rows.append((title, format_bytes(limit), str(len(keys)), *map(str, counts)))
+    yield from markdown(headings, rows)
+
+
+def _is_divided(key: str) -> bool:
+    """Return whether a division's key, such as "cpu:aten@8*2+cpu:gemm@4*1", names more than one part."""
+    return "+" in key or not key.endswith("*1")
+
+
 def _against_undivided(line: Measured) -> float | None:
     if line.undivided is None:
         return None
