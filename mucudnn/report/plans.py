@@ -20,14 +20,20 @@ _HEADINGS = ("", "before, ms", "workspace", "now runs", "now, ms", "workspace", 
 _ALIGNMENT = "<>><>>><"
 
 _TIMES = (
-    "Medians of {} rounds, each of which ran all rivals once in an order drawn anew{}; intervals come from "
-    "ranks, no distribution is assumed."
+    "Medians of {} rounds, each of which ran all rivals once in an order drawn anew{}, on the same operands, "
+    "warm as the caches keep them; intervals come from ranks, no distribution is assumed."
 )
 _VERDICTS = (
     f"On now / before, round by round: FASTER or SLOWER if the {_PERCENT} interval of its median lies wholly "
     f"more than {TOLERANCE * 100:g} % from 1, SAME if wholly within, else AMBIGUOUS; limit: there is no "
-    "base{}. Comparisons made: {}."
+    "base{}. Comparisons made: {}. What is faster alone must be so in the whole call, forward pass and "
+    "gradients as the model runs them; if not, all sites of that call stay PyTorch's own."
 )
+_RUNS = (
+    "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
+    "PyTorch's own convolution."
+)
+_NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
 _OVER_SHARE = "; share: the base takes more than the site's share and was run to compare only"
 _PREDICTED = (
     "Sites whose rivals a recording never had in the same rounds: {}. Their times, before and now, add up "
@@ -262,8 +268,9 @@ def _notes(plan: Plan) -> list[str]:
         (
             "sites",
             f"{totals.divided} divided, {totals.exchanged} undivided with another algorithm, "
-            f"{totals.kept} left as before{untimed}.",
+            f"{totals.kept} left as before{untimed}.{_NO_GAIN * (totals.kept == totals.sites)}",
         ),
+        ("now runs", _RUNS),
         ("workspace", _workspace_note(plan)),
         ("chosen in", _chosen_note(plan)),
         *describe_environment(plan.environment).items(),
