@@ -18,6 +18,8 @@ _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose
 _CHANNELS_LAST_DIMENSIONS = (4, 5)
 
 RANKS = tuple(_CONVOLUTIONS)
+FUNCTIONS = frozenset({*_CONVOLUTIONS.values(), *_TRANSPOSED.values()})
+"""PyTorch's functions, under which all its modules and `torch.nn.functional` call convolutions."""
 """Numbers of spatial dimensions that PyTorch has convolutions for."""
 
 _NOTHING = contextlib.nullcontext()

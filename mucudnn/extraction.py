@@ -3,17 +3,21 @@
 import contextlib
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from mucudnn.calls import as_autocast, autocast_dtype, obstacle, op_of, problem_of
+from mucudnn.calls import FUNCTIONS, as_autocast, autocast_dtype, obstacle, op_of, problem_of
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
 from mucudnn.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
 from mucudnn.passes import CallArguments, make_parameters, run_in_earnest, run_without_arithmetic
 from mucudnn.problem import ConvOp, ConvProblem
 
 __all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
+
+_AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +93,9 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         for path, module in modules.items()
         if refused[path] is None and (kind := kind_of(module)) is not None
     }
-    _run(model, recorders, arguments)
+    functions = _Functions(model)
+    with functions:
+        _run(model, recorders, arguments)
     reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
     order = sorted(recorders.items(), key=lambda named: named[1].turn)
     calls = tuple(
@@ -98,11 +104,54 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         for variant, (problem, needed) in enumerate(recorder.calls.items())
         if needed
     )
-    untouched = tuple((path, reason) for path, reason in reasons.items() if reason is not None)
+    refusals = tuple((path, reason) for path, reason in reasons.items() if reason is not None)
+    untouched = (*refusals, *((path, _AS_FUNCTION) for path in functions.callers))
     if not calls:
-        why = "; ".join(f"{path}: {reason}" for path, reason in untouched) or "it has none"
+        named = ((path or "the model itself", reason) for path, reason in untouched)
+        why = "; ".join(f"{name}: {reason}" for name, reason in named) or "it has none"
         raise NothingToTuneError(f"The model must have a convolution that can be divided, but {why}.")
     return Extraction(calls, untouched)
+
+
+class _Functions(TorchFunctionMode):
+    """Finds the modules that call convolutions as functions, but for those that stand for one.
+
+    Attributes:
+        callers: their paths, in the order in which they were met.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.callers: dict[str, None] = {}
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._running: list[nn.Module] = []
+
+    def __enter__(self) -> Self:
+        hooks = torch.nn.modules.module
+        self._handles = (
+            hooks.register_module_forward_pre_hook(lambda module, _: self._running.append(module)),
+            hooks.register_module_forward_hook(lambda module, *_: self._leave(module), always_call=True),
+        )
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
+        for handle in self._handles:
+            handle.remove()
+
+    def _leave(self, module: nn.Module) -> None:
+        while self._running and self._running.pop() is not module:
+            pass  # it has left by an exception
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute `func`, and remember who has called it if it is a convolution."""
+        if func in FUNCTIONS and not any(kind_of(module) for module in self._running):
+            known = (self._paths.get(id(module)) for module in reversed(self._running))
+            self.callers.setdefault(next((path for path in known if path is not None), ""))
+        return func(*args, **(kwargs or {}))
 
 
 class _Recorder:

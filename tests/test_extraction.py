@@ -675,3 +675,47 @@ def test_the_layout_is_that_of_what_comes_before(rank: int, before: nn.Module) -
 
     expected = Layout.CONTIGUOUS if hidden.is_contiguous() else Layout.CHANNELS_LAST
     assert call.problem.layout is expected
+
+
+class ByHand(nn.Module):
+    """Calls convolutions as functions: its own, and one within a module of its own."""
+
+    def __init__(self, inner: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 3, 3, 3))
+        self.conv = nn.Conv2d(3, 3, 3)
+        self.inner = ByHand(inner=False) if inner else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(self.inner(F.conv2d(x, self.weight)))
+        return y
+
+
+def test_convolutions_that_are_called_as_functions_are_told_of_with_their_module() -> None:
+    found = extract(nn.Sequential(ByHand(), nn.Conv2d(3, 3, 1)), a_batch(size=20))
+
+    assert [call.path for call in found.calls] == ["0.inner.conv", "0.conv", "1"]
+    assert [path for path, _ in found.untouched] == ["0", "0.inner"]
+    assert all("mucudnn.autotune alone divides such calls" in reason for _, reason in found.untouched)
+
+
+def test_a_model_of_functions_alone_is_pointed_to_autotune() -> None:
+    class Function(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.conv2d(x, x[:1])
+
+    with pytest.raises(
+        NothingToTuneError, match=r"but : it calls a convolution as a function, and mucudnn\.aut"
+    ):
+        extract(Function(), a_batch())
+
+
+def test_looking_for_functions_leaves_no_hook_behind() -> None:
+    hooks = torch.nn.modules.module
+    before = len(hooks._global_forward_pre_hooks), len(hooks._global_forward_hooks)
+
+    extract(ByHand(), a_batch(size=20))
+    with pytest.raises(SampleError):
+        extract(ByHand(), a_batch(size=1))
+
+    assert (len(hooks._global_forward_pre_hooks), len(hooks._global_forward_hooks)) == before
