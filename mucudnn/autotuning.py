@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from mucudnn.backends import BACKENDS, Backend
 from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers, op_of, problems_of
 from mucudnn.choices import Mode
-from mucudnn.errors import BackendError, OptionError, PlanError
+from mucudnn.errors import BackendError, OptionError, PlanError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import wanted_ops
 from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
@@ -143,8 +143,12 @@ class Autotune(TorchFunctionMode):
             for role, is_needed in roles.items()
             if is_needed and role in wanted
         ]
-        with self._tuning:
-            assignments = self._assignments(backend, problem, ops)
+        try:
+            with self._tuning:
+                assignments = self._assignments(backend, problem, ops)
+        except UnmeasuredError as error:
+            warn_user(f"A call stays as it is: {error}", UntunedWarning)
+            return None
         try:
             return divided(backend, problem, assignments, self._memory(backend))
         except BackendError:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -12,9 +12,9 @@ from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError, UnmeasuredError
 from mucudnn.functional import undivided
-from mucudnn.measuring import Compared, Limits, call_key, division_trial, fits_as_seen
+from mucudnn.measuring import Call, Compared, Divisions, Limits, call_trial, division_trial, fits_as_seen
 from mucudnn.outcome import Outcome
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
 from mucudnn.sizes import format_exactly
 from mucudnn.stand import Stand, TrialRun
@@ -166,26 +166,21 @@ class LiveMeasurer:
         refusals = tuple(record for record in records.values() if record.refusal is not None)
         return Compared(Outcome.of(Comparison(problem, times, weights)), refusals)
 
-    def compare_calls(
-        self, problem: ConvProblem, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division]
-    ) -> Comparison:
-        """Time a forward pass with its gradients as a model calls it: PyTorch's own, then divided.
+    def compare_calls(self, call: Call, base: Divisions, divisions: Divisions) -> Comparison | Record:
+        """Time a convolution as a model calls it, by a base and by other divisions, or tell how these break.
 
         Raises:
-            UnmeasuredError: a call fails, or memory is lacking.
-            DeviceLostError: a call has broken the device.
+            UnmeasuredError: the base fails, or memory is lacking.
+            DeviceLostError: the other divisions have broken the device.
         """
         self.measured += 1
-        own = {op: undivided(self.own, problem.batch) for op in ops}
         ran = _Runs()
+        trials = [call_trial(call, each) for each in (base, divisions)]
         with self._backend.current(), torch.inference_mode(mode=False):
-            stand = self._stand(problem, 0)
+            stand = self._stand(call.problem, 0)
             calls = {
-                call_key(each): ran.named(
-                    Trial(problem, call_key(each), whole=True),
-                    stand.call(ops, None if each is own else divisions),
-                )
-                for each in (own, divisions)
+                trial.algorithm: ran.named(trial, stand.call(call, each))
+                for trial, each in zip(trials, (base, divisions), strict=True)
             }
             try:
                 with ran.failing_by_name():
@@ -193,9 +188,9 @@ class LiveMeasurer:
                         calls, self._confirming, self._clock, before=stand.ordinary_operation
                     )
             except _TrialError as error:
-                self._failed(Record(error.trial), error.failure)
-                raise UnmeasuredError(f"{problem} could not be measured: {error.failure}") from error
-        return Comparison(problem, times, {})
+                is_base = error.trial == trials[0]
+                return self._failed(Record(error.trial), error.failure, is_own=is_base)
+        return Comparison(call.problem, times, {})
 
     def _weigh_division(self, problem: ConvProblem, division: Division, limits: Limits) -> Record:
         """Return what a whole division takes, or that it takes more than it may, or breaks."""
@@ -203,6 +198,8 @@ class LiveMeasurer:
         job = division_job(problem, division, self._backend.device)
         try:
             weight = self._backend.footprint(job, limit_bytes)
+        except UnmeasuredError:
+            raise
         except Exception as failure:  # noqa: BLE001  # it is judged there
             return self._failed(Record(trial), failure)
         if not fits_as_seen(weight, limit_bytes):
@@ -271,8 +268,13 @@ class LiveMeasurer:
             return dataclasses.replace(record, error=error, refusal=refusal), None
         return dataclasses.replace(record, error=error), run
 
-    def _failed(self, record: Record, failure: Exception) -> Record:
+    def _failed(self, record: Record, failure: Exception, *, is_own: bool | None = None) -> Record:
         """Return the record of a trial whose run has failed, refused for that.
+
+        Args:
+            record: of the trial.
+            failure: what its run has raised.
+            is_own: whether it was PyTorch's own; None asks its name.
 
         Raises:
             DeviceLostError: the device works no more.
@@ -280,7 +282,8 @@ class LiveMeasurer:
         """
         trial = record.trial
         reason = str(failure) or type(failure).__name__
-        is_own = trial.algorithm in (self.own, undivided(self.own, trial.problem.batch).key)
+        if is_own is None:
+            is_own = trial.algorithm in (self.own, undivided(self.own, trial.problem.batch).key)
         if not is_own and not _is_lack_of_memory(failure) and not self._is_alive():
             raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
         if is_own or _is_lack_of_memory(failure):

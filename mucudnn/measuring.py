@@ -1,6 +1,6 @@
 """Who measures: what a profiler asks of a device that is here, or of the recording of one that is not."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -35,12 +35,30 @@ class Limits(NamedTuple):
         return "limit" if self.of(division) == self.limit_bytes else "room in the limit of all sites"
 
 
+Divisions = Mapping[ConvOp, Division]
+"""What each op of a convolution runs."""
+
+
+class Call(NamedTuple):
+    """A convolution as a model calls it.
+
+    Attributes:
+        problem: of the forward pass: fprop, or dgrad of a transposed convolution.
+        is_sharing: whether each op owns a workspace, rather than all one in common.
+        limit_bytes: for the workspace, inclusive.
+    """
+
+    problem: ConvProblem
+    is_sharing: bool
+    limit_bytes: int
+
+
 class Compared(NamedTuple):
     """What came of a comparison.
 
     Attributes:
         outcome: of the divisions that fit.
-        refusals: a record, as `division_trial` names it, of each division that was seen to be too large.
+        refusals: a record, as `division_trial` names it, of each division that is too large, or breaks.
     """
 
     outcome: Outcome
@@ -90,21 +108,15 @@ class Measurer(Protocol):
             BackendError: a trial cannot be measured here and now.
         """
 
-    def compare_calls(
-        self, problem: ConvProblem, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division]
-    ) -> Comparison | None:
-        """Return how a forward pass with its gradients does as a model calls it: PyTorch's own, then divided.
+    def compare_calls(self, call: Call, base: Divisions, divisions: Divisions) -> Comparison | Record | None:
+        """Return how a convolution does as a model calls it: by the base, and by other divisions.
 
-        Their names are those of `call_key`. None where nothing was measured, and nothing can be.
-
-        Args:
-            problem: of the forward pass: fprop, or dgrad of a transposed convolution.
-            ops: what the model computes, by the problem's names.
-            divisions: of each of them.
+        Their names in the comparison are those of `call_key`. A record says that the other divisions break.
+        None where nothing was measured, and nothing can be.
 
         Raises:
-            UnmeasuredError: a call fails, or memory is lacking.
-            DeviceLostError: a call has broken the device.
+            UnmeasuredError: the base fails, or memory is lacking.
+            DeviceLostError: the other divisions have broken the device.
         """
 
     def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
@@ -117,13 +129,18 @@ class Measurer(Protocol):
         """
 
 
-def call_key(divisions: Mapping[ConvOp, Division]) -> str:
-    """Return the name of a forward pass with its gradients in a comparison."""
+def call_key(divisions: Divisions) -> str:
+    """Return the name of a convolution with its gradients in a comparison, and in a refusal."""
     return " ".join(f"{op}={divisions[op].key}" for op in ConvOp if op in divisions)
 
 
+def call_trial(call: Call, divisions: Divisions) -> Trial:
+    """Return the trial as which a convolution whose divisions break together is kept."""
+    return Trial(call.problem, call_key(divisions), whole=True)
+
+
 def division_trial(problem: ConvProblem, division: Division) -> Trial:
-    """Return the trial as which a finished division that is too large is kept."""
+    """Return the trial as which a finished division that is too large, or breaks, is kept."""
     return Trial(problem, division.key, whole=True)
 
 

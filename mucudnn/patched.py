@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Backend
 from mucudnn.calls import ConvArguments, autocast_dtype, is_traced, own_call, own_gradients
-from mucudnn.errors import BackendError, UntunedWarning, warn_user
+from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, Kind, call_of, padded
 from mucudnn.operators import announce, convolve
@@ -219,8 +219,12 @@ class PatchedForward:
             self._notice.give(Reason.ELSEWHERE, f"{name} cannot be divided here ({why})")
             return None
         served = self._variants_for(problem)
-        if not served and self._has_learnt(backend, problem):
-            served = self._variants_for(problem)
+        try:
+            if not served and self._has_learnt(backend, problem):
+                served = self._variants_for(problem)
+        except UnmeasuredError as error:
+            warn_user(f"{name} stays as it is for {problem}: {error}", UntunedWarning)
+            return None
         if not served:
             self._notice.give(*self._why_unserved(name, problem))
             return None

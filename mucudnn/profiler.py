@@ -1,15 +1,27 @@
 """Knowing what is asked for: the store is asked first, and whoever measures only for what it lacks."""
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError, UnmeasuredError
-from mucudnn.measuring import Limits, Measurer, call_key, division_trial, fits_as_seen, is_settled, judged
+from mucudnn.intervals import Verdict
+from mucudnn.measuring import (
+    Call,
+    Divisions,
+    Limits,
+    Measurer,
+    call_key,
+    call_trial,
+    division_trial,
+    fits_as_seen,
+    is_settled,
+    judged,
+)
 from mucudnn.outcome import Outcome
-from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate, Environment, Profile, Record, Refusal, RefusalKind, Trial
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.store import Store
 
 
@@ -133,34 +145,40 @@ class Profiler:
         unfit = [each.key for each in fitting if not fits_as_seen(workspaces.get(each.key), limits.of(each))]
         return Outcome(outcome.estimates, workspaces, outcome.comparison).without(unfit)
 
-    def compare_calls(
-        self, problem: ConvProblem, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division]
-    ) -> Outcome | None:
-        """Return how a forward pass with its gradients does as a model calls it: PyTorch's own, then divided.
+    def is_faster_as_called(self, call: Call, base: Divisions, divisions: Divisions) -> bool:
+        """Return whether a convolution is faster by `divisions` than by the base, as a model calls it.
 
-        None where it was not measured, and cannot be.
-
-        Args:
-            problem: of the forward pass.
-            ops: what the model computes.
-            divisions: of each of them.
+        True too where that was not measured, and cannot be: each division was, for itself.
 
         Raises:
-            DeviceLostError: a call has broken the device.
+            DeviceLostError: the divisions have broken the device.
         """
-        own = {op: Division((Candidate(self.own, problem.batch, 0.0, 0),)) for op in ops}
-        keys = [call_key(own), call_key(divisions)]
-        known = self._store.comparison(self.environment, problem, keys)
+        trial, keys = call_trial(call, divisions), (call_key(base), call_key(divisions))
+        if self._store.records(self.environment, [trial]):
+            return False  # they broke
+        known = self._store.comparison(self.environment, call.problem, keys)
         if known is None:
-            try:
-                fresh = self._measurer.compare_calls(problem, ops, divisions)
-            except UnmeasuredError:
-                return None  # each of them was, and what they are together is only not known
-            if fresh is None:
-                return None
-            self._store.add_comparison(self.environment, fresh)
-            known = self._store.comparison(self.environment, problem, keys) or fresh
-        return Outcome.of(known)
+            seen = self._called(call, base, divisions)
+            if not isinstance(seen, Comparison):
+                return seen is None
+            known = seen
+        return Outcome.of(known).verdict(*keys) is Verdict.FASTER
+
+    def _called(self, call: Call, base: Divisions, divisions: Divisions) -> Comparison | Record | None:
+        """Have such calls compared, keep what was seen, and return it."""
+        try:
+            seen = self._measurer.compare_calls(call, base, divisions)
+        except UnmeasuredError:
+            return None
+        except DeviceLostError as lost:
+            self._store.add_records(self.environment, [_broken(call_trial(call, divisions), lost)])
+            raise
+        if isinstance(seen, Record):
+            self._store.add_records(self.environment, [seen])
+        elif seen is not None:
+            self._store.add_comparison(self.environment, seen)
+            seen = self._store.comparison(self.environment, call.problem, list(seen.times)) or seen
+        return seen
 
     def errors(self, problem: ConvProblem) -> dict[tuple[str, int], float]:
         """Return the measured errors of the candidates of `problem`, by algorithm and size."""

@@ -99,8 +99,11 @@ def _portable(error: Exception) -> Exception:
 
 def _objection(plan: Plan, found: Found) -> str | None:
     """Return why this rank cannot run the plan, or None if it can."""
-    problems = found.problems
+    left = {path for path, _ in plan.untouched}  # some of whose sites could not be measured there
     planned = {assigned.site: assigned.problem for assigned in plan.assignments}
+    problems = {
+        site: problem for site, problem in found.problems.items() if site in planned or site.path not in left
+    }
     for site in sorted({*planned, *problems}):
         if planned.get(site) != problems.get(site):
             there, here = planned.get(site, "nothing"), problems.get(site, "nothing")

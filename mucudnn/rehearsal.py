@@ -1,10 +1,11 @@
 """A convolution with its gradients as a model calls it: PyTorch's own, or divided.
 
-What serves a convolution is found for each call, and autograd calls what is written in Python, while
-PyTorch's own is found and differentiated in C++, both gradients at once. For small images that decides.
+Which route serves a convolution is looked up for each call, and autograd calls what is written in Python,
+while PyTorch's own is found and differentiated in C++, both gradients at once. For small images that decides.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,11 +15,12 @@ from mucudnn.backends import Backend, backend_name
 from mucudnn.calls import op_of
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
-from mucudnn.functional import DividedConvolution, arguments_of
+from mucudnn.functional import DividedConvolution, arguments_of, undivided
+from mucudnn.measuring import Call as AsCalled
 from mucudnn.modules import Call
-from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.routing import Router
-from mucudnn.workspace import Owner
+from mucudnn.problem import ConvOp
+from mucudnn.routing import Memory, Router
+from mucudnn.workspace import Owner, workspace_of
 
 _Serve = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
 
@@ -40,59 +42,59 @@ class Operands(NamedTuple):
 
 
 def rehearsed(
-    backend: Backend,
-    problem: ConvProblem,
-    ops: Collection[ConvOp],
-    divisions: Mapping[ConvOp, Division] | None,
-    operands: Operands,
+    backend: Backend, call: AsCalled, divisions: Mapping[ConvOp, Division], operands: Operands
 ) -> Callable[[], None]:
-    """Return a call that computes what a model does, in workspaces of its own.
+    """Return a call that computes what a model does, in workspaces of its own, within the limit.
 
     Args:
         backend: that computes.
-        problem: of the forward pass: fprop, or dgrad of a transposed convolution.
-        ops: what the model computes, by the problem's names: the forward pass alone in inference.
-        divisions: what runs; None for PyTorch's own convolution.
+        call: which convolution, and how its ops take memory.
+        divisions: of what the model computes, by the problem's names: the forward pass alone in inference.
         operands: are only read.
 
     Raises:
         BackendError: an algorithm does not compute the problem, or no call of it would be divided.
     """
+    problem = call.problem
     image, weight, bias, gradient = operands
-    serve = _own(backend, problem) if divisions is None else _divided(backend, problem, divisions, operands)
     is_transposed = problem.op is ConvOp.DGRAD
-    image = image.detach().requires_grad_(op_of(ConvOp.DGRAD, is_transposed=is_transposed) in ops)
-    weight = weight.detach().requires_grad_(ConvOp.WGRAD in ops)
+    image = image.detach().requires_grad_(op_of(ConvOp.DGRAD, is_transposed=is_transposed) in divisions)
+    weight = weight.detach().requires_grad_(ConvOp.WGRAD in divisions)
     bias = None if bias is None else bias.detach().requires_grad_(weight.requires_grad)
     wanted = [each for each in (image, weight, bias) if each is not None and each.requires_grad]
+    serve = _served(backend, call, divisions, operands)
 
-    def call() -> None:
+    def run() -> None:
         with torch.set_grad_enabled(bool(wanted)):
             result = serve(image, weight, bias)
             if wanted and result is not None:
                 torch.autograd.grad(result, wanted, gradient)
 
-    return call
+    return run
 
 
-def _own(backend: Backend, problem: ConvProblem) -> _Serve:
-    def serve(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return backend.recorded_convolution(problem, image, weight, bias)
-
-    return serve
-
-
-def _divided(
-    backend: Backend, problem: ConvProblem, divisions: Mapping[ConvOp, Division], operands: Operands
+def _served(
+    backend: Backend, call: AsCalled, divisions: Mapping[ConvOp, Division], operands: Operands
 ) -> _Serve:
-    convolution = DividedConvolution(backend, problem, divisions, {op: Owner() for op in divisions})
+    """Return what serves the forward pass: PyTorch's own convolution if all divisions are."""
+    problem, own = call.problem, undivided(backend.own, call.problem.batch)
+    if all(division.key == own.key for division in divisions.values()):
+        return functools.partial(backend.recorded_convolution, problem)
+    common = Owner()
+    owners = {op: Owner() if call.is_sharing else common for op in divisions}
+    memory = Memory.for_call(backend, divisions, call.limit_bytes, is_sharing=call.is_sharing)
+    bounds = {op: memory.bound(division) for op, division in divisions.items()}
+    limits = {op: bound for op, bound in bounds.items() if bound is not None}
+    convolution = DividedConvolution(backend, problem, divisions, owners, limits)
     router = Router((str(backend_name(backend.device)),), None)
     arguments = arguments_of(problem)
+    made = Call.of(operands.image, operands.weight, operands.bias, arguments)
+    if router.found(made, lambda *_: convolution) is None:
+        raise BackendError(f"{problem} is PyTorch's own in a model, and cannot be divided.")
 
     def serve(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        if not call.is_sharing:  # in a model other layers have used the workspace meanwhile
+            workspace_of(backend, common).holder = None
         return router.served(Call.of(image, weight, bias, arguments), lambda *_: convolution)
 
-    call = Call.of(operands.image, operands.weight, operands.bias, arguments)
-    if router.found(call, lambda *_: convolution) is None:
-        raise BackendError(f"{problem} is PyTorch's own in a model, and cannot be divided.")
     return serve

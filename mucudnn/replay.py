@@ -5,23 +5,26 @@ among others, those rounds answer; else their times are predicted from the recor
 """
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
 from mucudnn.measuring import (
+    Call,
     Compared,
+    Divisions,
     Limits,
     call_key,
+    call_trial,
     division_trial,
     fits_as_seen,
     is_division,
     is_settled,
 )
 from mucudnn.outcome import Outcome, predicted_estimate
-from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate, Comparison, Environment, Record, Trial
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Comparison, Environment, Record, Trial
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore, expanded
 
@@ -123,12 +126,11 @@ class Replay:
         outcome = recorded or self._predict(problem, fitting, comparisons)
         return Compared(outcome, tuple(refusals))
 
-    def compare_calls(
-        self, problem: ConvProblem, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division]
-    ) -> Comparison | None:
-        """Return the recorded rounds of such calls; None where there are none: nothing foretells them."""
-        own = {op: Division((Candidate(self.own, problem.batch, 0.0, 0),)) for op in ops}
-        return self._store.comparison(self._environment, problem, [call_key(own), call_key(divisions)])
+    def compare_calls(self, call: Call, base: Divisions, divisions: Divisions) -> Comparison | Record | None:
+        """Return what was recorded of such calls; None where nothing was: nothing foretells it."""
+        broken = self._records_of(call.problem).get(call_trial(call, divisions))
+        keys = [call_key(base), call_key(divisions)]
+        return broken or self._store.comparison(self._environment, call.problem, keys)
 
     def _records_of(self, problem: ConvProblem) -> dict[Trial, Record]:
         if problem not in self._known:

@@ -186,6 +186,15 @@ class Memory:
             capacity_bytes=0 if is_sharing else known,
         )
 
+    @classmethod
+    def for_call(
+        cls, backend: Backend, divisions: Mapping[ConvOp, Division], limit_bytes: int, *, is_sharing: bool
+    ) -> "Memory":
+        """Return how the ops of one convolution take memory that has a limit to itself."""
+        buffers = (_buffer_bytes(division, backend.own) for division in divisions.values())
+        largest = max(buffers, default=0)
+        return cls(backend.environment(), backend.own, is_sharing, limit_bytes, largest, 0)
+
     def bound(self, division: Division) -> int | None:
         """Return what buffer and PyTorch's own workspace may take together, or None if they always fit."""
         limit_bytes, buffer_bytes = self.limit_bytes, self.buffer_bytes
@@ -265,8 +274,8 @@ def division_for(assigned: Assignment, batch: int, own: str, share_bytes: int) -
     division = assigned.division
     if batch == division.batch:
         return division
-    is_own = division.is_undivided and division.parts[0].algorithm == own
-    if is_own or not assigned.candidates:
+    has_own_won = division.is_undivided and division.parts[0].algorithm == own
+    if has_own_won or not assigned.candidates:
         return _cut(division, batch)
     limit_bytes = division.workspace_bytes
     fitting = [each for each in assigned.candidates if each.workspace_bytes <= limit_bytes]
@@ -274,7 +283,7 @@ def division_for(assigned: Assignment, batch: int, own: str, share_bytes: int) -
         ReuseTable(fitting, batch, limit_bytes).division(batch),
         _own_undivided(assigned.candidates, batch, own, share_bytes),
     ]
-    found = [division for division in able if division is not None]
+    found = [each for each in able if each is not None]
     if not found:
         sizes = ", ".join(str(size) for size in sorted({each.batch for each in assigned.candidates}))
         raise BackendError(f"{batch} samples cannot be made of the sizes that were measured: {sizes}")
@@ -286,7 +295,8 @@ def _own_undivided(
 ) -> Division | None:
     """Return PyTorch's own convolution of so many samples, with the next larger size's time in proportion.
 
-    Fewer samples take no more workspace, and no less time each: what beats this is faster in earnest.
+    Fewer samples are taken to need no more workspace, which nothing has weighed, and no less time each: what
+    beats this is faster in earnest.
     """
     able = [
         each

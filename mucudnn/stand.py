@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from mucudnn.backends import Backend
 from mucudnn.backends.cpu.spinning import ordinary_operation
 from mucudnn.division import Division
 from mucudnn.execution import Runner, sum_dtype
+from mucudnn.measuring import Call, Divisions
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial
 from mucudnn.rehearsal import Operands, rehearsed
@@ -117,17 +118,11 @@ class Stand:
 
         return call
 
-    def call(
-        self, ops: Collection[ConvOp], divisions: Mapping[ConvOp, Division] | None
-    ) -> Callable[[], None]:
-        """Return a call of this forward pass with its gradients; see `mucudnn.rehearsal`.
-
-        Args:
-            ops: what it computes.
-            divisions: of them; None for PyTorch's own convolution.
-        """
-        operands = Operands(self.first, self.second, self.bias, self.out.nan_to_num_(1.0))
-        return rehearsed(self.backend, self.problem, ops, divisions, operands)
+    def call(self, call: Call, divisions: Divisions) -> Callable[[], None]:
+        """Return a call of this forward pass with its gradients; see `mucudnn.rehearsal`."""
+        gradient = self.out.nan_to_num_(1.0)  # ones will do: it was poisoned
+        operands = Operands(self.first, self.second, self.bias, gradient)
+        return rehearsed(self.backend, call, divisions, operands)
 
     def _poisoned_result(self) -> Tensor:
         problem = self.problem

@@ -12,7 +12,7 @@ from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning, war
 from mucudnn.extraction import Extraction, SiteCall
 from mucudnn.functional import undivided
 from mucudnn.intervals import Verdict
-from mucudnn.measuring import fits_as_seen
+from mucudnn.measuring import Call, fits_as_seen
 from mucudnn.outcome import Outcome
 from mucudnn.plan import Assignment, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvProblem
@@ -49,6 +49,12 @@ class _Confirmed(NamedTuple):
     division: Division
     evidence: Evidence
     own: "tuple[Division, Evidence] | None"
+
+    @property
+    def heavier(self) -> "tuple[Division, Evidence]":
+        """Of what may run here after all, what takes more."""
+        both = [(self.division, self.evidence), *([] if self.own is None else [self.own])]
+        return max(both, key=lambda each: max(each[0].workspace_bytes, each[1].workspace_bytes or 0))
 
 
 class _Solution(NamedTuple):
@@ -114,7 +120,8 @@ class Tuning:
         confirming = self._problems.values()
         self._progress.begin(sum(problem.flops for problem in (*distinct, *confirming, *confirming)))
         profiles = dict(self._profiles(distinct))
-        confirmed = dict(self._confirmed(profiles, solution := self._solve(profiles)))
+        solution = self._solve(profiles)
+        confirmed = dict(self._confirmed(profiles, solution))
         for call in self._extraction.calls:
             confirmed |= self._as_called(call, confirmed)
         assignments = tuple(
@@ -153,11 +160,12 @@ class Tuning:
         sites = [site for site, each in self._problems.items() if each == problem]
         for site in sites:
             del self._problems[site]
-            self._unmeasured.append((site.path, str(error)))
+            if (site.path, str(error)) not in self._unmeasured:
+                self._unmeasured.append((site.path, str(error)))
         if not self._problems:
             raise error
         names = ", ".join(map(str, sites))
-        warn_user(f"{names} must be measured to be divided, and stays as it is: {error}", UntunedWarning)
+        warn_user(f"Not measured, and so left as they are: {names} ({error}).", UntunedWarning)
 
     def _confirmed(
         self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, _Solution]
@@ -180,31 +188,31 @@ class Tuning:
                     self._leave(problem, error)
                     continue
                 if pool is not None:
-                    found = confirmed[key]
-                    pool.settle(division, found.division, found.evidence, alike[key])
+                    pool.settle(division, *confirmed[key].heavier, alike[key])
             self._done += problem.flops
             yield site, confirmed[key]
 
     def _as_called(
         self, call: SiteCall, confirmed: Mapping[ConvSite, _Confirmed]
     ) -> dict[ConvSite, _Confirmed]:
-        """Return what a convolution's sites run instead: PyTorch's own, unless all together are faster.
+        """Return what some of a convolution's sites run instead: PyTorch's own, where it may.
 
-        Each was timed alone, without what a call costs beside computing, and PyTorch's own computes both
-        gradients at once.
+        That is so unless all of its sites together are faster. Each was timed alone, without what a call
+        costs beside computing, and PyTorch's own computes both gradients at once.
         """
         sites = {op: ConvSite(call.path, op, call.variant) for op in call.ops}
-        found = {op: confirmed[site] for op, site in sites.items() if site in self._problems}
-        self._done += sum(self._problems[sites[op]].flops for op in found)
+        found = {op: confirmed[site] for op, site in sites.items() if site in confirmed}
         own = {op: each.own for op, each in found.items() if each.own is not None}
         divisions = {op: each.division for op, each in found.items()}
-        if len(own) < len(call.ops) or all(divisions[op] == own[op][0] for op in own):
-            return {}  # one of them may not go back, or none has to
-        self._progress.at(f"confirming {call.path or 'the model itself'}", self._done)
-        outcome = self._profiler.compare_calls(call.problem, call.ops, divisions)
-        if outcome is None or outcome.verdict(*outcome.estimates) is Verdict.FASTER:
-            return {}
-        return {sites[op]: _Confirmed(*own[op], own[op]) for op in own}
+        base = divisions | {op: division for op, (division, _) in own.items()}
+        is_worth_it = True
+        if base != divisions:
+            self._progress.at(f"confirming {call.path or 'the model itself'}", self._done)
+            is_sharing = self._mode is Mode.SHARING
+            asked = Call(call.problem, is_sharing, self._profiler.limit_bytes)
+            is_worth_it = self._profiler.is_faster_as_called(asked, base, divisions)
+        self._done += sum(self._problems[sites[op]].flops for op in found)
+        return {} if is_worth_it else {sites[op]: _Confirmed(*each, each) for op, each in own.items()}
 
     def _profile(self, problem: ConvProblem) -> Profile:
         self._progress.at(f"profiling {problem}", self._done)
@@ -297,6 +305,9 @@ class Tuning:
             fits.pop(base.key, None)  # it ran to compare only
         if not fits:
             less = [each for each in fitting if each.workspace_bytes < division.workspace_bytes]
+            if least_workspace_bytes(less, problem.batch) is None:  # or what ran has failed
+                failed = {part.algorithm for rival in rivals.values() for part in rival.parts}
+                less = [each for each in fitting if each.algorithm not in failed]
             if least_workspace_bytes(less, problem.batch) is None:
                 raise self._nothing_fits(site, outcome)
             smaller = solve_reuse(less, problem.batch, division.workspace_bytes)

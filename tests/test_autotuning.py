@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 
 import mucudnn
 from mucudnn.autotuning import Autotune, autotune
-from mucudnn.errors import InfeasibleError, OptionError, PlanError
+from mucudnn.errors import InfeasibleError, OptionError, PlanError, UnmeasuredError, UntunedWarning
 from mucudnn.functional import DividedConvolution
 from mucudnn.live import LiveMeasurer
 from mucudnn.problem import ConvOp
@@ -290,3 +290,22 @@ def test_a_total_cannot_be_shared_by_convolutions_that_are_not_known_yet() -> No
         mucudnn.autotune(LIMIT, backend="replay:file")
     with pytest.raises(mucudnn.errors.SizeError):
         mucudnn.autotune("64")
+
+
+def test_a_call_that_cannot_be_measured_stays_as_it_is_and_is_not_tried_again(
+    tuned: Autotune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def lacking(*_: Any) -> Any:
+        tried.append(1)
+        raise UnmeasuredError("memory is lacking")
+
+    monkeypatch.setattr(LiveMeasurer, "measure", lacking)
+    x, w = tensors(4, 4, 8, 8)
+
+    with pytest.warns(UntunedWarning, match="memory is lacking"), tuned:
+        results = [F.conv2d(x, w) for _ in range(3)]
+
+    assert all(torch.equal(result, F.conv2d(x, w)) for result in results)
+    assert len(tried) == 3  # the forward pass and the two gradients, in the first call

@@ -704,9 +704,7 @@ def test_a_model_of_functions_alone_is_pointed_to_autotune() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.conv2d(x, x[:1])
 
-    with pytest.raises(
-        NothingToTuneError, match=r"but : it calls a convolution as a function, and mucudnn\.aut"
-    ):
+    with pytest.raises(NothingToTuneError, match=r"the model itself: it calls .* as a function, and mucudnn"):
         extract(Function(), a_batch())
 
 

@@ -1,5 +1,6 @@
 """Two ranks, in processes of their own: one plan, and the gradients of unpatched ones."""
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -9,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from mucudnn.plan import ConvSite
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Environment
+from mucudnn.ranks import _objection
+from tests.examples import a_plan, a_problem, an_environment
 from tests.ranks_program import RANKS, RUNS
 
 LONG_S = 240
@@ -78,3 +84,22 @@ def test_no_rank_waits_for_one_that_has_nothing_to_tune(found: Found) -> None:
 
     assert first == second
     assert first["error"].startswith("NothingToTuneError: The model must have a convolution")
+
+
+@dataclasses.dataclass
+class Here:
+    """What a rank has found before it tunes."""
+
+    problems: Mapping[ConvSite, ConvProblem]
+    environment: Environment
+
+
+def test_a_site_that_the_first_rank_could_not_measure_is_no_difference() -> None:
+    environment, plan = an_environment(), a_plan()
+    (assigned,) = plan.assignments
+    left = ConvSite("left", ConvOp.FPROP)
+    plan = dataclasses.replace(plan, environment=environment, untouched=(("left", "memory is lacking"),))
+    here = Here({assigned.site: assigned.problem, left: a_problem()}, environment)
+
+    assert _objection(plan, here) is None
+    assert _objection(dataclasses.replace(plan, untouched=()), here) is not None

@@ -10,14 +10,18 @@ from torch.profiler import ProfilerActivity, profile
 
 from mucudnn.algorithms.own import operands, recorded_convolution
 from mucudnn.backends import Backend, backend_of
+from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.choices import Policy
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError, UnmeasuredError
 from mucudnn.functional import undivided
 from mucudnn.live import LiveMeasurer
-from mucudnn.measuring import call_key
+from mucudnn.measuring import Call, call_key, call_trial
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import Candidate
+from mucudnn.profile import Candidate, Comparison, RefusalKind
+from mucudnn.profiler import Profiler
 from mucudnn.rehearsal import Operands, rehearsed
+from mucudnn.store.memory import MemoryStore
 from mucudnn.timing import Clock
 from mucudnn.workspace import _workspaces, release_workspaces, workspace_of
 from tests.convolutions import a_convolution
@@ -30,7 +34,6 @@ FORWARD = a_convolution(batch=8, stride=(2, 2), bias=True)
 TRANSPOSED = a_convolution(batch=8, op=ConvOp.DGRAD, stride=(2, 2))
 EVERY_OP = tuple(ConvOp)
 
-INFERENCE = {problem: (problem.op,) for problem in (FORWARD, TRANSPOSED)}
 FIRST_LAYER = {FORWARD: (ConvOp.FPROP, ConvOp.WGRAD), TRANSPOSED: (ConvOp.DGRAD, ConvOp.WGRAD)}
 
 both = pytest.mark.parametrize("problem", [FORWARD, TRANSPOSED], ids=["plain", "transposed"])
@@ -46,13 +49,22 @@ def parts(name: str, *sizes: int) -> Division:
     return Division(tuple(Candidate(name, size, 0.0, 0) for size in sizes))
 
 
+def own_of(backend: Backend, *ops: ConvOp) -> dict[ConvOp, Division]:
+    return {op: undivided(backend.own, 8) for op in ops or EVERY_OP}
+
+
+def everything(problem: ConvProblem, *, is_sharing: bool = False) -> Call:
+    return Call(problem, is_sharing, limit_bytes=2**40)
+
+
 def called(
     backend: Backend,
     problem: ConvProblem,
-    divisions: Mapping[ConvOp, Division] | None,
-    ops: tuple[ConvOp, ...] = EVERY_OP,
+    divisions: Mapping[ConvOp, Division],
+    limit_bytes: int = 2**40,
+    is_sharing: bool = False,
 ) -> Callable[[], None]:
-    return rehearsed(backend, problem, ops, divisions, tensors(problem))
+    return rehearsed(backend, Call(problem, is_sharing, limit_bytes), divisions, tensors(problem))
 
 
 def events_of(call: Callable[[], None]) -> set[str]:
@@ -78,10 +90,10 @@ def test_all_parts_of_all_ops_run_and_nothing_else_does(problem: ConvProblem) ->
 
 @both
 def test_inference_runs_the_forward_pass_alone(problem: ConvProblem) -> None:
-    backend, ops = ScriptedBackend({"fast": Recipe(rate(MS))}), INFERENCE[problem]
+    backend = ScriptedBackend({"fast": Recipe(rate(MS))})
 
-    called(backend, problem, {problem.op: parts("scripted:fast", 4, 4)}, ops)()
-    called(backend, problem, None, ops)()
+    called(backend, problem, {problem.op: parts("scripted:fast", 4, 4)})()
+    called(backend, problem, own_of(backend, problem.op))()
 
     assert computed(backend) == ["scripted:fast@4", "scripted:fast@4", "scripted:own@8"]
 
@@ -90,7 +102,7 @@ def test_inference_runs_the_forward_pass_alone(problem: ConvProblem) -> None:
 def test_the_gradient_of_an_image_is_left_out_where_no_model_needs_it(problem: ConvProblem) -> None:
     backend, ops = ScriptedBackend({"fast": Recipe(rate(MS))}), FIRST_LAYER[problem]
 
-    called(backend, problem, {op: parts("scripted:fast", 8) for op in ops}, ops)()
+    called(backend, problem, {op: parts("scripted:fast", 8) for op in ops})()
 
     assert computed(backend) == ["scripted:fast@8", "scripted:fast@8"]
 
@@ -98,7 +110,7 @@ def test_the_gradient_of_an_image_is_left_out_where_no_model_needs_it(problem: C
 @both
 def test_a_division_goes_autograds_way_through_python_and_pytorchs_own_does_not(problem: ConvProblem) -> None:
     divided = events_of(called(CPU, problem, {op: parts("cpu:im2col", 4, 4) for op in ConvOp}))
-    own = events_of(called(CPU, problem, None))
+    own = events_of(called(CPU, problem, own_of(CPU)))
 
     assert {"_Convolution", "_ConvolutionBackward"} <= divided
     assert not any(name.startswith("_Convolution") for name in own)
@@ -109,61 +121,146 @@ def test_a_division_goes_autograds_way_through_python_and_pytorchs_own_does_not(
 def test_neither_grad_nor_inference_mode_of_the_caller_matters(layout: Layout) -> None:
     problem = a_convolution(batch=8, layout=layout, filter_layout=layout)
     backend = ScriptedBackend({"fast": Recipe(rate(MS))})
-    divisions = {op: parts("scripted:fast", 4, 4) for op in ConvOp}
-    own = {op: undivided(backend.own, 8) for op in ConvOp}
+    divisions, own = {op: parts("scripted:fast", 4, 4) for op in ConvOp}, own_of(backend)
 
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
-            comparison = LiveMeasurer(backend).compare_calls(problem, EVERY_OP, divisions)
-        assert [*comparison.times] == [call_key(own), call_key(divisions)]
+            seen = LiveMeasurer(backend).compare_calls(everything(problem), own, divisions)
+        assert isinstance(seen, Comparison)
+        assert [*seen.times] == [call_key(own), call_key(divisions)]
 
 
+@pytest.mark.parametrize(("is_sharing", "workspaces"), [(False, 1), (True, 3)])
 @both
-def test_the_workspaces_go_with_the_call(problem: ConvProblem) -> None:
+def test_the_workspaces_go_with_the_call(problem: ConvProblem, is_sharing: bool, workspaces: int) -> None:
     release_workspaces()
-    call = called(CPU, problem, {op: parts("cpu:im2col", 4, 4) for op in ConvOp})
+    divisions = {op: parts("cpu:im2col", 4, 4) for op in ConvOp}
+    call = called(CPU, problem, divisions, is_sharing=is_sharing)
     call()
     held = len(_workspaces[CPU.queue()].owned)
 
     del call
     gc.collect()
 
-    assert (held, len(_workspaces[CPU.queue()].owned)) == (3, 0)
+    assert (held, len(_workspaces[CPU.queue()].owned)) == (workspaces, 0)
     assert workspace_of(CPU).n_bytes == 0
 
 
+class Elsewhere(CpuBackend):
+    """The processor; it notes what its buffers are to give back before PyTorch's own takes its workspace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released: list[int] = []
+
+    def release(self, tail: Tensor) -> None:
+        self.released.append(tail.numel())
+
+
+@both
+def test_buffer_and_pytorchs_own_stay_within_the_limit_together(problem: ConvProblem) -> None:
+    backend = Elsewhere()
+    buffer_bytes = backend.buffer_bytes(problem.part(8), "cpu:im2col")
+    own = Division((Candidate("cpu:aten", 8, 0.0, 1000),))
+    kernels = Division((Candidate("cpu:im2col", 8, 0.0, buffer_bytes),))
+    divisions = {problem.op: kernels, ConvOp.WGRAD: own}
+    with_room = called(backend, problem, divisions, buffer_bytes + 1000)
+    without = called(backend, problem, divisions, buffer_bytes + 999)
+
+    with_room()
+    assert backend.released == []
+    without()
+    assert backend.released == [1]
+
+
+def test_in_reuse_mode_a_filter_is_transformed_at_each_call() -> None:
+    problem, divisions = a_convolution(batch=8), {ConvOp.FPROP: parts("scripted:fast", 8)}
+    backend = ScriptedBackend({"fast": Recipe(rate(MS))})
+    divisions = {ConvOp.FPROP: Division((Candidate("scripted:fast", 8, 1.0, 0, 0.5),))}
+
+    set_ups = []
+    for is_sharing in (False, True):
+        call = called(backend, problem, divisions, is_sharing=is_sharing)
+        for _ in range(6):
+            call()
+        set_ups.append(sum(each.endswith("set-up") for each in backend.world.ran))
+        backend.world.ran.clear()
+
+    assert set_ups[0] == 6
+    assert set_ups[1] < 6  # where a site owns its workspace, the filter stays
+
+
 def test_what_no_model_would_divide_is_not_timed() -> None:
-    class Elsewhere(ScriptedBackend):
+    class Nowhere(ScriptedBackend):
         device = torch.device("meta")
 
-    backend = Elsewhere({"fast": Recipe(rate(MS))})
+    backend = Nowhere({"fast": Recipe(rate(MS))})
 
     with pytest.raises(BackendError, match="is PyTorch's own in a model, and cannot be divided"):
         called(backend, FORWARD, {ConvOp.FPROP: parts("scripted:fast", 8)})
 
 
-@pytest.mark.parametrize(
-    ("is_fatal", "error"), [(False, UnmeasuredError), (True, DeviceLostError)], ids=["a call", "the device"]
-)
-def test_what_breaks_is_told_of(is_fatal: bool, error: type[BackendError]) -> None:
-    class Breakable(ScriptedBackend):
-        is_broken = False
+class Breakable(ScriptedBackend):
+    """A device whose clock, too, fails once something has broken it."""
 
-        @property
-        def clock(self) -> Clock:
-            def read() -> int:
-                if self.is_broken:
-                    raise RuntimeError("an illegal address")
-                return self.world.clock()
+    is_broken = False
 
-            return read
+    @property
+    def clock(self) -> Clock:
+        def read() -> int:
+            if self.is_broken:
+                raise RuntimeError("an illegal address")
+            return self.world.clock()
 
+        return read
+
+
+def a_breakable(*, is_fatal: bool) -> Breakable:
     def fail(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
         backend.is_broken = is_fatal
         raise RuntimeError("no engine")
 
     backend = Breakable({"bad": Recipe(rate(MS), damage=fail)})
-    divisions = {op: parts("scripted:bad", 8) for op in ConvOp}
+    return backend
 
-    with pytest.raises(error, match="no engine"):
-        LiveMeasurer(backend).compare_calls(FORWARD, EVERY_OP, divisions)
+
+BAD = {op: parts("scripted:bad", 8) for op in ConvOp}
+CALL = everything(FORWARD)
+
+
+def profiler(backend: ScriptedBackend, store: MemoryStore) -> Profiler:
+    return Profiler(LiveMeasurer(backend), store, 2**40, Policy.ALL)
+
+
+def test_divisions_that_break_together_are_not_worth_it_and_not_tried_again() -> None:
+    store, backend = MemoryStore(), a_breakable(is_fatal=False)
+
+    answers = [profiler(backend, store).is_faster_as_called(CALL, own_of(backend), BAD) for _ in range(2)]
+    record = store.records(backend.environment(), [call_trial(CALL, BAD)])[call_trial(CALL, BAD)]
+
+    assert answers == [False, False]
+    assert record.refusal is not None
+    assert (record.refusal.kind, record.refusal.reason) == (RefusalKind.FAILED, "no engine")
+    assert sum(each == "scripted:bad@8" for each in backend.world.ran) == 1
+
+
+def test_divisions_that_break_the_device_together_are_told_of_once() -> None:
+    store, backend, another = MemoryStore(), a_breakable(is_fatal=True), a_breakable(is_fatal=True)
+
+    with pytest.raises(DeviceLostError, match=r"fprop=scripted:bad.* no engine"):
+        profiler(backend, store).is_faster_as_called(CALL, own_of(backend), BAD)
+
+    assert not profiler(another, store).is_faster_as_called(CALL, own_of(another), BAD)
+    assert another.world.ran == []
+
+
+def test_where_pytorchs_own_fails_nothing_is_known_and_each_stays_as_it_was_confirmed() -> None:
+    def broken(samples: int) -> float:
+        raise RuntimeError("no engine")
+
+    backend = ScriptedBackend({"fast": Recipe(rate(MS))}, own=Recipe(broken))
+    divisions = {op: parts("scripted:fast", 8) for op in ConvOp}
+
+    with pytest.raises(UnmeasuredError, match="could not be measured: no engine"):
+        LiveMeasurer(backend).compare_calls(CALL, own_of(backend), divisions)
+    assert profiler(backend, MemoryStore()).is_faster_as_called(CALL, own_of(backend), divisions)

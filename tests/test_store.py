@@ -515,6 +515,25 @@ def test_a_copy_of_a_store_whose_file_is_no_store_any_more_is_refused(tmp_path: 
 
 
 @COPYING
+def test_a_copy_of_a_steadfast_store_goes_on_where_it_was(
+    tmp_path: Path, way: Callable[[Store], Store]
+) -> None:
+    store = SteadfastStore(SqliteStore(_filled(tmp_path / "profiles.sqlite3")))
+
+    with store, way(store) as kept:
+        kept.add_records(an_environment(), [a_record(a_trial("new"))])
+        assert isinstance(kept, SteadfastStore)
+        assert (kept.is_kept, store.count()) == (True, 2)
+        store._file._connection.execute("PRAGMA query_only = ON")
+        with pytest.warns(StoreWarning, match="not kept"):
+            store.add_records(an_environment(), [a_record(a_trial("newer"))])
+        moved = way(store)
+        assert isinstance(moved, SteadfastStore)
+        assert (moved.is_kept, moved.count()) == (False, 3)
+        moved.close()
+
+
+@COPYING
 def test_a_copy_of_a_store_in_memory_holds_the_same_and_then_goes_its_own_way(
     way: Callable[[Store], Store],
 ) -> None:

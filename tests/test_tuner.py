@@ -341,7 +341,7 @@ def test_a_model_that_lies_where_the_backend_does_not_tune_is_refused(backend: s
 
 
 def test_a_model_that_needs_none_of_the_ops_asked_for_is_refused() -> None:
-    with pytest.raises(NothingToTuneError, match="but : it needs no dgrad"):
+    with pytest.raises(NothingToTuneError, match="but the model itself: it needs no dgrad"):
         mucudnn.tune(nn.Conv2d(3, 4, 3), a_batch(), LIMIT, ops="dgrad")
 
 

@@ -3,6 +3,8 @@
 import itertools
 import random
 from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
 import pytest
 from torch import Tensor, nn
@@ -17,9 +19,10 @@ from mucudnn.plan import Evidence, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.profiler import Profiler
-from mucudnn.store import Store
+from mucudnn.replay import Replay
+from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
-from mucudnn.tuning import Tuning, _Pool
+from mucudnn.tuning import Tuning, _Confirmed, _Pool
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.models import Listener, a_batch, a_chain
 
@@ -405,7 +408,7 @@ def test_sites_that_cannot_be_measured_stay_as_they_are_and_are_told_of(
     layers = [nn.Conv2d(n, k, 3, padding=1) for n, k in itertools.pairwise((3, 4, 4, 4, 3))]
     extraction = extract(nn.Sequential(*layers).eval(), a_batch())
 
-    with pytest.warns(UntunedWarning, match="^1 fprop, 2 fprop must be measured .* CUDA out of memory$"):
+    with pytest.warns(UntunedWarning, match=r"left as they are: 1 fprop, 2 fprop \(.*CUDA out of memory"):
         plan = _tuned(ScriptedBackend({"rival": Recipe(rate(0.5 * MS))}), extraction, mode=mode)
 
     assert [str(site) for site in plan.sites] == ["0 fprop", "3 fprop"]
@@ -471,3 +474,42 @@ def test_where_the_limit_forbids_pytorchs_own_nothing_goes_back() -> None:
     plan = _tuned(backend, _one_convolution(), limit_bytes=500)
 
     assert _keys(plan) == ["scripted:rival@8*1"]
+
+
+def test_a_division_that_fails_as_a_whole_gives_way_to_another_algorithm_of_any_size() -> None:
+    class FailsAsAWhole(ScriptedBackend):
+        def footprint(self, job: Job, limit_bytes: int) -> int | None:
+            if any(name == "scripted:quick" for name, _ in cast("list[list[object]]", job.payload["parts"])):
+                raise RuntimeError("no such engine")
+            return super().footprint(job, limit_bytes)
+
+    backend = FailsAsAWhole({"quick": Recipe(rate(0.1 * MS)), "slow": Recipe(rate(3 * MS))})
+
+    plan = _tuned(backend, _one_convolution(), limit_bytes=500)  # PyTorch's own needs 1000 a sample
+
+    assert {part.algorithm for each in plan.sites.values() for part in each.parts} == {"scripted:slow"}
+
+
+def test_of_what_may_run_at_a_site_the_heavier_counts_against_the_total() -> None:
+    def seen(n_bytes: int) -> tuple[Division, Evidence]:
+        return Division((Candidate("a", 8, 1.0, 10),)), Evidence(workspace_bytes=n_bytes)
+
+    light, heavy = seen(10), seen(15)
+
+    assert _Confirmed(*light, None).heavier == light
+    assert _Confirmed(*light, own=heavy).heavier == heavy
+    assert _Confirmed(*heavy, own=light).heavier == heavy
+
+
+def test_a_recording_replays_what_went_back(tmp_path: Path) -> None:
+    backend = QuickTogether({"rival": Recipe(_affine(0.85, 0.4), 1000)})
+    backend.fraction = 0.3
+    extraction = extract(nn.Conv2d(3, 4, 3), a_batch().requires_grad_())
+    with SqliteStore(tmp_path / "store.sqlite3") as store:
+        plan = _tuned(backend, extraction, store=store)
+        replay = Replay(store, store.environments()[0])
+        profiler = Profiler(replay, MemoryStore(), plan.limit_bytes, plan.policy)
+        replayed = Tuning(profiler, Mode.REUSE, extraction, Listener()).plan()
+
+    assert {*_keys(plan)} == {"scripted:own@8*1"}
+    assert replayed.sites == plan.sites

@@ -29,6 +29,7 @@ from mucudnn.errors import OptionError
 from mucudnn.plan import is_device
 from mucudnn.replay import PREFIX
 from mucudnn.store import MemoryStore, Store, open_store
+from mucudnn.store.steadfast import SteadfastStore
 
 
 @click.command("tune")
@@ -155,6 +156,6 @@ def _telling_what_is_kept(store: Store) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        if not isinstance(store, MemoryStore):
+        if isinstance(store, SteadfastStore) and store.is_kept:
             tell("interrupted; what was measured is kept in the store.")
         raise

@@ -1,10 +1,11 @@
 """A store in a file, and in memory from the moment at which the file can be written no more."""
 
+import contextlib
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from mucudnn.errors import StoreWarning, warn_user
 from mucudnn.problem import ConvProblem
@@ -25,6 +26,19 @@ class SteadfastStore:
         self._file = file
         self._store: Store = file
         self._moving = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the file, and what is in its place by now; a lock cannot be copied."""
+        return {"_file": self._file, "_store": self._store}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._moving = threading.Lock()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the file still takes what is added."""
+        return self._store is self._file
 
     @property
     def path(self) -> Path:
@@ -69,7 +83,8 @@ class SteadfastStore:
         with self._moving:
             if self._store is self._file:  # another thread may have been here
                 memory = MemoryStore()
-                self._file.copy_into(memory)
+                with contextlib.suppress(UnusableFileError):  # then it cannot be read any more, either
+                    self._file.copy_into(memory)
                 self._store = memory
                 warn_user(f"What is measured from now on is not kept: {error}", StoreWarning)
         return self._store

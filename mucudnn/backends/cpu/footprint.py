@@ -20,7 +20,7 @@ from typing import IO, cast
 import torch
 
 from mucudnn.backends.base import Job
-from mucudnn.errors import BackendError
+from mucudnn.errors import BackendError, UnmeasuredError
 
 CHILD_MODULE = "mucudnn.backends.cpu.footprint_child"
 
@@ -133,14 +133,15 @@ class FootprintMeter:
             self._drop_child()
             if death.under_cap:
                 return Footprint(None, f"Under the cap its process died: {death}.")
-            raise BackendError(f"{job.function} could not be weighed: its process died: {death}.") from death
+            text = f"{job.function} could not be weighed: its process died: {death}."
+            raise UnmeasuredError(text) from death
         except BaseException:
             self._drop_child()  # a reply may be on its way, which is not the next job's
             raise
         if reply["spent"]:
             self._drop_child()
         if "failed" in reply:
-            raise BackendError(f"{job.function} could not be weighed: {reply['failed']}")
+            raise UnmeasuredError(f"{job.function} could not be weighed: {reply['failed']}")
         return Footprint(cast("int | None", reply["n_bytes"]), str(reply["reason"]))
 
     def _forget_if_forked(self) -> None:
@@ -241,7 +242,7 @@ class _Child:
         poll.register(pipe, select.POLLIN)
         while b"\n" not in self._unread:
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise BackendError(f"A job must end within {timeout_s:g} seconds, but this one did not.")
+                raise UnmeasuredError(f"A job must end within {timeout_s:g} seconds, but this one did not.")
             received = os.read(pipe, 65536)
             if not received:
                 raise self._death(under_cap)
