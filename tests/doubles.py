@@ -271,3 +271,23 @@ class _Sum(_Kernel):
             return False
         into.take(self._sum)
         return True
+
+
+class BreakableBackend(ScriptedBackend):
+    """A device whose clock, too, fails once an algorithm has broken it."""
+
+    is_broken = False
+
+    def fail(self, reason: str, *, is_fatal: bool) -> None:
+        """Break the device if that is fatal, and raise in any case."""
+        self.is_broken = is_fatal
+        raise RuntimeError(reason)
+
+    @property
+    def clock(self) -> Clock:
+        def read() -> int:
+            if self.is_broken:
+                raise RuntimeError("an illegal memory access was encountered")
+            return self.world.clock()
+
+        return read

@@ -19,10 +19,9 @@ from mucudnn.profile import Candidate, Profile, RefusalKind, Trial
 from mucudnn.profiler import Profiler
 from mucudnn.store import Store
 from mucudnn.store.memory import MemoryStore
-from mucudnn.timing import Clock
 from mucudnn.tuning import Tuning
 from tests.convolutions import a_convolution
-from tests.doubles import MS, Damage, Recipe, ScriptedBackend, rate
+from tests.doubles import MS, BreakableBackend, Damage, Recipe, ScriptedBackend, rate
 from tests.models import Listener, a_chain, an_extraction
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -451,28 +450,11 @@ def test_a_killed_tuning_goes_on_from_what_it_measured() -> None:
     assert killed.measured + resumed.measured == whole.measured
 
 
-class BreakableBackend(ScriptedBackend):
-    """A device whose clock, too, fails once an algorithm has broken it."""
-
-    is_broken = False
-
-    @property
-    def clock(self) -> Clock:
-        def read() -> int:
-            if self.is_broken:
-                raise RuntimeError("an illegal memory access was encountered")
-            return self.world.clock()
-
-        return read
-
-
 def _breakable() -> BreakableBackend:
-    def break_device(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
-        backend.is_broken = True
-        raise RuntimeError("an illegal memory access was encountered.")
-
-    recipes = {"fine": Recipe(rate(MS)), "fatal": Recipe(rate(MS), damage=break_device)}
-    backend = BreakableBackend(recipes)
+    fatal = Recipe(
+        rate(MS), damage=lambda *_: backend.fail("an illegal memory access was encountered.", is_fatal=True)
+    )
+    backend = BreakableBackend({"fine": Recipe(rate(MS)), "fatal": fatal})
     return backend
 
 

@@ -22,10 +22,9 @@ from mucudnn.profile import Candidate, Comparison, RefusalKind
 from mucudnn.profiler import Profiler
 from mucudnn.rehearsal import Operands, rehearsed
 from mucudnn.store.memory import MemoryStore
-from mucudnn.timing import Clock
 from mucudnn.workspace import _workspaces, release_workspaces, workspace_of
 from tests.convolutions import a_convolution
-from tests.doubles import MS, Recipe, ScriptedBackend, rate
+from tests.doubles import MS, BreakableBackend, Recipe, ScriptedBackend, rate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -200,27 +199,9 @@ def test_what_no_model_would_divide_is_not_timed() -> None:
         called(backend, FORWARD, {ConvOp.FPROP: parts("scripted:fast", 8)})
 
 
-class Breakable(ScriptedBackend):
-    """A device whose clock, too, fails once something has broken it."""
-
-    is_broken = False
-
-    @property
-    def clock(self) -> Clock:
-        def read() -> int:
-            if self.is_broken:
-                raise RuntimeError("an illegal address")
-            return self.world.clock()
-
-        return read
-
-
-def a_breakable(*, is_fatal: bool) -> Breakable:
-    def fail(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
-        backend.is_broken = is_fatal
-        raise RuntimeError("no engine")
-
-    backend = Breakable({"bad": Recipe(rate(MS), damage=fail)})
+def a_breakable(*, is_fatal: bool) -> BreakableBackend:
+    bad = Recipe(rate(MS), damage=lambda *_: backend.fail("no engine", is_fatal=is_fatal))
+    backend = BreakableBackend({"bad": bad})
     return backend
 
 
