@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Self
 
@@ -28,13 +29,20 @@ class SiteCall:
         path: the module's path.
         variant: 0 for the first shape that the module meets, 1 for the second, and so on.
         problem: of the forward pass: fprop, or dgrad of a transposed convolution.
-        ops: which of the three are needed, by the problem's names.
+        ops: which of the three are to be tuned, by the problem's names.
+        needed: which the model computes; none stands for those that are tuned.
     """
 
     path: str
     variant: int
     problem: ConvProblem
     ops: tuple[ConvOp, ...]
+    needed: tuple[ConvOp, ...] = ()
+
+    @property
+    def computed(self) -> tuple[ConvOp, ...]:
+        """What the model computes."""
+        return self.needed or self.ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +107,10 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
     reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
     order = sorted(recorders.items(), key=lambda named: named[1].turn)
     calls = tuple(
-        SiteCall(path, variant, problem, needed)
+        SiteCall(path, variant, problem, ops, recorder.needed[problem])
         for path, recorder in order
-        for variant, (problem, needed) in enumerate(recorder.calls.items())
-        if needed
+        for variant, (problem, ops) in enumerate(recorder.calls.items())
+        if ops
     )
     refusals = tuple((path, reason) for path, reason in reasons.items() if reason is not None)
     untouched = (*refusals, *((path, _AS_FUNCTION) for path in functions.callers))
@@ -111,6 +119,15 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         why = "; ".join(f"{name}: {reason}" for name, reason in named) or "it has none"
         raise NothingToTuneError(f"The model must have a convolution that can be divided, but {why}.")
     return Extraction(calls, untouched)
+
+
+class _Here(threading.local):
+    """How many recorders this thread is inside of."""
+
+    recorded = 0
+
+
+_here = _Here()
 
 
 class _Functions(TorchFunctionMode):
@@ -128,8 +145,9 @@ class _Functions(TorchFunctionMode):
 
     def __enter__(self) -> Self:
         hooks = torch.nn.modules.module
+        self._thread = threading.get_ident()
         self._handles = (
-            hooks.register_module_forward_pre_hook(lambda module, _: self._running.append(module)),
+            hooks.register_module_forward_pre_hook(lambda module, _: self._enter(module)),
             hooks.register_module_forward_hook(lambda module, *_: self._leave(module), always_call=True),
         )
         super().__enter__()  # type: ignore[no-untyped-call]  # torch's
@@ -140,7 +158,13 @@ class _Functions(TorchFunctionMode):
         for handle in self._handles:
             handle.remove()
 
+    def _enter(self, module: nn.Module) -> None:
+        if threading.get_ident() == self._thread:  # others run modules of their own
+            self._running.append(module)
+
     def _leave(self, module: nn.Module) -> None:
+        if threading.get_ident() != self._thread:
+            return
         while self._running and self._running.pop() is not module:
             pass  # it has left by an exception
 
@@ -148,7 +172,7 @@ class _Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Compute `func`, and remember who has called it if it is a convolution."""
-        if func in FUNCTIONS and not any(kind_of(module) for module in self._running):
+        if func in FUNCTIONS and not (_here.recorded or any(map(kind_of, self._running))):
             known = (self._paths.get(id(module)) for module in reversed(self._running))
             self.callers.setdefault(next((path for path in known if path is not None), ""))
         return func(*args, **(kwargs or {}))
@@ -161,6 +185,7 @@ class _Recorder:
         self.module = module
         self.kind = kind
         self.calls: dict[ConvProblem, tuple[ConvOp, ...]] = {}
+        self.needed: dict[ConvProblem, tuple[ConvOp, ...]] = {}
         self.turn = 0
         self._obstacle: str | None = "the sample does not reach its convolution"
         self._wanted = wanted
@@ -177,7 +202,11 @@ class _Recorder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         self._note(call_of(self.kind, self.module, args, kwargs))
-        return self.kind.own(self.module, *args, **kwargs)
+        _here.recorded += 1
+        try:
+            return self.kind.own(self.module, *args, **kwargs)
+        finally:
+            _here.recorded -= 1
 
     def _note(self, call: Call) -> None:
         image, weight, bias, _ = call
@@ -203,13 +232,11 @@ class _Recorder:
             ConvOp.DGRAD: call.image.requires_grad,
             ConvOp.WGRAD: call.weight.requires_grad,
         }
-        needed = {
-            op_of(role, is_transposed=self.kind.is_transposed)
-            for role, is_needed in needs.items()
-            if is_needed and role in self._wanted
-        }
-        needed |= {*self.calls.get(problem, ())}  # of a shared module any call may need an op
-        self.calls[problem] = tuple(op for op in ConvOp if op in needed)
+        needed = {role for role, is_needed in needs.items() if is_needed}
+        for known, roles in ((self.needed, needed), (self.calls, needed & self._wanted)):
+            ops = {op_of(role, is_transposed=self.kind.is_transposed) for role in roles}
+            ops |= {*known.get(problem, ())}  # of a shared module any call may need an op
+            known[problem] = tuple(op for op in ConvOp if op in ops)
 
 
 def _make_parameters(model: nn.Module, sample: CallArguments) -> None:

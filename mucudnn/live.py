@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from mucudnn.backends import Backend
+from mucudnn.backends.base import JobFailedError
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError, UnmeasuredError
@@ -243,7 +244,7 @@ class LiveMeasurer:
             return _too_large(trial, declared, limit_bytes)
         try:
             needed = self._backend.workspace_bytes(trial, limit_bytes)
-        except RuntimeError as failure:  # PyTorch's, which may have had to run
+        except (RuntimeError, JobFailedError) as failure:  # what is weighed has to run
             return self._failed(Record(trial), failure)
         if needed is None or needed > limit_bytes:
             return _too_large(trial, needed, limit_bytes)

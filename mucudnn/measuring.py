@@ -44,13 +44,21 @@ class Call(NamedTuple):
 
     Attributes:
         problem: of the forward pass: fprop, or dgrad of a transposed convolution.
+        own: id of PyTorch's own convolution.
         is_sharing: whether each op owns a workspace, rather than all one in common.
         limit_bytes: for the workspace, inclusive.
     """
 
     problem: ConvProblem
+    own: str
     is_sharing: bool
     limit_bytes: int
+
+    def is_tight(self, divisions: Divisions) -> bool:
+        """Return whether buffer and what PyTorch's own takes beside it might not fit the limit together."""
+        parts = [part for division in divisions.values() for part in division.parts]
+        buffer_bytes = max((part.workspace_bytes for part in parts if part.algorithm != self.own), default=0)
+        return buffer_bytes + max((part.workspace_bytes for part in parts), default=0) > self.limit_bytes
 
 
 class Compared(NamedTuple):
@@ -129,14 +137,20 @@ class Measurer(Protocol):
         """
 
 
-def call_key(divisions: Divisions) -> str:
-    """Return the name of a convolution with its gradients in a comparison, and in a refusal."""
-    return " ".join(f"{op}={divisions[op].key}" for op in ConvOp if op in divisions)
+def call_key(call: Call, divisions: Divisions) -> str:
+    """Return the name of a call in a comparison, and in a refusal, with all that decides its time.
+
+    That is how its ops take memory too: a filter stays transformed in a workspace that its op owns, and under
+    a tight limit memory goes back and forth.
+    """
+    names = [f"{op}={divisions[op].key}" for op in ConvOp if op in divisions]
+    memory = ["sharing"] * call.is_sharing + [f"within={call.limit_bytes}"] * call.is_tight(divisions)
+    return " ".join([*names, *memory])
 
 
 def call_trial(call: Call, divisions: Divisions) -> Trial:
-    """Return the trial as which a convolution whose divisions break together is kept."""
-    return Trial(call.problem, call_key(divisions), whole=True)
+    """Return the trial as which a call whose divisions break together is kept."""
+    return Trial(call.problem, call_key(call, divisions), whole=True)
 
 
 def division_trial(problem: ConvProblem, division: Division) -> Trial:

@@ -153,7 +153,7 @@ class Profiler:
         Raises:
             DeviceLostError: the divisions have broken the device.
         """
-        trial, keys = call_trial(call, divisions), (call_key(base), call_key(divisions))
+        trial, keys = call_trial(call, divisions), (call_key(call, base), call_key(call, divisions))
         if self._store.records(self.environment, [trial]):
             return False  # they broke
         known = self._store.comparison(self.environment, call.problem, keys)

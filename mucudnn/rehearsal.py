@@ -4,6 +4,7 @@ Which route serves a convolution is looked up for each call, and autograd calls 
 while PyTorch's own is found and differentiated in C++, both gradients at once. For small images that decides.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from mucudnn.modules import Call
 from mucudnn.problem import ConvOp
 from mucudnn.routing import Memory, Router
 from mucudnn.workspace import Owner, workspace_of
+
+_NOTHING = contextlib.nullcontext()
 
 _Serve = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
 
@@ -42,15 +45,20 @@ class Operands(NamedTuple):
 
 
 def rehearsed(
-    backend: Backend, call: AsCalled, divisions: Mapping[ConvOp, Division], operands: Operands
+    backend: Backend,
+    call: AsCalled,
+    divisions: Mapping[ConvOp, Division],
+    operands: Operands,
+    owners: Mapping[ConvOp, Owner],
 ) -> Callable[[], None]:
-    """Return a call that computes what a model does, in workspaces of its own, within the limit.
+    """Return a call that computes what a model does, within the limit.
 
     Args:
         backend: that computes.
         call: which convolution, and how its ops take memory.
         divisions: of what the model computes, by the problem's names: the forward pass alone in inference.
         operands: are only read.
+        owners: of the ops' workspaces, all one in reuse mode.
 
     Raises:
         BackendError: an algorithm does not compute the problem, or no call of it would be divided.
@@ -62,10 +70,10 @@ def rehearsed(
     weight = weight.detach().requires_grad_(ConvOp.WGRAD in divisions)
     bias = None if bias is None else bias.detach().requires_grad_(weight.requires_grad)
     wanted = [each for each in (image, weight, bias) if each is not None and each.requires_grad]
-    serve = _served(backend, call, divisions, operands)
+    serve = _served(backend, call, divisions, operands, owners)
 
     def run() -> None:
-        with torch.set_grad_enabled(bool(wanted)):
+        with torch.set_grad_enabled(bool(wanted)), _unhooked():
             result = serve(image, weight, bias)
             if wanted and result is not None:
                 torch.autograd.grad(result, wanted, gradient)
@@ -73,15 +81,31 @@ def rehearsed(
     return run
 
 
+def _unhooked() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which no hook of the caller's sees what autograd saves.
+
+    Checkpoints have such hooks: they would count what is saved here, and compute their block again.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:  # noqa: FBT003
+        return _NOTHING
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def _served(
-    backend: Backend, call: AsCalled, divisions: Mapping[ConvOp, Division], operands: Operands
+    backend: Backend,
+    call: AsCalled,
+    divisions: Mapping[ConvOp, Division],
+    operands: Operands,
+    owners: Mapping[ConvOp, Owner],
 ) -> _Serve:
     """Return what serves the forward pass: PyTorch's own convolution if all divisions are."""
     problem, own = call.problem, undivided(backend.own, call.problem.batch)
     if all(division.key == own.key for division in divisions.values()):
         return functools.partial(backend.recorded_convolution, problem)
-    common = Owner()
-    owners = {op: Owner() if call.is_sharing else common for op in divisions}
     memory = Memory.for_call(backend, divisions, call.limit_bytes, is_sharing=call.is_sharing)
     bounds = {op: memory.bound(division) for op, division in divisions.items()}
     limits = {op: bound for op, bound in bounds.items() if bound is not None}
@@ -94,7 +118,7 @@ def _served(
 
     def serve(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         if not call.is_sharing:  # in a model other layers have used the workspace meanwhile
-            workspace_of(backend, common).holder = None
+            workspace_of(backend, owners[problem.op]).holder = None
         return router.served(Call.of(image, weight, bias, arguments), lambda *_: convolution)
 
     return serve

@@ -129,7 +129,7 @@ class Replay:
     def compare_calls(self, call: Call, base: Divisions, divisions: Divisions) -> Comparison | Record | None:
         """Return what was recorded of such calls; None where nothing was: nothing foretells it."""
         broken = self._records_of(call.problem).get(call_trial(call, divisions))
-        keys = [call_key(base), call_key(divisions)]
+        keys = [call_key(call, base), call_key(call, divisions)]
         return broken or self._store.comparison(self._environment, call.problem, keys)
 
     def _records_of(self, problem: ConvProblem) -> dict[Trial, Record]:

@@ -24,7 +24,7 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial
 from mucudnn.rehearsal import Operands, rehearsed
 from mucudnn.timing import nothing
-from mucudnn.workspace import Workspace
+from mucudnn.workspace import Owner, Workspace
 
 _GUARD_BYTES = 4096
 _GUARD = 0xA5
@@ -77,6 +77,7 @@ class Stand:
         self.out = self._poisoned_result()
         self.reference = _Reference(weakref.proxy(self))  # no cycle: gigabytes would wait for the collector
         self._workspace = Workspace(backend.device)
+        self._owners = {op: Owner() for op in ConvOp}  # of workspaces in rehearsed calls
 
     @cached_property
     def running_sum(self) -> Tensor:
@@ -121,8 +122,13 @@ class Stand:
     def call(self, call: Call, divisions: Divisions) -> Callable[[], None]:
         """Return a call of this forward pass with its gradients; see `mucudnn.rehearsal`."""
         gradient = self.out.nan_to_num_(1.0)  # ones will do: it was poisoned
-        operands = Operands(self.first, self.second, self.bias, gradient)
-        return rehearsed(self.backend, call, divisions, operands)
+        bias = self.bias
+        if call.problem.op is ConvOp.DGRAD:  # which as a problem has none, and as a module one by default
+            bias = self.first.new_zeros(call.problem.in_channels)
+        operands = Operands(self.first, self.second, bias, gradient)
+        common = self._owners[ConvOp.FPROP]
+        owners = self._owners if call.is_sharing else dict.fromkeys(ConvOp, common)
+        return rehearsed(self.backend, call, divisions, operands, owners)
 
     def _poisoned_result(self) -> Tensor:
         problem = self.problem

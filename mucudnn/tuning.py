@@ -201,15 +201,16 @@ class Tuning:
         costs beside computing, and PyTorch's own computes both gradients at once.
         """
         sites = {op: ConvSite(call.path, op, call.variant) for op in call.ops}
-        found = {op: confirmed[site] for op, site in sites.items() if site in confirmed}
+        found = {op: confirmed[site] for op, site in sites.items() if site in self._problems}
         own = {op: each.own for op, each in found.items() if each.own is not None}
-        divisions = {op: each.division for op, each in found.items()}
+        untuned = {op: undivided(self._profiler.own, call.problem.batch) for op in call.computed}
+        divisions = untuned | {op: each.division for op, each in found.items()}
         base = divisions | {op: division for op, (division, _) in own.items()}
         is_worth_it = True
         if base != divisions:
             self._progress.at(f"confirming {call.path or 'the model itself'}", self._done)
             is_sharing = self._mode is Mode.SHARING
-            asked = Call(call.problem, is_sharing, self._profiler.limit_bytes)
+            asked = Call(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes)
             is_worth_it = self._profiler.is_faster_as_called(asked, base, divisions)
         self._done += sum(self._problems[sites[op]].flops for op in found)
         return {} if is_worth_it else {sites[op]: _Confirmed(*each, each) for op, each in own.items()}
@@ -310,7 +311,7 @@ class Tuning:
                 less = [each for each in fitting if each.algorithm not in failed]
             if least_workspace_bytes(less, problem.batch) is None:
                 raise self._nothing_fits(site, outcome)
-            smaller = solve_reuse(less, problem.batch, division.workspace_bytes)
+            smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
             return self._confirm(site, smaller, less, base, room_bytes)
         chosen = _winner(fits, outcome)
         evidence = self._evidence(problem, chosen, outcome)

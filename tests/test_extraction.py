@@ -1,6 +1,7 @@
 """What is found of a model's convolutions, and that the model does not notice."""
 
 import operator
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -706,6 +707,34 @@ def test_a_model_of_functions_alone_is_pointed_to_autotune() -> None:
 
     with pytest.raises(NothingToTuneError, match=r"the model itself: it calls .* as a function, and mucudnn"):
         extract(Function(), a_batch())
+
+
+def test_a_module_s_method_that_is_called_by_hand_is_no_function() -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv.forward(x)
+
+    found = extract(Parent(), a_batch())
+
+    assert [call.path for call in found.calls] == ["conv"]
+    assert found.untouched == ()
+
+
+def test_modules_of_other_threads_are_none_of_its_business() -> None:
+    model, other = ByHand(inner=False), nn.Conv2d(3, 3, 1)
+
+    def run_another(module: nn.Module, args: object) -> None:
+        thread = threading.Thread(target=other, args=(torch.zeros(1, 3, 2, 2),))
+        thread.start()
+        thread.join()
+
+    model.inner.register_forward_pre_hook(run_another)
+
+    assert [path for path, _ in extract(model, a_batch()).untouched] == [""]
 
 
 def test_looking_for_functions_leaves_no_hook_behind() -> None:

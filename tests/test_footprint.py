@@ -377,7 +377,10 @@ def test_a_meter_without_work_starts_no_process() -> None:
 def test_a_child_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
-    with FootprintMeter() as meter, pytest.raises(BackendError, match="its process died: exit status 1"):
+    with (
+        FootprintMeter() as meter,
+        pytest.raises(BackendError, match="cannot be measured here: exit status 1"),
+    ):
         meter.measure(_job(torch_scratch, scratch=0, result=0), None)
 
 

@@ -22,7 +22,7 @@ from mucudnn.profile import Candidate, Comparison, RefusalKind
 from mucudnn.profiler import Profiler
 from mucudnn.rehearsal import Operands, rehearsed
 from mucudnn.store.memory import MemoryStore
-from mucudnn.workspace import _workspaces, release_workspaces, workspace_of
+from mucudnn.workspace import Owner, _workspaces, release_workspaces, workspace_of
 from tests.convolutions import a_convolution
 from tests.doubles import MS, BreakableBackend, Recipe, ScriptedBackend, rate
 
@@ -52,8 +52,8 @@ def own_of(backend: Backend, *ops: ConvOp) -> dict[ConvOp, Division]:
     return {op: undivided(backend.own, 8) for op in ops or EVERY_OP}
 
 
-def everything(problem: ConvProblem, *, is_sharing: bool = False) -> Call:
-    return Call(problem, is_sharing, limit_bytes=2**40)
+def everything(problem: ConvProblem, *, is_sharing: bool = False, limit_bytes: int = 2**40) -> Call:
+    return Call(problem, "scripted:own", is_sharing, limit_bytes)
 
 
 def called(
@@ -63,7 +63,10 @@ def called(
     limit_bytes: int = 2**40,
     is_sharing: bool = False,
 ) -> Callable[[], None]:
-    return rehearsed(backend, Call(problem, is_sharing, limit_bytes), divisions, tensors(problem))
+    call = Call(problem, backend.own, is_sharing, limit_bytes)
+    common = Owner()
+    owners = {op: Owner() if is_sharing else common for op in ConvOp}
+    return rehearsed(backend, call, divisions, tensors(problem), owners)
 
 
 def events_of(call: Callable[[], None]) -> set[str]:
@@ -126,7 +129,8 @@ def test_neither_grad_nor_inference_mode_of_the_caller_matters(layout: Layout) -
         with mode:
             seen = LiveMeasurer(backend).compare_calls(everything(problem), own, divisions)
         assert isinstance(seen, Comparison)
-        assert [*seen.times] == [call_key(own), call_key(divisions)]
+        call = everything(problem)
+        assert [*seen.times] == [call_key(call, own), call_key(call, divisions)]
 
 
 @pytest.mark.parametrize(("is_sharing", "workspaces"), [(False, 1), (True, 3)])
@@ -203,6 +207,36 @@ def a_breakable(*, is_fatal: bool) -> BreakableBackend:
     bad = Recipe(rate(MS), damage=lambda *_: backend.fail("no engine", is_fatal=is_fatal))
     backend = BreakableBackend({"bad": bad})
     return backend
+
+
+def test_what_decides_a_call_s_time_is_in_its_name() -> None:
+    own = Division((Candidate("scripted:own", 8, 0.0, 60),))
+    divisions = {ConvOp.FPROP: Division((Candidate("scripted:a", 8, 0.0, 50),)), ConvOp.WGRAD: own}
+
+    names = [
+        call_key(everything(FORWARD, is_sharing=is_sharing, limit_bytes=limit_bytes), divisions)
+        for is_sharing, limit_bytes in ((False, 110), (False, 109), (True, 110))
+    ]
+
+    assert names == [
+        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1",
+        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1 within=109",
+        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1 sharing",
+    ]
+
+
+def test_hooks_of_the_caller_see_nothing_of_a_rehearsal() -> None:
+    packed: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor
+
+    call = called(CPU, FORWARD, {op: parts("cpu:im2col", 4, 4) for op in ConvOp})
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        call()
+
+    assert packed == []
 
 
 BAD = {op: parts("scripted:bad", 8) for op in ConvOp}

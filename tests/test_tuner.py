@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import mucudnn
 from mucudnn.choices import Mode, Policy
@@ -620,3 +621,56 @@ def test_an_armed_model_may_be_dynamic_and_pickled(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UntunedWarning)
         torch.testing.assert_close(other(a_batch(5)), model(a_batch(5)), rtol=1e-3, atol=1e-3)
+
+
+class Checkpointed(nn.Module):
+    """Computes its convolution again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = checkpoint(self.second, self.first(x), use_reentrant=False)
+        return result
+
+
+@pytest.fixture
+def others_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is not PyTorch's own counts as faster alone, so that calls are rehearsed."""
+    from mucudnn import tuning
+
+    def quickest(rivals: Any, _: Any) -> Any:
+        return min(rivals.values(), key=lambda each: "aten" in each.key)
+
+    monkeypatch.setattr(tuning, "_winner", quickest)
+
+
+@pytest.mark.usefixtures("others_win")
+def test_what_is_tuned_inside_of_a_checkpoint_does_not_disturb_it(tmp_path: Path) -> None:
+    model = Checkpointed()
+    twin = copy.deepcopy(model)
+    mucudnn.optimize(
+        model, LIMIT, a_batch(2), store=tmp_path / "s", policy="undivided", progress=False, dynamic=True
+    )
+    images = a_batch(3)
+
+    model(images).square().sum().backward()
+    twin(images).square().sum().backward()
+
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("others_win")
+def test_autotune_around_a_checkpoint_does_not_disturb_it(tmp_path: Path) -> None:
+    model, images = Checkpointed(), a_batch(3)
+    twin = copy.deepcopy(model)
+
+    with mucudnn.autotune(LIMIT, store=tmp_path / "s", policy="undivided", progress=False):
+        model(images).square().sum().backward()
+    twin(images).square().sum().backward()
+
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)

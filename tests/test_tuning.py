@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.extraction import Extraction, extract
 from mucudnn.live import LiveMeasurer
+from mucudnn.measuring import Call, Divisions, call_key
 from mucudnn.plan import Evidence, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
@@ -483,7 +484,7 @@ def test_a_division_that_fails_as_a_whole_gives_way_to_another_algorithm_of_any_
                 raise RuntimeError("no such engine")
             return super().footprint(job, limit_bytes)
 
-    backend = FailsAsAWhole({"quick": Recipe(rate(0.1 * MS)), "slow": Recipe(rate(3 * MS))})
+    backend = FailsAsAWhole({"quick": Recipe(rate(0.1 * MS)), "slow": Recipe(rate(3 * MS), sample_bytes=50)})
 
     plan = _tuned(backend, _one_convolution(), limit_bytes=500)  # PyTorch's own needs 1000 a sample
 
@@ -513,3 +514,44 @@ def test_a_recording_replays_what_went_back(tmp_path: Path) -> None:
 
     assert {*_keys(plan)} == {"scripted:own@8*1"}
     assert replayed.sites == plan.sites
+
+
+def test_a_problem_that_is_left_after_a_site_of_it_was_confirmed_is_left_altogether(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = [nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)] + [nn.Conv2d(4, 3, 1)]
+    extraction = extract(nn.Sequential(*layers).eval(), a_batch(channels=4))
+    backend = ScriptedBackend({"rival": Recipe(_affine(0.5, 0.4), 1000)})
+    compared: list[ConvProblem] = []
+    own = LiveMeasurer.compare
+
+    def fails_the_second_time(self: LiveMeasurer, problem: ConvProblem, *args: Any) -> Any:
+        compared.append(problem)
+        if compared.count(problem) == 2:
+            raise UnmeasuredError(f"{problem} could not be measured")
+        return own(self, problem, *args)
+
+    monkeypatch.setattr(LiveMeasurer, "compare", fails_the_second_time)
+
+    with pytest.warns(UntunedWarning, match="0 fprop, 1 fprop, 2 fprop"):
+        plan = _tuned(backend, extraction, limit_bytes=24_500, mode=Mode.SHARING)
+
+    assert [str(site) for site in plan.sites] == ["3 fprop"]
+
+
+@pytest.mark.parametrize("ops", ["fprop", "wgrad"])
+def test_ops_that_are_not_tuned_are_called_all_the_same(ops: str) -> None:
+    backend = ScriptedBackend({"rival": Recipe(rate(0.5 * MS))})
+    extraction = extract(nn.Conv2d(3, 4, 3), a_batch().requires_grad_(), ops)
+    asked: list[str] = []
+
+    class Listening(LiveMeasurer):
+        def compare_calls(self, call: Call, base: Divisions, divisions: Divisions) -> Any:
+            asked.append(call_key(call, divisions))
+            return super().compare_calls(call, base, divisions)
+
+    profiler = Profiler(Listening(backend), MemoryStore(), 2**20, Policy.UNDIVIDED)
+    Tuning(profiler, Mode.REUSE, extraction, Listener()).plan()
+
+    expected = {op: "scripted:rival@8*1" if op == ops else "scripted:own@8*1" for op in map(str, ConvOp)}
+    assert asked == [" ".join(f"{op}={name}" for op, name in expected.items())]

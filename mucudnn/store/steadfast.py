@@ -3,7 +3,6 @@
 import contextlib
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,18 +17,22 @@ from mucudnn.store.sqlite import SqliteStore, UnusableFileError
 class SteadfastStore:
     """Keeps what it can in a file; where a disk is full, say, a warning tells, and tuning goes on.
 
+    Attributes:
+        path: of the file, absolute.
+
     Args:
         file: the store; it is closed with this one.
     """
 
     def __init__(self, file: SqliteStore) -> None:
-        self._file = file
+        self.path = file.path
+        self._file: SqliteStore | None = file
         self._store: Store = file
         self._moving = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the file, and what is in its place by now; a lock cannot be copied."""
-        return {"_file": self._file, "_store": self._store}
+        """Return the file, or what is in its place by now; a lock cannot be copied."""
+        return {"path": self.path, "_file": self._file if self.is_kept else None, "_store": self._store}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -39,11 +42,6 @@ class SteadfastStore:
     def is_kept(self) -> bool:
         """Whether the file still takes what is added."""
         return self._store is self._file
-
-    @property
-    def path(self) -> Path:
-        """Of the file, absolute."""
-        return self._file.path
 
     def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:
         """Return the records of those `trials` that are known in `environment`, in the order of `trials`."""
@@ -76,12 +74,13 @@ class SteadfastStore:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _go_on_in_memory(self, error: UnusableFileError) -> Store:
         """Return a store in memory that holds what the file holds, and stands for it from now on."""
         with self._moving:
-            if self._store is self._file:  # another thread may have been here
+            if self._file is not None and self.is_kept:  # another thread may have been here
                 memory = MemoryStore()
                 with contextlib.suppress(UnusableFileError):  # then it cannot be read any more, either
                     self._file.copy_into(memory)

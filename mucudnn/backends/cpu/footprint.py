@@ -19,7 +19,7 @@ from typing import IO, cast
 
 import torch
 
-from mucudnn.backends.base import Job
+from mucudnn.backends.base import Job, JobFailedError
 from mucudnn.errors import BackendError, UnmeasuredError
 
 CHILD_MODULE = "mucudnn.backends.cpu.footprint_child"
@@ -141,7 +141,7 @@ class FootprintMeter:
         if reply["spent"]:
             self._drop_child()
         if "failed" in reply:
-            raise UnmeasuredError(f"{job.function} could not be weighed: {reply['failed']}")
+            raise JobFailedError(f"{job.function} could not be weighed: {reply['failed']}")
         return Footprint(cast("int | None", reply["n_bytes"]), str(reply["reason"]))
 
     def _forget_if_forked(self) -> None:
@@ -202,6 +202,9 @@ class _Child:
         self._errors_before_job = 0
         try:
             greeting = self._read(_START_TIMEOUT_S)
+        except (_ChildDiedError, UnmeasuredError) as error:
+            self.end()
+            raise BackendError(f"Workspaces cannot be measured here: {error}.") from error
         except BaseException:
             self.end()
             raise
