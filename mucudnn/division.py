@@ -72,3 +72,17 @@ class Division:
         """What runs, without times: "cpu:winograd4@16*4" is four parts of sixteen samples."""
         runs = itertools.groupby(self.parts, key=lambda part: (part.algorithm, part.batch))
         return "+".join(f"{name}@{batch}*{len(list(run))}" for (name, batch), run in runs)
+
+
+def buffer_bytes(division: Division, own: str) -> int:
+    """Return what a division takes of a buffer: PyTorch's own, of that id, takes its workspace elsewhere."""
+    return max((part.workspace_bytes for part in division.parts if part.algorithm != own), default=0)
+
+
+def tight_limit(division: Division, limit_bytes: int, held_bytes: int) -> int | None:
+    """Return the limit where a buffer of `held_bytes`, and a part beside it, might exceed it; else None.
+
+    A part counts as if it took all of its workspace beside the buffer; how much it does, who runs it knows.
+    """
+    elsewhere = max((part.workspace_bytes for part in division.parts), default=0)
+    return limit_bytes if elsewhere + held_bytes > limit_bytes else None

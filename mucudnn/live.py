@@ -13,7 +13,7 @@ from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError, UnmeasuredError
 from mucudnn.functional import undivided
-from mucudnn.measuring import Call, Compared, Divisions, Limits, call_trial, division_trial, fits_as_seen
+from mucudnn.measuring import Compared, Divisions, Limits, ModelCall, call_trial, division_trial, fits_as_seen
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
@@ -167,7 +167,7 @@ class LiveMeasurer:
         refusals = tuple(record for record in records.values() if record.refusal is not None)
         return Compared(Outcome.of(Comparison(problem, times, weights)), refusals)
 
-    def compare_calls(self, call: Call, base: Divisions, divisions: Divisions) -> Comparison | Record:
+    def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Comparison | Record:
         """Time a convolution as a model calls it, by a base and by other divisions, or tell how these break.
 
         Raises:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mucudnn.choices import Search
-from mucudnn.division import Division
+from mucudnn.division import Division, buffer_bytes, tight_limit
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
@@ -39,7 +39,7 @@ Divisions = Mapping[ConvOp, Division]
 """What each op of a convolution runs."""
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """A convolution as a model calls it.
 
     Attributes:
@@ -54,11 +54,16 @@ class Call(NamedTuple):
     is_sharing: bool
     limit_bytes: int
 
-    def is_tight(self, divisions: Divisions) -> bool:
-        """Return whether buffer and what PyTorch's own takes beside it might not fit the limit together."""
-        parts = [part for division in divisions.values() for part in division.parts]
-        buffer_bytes = max((part.workspace_bytes for part in parts if part.algorithm != self.own), default=0)
-        return buffer_bytes + max((part.workspace_bytes for part in parts), default=0) > self.limit_bytes
+    def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
+        """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
+        buffers = {op: buffer_bytes(division, self.own) for op, division in divisions.items()}
+        bounds = {
+            op: tight_limit(division, division.workspace_bytes, buffers[op])
+            if self.is_sharing
+            else tight_limit(division, self.limit_bytes, max(buffers.values(), default=0))
+            for op, division in divisions.items()
+        }
+        return {op: bound for op, bound in bounds.items() if bound is not None}
 
 
 class Compared(NamedTuple):
@@ -116,7 +121,9 @@ class Measurer(Protocol):
             BackendError: a trial cannot be measured here and now.
         """
 
-    def compare_calls(self, call: Call, base: Divisions, divisions: Divisions) -> Comparison | Record | None:
+    def compare_calls(
+        self, call: ModelCall, base: Divisions, divisions: Divisions
+    ) -> Comparison | Record | None:
         """Return how a convolution does as a model calls it: by the base, and by other divisions.
 
         Their names in the comparison are those of `call_key`. A record says that the other divisions break.
@@ -137,18 +144,18 @@ class Measurer(Protocol):
         """
 
 
-def call_key(call: Call, divisions: Divisions) -> str:
+def call_key(call: ModelCall, divisions: Divisions) -> str:
     """Return the name of a call in a comparison, and in a refusal, with all that decides its time.
 
     That is how its ops take memory too: a filter stays transformed in a workspace that its op owns, and under
     a tight limit memory goes back and forth.
     """
     names = [f"{op}={divisions[op].key}" for op in ConvOp if op in divisions]
-    memory = ["sharing"] * call.is_sharing + [f"within={call.limit_bytes}"] * call.is_tight(divisions)
-    return " ".join([*names, *memory])
+    limits = [f"{op}<={n_bytes}" for op, n_bytes in call.limits(divisions).items()]
+    return " ".join([*names, *["sharing"] * call.is_sharing, *limits])
 
 
-def call_trial(call: Call, divisions: Divisions) -> Trial:
+def call_trial(call: ModelCall, divisions: Divisions) -> Trial:
     """Return the trial as which a call whose divisions break together is kept."""
     return Trial(call.problem, call_key(call, divisions), whole=True)
 

@@ -45,29 +45,16 @@ _NOWHERE = object()
 
 
 class Reason(enum.Enum):
-    """Why a patched module leaves a call to PyTorch's own convolution."""
+    """Why a patched module leaves a call to PyTorch's own convolution; the value says what can be done."""
 
-    LARGER_BATCH = enum.auto()
+    LARGER_BATCH = "optimize with the largest batch divides smaller ones too"
     """Its shape was tuned, for smaller batches only."""
-    OTHER_SHAPE = enum.auto()
+    OTHER_SHAPE = "optimize with dynamic=True tunes shapes when they are met"
     """Nothing like it was tuned."""
-    ELSEWHERE = enum.auto()
+    ELSEWHERE = "go back to that environment, or optimize again in this one"
     """The plan's times are those of another environment."""
-    PARTS = enum.auto()
+    PARTS = "the policy 'power_of_two' measures sizes that make every smaller batch"
     """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
-
-    @property
-    def advice(self) -> str:
-        """What whoever wants it divided can do."""
-        return _ADVICE[self]
-
-
-_ADVICE = {
-    Reason.LARGER_BATCH: "optimize with the largest batch divides smaller ones too",
-    Reason.OTHER_SHAPE: "optimize with dynamic=True tunes shapes when they are met",
-    Reason.ELSEWHERE: "go back to that environment, or optimize again in this one",
-    Reason.PARTS: "the policy 'power_of_two' measures sizes that make every smaller batch",
-}
 
 
 class Notice:
@@ -82,7 +69,7 @@ class Notice:
             return
         self._given.add(reason)
         warn_user(
-            f"{what}; it runs PyTorch's own convolution ({reason.advice}). This reason is given once for the "
+            f"{what}; it runs PyTorch's own convolution ({reason.value}). This reason is given once for the "
             "whole model.",
             UntunedWarning,
         )

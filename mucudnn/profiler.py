@@ -8,10 +8,10 @@ from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError, UnmeasuredError
 from mucudnn.intervals import Verdict
 from mucudnn.measuring import (
-    Call,
     Divisions,
     Limits,
     Measurer,
+    ModelCall,
     call_key,
     call_trial,
     division_trial,
@@ -145,7 +145,7 @@ class Profiler:
         unfit = [each.key for each in fitting if not fits_as_seen(workspaces.get(each.key), limits.of(each))]
         return Outcome(outcome.estimates, workspaces, outcome.comparison).without(unfit)
 
-    def is_faster_as_called(self, call: Call, base: Divisions, divisions: Divisions) -> bool:
+    def is_faster_as_called(self, call: ModelCall, base: Divisions, divisions: Divisions) -> bool:
         """Return whether a convolution is faster by `divisions` than by the base, as a model calls it.
 
         True too where that was not measured, and cannot be: each division was, for itself.
@@ -164,7 +164,7 @@ class Profiler:
             known = seen
         return Outcome.of(known).verdict(*keys) is Verdict.FASTER
 
-    def _called(self, call: Call, base: Divisions, divisions: Divisions) -> Comparison | Record | None:
+    def _called(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Comparison | Record | None:
         """Have such calls compared, keep what was seen, and return it."""
         try:
             seen = self._measurer.compare_calls(call, base, divisions)

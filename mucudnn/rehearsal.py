@@ -14,13 +14,12 @@ from torch import Tensor
 
 from mucudnn.backends import Backend, backend_name
 from mucudnn.calls import op_of
-from mucudnn.division import Division
 from mucudnn.errors import BackendError
 from mucudnn.functional import DividedConvolution, arguments_of, undivided
-from mucudnn.measuring import Call as AsCalled
+from mucudnn.measuring import Divisions, ModelCall
 from mucudnn.modules import Call
 from mucudnn.problem import ConvOp
-from mucudnn.routing import Memory, Router
+from mucudnn.routing import Router
 from mucudnn.workspace import Owner, workspace_of
 
 _NOTHING = contextlib.nullcontext()
@@ -46,8 +45,8 @@ class Operands(NamedTuple):
 
 def rehearsed(
     backend: Backend,
-    call: AsCalled,
-    divisions: Mapping[ConvOp, Division],
+    call: ModelCall,
+    divisions: Divisions,
     operands: Operands,
     owners: Mapping[ConvOp, Owner],
 ) -> Callable[[], None]:
@@ -61,7 +60,7 @@ def rehearsed(
         owners: of the ops' workspaces, all one in reuse mode.
 
     Raises:
-        BackendError: an algorithm does not compute the problem, or no call of it would be divided.
+        BackendError: an algorithm does not compute the problem; or, when it is called, nothing is divided.
     """
     problem = call.problem
     image, weight, bias, gradient = operands
@@ -70,12 +69,14 @@ def rehearsed(
     weight = weight.detach().requires_grad_(ConvOp.WGRAD in divisions)
     bias = None if bias is None else bias.detach().requires_grad_(weight.requires_grad)
     wanted = [each for each in (image, weight, bias) if each is not None and each.requires_grad]
-    serve = _served(backend, call, divisions, operands, owners)
+    serve = _served(backend, call, divisions, owners)
 
     def run() -> None:
         with torch.set_grad_enabled(bool(wanted)), _unhooked():
             result = serve(image, weight, bias)
-            if wanted and result is not None:
+            if result is None:
+                raise BackendError(f"{problem} is PyTorch's own in a model, and cannot be divided.")
+            if wanted:
                 torch.autograd.grad(result, wanted, gradient)
 
     return run
@@ -96,25 +97,15 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def _served(
-    backend: Backend,
-    call: AsCalled,
-    divisions: Mapping[ConvOp, Division],
-    operands: Operands,
-    owners: Mapping[ConvOp, Owner],
+    backend: Backend, call: ModelCall, divisions: Divisions, owners: Mapping[ConvOp, Owner]
 ) -> _Serve:
     """Return what serves the forward pass: PyTorch's own convolution if all divisions are."""
     problem, own = call.problem, undivided(backend.own, call.problem.batch)
     if all(division.key == own.key for division in divisions.values()):
         return functools.partial(backend.recorded_convolution, problem)
-    memory = Memory.for_call(backend, divisions, call.limit_bytes, is_sharing=call.is_sharing)
-    bounds = {op: memory.bound(division) for op, division in divisions.items()}
-    limits = {op: bound for op, bound in bounds.items() if bound is not None}
-    convolution = DividedConvolution(backend, problem, divisions, owners, limits)
+    convolution = DividedConvolution(backend, problem, divisions, owners, call.limits(divisions))
     router = Router((str(backend_name(backend.device)),), None)
     arguments = arguments_of(problem)
-    made = Call.of(operands.image, operands.weight, operands.bias, arguments)
-    if router.found(made, lambda *_: convolution) is None:
-        raise BackendError(f"{problem} is PyTorch's own in a model, and cannot be divided.")
 
     def serve(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         if not call.is_sharing:  # in a model other layers have used the workspace meanwhile

@@ -11,10 +11,10 @@ from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
 from mucudnn.measuring import (
-    Call,
     Compared,
     Divisions,
     Limits,
+    ModelCall,
     call_key,
     call_trial,
     division_trial,
@@ -126,7 +126,9 @@ class Replay:
         outcome = recorded or self._predict(problem, fitting, comparisons)
         return Compared(outcome, tuple(refusals))
 
-    def compare_calls(self, call: Call, base: Divisions, divisions: Divisions) -> Comparison | Record | None:
+    def compare_calls(
+        self, call: ModelCall, base: Divisions, divisions: Divisions
+    ) -> Comparison | Record | None:
         """Return what was recorded of such calls; None where nothing was: nothing foretells it."""
         broken = self._records_of(call.problem).get(call_trial(call, divisions))
         keys = [call_key(call, base), call_key(call, divisions)]

@@ -18,7 +18,7 @@ from mucudnn.calls import (
     without_autocast,
 )
 from mucudnn.choices import Mode
-from mucudnn.division import Division
+from mucudnn.division import Division, buffer_bytes, tight_limit
 from mucudnn.errors import BackendError, OptionError, ProblemError
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, padded
@@ -174,7 +174,7 @@ class Memory:
     @classmethod
     def of(cls, plan: Plan, own: str, *, is_growing: bool) -> "Memory":
         """Return what `plan` says of memory; where more is tuned later, the buffer may grow to the limit."""
-        buffers = (_buffer_bytes(assigned.division, own) for assigned in plan.assignments)
+        buffers = (buffer_bytes(assigned.division, own) for assigned in plan.assignments)
         known = max(buffers, default=0)
         is_sharing = plan.mode is Mode.SHARING
         return cls(
@@ -186,26 +186,11 @@ class Memory:
             capacity_bytes=0 if is_sharing else known,
         )
 
-    @classmethod
-    def for_call(
-        cls, backend: Backend, divisions: Mapping[ConvOp, Division], limit_bytes: int, *, is_sharing: bool
-    ) -> "Memory":
-        """Return how the ops of one convolution take memory that has a limit to itself."""
-        buffers = (_buffer_bytes(division, backend.own) for division in divisions.values())
-        largest = max(buffers, default=0)
-        return cls(backend.environment(), backend.own, is_sharing, limit_bytes, largest, 0)
-
     def bound(self, division: Division) -> int | None:
         """Return what buffer and PyTorch's own workspace may take together, or None if they always fit."""
-        limit_bytes, buffer_bytes = self.limit_bytes, self.buffer_bytes
         if self.is_sharing:
-            limit_bytes, buffer_bytes = division.workspace_bytes, _buffer_bytes(division, self.own)
-        elsewhere = [part.workspace_bytes for part in division.parts]  # at most: how much, the runner knows
-        return limit_bytes if max(elsewhere, default=0) + buffer_bytes > limit_bytes else None
-
-
-def _buffer_bytes(division: Division, own: str) -> int:
-    return max((part.workspace_bytes for part in division.parts if part.algorithm != own), default=0)
+            return tight_limit(division, division.workspace_bytes, buffer_bytes(division, self.own))
+        return tight_limit(division, self.limit_bytes, self.buffer_bytes)
 
 
 def is_own(division: Division, memory: Memory) -> bool:

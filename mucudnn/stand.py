@@ -19,7 +19,7 @@ from mucudnn.backends import Backend
 from mucudnn.backends.cpu.spinning import ordinary_operation
 from mucudnn.division import Division
 from mucudnn.execution import Runner, sum_dtype
-from mucudnn.measuring import Call, Divisions
+from mucudnn.measuring import Divisions, ModelCall
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial
 from mucudnn.rehearsal import Operands, rehearsed
@@ -119,7 +119,7 @@ class Stand:
 
         return call
 
-    def call(self, call: Call, divisions: Divisions) -> Callable[[], None]:
+    def call(self, call: ModelCall, divisions: Divisions) -> Callable[[], None]:
         """Return a call of this forward pass with its gradients; see `mucudnn.rehearsal`."""
         gradient = self.out.nan_to_num_(1.0)  # ones will do: it was poisoned
         bias = self.bias

@@ -12,7 +12,7 @@ from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning, war
 from mucudnn.extraction import Extraction, SiteCall
 from mucudnn.functional import undivided
 from mucudnn.intervals import Verdict
-from mucudnn.measuring import Call, fits_as_seen
+from mucudnn.measuring import ModelCall, fits_as_seen
 from mucudnn.outcome import Outcome
 from mucudnn.plan import Assignment, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvProblem
@@ -210,7 +210,7 @@ class Tuning:
         if base != divisions:
             self._progress.at(f"confirming {call.path or 'the model itself'}", self._done)
             is_sharing = self._mode is Mode.SHARING
-            asked = Call(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes)
+            asked = ModelCall(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes)
             is_worth_it = self._profiler.is_faster_as_called(asked, base, divisions)
         self._done += sum(self._problems[sites[op]].flops for op in found)
         return {} if is_worth_it else {sites[op]: _Confirmed(*each, each) for op, each in own.items()}

@@ -184,6 +184,27 @@ def test_pairs_that_only_the_card_lists_are_told_with_their_notes(
     )
 
 
+@pytest.mark.parametrize(
+    ("shipped", "text"), [("h200", "no, and the shipped one stands for it"), (None, "no")]
+)
+def test_where_no_description_can_be_read_the_shipped_one_stands_for_it(
+    shipped: str | None, text: str, task: Task, ground: PaperGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> DeviceDescription:
+        raise ValueError("of another kind")
+
+    live = ground.enumerator()
+    ground.enumerator, ground.description = lambda: live, fails
+    found = None if shipped is None else device_described(shipped)
+    monkeypatch.setattr(enumeration, "shipped_for", lambda _: found)
+
+    rows = [*enumeration.rows(task)]
+
+    question = "Can the card's own description be read?"
+    assert Answer(question, text) in [*enumeration.answers(rows)]
+    assert bool(only(enumeration.ListRow, rows)) == (shipped is not None)
+
+
 def test_common_pairs_with_another_workspace_are_counted(ground: PaperGround) -> None:
     live = ground.enumerator().listed(small())
     other = [dataclasses.replace(live[0], overwriting_bytes=live[0].overwriting_bytes + 1), *live[2:]]

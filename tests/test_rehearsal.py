@@ -16,7 +16,7 @@ from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError, UnmeasuredError
 from mucudnn.functional import undivided
 from mucudnn.live import LiveMeasurer
-from mucudnn.measuring import Call, call_key, call_trial
+from mucudnn.measuring import ModelCall, call_key, call_trial
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Comparison, RefusalKind
 from mucudnn.profiler import Profiler
@@ -52,8 +52,8 @@ def own_of(backend: Backend, *ops: ConvOp) -> dict[ConvOp, Division]:
     return {op: undivided(backend.own, 8) for op in ops or EVERY_OP}
 
 
-def everything(problem: ConvProblem, *, is_sharing: bool = False, limit_bytes: int = 2**40) -> Call:
-    return Call(problem, "scripted:own", is_sharing, limit_bytes)
+def everything(problem: ConvProblem, *, is_sharing: bool = False, limit_bytes: int = 2**40) -> ModelCall:
+    return ModelCall(problem, "scripted:own", is_sharing, limit_bytes)
 
 
 def called(
@@ -63,7 +63,7 @@ def called(
     limit_bytes: int = 2**40,
     is_sharing: bool = False,
 ) -> Callable[[], None]:
-    call = Call(problem, backend.own, is_sharing, limit_bytes)
+    call = ModelCall(problem, backend.own, is_sharing, limit_bytes)
     common = Owner()
     owners = {op: Owner() if is_sharing else common for op in ConvOp}
     return rehearsed(backend, call, divisions, tensors(problem), owners)
@@ -200,7 +200,7 @@ def test_what_no_model_would_divide_is_not_timed() -> None:
     backend = Nowhere({"fast": Recipe(rate(MS))})
 
     with pytest.raises(BackendError, match="is PyTorch's own in a model, and cannot be divided"):
-        called(backend, FORWARD, {ConvOp.FPROP: parts("scripted:fast", 8)})
+        called(backend, FORWARD, {ConvOp.FPROP: parts("scripted:fast", 8)})()
 
 
 def a_breakable(*, is_fatal: bool) -> BreakableBackend:
@@ -220,8 +220,8 @@ def test_what_decides_a_call_s_time_is_in_its_name() -> None:
 
     assert names == [
         "fprop=scripted:a@8*1 wgrad=scripted:own@8*1",
-        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1 within=109",
-        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1 sharing",
+        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1 wgrad<=109",
+        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1 sharing fprop<=50",
     ]
 
 

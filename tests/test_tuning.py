@@ -15,7 +15,7 @@ from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.extraction import Extraction, extract
 from mucudnn.live import LiveMeasurer
-from mucudnn.measuring import Call, Divisions, call_key
+from mucudnn.measuring import Divisions, ModelCall, call_key
 from mucudnn.plan import Evidence, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
@@ -546,7 +546,7 @@ def test_ops_that_are_not_tuned_are_called_all_the_same(ops: str) -> None:
     asked: list[str] = []
 
     class Listening(LiveMeasurer):
-        def compare_calls(self, call: Call, base: Divisions, divisions: Divisions) -> Any:
+        def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Any:
             asked.append(call_key(call, divisions))
             return super().compare_calls(call, base, divisions)
 

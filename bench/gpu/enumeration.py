@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
-from bench.gpu.device import shipped_for
+from bench.gpu.device import Fact, shipped_for
 from bench.gpu.ground import described_backend
 from bench.gpu.layers import Case, all_cases
 from bench.gpu.sections import Cut, Task, attempted, only
@@ -16,6 +16,9 @@ from mucudnn.profile import Trial
 from mucudnn.stand import Stand
 
 Configurations = Sequence[EngineConfiguration]
+
+
+_READ = "Can the card's own description be read?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +110,10 @@ def rows(task: Task) -> Iterator[object]:
     ground = task.ground
     shipped = shipped_for(ground.name)
     told, _ = attempted(ground, ground.description)
-    description = told or shipped  # why the card's own cannot be read stands with the device's facts
+    description = told or shipped
+    if told is None:  # why it cannot be read stands with the device's facts
+        yield Fact(_READ, "no" if shipped is None else "no, and the shipped one stands for it")
     if description is None:
-        yield Cut("every list, for want of a description")
         return
     with ground.precision(allow_tf32=True):
         rules = ground.card.rules
@@ -185,6 +189,8 @@ def _described_error(backend: CudnnBackend, case: Case) -> float:
 
 def answers(rows: Sequence[object]) -> Iterator[Answer]:
     """Yield whether descriptions list what the card lists, and whether their plans run."""
+    for fact in only(Fact, rows):
+        yield Answer(fact.name, fact.value)
     lists = only(ListRow, rows)
     equal = sum(row.is_equal for row in lists)
     live, common = sum(row.live for row in lists), sum(row.common for row in lists)
