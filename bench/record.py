@@ -28,8 +28,8 @@ from mucudnn.errors import DeviceLostError, InfeasibleError, MucudnnError
 from mucudnn.plan import Plan
 from mucudnn.profile import Environment
 from mucudnn.report import render_plan
-from mucudnn.report.plans import Totals
 from mucudnn.report.table import table
+from mucudnn.report.totals import Totals
 from mucudnn.sizes import format_bytes
 from mucudnn.store import SqliteStore
 

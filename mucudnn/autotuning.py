@@ -96,7 +96,8 @@ class Autotune(TorchFunctionMode):
         if any(first.environment.differences(plan.environment) for plan in self._plans):
             raise PlanError("A plan must be of one environment, but convolutions were tuned in several.")
         assignments = tuple(each for plan in self._plans for each in plan.assignments)
-        return dataclasses.replace(first, assignments=assignments, untouched=())
+        calls = tuple(each for plan in self._plans for each in plan.calls)
+        return dataclasses.replace(first, assignments=assignments, calls=calls, untouched=())
 
     def __torch_function__(
         self,

@@ -80,6 +80,30 @@ class Evidence:
 
 
 @dataclasses.dataclass(frozen=True)
+class CallEvidence:
+    """What timing a whole convolution has shown: its forward pass and gradients, as the model calls it.
+
+    Attributes:
+        path: the module's, as in `ConvSite`.
+        variant: which of its shapes, likewise.
+        reference: seconds with PyTorch's own convolution for every op whose limit lets it run.
+        divided: seconds with the divisions that each were confirmed for themselves, from the same rounds.
+        verdict: the second against the first; unless it is FASTER, PyTorch's own stays, as in the first.
+    """
+
+    path: str
+    variant: int
+    reference: Estimate
+    divided: Estimate
+    verdict: Verdict
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the divisions run."""
+        return self.verdict is Verdict.FASTER
+
+
+@dataclasses.dataclass(frozen=True)
 class Assignment:
     """What one site runs, and what smaller batches may be made of.
 
@@ -111,6 +135,7 @@ class Plan:
         untouched: convolutions that run as before, each with the reason.
         version: of the mucudnn that made it.
         max_error: the largest error against float64 that was allowed; None if only the backend's bound was.
+        calls: of the convolutions that were timed once more as the model calls them, what that has shown.
     """
 
     mode: Mode
@@ -120,7 +145,8 @@ class Plan:
     assignments: tuple[Assignment, ...]
     untouched: tuple[tuple[str, str], ...] = ()
     version: str = ""
-    max_error: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
+    max_error: float | None = None
+    calls: tuple[CallEvidence, ...] = ()
 
     def __repr__(self) -> str:
         divided = sum(not assigned.division.is_undivided for assigned in self.assignments)
@@ -277,6 +303,7 @@ class _File:
     assignments: tuple[_Row, ...]
     untouched: tuple[tuple[str, str], ...]
     max_error: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
+    calls: tuple[CallEvidence, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
 
     @classmethod
     def of(cls, plan: Plan) -> "_File":
@@ -305,6 +332,7 @@ class _File:
             ),
             untouched=plan.untouched,
             max_error=plan.max_error,
+            calls=plan.calls,
         )
 
     def plan(self) -> Plan:
@@ -322,4 +350,5 @@ class _File:
             untouched=self.untouched,
             version=self.version,
             max_error=self.max_error,
+            calls=self.calls,
         )

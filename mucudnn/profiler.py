@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError, UnmeasuredError
-from mucudnn.intervals import Verdict
 from mucudnn.measuring import (
     Divisions,
     Limits,
@@ -145,26 +144,25 @@ class Profiler:
         unfit = [each.key for each in fitting if not fits_as_seen(workspaces.get(each.key), limits.of(each))]
         return Outcome(outcome.estimates, workspaces, outcome.comparison).without(unfit)
 
-    def is_faster_as_called(self, call: ModelCall, base: Divisions, divisions: Divisions) -> bool:
-        """Return whether a convolution is faster by `divisions` than by the base, as a model calls it.
+    def compare_calls(
+        self, call: ModelCall, base: Divisions, divisions: Divisions
+    ) -> Comparison | Record | None:
+        """Return how a convolution does as a model calls it: by the base, and by other divisions.
 
-        True too where that was not measured, and cannot be: each division was, for itself.
+        Their names in the comparison are those of `call_key`. A record says that the other divisions break.
+        None where that was not measured, and cannot be: the base fails, or memory is lacking.
 
         Raises:
             DeviceLostError: the divisions have broken the device.
         """
         trial, keys = call_trial(call, divisions), (call_key(call, base), call_key(call, divisions))
-        if self._store.records(self.environment, [trial]):
-            return False  # they broke
-        known = self._store.comparison(self.environment, call.problem, keys)
-        if known is None:
-            seen = self._called(call, base, divisions)
-            if not isinstance(seen, Comparison):
-                return seen is None
-            known = seen
-        return Outcome.of(known).verdict(*keys) is Verdict.FASTER
+        broken = self._store.records(self.environment, [trial]).get(trial)
+        known = broken or self._store.comparison(self.environment, call.problem, keys)
+        return known or self._compare_calls(call, base, divisions)
 
-    def _called(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Comparison | Record | None:
+    def _compare_calls(
+        self, call: ModelCall, base: Divisions, divisions: Divisions
+    ) -> Comparison | Record | None:
         """Have such calls compared, keep what was seen, and return it."""
         try:
             seen = self._measurer.compare_calls(call, base, divisions)

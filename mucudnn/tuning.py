@@ -12,11 +12,11 @@ from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning, war
 from mucudnn.extraction import Extraction, SiteCall
 from mucudnn.functional import undivided
 from mucudnn.intervals import Verdict
-from mucudnn.measuring import ModelCall, fits_as_seen
+from mucudnn.measuring import Divisions, ModelCall, call_key, fits_as_seen
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Assignment, ConvSite, Evidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Candidate, Profile
+from mucudnn.profile import Candidate, Comparison, Profile
 from mucudnn.profiler import Profiler
 from mucudnn.progress import Progress
 from mucudnn.solvers import (
@@ -104,6 +104,7 @@ class Tuning:
         self._progress = progress
         self._problems = problems_at(extraction)
         self._unmeasured: list[tuple[str, str]] = []
+        self._calls: list[CallEvidence] = []
         self._done = 0
 
     def plan(self) -> Plan:
@@ -138,6 +139,7 @@ class Tuning:
             untouched=(*self._extraction.untouched, *self._unmeasured),
             version=__version__,
             max_error=self._profiler.max_error,
+            calls=tuple(self._calls),
         )
         plan.check()
         self._progress.end(self._profiler.measured)
@@ -211,9 +213,23 @@ class Tuning:
             self._progress.at(f"confirming {call.path or 'the model itself'}", self._done)
             is_sharing = self._mode is Mode.SHARING
             asked = ModelCall(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes)
-            is_worth_it = self._profiler.is_faster_as_called(asked, base, divisions)
+            is_worth_it = self._is_worth_it(call, asked, base, divisions)
         self._done += sum(self._problems[sites[op]].flops for op in found)
         return {} if is_worth_it else {sites[op]: _Confirmed(*each, each) for op, each in own.items()}
+
+    def _is_worth_it(self, call: SiteCall, asked: ModelCall, base: Divisions, divisions: Divisions) -> bool:
+        """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
+
+        Where the whole call cannot be timed they count as faster: each of them was, for itself.
+        """
+        seen = self._profiler.compare_calls(asked, base, divisions)
+        if not isinstance(seen, Comparison):
+            return seen is None
+        outcome, (before, now) = Outcome.of(seen), (call_key(asked, each) for each in (base, divisions))
+        times, verdict = outcome.estimates, outcome.verdict(before, now)
+        evidence = CallEvidence(call.path, call.variant, times[before], times[now], verdict)
+        self._calls.append(evidence)
+        return evidence.is_faster
 
     def _profile(self, problem: ConvProblem) -> Profile:
         self._progress.at(f"profiling {problem}", self._done)

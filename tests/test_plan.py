@@ -18,7 +18,7 @@ from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanFormatError
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, ConvSite, Evidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.report import plan_as_json, render_plan
 from tests.examples import a_candidate, a_plan, a_problem, an_environment
@@ -88,9 +88,10 @@ def test_parts_that_do_not_add_up_are_refused() -> None:
 
 
 def _plan_with_everything() -> Plan:
+    measured = Estimate(0.1, 0.09, 0.11, 10)
     evidence = Evidence(
         reference=Estimate(0.25, -math.inf, math.inf, 3),
-        chosen=Estimate(0.1, 0.09, 0.11, 10),
+        chosen=measured,
         verdict=Verdict.FASTER,
         reference_workspace_bytes=4096,
         workspace_bytes=1000,
@@ -100,7 +101,10 @@ def _plan_with_everything() -> Plan:
     (assigned,) = a_plan().assignments
     sites = [dataclasses.replace(assigned, evidence=evidence), *_sites(5, 7)]
     return a_plan(
-        mode=Mode.SHARING, assignments=tuple(sites), untouched=(("conv9", "its padding mode is reflect."),)
+        mode=Mode.SHARING,
+        assignments=tuple(sites),
+        untouched=(("conv9", "its padding mode is reflect."),),
+        calls=(CallEvidence("conv1", 1, Estimate(0.25, -math.inf, math.inf, 3), measured, Verdict.SAME),),
     )
 
 
@@ -444,6 +448,11 @@ def test_the_error_that_was_allowed_stands_in_the_file_where_there_was_such_a_bo
     assert Plan.from_text(plan.to_text()) == plan
     assert '"max_error": 2e-06' in plan.to_text()
     assert "max_error" not in a_plan().to_text()
+
+
+def test_a_plan_without_calls_is_written_as_it_was_before_there_were_any() -> None:
+    assert "calls" in _plan_with_everything().to_text()
+    assert "calls" not in a_plan().to_text()
 
 
 def test_a_plan_is_short_where_it_is_only_named() -> None:

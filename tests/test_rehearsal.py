@@ -18,7 +18,7 @@ from mucudnn.functional import undivided
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import ModelCall, call_key, call_trial
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import Candidate, Comparison, RefusalKind
+from mucudnn.profile import Candidate, Comparison, Record, RefusalKind
 from mucudnn.profiler import Profiler
 from mucudnn.rehearsal import Operands, rehearsed
 from mucudnn.store.memory import MemoryStore
@@ -247,13 +247,13 @@ def profiler(backend: ScriptedBackend, store: MemoryStore) -> Profiler:
     return Profiler(LiveMeasurer(backend), store, 2**40, Policy.ALL)
 
 
-def test_divisions_that_break_together_are_not_worth_it_and_not_tried_again() -> None:
+def test_divisions_that_break_together_are_refused_and_not_tried_again() -> None:
     store, backend = MemoryStore(), a_breakable(is_fatal=False)
 
-    answers = [profiler(backend, store).is_faster_as_called(CALL, own_of(backend), BAD) for _ in range(2)]
+    first, second = (profiler(backend, store).compare_calls(CALL, own_of(backend), BAD) for _ in range(2))
     record = store.records(backend.environment(), [call_trial(CALL, BAD)])[call_trial(CALL, BAD)]
 
-    assert answers == [False, False]
+    assert first == second == record
     assert record.refusal is not None
     assert (record.refusal.kind, record.refusal.reason) == (RefusalKind.FAILED, "no engine")
     assert sum(each == "scripted:bad@8" for each in backend.world.ran) == 1
@@ -263,13 +263,15 @@ def test_divisions_that_break_the_device_together_are_told_of_once() -> None:
     store, backend, another = MemoryStore(), a_breakable(is_fatal=True), a_breakable(is_fatal=True)
 
     with pytest.raises(DeviceLostError, match=r"fprop=scripted:bad.* no engine"):
-        profiler(backend, store).is_faster_as_called(CALL, own_of(backend), BAD)
+        profiler(backend, store).compare_calls(CALL, own_of(backend), BAD)
 
-    assert not profiler(another, store).is_faster_as_called(CALL, own_of(another), BAD)
+    known = profiler(another, store).compare_calls(CALL, own_of(another), BAD)
+    assert isinstance(known, Record)
+    assert known.trial == call_trial(CALL, BAD)
     assert another.world.ran == []
 
 
-def test_where_pytorchs_own_fails_nothing_is_known_and_each_stays_as_it_was_confirmed() -> None:
+def test_where_pytorchs_own_fails_nothing_is_known_of_the_call() -> None:
     def broken(samples: int) -> float:
         raise RuntimeError("no engine")
 
@@ -278,4 +280,4 @@ def test_where_pytorchs_own_fails_nothing_is_known_and_each_stays_as_it_was_conf
 
     with pytest.raises(UnmeasuredError, match="could not be measured: no engine"):
         LiveMeasurer(backend).compare_calls(CALL, own_of(backend), divisions)
-    assert profiler(backend, MemoryStore()).is_faster_as_called(CALL, own_of(backend), divisions)
+    assert profiler(backend, MemoryStore()).compare_calls(CALL, own_of(backend), divisions) is None

@@ -10,7 +10,7 @@ import pytest
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, ConvSite, Evidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Candidate
 from mucudnn.report import (
@@ -152,6 +152,50 @@ def test_rows_stand_under_the_convolution_that_they_belong_to() -> None:
 
     starts = [line.split()[0] for line in text.partition("\n\ntotal")[0].splitlines()[4:]]
     assert starts == ["conv1", "fprop", "dgrad", "wgrad", "conv2", "fprop"]
+
+
+def a_plan_with_calls() -> Plan:
+    """The mixed plan, of which one convolution is 1.5 times as fast in whole calls, and one no faster."""
+    calls = (
+        CallEvidence("conv1", 0, seconds(0.030), seconds(0.020), Verdict.FASTER),
+        CallEvidence("conv2", 0, seconds(0.010), seconds(0.011), Verdict.AMBIGUOUS),
+    )
+    return a_mixed_plan(calls=calls)
+
+
+def test_a_whole_call_stands_below_its_sites() -> None:
+    text = render_plan(a_plan_with_calls())
+
+    starts = [line.split()[0] for line in text.partition("\n\ntotal")[0].splitlines()[4:]]
+    assert starts == ["conv1", "fprop", "dgrad", "wgrad", "call", "conv2", "fprop", "call"]
+    assert row(text, "call") == ["call", "30.00 [29.70, 30.60]", "20.00 [19.80, 20.40]", "1.50", "FASTER"]
+    assert row(text.partition("\nconv2")[2], "call")[2:] == [
+        "undone", "11.00 [10.89, 11.22]", "0.91", "AMBIGUOUS"
+    ]  # fmt: skip
+
+
+def test_the_notes_add_up_whole_calls_and_count_what_was_undone() -> None:
+    text = render_plan(a_plan_with_calls())
+
+    assert note(text, "total").endswith(
+        "Timed as whole calls too: 2 convolutions, 40.00 ms before, 30.00 ms now, speedup 1.33; 1 of them "
+        "undone."
+    )
+    assert note(text, "calls").endswith("Comparisons made: 2.")
+    assert "calls" not in render_plan(a_mixed_plan())
+
+
+def test_json_has_whole_calls_and_their_totals() -> None:
+    value = json.loads(json.dumps(plan_as_json(a_plan_with_calls()), allow_nan=False))
+
+    assert [each["is_undone"] for each in value["calls"]] == [False, True]
+    first = value["calls"][0]
+    assert (first["path"], first["variant"], first["verdict"]) == ("conv1", 0, "FASTER")
+    assert (first["before"]["median_s"], first["divided"]["median_s"]) == (0.030, 0.020)
+    assert first["speedup"] == pytest.approx(1.5)
+    assert (value["totals"]["calls"], value["totals"]["calls_undone"]) == (2, 1)
+    assert value["totals"]["calls_speedup"] == pytest.approx(4 / 3)
+    assert plan_as_json(a_mixed_plan())["calls"] == []
 
 
 def test_a_second_shape_of_a_module_and_a_model_that_is_a_convolution_are_named() -> None:

@@ -14,11 +14,12 @@ from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.extraction import Extraction, extract
+from mucudnn.intervals import Verdict
 from mucudnn.live import LiveMeasurer
-from mucudnn.measuring import Divisions, ModelCall, call_key
+from mucudnn.measuring import Divisions, ModelCall, call_key, call_trial
 from mucudnn.plan import Evidence, Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate
+from mucudnn.profile import Candidate, Record, Refusal, RefusalKind
 from mucudnn.profiler import Profiler
 from mucudnn.replay import Replay
 from mucudnn.store import SqliteStore, Store
@@ -456,6 +457,40 @@ def test_what_is_not_faster_as_a_model_calls_it_goes_back(
     assert {*_keys(plans[0])} == expected
     assert len(plans[0].sites) == 3
     assert plans[1] == plans[0]
+
+
+@pytest.mark.parametrize(("fraction", "verdict"), [(1.0, Verdict.FASTER), (0.3, Verdict.SLOWER)])
+def test_the_plan_tells_what_whole_calls_took(fraction: float, verdict: Verdict) -> None:
+    backend = QuickTogether({"rival": Recipe(_affine(0.85, 0.4), 1000)})
+    backend.fraction = fraction
+    plan = _tuned(backend, extract(nn.Conv2d(3, 4, 3), a_batch().requires_grad_()))
+
+    (call,) = plan.calls
+
+    assert (call.path, call.variant, call.verdict) == ("", 0, verdict)
+    assert call.is_faster == (call.divided.median < call.reference.median) == (verdict is Verdict.FASTER)
+
+
+def test_a_call_of_which_nothing_is_divided_was_not_timed() -> None:
+    assert _tuned(ScriptedBackend({}), _one_convolution()).calls == ()
+
+
+@pytest.mark.parametrize(("answer", "key"), [(None, "scripted:rival@8*1"), ("broken", "scripted:own@8*1")])
+def test_divisions_stay_where_calls_cannot_be_timed_but_not_where_they_break(
+    answer: str | None, key: str
+) -> None:
+    class Answering(LiveMeasurer):
+        def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Any:
+            if answer is None:
+                raise UnmeasuredError("no memory")
+            return Record(call_trial(call, divisions), refusal=Refusal("", 8, RefusalKind.FAILED, answer))
+
+    backend = ScriptedBackend({"rival": Recipe(rate(0.5 * MS))})
+    profiler = Profiler(Answering(backend), MemoryStore(), 2**20, Policy.UNDIVIDED)
+
+    plan = Tuning(profiler, Mode.REUSE, _one_convolution(), Listener()).plan()
+
+    assert (_keys(plan), plan.calls) == ([key], ())
 
 
 def test_what_was_called_as_in_a_model_is_not_called_again() -> None:

@@ -32,7 +32,7 @@ from mucudnn.errors import MucudnnError
 from mucudnn.intervals import compare, ratio
 from mucudnn.plan import Plan
 from mucudnn.profile import Measurement
-from mucudnn.report.plans import Totals
+from mucudnn.report.totals import Totals
 from mucudnn.sizes import parse_bytes
 from mucudnn.timing import SamplingRule, compare_runs
 from mucudnn.version import __version__

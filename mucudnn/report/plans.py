@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, Verdict, median
-from mucudnn.plan import Assignment, Evidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, Plan
 from mucudnn.profile import Environment
-from mucudnn.report.table import table
+from mucudnn.report.table import Row, table
+from mucudnn.report.totals import Totals, is_kept, seen_at, speedup_of
 from mucudnn.report.words import describe_environment, describe_shape, render_notes
 from mucudnn.sizes import format_bytes
 
@@ -26,8 +27,13 @@ _TIMES = (
 _VERDICTS = (
     f"On now / before, round by round: FASTER or SLOWER if the {_PERCENT} interval of its median lies wholly "
     f"more than {TOLERANCE * 100:g} % from 1, SAME if wholly within, else AMBIGUOUS; limit: there is no "
-    "base{}. Comparisons made: {}. What is faster alone must be so in the whole call, forward pass and "
-    "gradients as the model runs them; if not, all sites of that call stay PyTorch's own."
+    "base{}. Comparisons made: {}."
+)
+_CALLS = (
+    "What is faster alone must be so in the whole call too: forward pass and gradients as the model runs "
+    "them, with what Python costs, against PyTorch's own wherever the limit lets it run. A row `call` shows "
+    "that; unless it is FASTER, all sites of that call that may stay PyTorch's own do (undone). Comparisons "
+    "made: {}."
 )
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
@@ -52,74 +58,6 @@ _MEASURED_ONCE = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Totals:
-    """What the sites of a plan add up to. Times are sums of medians in seconds.
-
-    Attributes:
-        sites: number of sites.
-        divided: number of those whose batch runs in several parts.
-        exchanged: number of those that run undivided by another algorithm than PyTorch's own.
-        kept: number of those left as before.
-        untimed: number of those that run undivided and were not timed.
-        paired: number of those whose times before and now are both known.
-        before_s: what ran before, over the paired sites.
-        now_s: what runs now, over the paired sites.
-        without_base: number of those whose time now is known, but not that before.
-        without_base_s: what runs now, over the sites without a base.
-        predicted: number of paired sites whose times were predicted, not measured.
-    """
-
-    sites: int
-    divided: int
-    exchanged: int
-    kept: int
-    untimed: int
-    paired: int
-    before_s: float
-    now_s: float
-    without_base: int
-    without_base_s: float
-    predicted: int
-
-    @classmethod
-    def of(cls, plan: Plan) -> "Totals":
-        """Return the totals of `plan`."""
-        undivided = [assigned for assigned in plan.assignments if assigned.division.is_undivided]
-        kept = sum(is_kept(assigned) for assigned in undivided)
-        untimed = sum(_seen(assigned).chosen is None for assigned in undivided)
-        times = [(seen.reference, seen.chosen) for seen in map(_seen, plan.assignments)]
-        pairs = [(before.median, now.median) for before, now in times if before and now]
-        alone = [now.median for before, now in times if now and not before]
-        return cls(
-            sites=len(plan.assignments),
-            divided=len(plan.assignments) - len(undivided),
-            exchanged=len(undivided) - kept - untimed,
-            kept=kept,
-            untimed=untimed,
-            paired=len(pairs),
-            before_s=math.fsum(before for before, _ in pairs),
-            now_s=math.fsum(now for _, now in pairs),
-            without_base=len(alone),
-            without_base_s=math.fsum(alone),
-            predicted=sum(
-                seen.is_predicted and bool(seen.reference and seen.chosen)
-                for seen in map(_seen, plan.assignments)
-            ),
-        )
-
-    @property
-    def speedup(self) -> float | None:
-        """Total time before by total time now, of the paired sites; None if there are none."""
-        return self.before_s / self.now_s if self.now_s > 0 else None
-
-
-def is_kept(assigned: Assignment) -> bool:
-    """Return whether a site runs as before: undivided, in the very times of PyTorch's own convolution."""
-    seen = _seen(assigned)
-    return assigned.division.is_undivided and seen.chosen is not None and seen.chosen == seen.reference
-
-
 def render_plan(plan: Plan) -> str:
     """Return a plan for people to read: a row for each op of each convolution, and what they add up to.
 
@@ -141,8 +79,14 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
         "limit_bytes": plan.limit_bytes,
         "workspace_bytes": plan.workspace_bytes,
         "environment": plan.environment.to_json(),
-        "totals": {**dataclasses.asdict(totals), "speedup": totals.speedup, "predicted_s": plan.time_s},
+        "totals": {
+            **dataclasses.asdict(totals),
+            "speedup": totals.speedup,
+            "calls_speedup": totals.calls_speedup,
+            "predicted_s": plan.time_s,
+        },
         "sites": [_site_as_json(assigned, plan.mode) for assigned in plan.assignments],
+        "calls": [_call_as_json(call) for call in plan.calls],
         "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
     }
 
@@ -165,20 +109,9 @@ def describe_runs(division: Division) -> list[str]:
     return [f"{name.partition(':')[2] or name} {len(list(parts))}×{batch}" for (name, batch), parts in runs]
 
 
-def _seen(assigned: Assignment) -> Evidence:
-    """What was seen at a site; all of it None if it was not timed."""
-    return assigned.evidence or Evidence()
-
-
-def _speedup(seen: Evidence) -> float | None:
-    if seen.reference is None or seen.chosen is None or seen.chosen.median <= 0:
-        return None
-    return seen.reference.median / seen.chosen.median
-
-
 def _measurements(plan: Plan) -> list[Assignment]:
     """One site of each problem and division that was timed: the others have its numbers."""
-    evidence = ((assigned, _seen(assigned)) for assigned in plan.assignments)
+    evidence = ((assigned, seen_at(assigned)) for assigned in plan.assignments)
     timed = [assigned for assigned, seen in evidence if seen.chosen is not None and not seen.is_predicted]
     return list({(assigned.problem, assigned.division.key): assigned for assigned in timed}.values())
 
@@ -187,11 +120,17 @@ def _measurements(plan: Plan) -> list[Assignment]:
 
 
 def _table(plan: Plan) -> list[str]:
-    """A line of headings; then for each convolution a line with its name and shape, and a row for each op."""
-    convolutions = [
-        (heading, [_cells(assigned, plan.mode) for assigned in rows])
-        for heading, rows in itertools.groupby(plan.assignments, key=_heading)
-    ]
+    """A line of headings; then for each convolution a line with its name and shape, and a row for each op.
+
+    A last row is that of the whole call, if it was timed.
+    """
+    calls = {(call.path, call.variant): _call_cells(call) for call in plan.calls}
+    convolutions = []
+    for heading, assignments in itertools.groupby(plan.assignments, key=_heading):
+        sites = [*assignments]
+        whole = calls.get((sites[0].site.path, sites[0].site.variant))
+        rows = [_cells(assigned, plan.mode) for assigned in sites]
+        convolutions.append((heading, rows if whole is None else [*rows, whole]))
     return [_TITLE, "", *table(_HEADINGS, _ALIGNMENT, convolutions)]
 
 
@@ -201,8 +140,7 @@ def _heading(assigned: Assignment) -> str:
 
 def _cells(assigned: Assignment, mode: Mode) -> tuple[str, ...]:
     """Return the texts of a row, in the order of the headings."""
-    seen = _seen(assigned)
-    speedup = _speedup(seen)
+    seen = seen_at(assigned)
     needed = seen.workspace_bytes or assigned.division.workspace_bytes  # what is small is seen as nothing
     return (
         f"  {assigned.site.op}",
@@ -211,8 +149,22 @@ def _cells(assigned: Assignment, mode: Mode) -> tuple[str, ...]:
         "\n+ ".join(describe_runs(assigned.division)),
         "not timed" if seen.chosen is None else _time(seen.chosen),
         format_bytes(needed),
-        "-" if speedup is None else f"{speedup:.2f}",
+        _speedup(seen.reference, seen.chosen),
         _verdict(assigned, mode),
+    )
+
+
+def _call_cells(call: CallEvidence) -> Row:
+    """Return the texts of the row of a whole call, in the order of the headings."""
+    return (
+        "  call",
+        _time(call.reference),
+        "",
+        "" if call.is_faster else "undone",
+        _time(call.divided),
+        "",
+        _speedup(call.reference, call.divided),
+        str(call.verdict),
     )
 
 
@@ -229,7 +181,7 @@ def _verdict(assigned: Assignment, mode: Mode) -> str:
 
 def _is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
     """Return whether PyTorch's own gave way to nothing faster, as it takes more than the site's share."""
-    seen = _seen(assigned)
+    seen = seen_at(assigned)
     base_bytes = seen.reference_workspace_bytes
     if mode is not Mode.SHARING or base_bytes is None or is_kept(assigned):
         return False
@@ -247,6 +199,11 @@ def _time(estimate: Estimate) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return f"{middle:.{digits}f} (n = {estimate.samples})"
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _speedup(before: Estimate | None, now: Estimate | None) -> str:
+    speedup = speedup_of(before, now)
+    return "-" if speedup is None else f"{speedup:.2f}"
 
 
 def _decimals(ms: float) -> int:
@@ -298,6 +255,12 @@ def _total_note(totals: Totals) -> str:
             f"now {_milliseconds(totals.without_base_s)}; "
             "PyTorch's own needs more workspace than the limit, so it was not run."
         )
+    if totals.calls_speedup is not None:
+        text += (
+            f" Timed as whole calls too: {totals.calls} convolutions, "
+            f"{_milliseconds(totals.calls_before_s)} before, {_milliseconds(totals.calls_now_s)} now, "
+            f"speedup {totals.calls_speedup:.2f}; {totals.calls_undone} of them undone."
+        )
     return text
 
 
@@ -319,7 +282,7 @@ def _untouched_notes(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _predicted_notes(plan: Plan) -> list[tuple[str, str]]:
-    predicted = sum(_seen(assigned).is_predicted for assigned in plan.assignments)
+    predicted = sum(seen_at(assigned).is_predicted for assigned in plan.assignments)
     return [("predicted", _PREDICTED.format(predicted))] if predicted else []
 
 
@@ -328,17 +291,19 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     measurements = _measurements(plan)
     if not measurements:
         return []
-    evidence = [_seen(assigned) for assigned in measurements]
+    evidence = [seen_at(assigned) for assigned in measurements]
     rounds = sorted({seen.chosen.samples for seen in evidence if seen.chosen})
     verdicts = [seen.verdict for seen in evidence if seen.verdict]
     errors = [seen.error for seen in evidence if seen.error is not None]
-    has_predicted = any(_seen(assigned).is_predicted for assigned in plan.assignments)
+    has_predicted = any(seen_at(assigned).is_predicted for assigned in plan.assignments)
     but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
+    calls = {(call.reference, call.divided) for call in plan.calls}  # equal ones were timed once
     is_over_share = any(_is_base_over_share(assigned, plan.mode) for assigned in plan.assignments)
     return [
         ("times", _TIMES.format(how_many, but_predicted)),
         ("verdicts", _VERDICTS.format(_OVER_SHARE if is_over_share else "", len(verdicts))),
+        *([("calls", _CALLS.format(len(calls)))] if calls else []),
         ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
         ("prediction", _prediction_note(measurements)),
         *(("error", f"At most {error:.1e} relative to float64.") for error in sorted(errors)[-1:]),
@@ -350,7 +315,7 @@ def _prediction_note(measurements: Sequence[Assignment]) -> str:
     ratios = [
         chosen.median / assigned.division.time_s
         for assigned in measurements
-        if (chosen := _seen(assigned).chosen) and assigned.division.time_s > 0
+        if (chosen := seen_at(assigned).chosen) and assigned.division.time_s > 0
     ]
     if not ratios:
         return "The profiles predict nothing."
@@ -361,7 +326,7 @@ def _prediction_note(measurements: Sequence[Assignment]) -> str:
 
 
 def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
-    site, seen, division = assigned.site, _seen(assigned), assigned.division
+    site, seen, division = assigned.site, seen_at(assigned), assigned.division
     return {
         "path": site.path,
         "op": site.op,
@@ -376,13 +341,25 @@ def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
             "workspace_bytes": seen.workspace_bytes,
             "allotted_bytes": division.workspace_bytes,
         },
-        "speedup": _speedup(seen),
+        "speedup": speedup_of(seen.reference, seen.chosen),
         "verdict": seen.verdict,
         "is_base_over_share": _is_base_over_share(assigned, mode),
         "is_kept": is_kept(assigned),
         "error": seen.error,
         "is_predicted": seen.is_predicted,
         "rejected": [{"division": key, "time": _as_json(estimate)} for key, estimate in seen.rejected],
+    }
+
+
+def _call_as_json(call: CallEvidence) -> dict[str, object]:
+    return {
+        "path": call.path,
+        "variant": call.variant,
+        "before": _as_json(call.reference),
+        "divided": _as_json(call.divided),
+        "speedup": speedup_of(call.reference, call.divided),
+        "verdict": call.verdict,
+        "is_undone": not call.is_faster,
     }
 
 

@@ -1,0 +1,105 @@
+"""What the sites and the calls of a plan add up to."""
+
+import dataclasses
+import math
+
+from mucudnn.intervals import Estimate
+from mucudnn.plan import Assignment, Evidence, Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """What the sites of a plan add up to. Times are sums of medians in seconds.
+
+    Attributes:
+        sites: number of sites.
+        divided: number of those whose batch runs in several parts.
+        exchanged: number of those that run undivided by another algorithm than PyTorch's own.
+        kept: number of those left as before.
+        untimed: number of those that run undivided and were not timed.
+        paired: number of those whose times before and now are both known.
+        before_s: what ran before, over the paired sites.
+        now_s: what runs now, over the paired sites.
+        without_base: number of those whose time now is known, but not that before.
+        without_base_s: what runs now, over the sites without a base.
+        predicted: number of paired sites whose times were predicted, not measured.
+        calls: number of convolutions that were timed as whole calls.
+        calls_undone: number of those that were not faster so, and stay PyTorch's own.
+        calls_before_s: what they took before.
+        calls_now_s: what they take now, which of those undone is what they took before.
+    """
+
+    sites: int
+    divided: int
+    exchanged: int
+    kept: int
+    untimed: int
+    paired: int
+    before_s: float
+    now_s: float
+    without_base: int
+    without_base_s: float
+    predicted: int
+    calls: int
+    calls_undone: int
+    calls_before_s: float
+    calls_now_s: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Totals":
+        """Return the totals of `plan`."""
+        undivided = [assigned for assigned in plan.assignments if assigned.division.is_undivided]
+        kept = sum(is_kept(assigned) for assigned in undivided)
+        untimed = sum(seen_at(assigned).chosen is None for assigned in undivided)
+        evidence = [seen_at(assigned) for assigned in plan.assignments]
+        pairs = [
+            (seen.reference.median, seen.chosen.median) for seen in evidence if seen.reference and seen.chosen
+        ]
+        alone = [seen.chosen.median for seen in evidence if seen.chosen and not seen.reference]
+        return cls(
+            sites=len(plan.assignments),
+            divided=len(plan.assignments) - len(undivided),
+            exchanged=len(undivided) - kept - untimed,
+            kept=kept,
+            untimed=untimed,
+            paired=len(pairs),
+            before_s=math.fsum(before for before, _ in pairs),
+            now_s=math.fsum(now for _, now in pairs),
+            without_base=len(alone),
+            without_base_s=math.fsum(alone),
+            predicted=sum(seen.is_predicted and bool(seen.reference and seen.chosen) for seen in evidence),
+            calls=len(plan.calls),
+            calls_undone=sum(not call.is_faster for call in plan.calls),
+            calls_before_s=math.fsum(call.reference.median for call in plan.calls),
+            calls_now_s=math.fsum(
+                (call.divided if call.is_faster else call.reference).median for call in plan.calls
+            ),
+        )
+
+    @property
+    def speedup(self) -> float | None:
+        """Total time before by total time now, of the paired sites; None if there are none."""
+        return self.before_s / self.now_s if self.now_s > 0 else None
+
+    @property
+    def calls_speedup(self) -> float | None:
+        """The same of the calls."""
+        return self.calls_before_s / self.calls_now_s if self.calls_now_s > 0 else None
+
+
+def is_kept(assigned: Assignment) -> bool:
+    """Return whether a site runs as before: undivided, in the very times of PyTorch's own convolution."""
+    seen = seen_at(assigned)
+    return assigned.division.is_undivided and seen.chosen is not None and seen.chosen == seen.reference
+
+
+def seen_at(assigned: Assignment) -> Evidence:
+    """Return what was seen at a site; all of it None if it was not timed."""
+    return assigned.evidence or Evidence()
+
+
+def speedup_of(before: Estimate | None, now: Estimate | None) -> float | None:
+    """Return how many times as fast as before something runs, if both times are known."""
+    if before is None or now is None or now.median <= 0:
+        return None
+    return before.median / now.median
