@@ -209,6 +209,7 @@ def autotune(
     ops: str | Collection[str] = "auto",
     backend: str = "auto",
     store: StoreOption = None,
+    again: bool = False,
     progress: ProgressOption = None,
 ) -> Autotune:
     """Return a context in which every convolution of PyTorch is tuned when it is first seen, and divided.
@@ -229,6 +230,7 @@ def autotune(
         ops: "auto" tunes those that a call needs: the forward pass, and the gradients that are recorded.
         backend: "auto", or a backend's name.
         store: where profiles are kept.
+        again: whether each is measured anew when it is first seen in this context, whatever the store knows.
         progress: who is told.
 
     Raises:
@@ -237,7 +239,7 @@ def autotune(
     """
     settings = Settings.of(
         workspace_limit, mode=mode, policy=policy, search=search, max_error=max_error, ops=ops,
-        backend=backend, store=store, progress=progress,
+        backend=backend, store=store, again=again, progress=progress,
     )  # fmt: skip
     if settings.mode is not Mode.REUSE:
         raise OptionError(

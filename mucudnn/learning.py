@@ -41,6 +41,7 @@ class Learner:
     def __init__(self, settings: Settings) -> None:
         """Remember how to tune."""
         self._settings = settings
+        self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
         self._turn = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,4 +77,9 @@ class Learner:
         with self._turn, plain, opened(settings.store) as store, progress_for(settings.progress) as shown:
             measurer = LiveMeasurer(backend_for(settings.backend, device))
             profiler = settings.profiler(measurer, store)
-            return Tuning(profiler, settings.mode, extraction, shown).plan()
+            tuning = Tuning(profiler, settings.mode, extraction, shown)
+            known = (profiler.environment.key, problem, ops)
+            if settings.again and known not in self._renewed:  # once: layers may be equal
+                tuning.forget()
+                self._renewed.add(known)
+            return tuning.plan()

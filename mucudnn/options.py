@@ -33,6 +33,7 @@ class Settings:
         ops: "auto", or the ops that are wanted.
         backend: "auto", a backend's name, or a recording's with its prefix.
         store: where profiles are kept.
+        again: whether what the store knows is measured anew.
         progress: who is told.
     """
 
@@ -44,6 +45,7 @@ class Settings:
     ops: str | Collection[str]
     backend: str
     store: StoreOption
+    again: bool
     progress: ProgressOption
 
     @classmethod
@@ -58,6 +60,7 @@ class Settings:
         ops: str | Collection[str],
         backend: str,
         store: StoreOption,
+        again: bool,
         progress: ProgressOption,
     ) -> "Settings":
         """Read and check all options.
@@ -74,9 +77,14 @@ class Settings:
             ops=ops,
             backend=checked_backend(backend),
             store=store,
+            again=bool(again),
             progress=progress,
         )
         wanted_ops(ops, is_training=True)
+        if settings.again and settings.recording is not None:
+            raise OptionError(
+                f"again must come with a backend that measures, but got {backend!r}, a recording."
+            )
         if not (store is None or isinstance(store, str | os.PathLike) or _offers(store, Store)):
             raise OptionError(f"store must be a path, a Store or None, but got {store!r}.")
         if not (progress is None or isinstance(progress, bool) or _offers(progress, Progress)):

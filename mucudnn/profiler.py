@@ -1,7 +1,7 @@
 """Knowing what is asked for: the store is asked first, and whoever measures only for what it lacks."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
@@ -59,6 +59,11 @@ class Profiler:
     def measured(self) -> int:
         """Trials and divisions that were really run, so far."""
         return self._measurer.measured
+
+    def forget(self, problems: Iterable[ConvProblem]) -> None:
+        """Have the store forget what it knows here of mini-batches of `problems` and of their parts."""
+        parts = {problem.part(size) for problem in problems for size in self.policy.sizes(problem.batch)}
+        self._store.forget(self.environment, parts)
 
     def profile(self, problem: ConvProblem) -> Profile:
         """Return the candidates of `problem` within the limit, at all sizes of the policy.

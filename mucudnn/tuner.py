@@ -48,6 +48,7 @@ def optimize(
     ops: str | Collection[str] = "auto",
     backend: str = "auto",
     store: StoreOption = None,
+    again: bool = False,
     progress: ProgressOption = None,
     dynamic: bool = False,
 ) -> nn.Module:
@@ -71,6 +72,8 @@ def optimize(
             "wgrad".
         backend: "auto", or a backend's name. A recording will not do: what is patched runs here.
         store: where profiles are kept: a file, a Store, or None for the default file.
+        again: whether to measure anew what the store knows of these convolutions, as after a time when the
+            machine was busy; what it knew of them is forgotten first.
         progress: None shows a bar on a terminal; True does too, and elsewhere writes a line now and then to
             standard error; False nothing; or a `Progress` to be told.
         dynamic: whether shapes, and batches larger than the sample's, are tuned too when they are first met,
@@ -85,7 +88,7 @@ def optimize(
     """
     settings = Settings.of(
         workspace_limit, mode=mode, policy=policy, search=search, max_error=max_error, ops=ops,
-        backend=backend, store=store, progress=progress,
+        backend=backend, store=store, again=again, progress=progress,
     )  # fmt: skip
     if settings.recording is not None:
         raise OptionError(
@@ -124,6 +127,7 @@ def tune(
     ops: str | Collection[str] = "auto",
     backend: str = "auto",
     store: StoreOption = None,
+    again: bool = False,
     progress: ProgressOption = None,
 ) -> Plan:
     """Return the plan for `model` on `sample`; the model is left untouched. For the rest see `optimize`.
@@ -143,7 +147,7 @@ def tune(
     """
     settings = Settings.of(
         workspace_limit, mode=mode, policy=policy, search=search, max_error=max_error, ops=ops,
-        backend=backend, store=store, progress=progress,
+        backend=backend, store=store, again=again, progress=progress,
     )  # fmt: skip
     return _plan(model, sample, settings)
 
@@ -160,7 +164,10 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
     def make(seen: _Seen) -> Plan:
         with plain, kept as found, progress_for(settings.progress) as shown:
             profiler = settings.profiler(seen.measurer, found)
-            return Tuning(profiler, settings.mode, seen.extraction, shown).plan()
+            tuning = Tuning(profiler, settings.mode, seen.extraction, shown)
+            if settings.again:
+                tuning.forget()
+            return tuning.plan()
 
     with contextlib.ExitStack() as stack:
         return agreed(

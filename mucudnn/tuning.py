@@ -107,6 +107,11 @@ class Tuning:
         self._calls: list[CallEvidence] = []
         self._done = 0
 
+    def forget(self) -> None:
+        """Forget what was measured of these convolutions, so that all of it is measured anew."""
+        called = (call.problem for call in self._extraction.calls)  # as which calls are known, tuned or not
+        self._profiler.forget([*self._problems.values(), *called])
+
     def plan(self) -> Plan:
         """Profile, solve, confirm; return the checked plan.
 

@@ -82,7 +82,7 @@ def test_nothing_is_tuned_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     settings = Settings.of(
         "1MiB", mode="reuse", policy="all", search="heuristic", max_error=None, ops="auto",
-        backend="auto", store=None, progress=False,
+        backend="auto", store=None, again=False, progress=False,
     )  # fmt: skip
 
     with pytest.raises(NotNowError):

@@ -33,8 +33,10 @@ from mucudnn.errors import (
 )
 from mucudnn.patching import plan_of
 from mucudnn.plan import Plan
+from mucudnn.problem import ConvOp
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
+from tests.convolutions import a_convolution
 from tests.models import Listener, a_batch, a_chain, on_one_thread
 
 LIMIT = "1MiB"
@@ -124,6 +126,37 @@ def test_a_first_run_makes_the_plan_that_later_runs_make(tmp_path: Path) -> None
 
     assert listener.measured
     assert first.to_text() == second.to_text()
+
+
+def test_again_measures_anew_what_the_store_knows(tmp_path: Path) -> None:
+    listeners = [Listener() for _ in range(3)]
+
+    measured = []
+    for listener, again in zip(listeners, (False, True, False), strict=True):
+        mucudnn.tune(
+            nn.Conv2d(3, 4, 3).eval(), a_batch(), LIMIT, policy="undivided", store=tmp_path / "store",
+            again=again, progress=listener,
+        )  # fmt: skip
+        measured.append(listener.measured)
+
+    assert (bool(measured[0]), bool(measured[1]), measured[2]) == (True, True, 0)
+
+
+def test_equal_layers_that_are_met_one_by_one_are_measured_anew_once(tmp_path: Path) -> None:
+    listener, measured = Listener(), []
+    options: dict[str, Any] = {"policy": "undivided", "store": tmp_path / "store", "progress": listener}
+    for _ in range(2):
+        learn = mucudnn.autotune(LIMIT, again=True, **options)._learn
+        for _ in range(2):
+            learn(torch.device("cpu"), "conv", 0, a_convolution(batch=8), (ConvOp.FPROP,))
+            measured.append(bool(listener.measured))
+
+    assert measured == [True, False, True, False]
+
+
+def test_a_recording_cannot_be_measured_again() -> None:
+    with pytest.raises(OptionError, match="again must come with a backend that measures, but got 'replay:x'"):
+        mucudnn.tune(a_chain(), a_batch(), LIMIT, backend="replay:x", again=True)
 
 
 def test_the_default_store_is_used_without_another(store_path: Path) -> None:

@@ -471,6 +471,24 @@ def test_the_plan_tells_what_whole_calls_took(fraction: float, verdict: Verdict)
     assert call.is_faster == (call.divided.median < call.reference.median) == (verdict is Verdict.FASTER)
 
 
+def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
+    store = MemoryStore()
+    convolution = extract(nn.Conv2d(3, 4, 3), a_batch().requires_grad_(), "wgrad")
+    other = extract(nn.Conv2d(3, 5, 3), a_batch().requires_grad_(), "wgrad")
+    busy = ScriptedBackend({"rival": Recipe(rate(2 * MS))})
+    plans = [_tuned(busy, each, store=store) for each in (convolution, other)]
+
+    idle = ScriptedBackend({"rival": Recipe(rate(0.5 * MS))})
+    profiler = Profiler(LiveMeasurer(idle), store, 2**20, Policy.POWER_OF_TWO)
+    tuning = Tuning(profiler, Mode.REUSE, convolution, Listener())
+    tuning.forget()
+    anew = tuning.plan()
+
+    assert [_keys(plan) for plan in (*plans, anew)] == [["scripted:own@8*1"]] * 2 + [["scripted:rival@8*1"]]
+    assert anew == _tuned(busy, convolution, store=store)
+    assert _tuned(idle, other, store=store) == plans[1]
+
+
 def test_a_call_of_which_nothing_is_divided_was_not_timed() -> None:
     assert _tuned(ScriptedBackend({}), _one_convolution()).calls == ()
 

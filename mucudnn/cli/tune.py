@@ -61,6 +61,10 @@ from mucudnn.store.steadfast import SteadfastStore
     "that it holds is tried, whatever --search says); auto is what the model's device asks for.",
 )  # fmt: skip
 @click.option("--store", type=FILE, help="Where profiles are kept.  [default: as mucudnn info says]")
+@click.option(
+    "--again", is_flag=True,
+    help="Measure anew what the store knows of these convolutions, such as when the machine was busy.",
+)  # fmt: skip
 @click.option("-o", "--output", type=NEW_FILE, help="Where to save the plan; without it, it is only shown.")
 @json_option
 def tune_command(
@@ -76,6 +80,7 @@ def tune_command(
     channels_last: bool,
     backend: str,
     store: Path | None,
+    again: bool,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -90,7 +95,7 @@ def tune_command(
       mucudnn tune torchvision.models:resnet18 --input 32x3x224x224 --workspace-limit 64MiB -o plan.json
     """
     _check_writable(output)
-    _check_backend(backend, store)
+    _check_backend(backend, store, again=again)
     start = time.perf_counter()
     is_replay = backend.startswith(PREFIX)
     kept: Store = MemoryStore() if is_replay else open_store(store)
@@ -106,7 +111,7 @@ def tune_command(
         sample = random_inputs(model, shapes, channels_last=channels_last)
         plan = tune(
             model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
-            backend=backend, store=opened, progress=True,
+            backend=backend, store=opened, again=again, progress=True,
         )  # fmt: skip
     seconds = time.perf_counter() - start
     try:
@@ -132,8 +137,8 @@ def _check_writable(output: Path | None) -> None:
         )
 
 
-def _check_backend(backend: str, store: Path | None) -> None:
-    """Refuse a backend that there is not, and a store beside a recording, which is its own."""
+def _check_backend(backend: str, store: Path | None, *, again: bool) -> None:
+    """Refuse a backend that there is not, and what a recording, which is its own store, has no use for."""
     from mucudnn.options import checked_backend  # here, so that help and other commands do not wait for torch
 
     try:
@@ -142,6 +147,8 @@ def _check_backend(backend: str, store: Path | None) -> None:
         raise click.BadParameter(str(error), param_hint="'--backend'") from error
     if backend.startswith(PREFIX) and store is not None:
         raise click.BadParameter("a recording is its own store; leave this out.", param_hint="'--store'")
+    if backend.startswith(PREFIX) and again:
+        raise click.BadParameter("a recording measures nothing; leave this out.", param_hint="'--again'")
 
 
 def _how_it_went(seconds: float, backend: str) -> str:

@@ -14,9 +14,9 @@ class Store(Protocol):
     * A look-up answers for exactly the environment and trial asked for: whatever decides a time is part of
       the key, soft facts are not. It also returns what was refused for its size, with the limit that held
       then; whether that refusal still holds is for the caller to judge.
-    * What is there stays: the first writer wins, so that one store gives one plan. The one exception is a
-      record refused for its size: it gives way to a record made under a larger limit. A record without a
-      limit counts as made under the largest of all.
+    * What is there stays, until it is to be forgotten: the first writer wins, so that one store gives one
+      plan. The one exception is a record refused for its size: it gives way to a record made under a larger
+      limit. A record without a limit counts as made under the largest of all.
     * Nothing that another thread or process wrote is lost, and each call adds all or nothing.
     * Whoever opened a store closes it, by the end of a `with` block or by `close`; closing it again does
       nothing, and nothing else may be called after that.
@@ -37,6 +37,9 @@ class Store(Protocol):
 
     def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
         """Keep `comparison`, unless the same divisions have been compared."""
+
+    def forget(self, environment: Environment, problems: Iterable[ConvProblem]) -> None:
+        """Remove all records and comparisons of these `problems` in `environment`."""
 
     def count(self) -> int:
         """Return the number of records, of all environments together."""

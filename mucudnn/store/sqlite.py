@@ -67,6 +67,13 @@ _FIND_WITHOUT_SETUP = f"""
     SELECT algorithm FROM records WHERE environment = {_ENVIRONMENT} AND times IS NOT NULL
     GROUP BY algorithm HAVING count(setup) = 0 ORDER BY algorithm"""
 
+_FORGET = (
+    f"DELETE FROM records WHERE environment = {_ENVIRONMENT} AND problem = ?",
+    f"""DELETE FROM compared WHERE comparison IN
+        (SELECT id FROM comparisons WHERE environment = {_ENVIRONMENT} AND problem = ?)""",
+    f"DELETE FROM comparisons WHERE environment = {_ENVIRONMENT} AND problem = ?",
+)
+
 _ADD_COMPARED = "INSERT INTO compared VALUES (?, ?, ?, ?, ?)"
 
 
@@ -162,6 +169,13 @@ class SqliteStore:
             cursor = database.execute(_ADD_COMPARISON, place)
             if cursor.rowcount:
                 database.executemany(_ADD_COMPARED, [(cursor.lastrowid, *row) for row in added])
+
+    def forget(self, environment: Environment, problems: Iterable[ConvProblem]) -> None:
+        """Remove all records and comparisons of these `problems` in `environment`."""
+        places = [(environment.key, problem.key) for problem in problems]
+        with self._transaction("IMMEDIATE") as database:
+            for statement in _FORGET:
+                database.executemany(statement, places)
 
     def count(self) -> int:
         """Return the number of records, of all environments together."""

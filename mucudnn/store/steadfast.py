@@ -68,6 +68,14 @@ class SteadfastStore:
         except UnusableFileError as error:
             self._go_on_in_memory(error).add_comparison(environment, comparison)
 
+    def forget(self, environment: Environment, problems: Iterable[ConvProblem]) -> None:
+        """Remove all records and comparisons of these `problems` in `environment`."""
+        forgotten = list(problems)
+        try:
+            self._store.forget(environment, forgotten)
+        except UnusableFileError as error:
+            self._go_on_in_memory(error).forget(environment, forgotten)
+
     def count(self) -> int:
         """Return the number of records, of all environments together."""
         return self._store.count()

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -321,6 +322,30 @@ def test_a_replay_takes_no_other_store(tuned: Tuned, tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "a recording is its own store" in result.stderr
+
+
+def test_a_replay_measures_nothing_again(tuned: Tuned) -> None:
+    result = tune("conv", *SMALL, "--backend", f"replay:{tuned.store}", "--again")
+
+    assert result.exit_code == 2
+    assert "a recording measures nothing" in result.stderr
+
+
+def test_what_is_known_may_be_measured_again(tmp_path: Path) -> None:
+    store = tmp_path / "profiles.sqlite3"
+
+    def first_date() -> str:
+        with contextlib.closing(sqlite3.connect(store)) as database:
+            return str(database.execute("SELECT min(date) FROM records").fetchone()[0])
+
+    tune("conv", *SMALL, "--store", store)
+    with contextlib.closing(sqlite3.connect(store)) as database, database:
+        database.execute("UPDATE records SET date = '2001-01-01'")
+
+    assert tune("conv", *SMALL, "--store", store).exit_code == 0
+    assert first_date() == "2001-01-01"
+    assert tune("conv", *SMALL, "--store", store, "--again").exit_code == 0
+    assert first_date() > "2001-01-01"
 
 
 def test_an_exhaustive_search_may_be_asked_for(tuned: Tuned) -> None:

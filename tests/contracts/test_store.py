@@ -275,6 +275,37 @@ def test_the_first_comparison_of_the_same_divisions_stays(store: Store) -> None:
     assert store.comparison(an_environment(), a_problem(), ["a", "b"]) == _comparison(a=1, b=2)
 
 
+def test_what_is_forgotten_can_be_measured_anew(store: Store) -> None:
+    for trial in (a_trial(), a_trial("cpu:fft", whole=True)):
+        store.add_records(an_environment(), [a_record(trial, first_span_ns=1)])
+    store.add_comparison(an_environment(), _comparison(a=1, b=2))
+
+    store.forget(an_environment(), iter([a_problem()]))
+
+    assert store.count() == 0
+    assert store.comparison(an_environment(), a_problem(), ["a", "b"]) is None
+    store.add_records(an_environment(), [a_record(first_span_ns=2)])
+    store.add_comparison(an_environment(), _comparison(a=3, b=4))
+    assert store.records(an_environment(), [a_trial()]) == {a_trial(): a_record(first_span_ns=2)}
+    assert store.comparison(an_environment(), a_problem(), ["a", "b"]) == _comparison(a=3, b=4)
+
+
+def test_other_problems_and_environments_are_not_forgotten(store: Store) -> None:
+    other = an_environment(backend="cudnn")
+    for environment in (an_environment(), other):
+        store.add_records(environment, [a_record()])
+        store.add_comparison(environment, _comparison(a=1))
+
+    store.forget(an_environment(), [a_problem(batch=31)])
+    store.forget(other, [a_problem()])
+    store.forget(an_environment(backend="nowhere"), [a_problem()])
+
+    assert store.records(an_environment(), [a_trial()]) == {a_trial(): a_record()}
+    assert store.comparison(an_environment(), a_problem(), ["a"]) == _comparison(a=1)
+    assert store.records(other, [a_trial()]) == {}
+    assert store.comparison(other, a_problem(), ["a"]) is None
+
+
 def test_comparisons_of_other_divisions_stand_side_by_side(store: Store) -> None:
     store.add_comparison(an_environment(), _comparison(a=1, b=2))
     store.add_comparison(an_environment(), _comparison(a=3))
