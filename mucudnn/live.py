@@ -20,6 +20,7 @@ from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusa
 from mucudnn.sizes import format_exactly
 from mucudnn.stand import Stand, TrialRun
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
+from mucudnn.turns import turn, turn_path
 from mucudnn.weighing import division_job
 
 
@@ -98,6 +99,10 @@ class LiveMeasurer:
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
         return self._backend.environment()
+
+    def alone(self, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which nobody else measures on this device."""
+        return turn(turn_path(self.environment()), on_wait)
 
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
         """Return the ids of the backend's algorithms for `problem` in that role, PyTorch's own first."""

@@ -1,6 +1,7 @@
 """Who measures: what a profiler asks of a device that is here, or of the recording of one that is not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -98,6 +99,13 @@ class Measurer(Protocol):
 
     def environment(self) -> Environment:
         """Return all that the times depend on."""
+
+    def alone(self, on_wait: Callable[[], None]) -> AbstractContextManager[None]:
+        """Return a context in which nobody else measures on this device, as far as that can be had.
+
+        Args:
+            on_wait: called once if somebody does, before waiting for them.
+        """
 
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
         """Return the ids of the algorithms to try, PyTorch's own first.

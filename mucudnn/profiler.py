@@ -1,7 +1,8 @@
 """Knowing what is asked for: the store is asked first, and whoever measures only for what it lacks."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
@@ -22,6 +23,7 @@ from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.store import Store
+from mucudnn.timing import nothing
 
 
 class Profiler:
@@ -34,6 +36,7 @@ class Profiler:
         search: which algorithms are tried.
         max_error: of candidates but PyTorch's own; None for no bound beside the backend's.
         own: id of PyTorch's own convolution.
+        on_wait: called when it has to wait for somebody else who measures on the same device.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Profiler:
         self.search = search
         self.max_error = max_error
         self.own = measurer.own
+        self.on_wait: Callable[[], None] = nothing
         self._measurer = measurer
         self._store = store
 
@@ -73,14 +77,25 @@ class Profiler:
         """
         trials = self._trials(problem)
         known = self._store.records(self.environment, trials)
-        missing = [trial for trial in trials if not is_settled(known.get(trial), self.limit_bytes)]
-        if missing:
-            fresh = self._measure(problem, missing)
-            self._store.add_records(self.environment, fresh)
-            # What is kept is what another process may have written first, so that all plan from the same.
-            known = {record.trial: record for record in fresh} | self._store.records(self.environment, trials)
+        if self._missing(trials, known):
+            known = self._measured(problem, trials)
         records = [judged(known[trial], self.own, self.max_error) for trial in trials]
         return _profile(problem, self.environment, records, self.limit_bytes)
+
+    def _missing(self, trials: Sequence[Trial], known: Mapping[Trial, Record]) -> list[Trial]:
+        return [trial for trial in trials if not is_settled(known.get(trial), self.limit_bytes)]
+
+    def _measured(self, problem: ConvProblem, trials: Sequence[Trial]) -> dict[Trial, Record]:
+        """Return the records of all trials, measured as far as nobody else has while this one waited."""
+        with self._alone():
+            known = self._store.records(self.environment, trials)
+            fresh = self._measure(problem, self._missing(trials, known))
+            self._store.add_records(self.environment, fresh)
+            # What is kept is what others may have written first, so that all plan from the same.
+            return {record.trial: record for record in fresh} | self._store.records(self.environment, trials)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return self._measurer.alone(self.on_wait)
 
     def _measure(self, problem: ConvProblem, missing: Sequence[Trial]) -> list[Record]:
         """Have `missing` measured; what has broken the device is kept as refused, at every size."""
@@ -131,18 +146,19 @@ class Profiler:
             BackendError: a division cannot be measured.
         """
         limits = Limits(self.limit_bytes, rooms or {})
-        whole = self._store.comparison(self.environment, problem, [each.key for each in divisions])
+        whole = self._comparison(problem, divisions)
         if whole is not None and all(
             fits_as_seen(whole.workspaces.get(each.key), limits.of(each)) for each in divisions
         ):
             return Outcome.of(whole)  # whatever was refused since, in less room
         refused = self._refused(problem, divisions, limits)
         fitting = [division for division in divisions if division.key not in refused]
-        known = self._store.comparison(self.environment, problem, [each.key for each in fitting])
+        known = self._comparison(problem, fitting)
         if known is not None:
             outcome = Outcome.of(known)
         else:
-            outcome, too_large = self._compare(problem, fitting, limits)
+            with self._alone():
+                outcome, too_large = self._compare(problem, fitting, limits)
             refused |= too_large
         seen = {key: n_bytes for key, n_bytes in refused.items() if n_bytes is not None}
         workspaces = {**seen, **outcome.workspaces}
@@ -160,15 +176,26 @@ class Profiler:
         Raises:
             DeviceLostError: the divisions have broken the device.
         """
+        known = self._known_calls(call, base, divisions)
+        if known is None:
+            with self._alone():
+                known = self._compare_calls(call, base, divisions)
+        return known
+
+    def _known_calls(
+        self, call: ModelCall, base: Divisions, divisions: Divisions
+    ) -> Comparison | Record | None:
         trial, keys = call_trial(call, divisions), (call_key(call, base), call_key(call, divisions))
         broken = self._store.records(self.environment, [trial]).get(trial)
-        known = broken or self._store.comparison(self.environment, call.problem, keys)
-        return known or self._compare_calls(call, base, divisions)
+        return broken or self._store.comparison(self.environment, call.problem, keys)
 
     def _compare_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions
     ) -> Comparison | Record | None:
-        """Have such calls compared, keep what was seen, and return it."""
+        """Have such calls compared unless somebody else has, keep what was seen, and return it."""
+        known = self._known_calls(call, base, divisions)
+        if known is not None:
+            return known
         try:
             seen = self._measurer.compare_calls(call, base, divisions)
         except UnmeasuredError:
@@ -191,6 +218,9 @@ class Profiler:
             for trial, record in known.items()
             if record.error is not None
         }
+
+    def _comparison(self, problem: ConvProblem, divisions: Sequence[Division]) -> Comparison | None:
+        return self._store.comparison(self.environment, problem, [each.key for each in divisions])
 
     def _trials(self, problem: ConvProblem) -> list[Trial]:
         return [
@@ -216,7 +246,14 @@ class Profiler:
     def _compare(
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
     ) -> tuple[Outcome, dict[str, int | None]]:
-        """Have `divisions` compared, and keep what was seen; return it, and what the too large ones take."""
+        """Have `divisions` compared unless somebody else has, and keep what was seen.
+
+        Returns:
+            what was seen, and what the too large ones take, by their keys.
+        """
+        known = self._comparison(problem, divisions)
+        if known is not None:
+            return Outcome.of(known), {}
         try:
             outcome, refusals = self._measurer.compare(problem, divisions, limits)
         except DeviceLostError as lost:
@@ -227,7 +264,7 @@ class Profiler:
         self._store.add_records(self.environment, refusals)
         if outcome.comparison is not None:
             self._store.add_comparison(self.environment, outcome.comparison)
-            kept = self._store.comparison(self.environment, problem, list(outcome.comparison.times))
+            kept = self._store.comparison(self.environment, problem, outcome.comparison.times)
             outcome = outcome if kept is None else Outcome.of(kept)
         return outcome, {record.trial.algorithm: record.workspace_bytes for record in refusals}
 

@@ -5,7 +5,7 @@ among others, those rounds answer; else their times are predicted from the recor
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from mucudnn.choices import Search
 from mucudnn.division import Division
@@ -63,6 +63,10 @@ class Replay:
     def environment(self) -> Environment:
         """Return the recorded environment."""
         return self._environment
+
+    def alone(self, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
+        """Return a context that does nothing: whoever only reads disturbs nobody."""
+        return contextlib.nullcontext()
 
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:  # noqa: ARG002  # a recording has searched
         """Return the ids of the algorithms that were recorded, whatever was tried then, PyTorch's own first.

@@ -103,6 +103,7 @@ class Tuning:
         self._extraction = extraction
         self._progress = progress
         self._problems = problems_at(extraction)
+        profiler.on_wait = self._wait
         self._unmeasured: list[tuple[str, str]] = []
         self._calls: list[CallEvidence] = []
         self._done = 0
@@ -235,6 +236,9 @@ class Tuning:
         evidence = CallEvidence(call.path, call.variant, times[before], times[now], verdict)
         self._calls.append(evidence)
         return evidence.is_faster
+
+    def _wait(self) -> None:
+        self._progress.at("waiting while somebody else measures", self._done)
 
     def _profile(self, problem: ConvProblem) -> Profile:
         self._progress.at(f"profiling {problem}", self._done)

@@ -70,6 +70,14 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A user's cache of this process alone, so that tests beside it need not wait for their turn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The default store of this test, a file that does not exist yet."""

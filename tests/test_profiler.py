@@ -1,8 +1,11 @@
 """What is measured, what is refused, and what is known already: on a device whose time is scripted."""
 
+import contextlib
 import dataclasses
 import itertools
 import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -13,7 +16,7 @@ from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError, UnmeasuredError
 from mucudnn.live import LiveMeasurer
-from mucudnn.measuring import division_trial
+from mucudnn.measuring import ModelCall, division_trial
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Profile, RefusalKind, Trial
 from mucudnn.profiler import Profiler
@@ -369,6 +372,50 @@ def test_what_another_process_wrote_first_is_what_both_plan_from() -> None:
     second = _profiler(slow, store=LateStore()).profile(_problem())
 
     assert second.candidates == first.candidates
+
+
+@pytest.mark.parametrize("what", ["profile", "compare", "compare_calls"])
+def test_what_another_process_measured_while_this_one_waited_is_not_measured_again(what: str) -> None:
+    store = MemoryStore()
+    divisions = [_division("scripted:own", 8, 1), _division("scripted:own", 4, 2)]
+    whole, parts = ({ConvOp.FPROP: division} for division in divisions)
+    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    ways: dict[str, Callable[[Profiler], object]] = {
+        "profile": lambda profiler: profiler.profile(_problem()),
+        "compare": lambda profiler: profiler.compare(_problem(), divisions),
+        "compare_calls": lambda profiler: profiler.compare_calls(call, whole, parts),
+    }
+
+    class Waiting(LiveMeasurer):
+        @contextlib.contextmanager
+        def alone(self, on_wait: Callable[[], None]) -> Iterator[None]:
+            found.append(ways[what](_profiler(ScriptedBackend({}), store=store)))
+            on_wait()
+            yield
+
+    found: list[object] = []
+    profiler = Profiler(Waiting(ScriptedBackend({})), store, MIB, Policy.POWER_OF_TWO)
+    profiler.on_wait = lambda: found.append("waited")
+
+    last = ways[what](profiler)
+
+    assert found == [last, "waited"]
+    assert profiler.measured == 0
+
+
+def test_threads_with_one_store_share_the_work() -> None:
+    alone = _profiler(ScriptedBackend({}))
+    problems = [_problem(out_channels=channels) for channels in range(1, 9)]
+    for problem in problems:
+        alone.profile(problem)
+
+    store = MemoryStore()
+    profilers = [_profiler(ScriptedBackend({}), store=store) for _ in range(3)]
+    with ThreadPoolExecutor() as pool:
+        profiles = list(pool.map(lambda profiler: list(map(profiler.profile, problems)), profilers))
+
+    assert sum(profiler.measured for profiler in profilers) == alone.measured
+    assert profiles[0] == profiles[1] == profiles[2]
 
 
 def test_divisions_are_compared_by_the_time_of_the_whole() -> None:

@@ -1,8 +1,9 @@
 """One run of the tuner, on a machine whose times are scripted."""
 
+import contextlib
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -509,6 +510,24 @@ def test_divisions_stay_where_calls_cannot_be_timed_but_not_where_they_break(
     plan = Tuning(profiler, Mode.REUSE, _one_convolution(), Listener()).plan()
 
     assert (_keys(plan), plan.calls) == ([key], ())
+
+
+def test_waiting_for_somebody_else_is_told() -> None:
+    class Waiting(LiveMeasurer):
+        @contextlib.contextmanager
+        def alone(self, on_wait: Callable[[], None]) -> Iterator[None]:
+            on_wait()
+            yield
+
+    listener, profiler = (
+        Listener(),
+        Profiler(Waiting(ScriptedBackend({})), MemoryStore(), 2**20, Policy.UNDIVIDED),
+    )
+    Tuning(profiler, Mode.REUSE, _one_convolution(), listener).plan()
+
+    what, done = zip(*listener.steps, strict=True)
+    assert [text.split()[0] for text in what] == ["profiling", "waiting", "confirming", "waiting"]
+    assert list(done) == sorted(done)
 
 
 def test_what_was_called_as_in_a_model_is_not_called_again() -> None:

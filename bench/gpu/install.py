@@ -18,6 +18,7 @@ REQUIRED = {
     "pulp": "pulp>=3.3.1,<4",
     "pynvml": "nvidia-ml-py",
     "platformdirs": "platformdirs",
+    "filelock": "filelock",
     "click": "click>=8.2",
     "rich": "rich>=13",
     "pytest": "pytest>=8",

@@ -92,6 +92,16 @@ def test_it_measures_in_the_environment_of_the_device(measurer: Measurer) -> Non
     assert measurer.environment() == _backend().environment()
 
 
+def test_whoever_is_alone_did_not_wait_and_may_be_so_again(measurer: Measurer) -> None:
+    waited: list[str] = []
+
+    for _ in range(2):
+        with measurer.alone(lambda: waited.append("waited")):
+            pass
+
+    assert waited == []
+
+
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_pytorchs_own_is_tried_first_at_every_size(measurer: Measurer, size: int) -> None:
     names = [trial.algorithm for trial in _trials(measurer, size)]
