@@ -11,6 +11,7 @@ from whatever runs next. Left alone, each call would be timed after whichever wa
 
 import dataclasses
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -24,11 +25,12 @@ Clock = Callable[[], int]
 
 Key = TypeVar("Key", bound=Hashable)
 
-_EARLY_ROUNDS = 3
-"""Rounds after which the hopeless leave the race, long before there is any interval."""
+_HOPELESS = {1: 8.0, 3: 2.0}
+"""By the rounds after which the hopeless leave the race, long before there is any interval: how many times
+slower than a rival's slowest sample the fastest sample of such an entrant is."""
 
-_HOPELESS = 2.0
-"""How many times slower than a rival's slowest sample the fastest sample of a hopeless entrant is."""
+_HOPELESS_THOUGH_SMALL = 8.0
+"""How many times as much that is of an entrant that needs less workspace than the rival."""
 
 _MOST_CALLS = 2**16
 """Most calls in a span, whatever the clock says: a clock that stands still ends here."""
@@ -114,6 +116,7 @@ class _Runner:
     call: Callable[[], None]
     calls: int
     workspace_bytes: int = 0
+    warm_ns: float = math.inf
     spans_ns: list[int] = dataclasses.field(default_factory=list)
     is_dropped: bool = False
 
@@ -136,14 +139,17 @@ def race(
 
     Every entrant is warmed up, then timed once a round while it is in the race. It leaves
 
-    * after 3 rounds, if its fastest sample is more than twice the slowest sample of a rival with no more
-      workspace: the cheap early case, for the hopeless;
+    * after 1 round, if it is more than 8 times as slow as a rival with no more workspace, and after 3 rounds
+      if more than twice: its fastest span, warm-up counted in, against the slowest sample of the rival. Such
+      entrants may take seconds a call;
+    * likewise if it is more than 64 and 16 times as slow as a rival with more workspace: it runs only where
+      nothing else fits, and its time need not be known well;
     * at a look, if its interval lies above that of a rival with no more workspace;
     * at a look, together with all its rivals still in the race, if the intervals of all of them are within
       the precision. Rivals stay together so that sample i of each comes from round i.
 
-    A slow entrant with less workspace than its rivals stays: it belongs to the front. Whoever is dropped
-    keeps its samples. `converged` is true of those that were not dropped and whose last interval is
+    Any other slow entrant with less workspace than its rivals stays: it belongs to the front. Whoever is
+    dropped keeps its samples. `converged` is true of those that were not dropped and whose last interval is
     within the precision.
 
     Args:
@@ -162,8 +168,8 @@ def race(
     racing = _by_rivals(entrants, runners)
     for rounds in range(1, rule.looks[-1] + 1):
         _time_once(itertools.chain.from_iterable(racing), order, stopwatch)
-        if rounds == _EARLY_ROUNDS:
-            racing = [_without_hopeless(group) for group in racing]
+        if rounds in _HOPELESS:
+            racing = [_without_hopeless(group, _HOPELESS[rounds]) for group in racing]
         if rounds in rule.looks:
             racing = [_without_beaten(group) for group in racing]
             racing = [group for group in racing if not all(_is_narrow(one, rule) for one in group)]
@@ -203,7 +209,7 @@ def compare_runs(
         return {}
     order = random.Random(seed)
     stopwatch = _Stopwatch(clock, before)
-    repeats = max(_calls_per_span(call, rule, stopwatch) for call in calls.values())
+    repeats = max(_calls_per_span(call, rule, stopwatch)[0] for call in calls.values())
     runners = {name: _Runner(call, repeats) for name, call in calls.items()}
     base, *others = runners.values()
     for rounds in range(1, rule.looks[-1] + 1):
@@ -216,22 +222,23 @@ def compare_runs(
 
 
 def _warmed_up(entrant: Entrant, rule: SamplingRule, stopwatch: _Stopwatch) -> _Runner:
-    return _Runner(entrant.call, _calls_per_span(entrant.call, rule, stopwatch), entrant.workspace_bytes)
+    calls, span_ns = _calls_per_span(entrant.call, rule, stopwatch)
+    return _Runner(entrant.call, calls, entrant.workspace_bytes, span_ns / calls)
 
 
-def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _Stopwatch) -> int:
-    """Warm `call` up, and return the least power of two of calls that fills a span.
+def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _Stopwatch) -> tuple[int, int]:
+    """Warm `call` up; return the least power of two of calls that fills a span, and the fastest such span.
 
     The first run, which may build or load what it needs, is no span. The fastest of the spans decides, so
     that one disturbance does not make all later spans too short.
     """
     call()
     calls = 1
-    while min(stopwatch.span_ns(call, calls) for _ in range(rule.warmups)) < rule.min_span_ns:
-        if calls >= _MOST_CALLS:
-            break
+    while True:
+        fastest_ns = min(stopwatch.span_ns(call, calls) for _ in range(rule.warmups))
+        if fastest_ns >= rule.min_span_ns or calls >= _MOST_CALLS:
+            return calls, fastest_ns
         calls *= 2
-    return calls
 
 
 def _time_once(runners: Iterable[_Runner], order: random.Random, stopwatch: _Stopwatch) -> None:
@@ -249,11 +256,11 @@ def _by_rivals(entrants: Mapping[Key, Entrant], runners: Mapping[Key, _Runner]) 
     return list(groups.values())
 
 
-def _without_hopeless(group: list[_Runner]) -> list[_Runner]:
-    """Drop from `group` whose fastest sample is far above all samples of a rival with no more workspace."""
-    fastest = [min(runner.samples_ns) for runner in group]
-    slowest = [_HOPELESS * max(runner.samples_ns) for runner in group]
-    return _without_higher(group, fastest, slowest)
+def _without_hopeless(group: list[_Runner], factor: float) -> list[_Runner]:
+    """Drop from `group` whose fastest span is `factor` times above all samples of a rival, or farther."""
+    fastest = [min(runner.warm_ns, *runner.samples_ns) for runner in group]
+    slowest = [factor * max(runner.samples_ns) for runner in group]
+    return _without_higher(group, fastest, slowest, _HOPELESS_THOUGH_SMALL)
 
 
 def _without_beaten(group: list[_Runner]) -> list[_Runner]:
@@ -262,15 +269,19 @@ def _without_beaten(group: list[_Runner]) -> list[_Runner]:
     return _without_higher(group, [one.low for one in intervals], [one.high for one in intervals])
 
 
-def _without_higher(group: list[_Runner], lows: list[float], highs: list[float]) -> list[_Runner]:
+def _without_higher(
+    group: list[_Runner], lows: list[float], highs: list[float], though_small: float = math.inf
+) -> list[_Runner]:
     """Drop from `group` whose low lies above the high of a rival with no more workspace.
 
-    All are judged before any is dropped. The lowest high of the least workspace always stays.
+    Of a rival with more workspace, `though_small` times its high counts. All are judged before any is
+    dropped. The lowest high always stays.
     """
     bars = list(zip(group, highs, strict=True))
     for runner, low in zip(group, lows, strict=True):
         runner.is_dropped = any(
-            high < low and rival.workspace_bytes <= runner.workspace_bytes for rival, high in bars
+            high * (1 if rival.workspace_bytes <= runner.workspace_bytes else though_small) < low
+            for rival, high in bars
         )
     return [runner for runner in group if not runner.is_dropped]
 

@@ -139,7 +139,39 @@ def test_the_beaten_leave_at_a_look_with_their_samples() -> None:
     assert not measured["slow"].converged
 
 
-@pytest.mark.parametrize("slow_ms", [3, 50])
+@pytest.mark.parametrize(
+    ("slow_ms", "rounds"), [(4, 6), (4.1, 3), (16, 3), (17, 1)], ids=["2", "over 2", "8", "over 8"]
+)
+def test_the_slower_the_sooner_it_leaves(slow_ms: float, rounds: int) -> None:
+    world = World()
+
+    measured = race(_racers(world, ("fast", 2 * MS, 0), ("slow", slow_ms * MS, 0)), clock=world.clock)
+
+    assert _lengths(measured) == {"fast": 6, "slow": rounds}
+
+
+@pytest.mark.parametrize(
+    ("slow_ms", "rounds"), [(32, 6), (33, 3), (128, 3), (129, 1)], ids=["16", "over 16", "64", "over 64"]
+)
+def test_who_needs_less_leaves_too_but_only_if_far_slower(slow_ms: int, rounds: int) -> None:
+    world = World()
+
+    measured = race(_racers(world, ("fast", 2 * MS, 100), ("slow", slow_ms * MS, 99)), clock=world.clock)
+
+    assert _lengths(measured) == {"fast": 6, "slow": rounds}
+    assert measured["slow"].converged == (rounds == 6)
+
+
+def test_who_was_disturbed_in_the_first_round_stays_for_the_warm_up() -> None:
+    world = World()
+    disturbed = scripted(*(2 * MS,) * 3, 900 * MS, 2 * MS)  # a call, two warm-ups, rounds
+
+    measured = race(_racers(world, ("fast", 2 * MS, 0), ("slow", disturbed, 0)), clock=world.clock)
+
+    assert len(measured["slow"].spans_ns) >= 6
+
+
+@pytest.mark.parametrize("slow_ms", [3, 30])
 def test_a_slow_one_with_less_workspace_stays(slow_ms: int) -> None:
     world = World()
 
