@@ -131,6 +131,7 @@ def _against(own: str, division: str, seen: Outcome, evidence: Evidence) -> Evid
         reference=seen.estimates[own],
         chosen=seen.estimates[division],
         verdict=seen.verdict(own, division),
+        speedups=seen.speedups(own),
         reference_workspace_bytes=seen.workspaces.get(own),
     )
 

@@ -54,6 +54,16 @@ class Outcome:
             return Verdict.SAME
         return compare_intervals(self.estimates[base], self.estimates[other])
 
+    def speedups(self, base: str) -> tuple[tuple[str, Estimate], ...]:
+        """Return how many times as fast as the base each other division is, by its key, in their order.
+
+        Nothing where the base has no times, or of a prediction, which has no rounds.
+        """
+        if self.comparison is None or base not in self.estimates:
+            return ()
+        others = sorted(key for key in self.estimates if key != base)
+        return tuple((key, self.comparison.speedup(base, key)) for key in others)
+
     def without(self, keys: Collection[str]) -> "Outcome":
         """Return the same without the times of those divisions; their workspaces stay."""
         kept = {key: each for key, each in self.estimates.items() if key not in keys}

@@ -65,6 +65,8 @@ class Evidence:
         workspace_bytes: what the division was seen to take, at most.
         error: largest relative error of its algorithms against float64.
         rejected: keys of the divisions that were timed too and not chosen, with their estimates.
+        speedups: keys of all but the reference, with how many times as fast as that they are: the median of
+            the rounds' quotients, which decides, with its interval. None without a reference, or predicted.
         is_predicted: whether no whole division was run: the times are sums of recorded parts' times, the
             workspaces those of the largest parts.
     """
@@ -76,6 +78,7 @@ class Evidence:
     workspace_bytes: int | None = None
     error: float | None = None
     rejected: tuple[tuple[str, Estimate], ...] = ()
+    speedups: tuple[tuple[str, Estimate], ...] = dataclasses.field(default=(), metadata=OPTIONAL)
     is_predicted: bool = dataclasses.field(default=False, metadata=OPTIONAL)
 
 
@@ -88,6 +91,7 @@ class CallEvidence:
         variant: which of its shapes, likewise.
         reference: seconds with PyTorch's own convolution for every op whose limit lets it run.
         divided: seconds with the divisions that each were confirmed for themselves, from the same rounds.
+        speedup: how many times as fast as the first the second is: the median of the rounds' quotients.
         verdict: the second against the first; unless it is FASTER, PyTorch's own stays, as in the first.
     """
 
@@ -95,6 +99,7 @@ class CallEvidence:
     variant: int
     reference: Estimate
     divided: Estimate
+    speedup: Estimate
     verdict: Verdict
 
     @property

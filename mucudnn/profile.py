@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
 
-from mucudnn.intervals import Estimate, estimate
+from mucudnn.intervals import Estimate, estimate, ratio
 from mucudnn.problem import ConvProblem
 
 
@@ -238,3 +238,7 @@ class Comparison:
     problem: ConvProblem
     times: Mapping[str, Measurement]
     workspaces: Mapping[str, int]
+
+    def speedup(self, base: str, other: str) -> Estimate:
+        """Return how many times as fast as the base another division is: the median over the rounds."""
+        return ratio(self.times[other].samples_s, self.times[base].samples_s)

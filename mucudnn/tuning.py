@@ -232,8 +232,14 @@ class Tuning:
         if not isinstance(seen, Comparison):
             return seen is None
         outcome, (before, now) = Outcome.of(seen), (call_key(asked, each) for each in (base, divisions))
-        times, verdict = outcome.estimates, outcome.verdict(before, now)
-        evidence = CallEvidence(call.path, call.variant, times[before], times[now], verdict)
+        evidence = CallEvidence(
+            call.path,
+            call.variant,
+            reference=outcome.estimates[before],
+            divided=outcome.estimates[now],
+            speedup=seen.speedup(before, now),
+            verdict=outcome.verdict(before, now),
+        )
         self._calls.append(evidence)
         return evidence.is_faster
 
@@ -398,5 +404,6 @@ def _evidence(chosen: Division, outcome: Outcome, own: str, error: float) -> Evi
         workspace_bytes=workspaces.get(chosen.key),
         error=error,
         rejected=tuple((key, estimates[key]) for key in sorted(estimates) if key not in (own, chosen.key)),
+        speedups=outcome.speedups(own),
         is_predicted=outcome.is_predicted,
     )

@@ -112,3 +112,17 @@ def test_what_is_taken_out_keeps_its_workspace() -> None:
 
     assert list(outcome.without(["b"]).estimates) == ["a"]
     assert outcome.without(["b"]).workspaces == {"a": 1, "b": 2}
+
+
+def test_a_speedup_is_that_of_the_rounds() -> None:
+    times = {
+        "base": Measurement((100, 200, 300)),
+        "other": Measurement((50, 200, 100)),
+        "too large": Measurement((1, 1, 1)),
+    }
+    outcome = Outcome.of(Comparison(a_problem(), times, {})).without(["too large"])
+
+    ((key, speedup),) = outcome.speedups("base")
+
+    assert (key, speedup.median, speedup.samples) == ("other", pytest.approx(2), 3)  # of 2, 1 and 3
+    assert outcome.speedups("unknown") == Outcome({"base": speedup}, {}).speedups("base") == ()

@@ -97,6 +97,7 @@ def _plan_with_everything() -> Plan:
         workspace_bytes=1000,
         error=1e-7,
         rejected=(("cpu:fft@32*1", Estimate(0.2, 0.19, 0.21, 10)),),
+        speedups=(("cpu:fft@32*1", Estimate(1.2, 1.1, math.inf, 10)),),
     )
     (assigned,) = a_plan().assignments
     sites = [dataclasses.replace(assigned, evidence=evidence), *_sites(5, 7)]
@@ -104,7 +105,11 @@ def _plan_with_everything() -> Plan:
         mode=Mode.SHARING,
         assignments=tuple(sites),
         untouched=(("conv9", "its padding mode is reflect."),),
-        calls=(CallEvidence("conv1", 1, Estimate(0.25, -math.inf, math.inf, 3), measured, Verdict.SAME),),
+        calls=(
+            CallEvidence(
+                "conv1", 1, Estimate(0.25, -math.inf, math.inf, 3), measured, measured, Verdict.SAME
+            ),
+        ),
     )
 
 

@@ -469,6 +469,7 @@ def test_the_plan_tells_what_whole_calls_took(fraction: float, verdict: Verdict)
     (call,) = plan.calls
 
     assert (call.path, call.variant, call.verdict) == ("", 0, verdict)
+    assert call.is_faster == (call.speedup.median > 1)
     assert call.is_faster == (call.divided.median < call.reference.median) == (verdict is Verdict.FASTER)
 
 

@@ -11,7 +11,7 @@ from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, Verdict, median
 from mucudnn.plan import Assignment, CallEvidence, Plan
 from mucudnn.profile import Environment
 from mucudnn.report.table import Row, table
-from mucudnn.report.totals import Totals, is_kept, seen_at, speedup_of
+from mucudnn.report.totals import Totals, comparisons_at, is_kept, seen_at, speedup_at
 from mucudnn.report.words import describe_environment, describe_shape, render_notes
 from mucudnn.sizes import format_bytes
 
@@ -25,9 +25,10 @@ _TIMES = (
     "warm as the caches keep them; intervals come from ranks, no distribution is assumed."
 )
 _VERDICTS = (
-    f"On now / before, round by round: FASTER or SLOWER if the {_PERCENT} interval of its median lies wholly "
-    f"more than {TOLERANCE * 100:g} % from 1, SAME if wholly within, else AMBIGUOUS; limit: there is no "
-    "base{}. Comparisons made: {}."
+    "own: PyTorch's own stays, as nothing was FASTER, alone and in the whole call. Else the speedup is the "
+    "median of before / now over the rounds (--json has its interval): FASTER or SLOWER if the "
+    f"{_PERCENT} interval of now / before lies wholly more than {TOLERANCE * 100:g} % from 1, SAME if wholly "
+    "within, else AMBIGUOUS; limit: there is no base{}. Comparisons made: {}."
 )
 _CALLS = (
     "What is faster alone must be so in the whole call too: forward pass and gradients as the model runs "
@@ -140,7 +141,7 @@ def _heading(assigned: Assignment) -> str:
 
 def _cells(assigned: Assignment, mode: Mode) -> tuple[str, ...]:
     """Return the texts of a row, in the order of the headings."""
-    seen = seen_at(assigned)
+    seen, speedup = seen_at(assigned), speedup_at(assigned)
     needed = seen.workspace_bytes or assigned.division.workspace_bytes  # what is small is seen as nothing
     return (
         f"  {assigned.site.op}",
@@ -149,7 +150,7 @@ def _cells(assigned: Assignment, mode: Mode) -> tuple[str, ...]:
         "\n+ ".join(describe_runs(assigned.division)),
         "not timed" if seen.chosen is None else _time(seen.chosen),
         format_bytes(needed),
-        _speedup(seen.reference, seen.chosen),
+        "-" if speedup is None else f"{speedup:.2f}",
         _verdict(assigned, mode),
     )
 
@@ -163,7 +164,7 @@ def _call_cells(call: CallEvidence) -> Row:
         "" if call.is_faster else "undone",
         _time(call.divided),
         "",
-        _speedup(call.reference, call.divided),
+        f"{call.speedup.median:.2f}",
         str(call.verdict),
     )
 
@@ -172,6 +173,8 @@ def _verdict(assigned: Assignment, mode: Mode) -> str:
     if assigned.evidence is None:
         return "-"
     verdict = "limit" if assigned.evidence.reference is None else str(assigned.evidence.verdict or "-")
+    if is_kept(assigned):
+        verdict = "own"
     marks = [
         *(["share"] if _is_base_over_share(assigned, mode) else []),
         *(["predicted"] if assigned.evidence.is_predicted else []),
@@ -199,11 +202,6 @@ def _time(estimate: Estimate) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return f"{middle:.{digits}f} (n = {estimate.samples})"
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def _speedup(before: Estimate | None, now: Estimate | None) -> str:
-    speedup = speedup_of(before, now)
-    return "-" if speedup is None else f"{speedup:.2f}"
 
 
 def _decimals(ms: float) -> int:
@@ -293,7 +291,6 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
         return []
     evidence = [seen_at(assigned) for assigned in measurements]
     rounds = sorted({seen.chosen.samples for seen in evidence if seen.chosen})
-    verdicts = [seen.verdict for seen in evidence if seen.verdict]
     errors = [seen.error for seen in evidence if seen.error is not None]
     has_predicted = any(seen_at(assigned).is_predicted for assigned in plan.assignments)
     but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
@@ -302,7 +299,10 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     is_over_share = any(_is_base_over_share(assigned, plan.mode) for assigned in plan.assignments)
     return [
         ("times", _TIMES.format(how_many, but_predicted)),
-        ("verdicts", _VERDICTS.format(_OVER_SHARE if is_over_share else "", len(verdicts))),
+        (
+            "verdicts",
+            _VERDICTS.format(_OVER_SHARE if is_over_share else "", sum(map(comparisons_at, measurements))),
+        ),
         *([("calls", _CALLS.format(len(calls)))] if calls else []),
         ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
         ("prediction", _prediction_note(measurements)),
@@ -341,13 +341,14 @@ def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
             "workspace_bytes": seen.workspace_bytes,
             "allotted_bytes": division.workspace_bytes,
         },
-        "speedup": speedup_of(seen.reference, seen.chosen),
-        "verdict": seen.verdict,
+        "speedup": speedup_at(assigned),
+        "verdict": None if is_kept(assigned) else seen.verdict,
         "is_base_over_share": _is_base_over_share(assigned, mode),
         "is_kept": is_kept(assigned),
         "error": seen.error,
         "is_predicted": seen.is_predicted,
         "rejected": [{"division": key, "time": _as_json(estimate)} for key, estimate in seen.rejected],
+        "speedups": {key: _interval_as_json(estimate) for key, estimate in seen.speedups},
     }
 
 
@@ -357,16 +358,18 @@ def _call_as_json(call: CallEvidence) -> dict[str, object]:
         "variant": call.variant,
         "before": _as_json(call.reference),
         "divided": _as_json(call.divided),
-        "speedup": speedup_of(call.reference, call.divided),
+        "speedup": _interval_as_json(call.speedup),
         "verdict": call.verdict,
         "is_undone": not call.is_faster,
     }
 
 
-def _as_json(estimate: Estimate | None) -> dict[str, object] | None:
+def _as_json(time: Estimate | None) -> dict[str, object] | None:
     """Return a time in seconds; the ends of an interval that does not exist are null."""
-    if estimate is None:
-        return None
-    ends = {"low_s": estimate.low, "high_s": estimate.high}
+    return None if time is None else _interval_as_json(time, "_s")
+
+
+def _interval_as_json(estimate: Estimate, unit: str = "") -> dict[str, object]:
+    ends = {f"low{unit}": estimate.low, f"high{unit}": estimate.high}
     known = {name: end if math.isfinite(end) else None for name, end in ends.items()}
-    return {"median_s": estimate.median, **known, "rounds": estimate.samples}
+    return {f"median{unit}": estimate.median, **known, "rounds": estimate.samples}

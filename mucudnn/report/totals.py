@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, Evidence, Plan
 
 
@@ -98,8 +97,23 @@ def seen_at(assigned: Assignment) -> Evidence:
     return assigned.evidence or Evidence()
 
 
-def speedup_of(before: Estimate | None, now: Estimate | None) -> float | None:
-    """Return how many times as fast as before something runs, if both times are known."""
-    if before is None or now is None or now.median <= 0:
+def speedup_at(assigned: Assignment) -> float | None:
+    """Return how many times as fast as before a site runs, if that is known.
+
+    It is the median of the rounds' quotients; without rounds, as in a prediction, the quotient of both times.
+    """
+    seen = seen_at(assigned)
+    of_rounds = dict(seen.speedups).get(assigned.division.key)
+    if of_rounds is not None:
+        return of_rounds.median
+    if seen.reference is None or seen.chosen is None or seen.chosen.median <= 0:
         return None
-    return before.median / now.median
+    return seen.reference.median / seen.chosen.median
+
+
+def comparisons_at(assigned: Assignment) -> int:
+    """Return how many verdicts against PyTorch's own were reached at a site."""
+    seen = seen_at(assigned)
+    return len(seen.speedups) or (
+        0 if seen.reference is None else len(seen.rejected) + (not is_kept(assigned))
+    )
