@@ -90,11 +90,23 @@ class Measurement:
         spans_ns: timed spans in nanoseconds.
         calls: how many calls each span holds.
         converged: whether the interval was narrow enough when sampling stopped.
+
+    Raises:
+        ValueError: there is no span, or a span or the number of calls is no whole number from 1 on.
     """
 
     spans_ns: tuple[int, ...]
     calls: int = 1
     converged: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.spans_ns or not all(
+            type(each) is int and each > 0 for each in (*self.spans_ns, self.calls)
+        ):
+            raise ValueError(
+                "A measurement must have spans and calls that are whole numbers above 0, but got "
+                f"{self.spans_ns} and {self.calls!r}."
+            )
 
     @property
     def samples_s(self) -> list[float]:

@@ -279,8 +279,13 @@ def _profile(
     problem: ConvProblem, environment: Environment, records: Sequence[Record], limit_bytes: int
 ) -> Profile:
     """Join the records of one problem's trials: medians as times, one set-up time for each algorithm."""
+    fitting = [
+        record
+        for record in records
+        if record.workspace_bytes is not None and record.workspace_bytes <= limit_bytes
+    ]
     set_ups: dict[str, list[float]] = {}
-    for record in records:
+    for record in fitting:  # what was measured under a larger limit changes nothing here
         if record.setup is not None:
             set_ups.setdefault(record.trial.algorithm, []).append(record.setup.estimate.median)
     candidates = [
@@ -291,10 +296,8 @@ def _profile(
             record.workspace_bytes,
             statistics.median(set_ups.get(record.trial.algorithm, [0.0])),
         )
-        for record in records
-        if record.times is not None
-        and record.workspace_bytes is not None
-        and record.workspace_bytes <= limit_bytes
+        for record in fitting
+        if record.times is not None and record.workspace_bytes is not None
     ]
     refusals = [record.refusal for record in records if record.refusal is not None]
     return Profile(problem, environment, tuple(candidates), tuple(refusals))

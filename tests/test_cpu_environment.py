@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from mucudnn.algorithms.workers import worker_scheme
+from mucudnn.backends.cpu import environment
 from mucudnn.backends.cpu.environment import present_environment
 
 
@@ -28,6 +30,31 @@ def test_the_environment_of_several_threads_has_the_scheme_of_workers() -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_the_environment_of_one_thread_has_no_workers() -> None:
     assert "workers" not in present_environment().policy
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_DEFAULT_FPMATH_MODE", "MALLOC_TOP_PAD_"])
+def test_what_libraries_are_told_by_variables_is_in_the_environment(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = present_environment()
+    monkeypatch.setenv(name, "some")
+
+    assert name not in before.policy
+    assert before.differences(present_environment()) == [f"policy {name} was unset, is some"]
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"), [("max 100000\n", None), ("150000 100000\n", "150000 100000"), (None, None)]
+)
+def test_the_quota_of_a_container_is_in_the_environment(
+    text: str | None, quota: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cpu.max"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(environment, "_QUOTA", path)
+
+    assert present_environment().device.get("processor quota") == quota
 
 
 def test_a_forked_child_has_another_environment_since_it_has_another_scheme() -> None:

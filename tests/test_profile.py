@@ -107,9 +107,10 @@ def test_estimate_is_that_of_the_samples() -> None:
     assert measurement.estimate == Estimate(3.0, low=2.0, high=4.0, samples=6)
 
 
-def test_estimate_of_no_spans_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs at least one sample"):
-        _ = Measurement(()).estimate
+@pytest.mark.parametrize(("spans_ns", "calls"), [((), 1), ((5, 0), 1), ((5.0,), 1), ((5,), 0), ((5,), True)])
+def test_times_that_no_clock_has_shown_are_refused(spans_ns: tuple[Any, ...], calls: int) -> None:
+    with pytest.raises(ValueError, match="spans and calls that are whole numbers above 0, but got"):
+        Measurement(spans_ns, calls)
 
 
 def test_candidates_with_equal_fields_are_equal() -> None:

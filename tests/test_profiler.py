@@ -374,6 +374,20 @@ def test_what_another_process_wrote_first_is_what_both_plan_from() -> None:
     assert second.candidates == first.candidates
 
 
+def test_what_was_measured_under_a_larger_limit_changes_no_profile() -> None:
+    store = MemoryStore()
+    quick, slow = (
+        ScriptedBackend({"rival": Recipe(rate(0.5 * MS), sample_bytes=100, setup_ns=setup_ns)})
+        for setup_ns in (1 * MS, 9 * MS)
+    )
+    before = _profiler(quick, 100, store).profile(_problem())
+    larger = _profiler(slow, 800, store).profile(_problem())
+
+    assert {round(each.setup_s, 9) for each in before.candidates} == {0.001}
+    assert {round(each.setup_s, 9) for each in larger.candidates} == {0.009}  # the median of 1, 9, 9 and 9
+    assert _profiler(quick, 100, store).profile(_problem()).candidates == before.candidates
+
+
 @pytest.mark.parametrize("what", ["profile", "compare", "compare_calls"])
 def test_what_another_process_measured_while_this_one_waited_is_not_measured_again(what: str) -> None:
     store = MemoryStore()

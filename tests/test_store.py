@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import json
+import math
 import os
 import pickle
 import re
@@ -19,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from mucudnn.errors import StoreError, StoreWarning
-from mucudnn.profile import Measurement
-from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, open_store, schema
+from mucudnn.profile import Measurement, Record, Trial
+from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, open_store, schema, sqlite
 from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as released
 from tests.examples import a_record, a_trial, an_environment, copy_in_a_write
@@ -454,6 +455,47 @@ def test_a_read_only_store_refuses_what_is_new(tmp_path: Path) -> None:
 
     with SqliteStore(path, read_only=True) as store, pytest.raises(StoreError, match="readonly database"):
         store.add_records(an_environment(), [a_record()])
+
+
+@pytest.mark.parametrize("lock", ["IMMEDIATE", "EXCLUSIVE"])
+def test_a_file_that_somebody_else_keeps_locked_does_not_end_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_S", 0.05)
+    path, new = _filled(tmp_path / "profiles.sqlite3"), a_trial("new")
+
+    def look_and_add(store: Store) -> dict[Trial, Record]:
+        known = store.records(an_environment(), [new])  # which a writer that has not begun to write allows
+        store.add_records(an_environment(), [a_record(new)])
+        return known
+
+    with open_store(path) as store, contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"BEGIN {lock}")
+
+        with pytest.warns(StoreWarning, match="not kept: .* database is locked"):
+            known = look_and_add(store)
+
+        assert known == {}
+        assert store.records(an_environment(), [new]) == {new: a_record(new)}
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"spans_ns": [], "calls": 1, "converged": True},
+        {"spans_ns": [5, 0], "calls": 1, "converged": True},
+        {"spans_ns": [5, math.nan], "calls": 1, "converged": True},
+        {"spans_ns": ["5"], "calls": 1, "converged": True},
+        {"spans_ns": [5], "calls": 0, "converged": True},
+    ],
+)
+def test_times_that_no_clock_has_shown_are_damage(tmp_path: Path, times: dict[str, object]) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE records SET times = ?", (json.dumps(times),))
+
+    with open_store(path) as store, pytest.raises(StoreError, match="is damaged, a row cannot be read"):
+        store.records(an_environment(), [a_trial("cpu:0")])
 
 
 def test_raw_spans_are_kept_in_order(tmp_path: Path) -> None:

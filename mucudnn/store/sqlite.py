@@ -23,10 +23,13 @@ PACKED = ".gz"
 
 _BUSY_TIMEOUT_S = 30.0
 _UNUSABLE = {
+    sqlite3.SQLITE_BUSY,  # somebody else has held it for all that time
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_PROTOCOL,
     sqlite3.SQLITE_READONLY,
 }
 _ENVIRONMENT = "(SELECT id FROM environments WHERE key = ?)"

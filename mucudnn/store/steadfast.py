@@ -1,10 +1,10 @@
-"""A store in a file, and in memory from the moment at which the file can be written no more."""
+"""A store in a file, and in memory from the moment at which the file can be used no more."""
 
 import contextlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from mucudnn.errors import StoreWarning, warn_user
 from mucudnn.problem import ConvProblem
@@ -13,9 +13,11 @@ from mucudnn.store.base import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore, UnusableFileError
 
+Result = TypeVar("Result")
+
 
 class SteadfastStore:
-    """Keeps what it can in a file; where a disk is full, say, a warning tells, and tuning goes on.
+    """Keeps what it can in a file; where a disk is full, or a file stays locked, it warns and goes on.
 
     Attributes:
         path: of the file, absolute.
@@ -45,45 +47,45 @@ class SteadfastStore:
 
     def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:
         """Return the records of those `trials` that are known in `environment`, in the order of `trials`."""
-        return self._store.records(environment, trials)
+        wanted = list(trials)
+        return self._used(lambda store: store.records(environment, wanted))
 
     def add_records(self, environment: Environment, records: Iterable[Record]) -> None:
         """Keep all `records`, as far as what is there gives way."""
         added = list(records)
-        try:
-            self._store.add_records(environment, added)
-        except UnusableFileError as error:
-            self._go_on_in_memory(error).add_records(environment, added)
+        self._used(lambda store: store.add_records(environment, added))
 
     def comparison(
         self, environment: Environment, problem: ConvProblem, keys: Iterable[str]
     ) -> Comparison | None:
         """Return the comparison of exactly the divisions `keys`, in any order; None if there is none."""
-        return self._store.comparison(environment, problem, keys)
+        wanted = list(keys)
+        return self._used(lambda store: store.comparison(environment, problem, wanted))
 
     def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
         """Keep `comparison`, unless the same divisions have been compared."""
-        try:
-            self._store.add_comparison(environment, comparison)
-        except UnusableFileError as error:
-            self._go_on_in_memory(error).add_comparison(environment, comparison)
+        self._used(lambda store: store.add_comparison(environment, comparison))
 
     def forget(self, environment: Environment, problems: Iterable[ConvProblem]) -> None:
         """Remove all records and comparisons of these `problems` in `environment`."""
         forgotten = list(problems)
-        try:
-            self._store.forget(environment, forgotten)
-        except UnusableFileError as error:
-            self._go_on_in_memory(error).forget(environment, forgotten)
+        self._used(lambda store: store.forget(environment, forgotten))
 
     def count(self) -> int:
         """Return the number of records, of all environments together."""
-        return self._store.count()
+        return self._used(lambda store: store.count())
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+    def _used(self, use: Callable[[Store], Result]) -> Result:
+        """Return what comes of using the file or, where that cannot be used now, what is in its place."""
+        try:
+            return use(self._store)
+        except UnusableFileError as error:
+            return use(self._go_on_in_memory(error))
 
     def _go_on_in_memory(self, error: UnusableFileError) -> Store:
         """Return a store in memory that holds what the file holds, and stands for it from now on."""

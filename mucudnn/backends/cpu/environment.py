@@ -12,8 +12,25 @@ from mucudnn.algorithms.scripts import interpreter
 from mucudnn.algorithms.workers import worker_scheme
 from mucudnn.profile import Environment
 
-_THREAD_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "KMP_BLOCKTIME", "OMP_DYNAMIC")
-_ALLOCATOR_VARIABLES = ("LD_PRELOAD", "THP_MEM_ALLOC_ENABLE", "GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_")
+_THREAD_VARIABLES = (
+    "GOMP_SPINCOUNT",
+    "OMP_WAIT_POLICY",
+    "OMP_PROC_BIND",
+    "KMP_BLOCKTIME",
+    "KMP_AFFINITY",
+    "OMP_DYNAMIC",
+)
+_ALLOCATOR_VARIABLES = (
+    "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE", "GLIBC_TUNABLES",
+    "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_",
+)  # fmt: skip
+_LIBRARY_VARIABLES = (
+    "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE",
+    "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR",
+)  # fmt: skip
+"""With which oneDNN and MKL are told which instructions, and how many digits, they may use."""
+_VARIABLES = (*_THREAD_VARIABLES, *_ALLOCATOR_VARIABLES, *_LIBRARY_VARIABLES)
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def present_environment() -> Environment:
@@ -45,6 +62,7 @@ def _device() -> dict[str, str]:
         "machine": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "processors": str(_usable_processors()),
+        **_quota(),
         **{name: facts[name] for name in names if name in facts},
     }
 
@@ -61,6 +79,15 @@ def _processor_facts() -> dict[str, str]:
 
 def _usable_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _quota() -> dict[str, str]:
+    """Microseconds of processors that a container may take in each period, and the period, if it is bound."""
+    try:
+        text = _QUOTA.read_text(encoding="ascii").strip()
+    except OSError:
+        return {}
+    return {} if text.startswith("max") else {"processor quota": text}
 
 
 def _software() -> dict[str, str]:
@@ -88,11 +115,7 @@ def _policy() -> dict[str, str]:
         "fp32 convolution": fp32_precision("conv"),
         "fp32 product": fp32_precision("matmul"),
         "flush denormals": str(_flushes_denormals()),
-        **{
-            name: os.environ[name]
-            for name in (*_THREAD_VARIABLES, *_ALLOCATOR_VARIABLES)
-            if name in os.environ
-        },
+        **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 
 
