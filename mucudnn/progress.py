@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Protocol, TextIO
 
 from rich.console import Console
@@ -95,6 +95,33 @@ class Lines:
     def _tell(self, text: str) -> None:
         self._stream.write(f"mucudnn: {text}\n")
         self._stream.flush()
+
+
+class Work:
+    """Work made of steps, each of which is done once, however often it is met.
+
+    Args:
+        progress: who is told.
+        steps: what the steps take, in one unit.
+    """
+
+    def __init__(self, progress: Progress, steps: Mapping[Hashable, float]) -> None:
+        self._progress = progress
+        self._left = dict(steps)
+        self._done = 0.0
+        progress.begin(sum(steps.values()))
+
+    def at(self, what: str) -> None:
+        """Tell what is being done now."""
+        self._progress.at(what, self._done)
+
+    def finish(self, *steps: Hashable) -> None:
+        """Count some steps as done, unless they were."""
+        self._done += sum(self._left.pop(step, 0.0) for step in steps)
+
+    def end(self, measured: int) -> None:
+        """Tell that all is done."""
+        self._progress.end(measured)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mucudnn.progress import Bar, Lines, Silence, progress_for
+from mucudnn.progress import Bar, Lines, Silence, Work, progress_for
 
 
 class Terminal(io.StringIO):
@@ -75,3 +75,32 @@ def test_a_listener_of_the_users_own_is_told() -> None:
 
     with progress_for(own) as shown:
         assert shown is own
+
+
+class Noting:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, float]] = []
+
+    def begin(self, work: float) -> None:
+        self.told.append(("begin", work))
+
+    def at(self, what: str, done: float) -> None:
+        self.told.append((what, done))
+
+    def end(self, measured: int) -> None:
+        self.told.append(("end", measured))
+
+
+def test_a_step_counts_once_however_often_it_is_met() -> None:
+    noting = Noting()
+    work = Work(noting, {"a": 1.0, "b": 2.0, "c": 4.0})
+
+    work.finish("a")
+    work.at("b")
+    work.finish("b", "a", "unknown")
+    work.at("c")
+    work.end(5)
+
+    assert noting.told == [("begin", 7.0), ("b", 1.0), ("c", 3.0), ("end", 5)]

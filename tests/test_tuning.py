@@ -531,6 +531,20 @@ def test_waiting_for_somebody_else_is_told() -> None:
     assert list(done) == sorted(done)
 
 
+@pytest.mark.parametrize("mode", Mode)
+def test_when_all_is_done_nothing_of_the_work_is_left(mode: Mode) -> None:
+    layers = [nn.Conv2d(4, 4, 3, padding=1) for _ in range(3)] + [nn.Conv2d(4, 3, 1)]
+    extraction, listener = extract(nn.Sequential(*layers), a_batch(channels=4)), Listener()
+    backend = ScriptedBackend({"rival": Recipe(rate(0.5 * MS), 100)})
+    profiler = Profiler(LiveMeasurer(backend), MemoryStore(), 2**20, Policy.UNDIVIDED)
+    tuning = Tuning(profiler, mode, extraction, listener)
+
+    tuning.plan()
+    tuning._work.at("the end")
+
+    assert listener.steps[-1] == ("the end", pytest.approx(listener.work))
+
+
 def test_what_was_called_as_in_a_model_is_not_called_again() -> None:
     backend, store = QuickTogether({"rival": Recipe(rate(0.5 * MS))}), MemoryStore()
     _tuned(backend, _one_convolution(), store=store)
