@@ -30,7 +30,8 @@ class SiteCall:
         variant: 0 for the first shape that the module meets, 1 for the second, and so on.
         problem: of the forward pass: fprop, or dgrad of a transposed convolution.
         ops: which of the three are to be tuned, by the problem's names.
-        needed: which the model computes; none stands for those that are tuned.
+        needed: which the model computes; none stands for those that are tuned. In eval mode, unless ops are
+            asked for, that is the forward pass alone, whatever records gradients.
     """
 
     path: str
@@ -92,12 +93,13 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         OptionError: `ops` is none of the choices.
     """
     wanted = wanted_ops(ops, is_training=model.training)
+    is_inference = ops == "auto" and not model.training
     arguments = CallArguments.of(sample)
     _make_parameters(model, arguments)
     modules = convolutions(model)
     refused = {path: undividable(module) for path, module in modules.items()}
     recorders = {
-        path: _Recorder(module, kind, wanted)
+        path: _Recorder(module, kind, wanted, is_inference=is_inference)
         for path, module in modules.items()
         if refused[path] is None and (kind := kind_of(module)) is not None
     }
@@ -181,7 +183,9 @@ class _Functions(TorchFunctionMode):
 class _Recorder:
     """Stands in for the method of a module that computes its convolution, and notes what it is asked for."""
 
-    def __init__(self, module: nn.Module, kind: Kind, wanted: frozenset[ConvOp]) -> None:
+    def __init__(
+        self, module: nn.Module, kind: Kind, wanted: frozenset[ConvOp], *, is_inference: bool
+    ) -> None:
         self.module = module
         self.kind = kind
         self.calls: dict[ConvProblem, tuple[ConvOp, ...]] = {}
@@ -189,6 +193,7 @@ class _Recorder:
         self.turn = 0
         self._obstacle: str | None = "the sample does not reach its convolution"
         self._wanted = wanted
+        self._is_inference = is_inference
 
     def start(self, turns: Iterator[int]) -> None:
         self._next_turn = turns
@@ -229,8 +234,8 @@ class _Recorder:
             self.turn = next(self._next_turn)
         needs = {
             ConvOp.FPROP: True,
-            ConvOp.DGRAD: call.image.requires_grad,
-            ConvOp.WGRAD: call.weight.requires_grad,
+            ConvOp.DGRAD: call.image.requires_grad and not self._is_inference,
+            ConvOp.WGRAD: call.weight.requires_grad and not self._is_inference,
         }
         needed = {role for role, is_needed in needs.items() if is_needed}
         for known, roles in ((self.needed, needed), (self.calls, needed & self._wanted)):

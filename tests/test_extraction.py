@@ -158,6 +158,20 @@ def test_frozen_weights_have_no_gradient() -> None:
     assert _ops(extract(model, a_batch()))["3"] == (ConvOp.FPROP, ConvOp.DGRAD)
 
 
+@pytest.mark.parametrize(
+    ("ops", "is_training", "computed"),
+    [("auto", False, 1), ("auto", True, 3), ("fprop", False, 3), ("fprop", True, 3)],
+)
+def test_in_eval_mode_a_model_computes_its_forward_pass_unless_ops_are_asked_for(
+    ops: str, is_training: bool, computed: int
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)).train(is_training)
+
+    call = extract(model, a_batch(), ops).calls[-1]
+
+    assert call.computed == tuple(ConvOp)[:computed]
+
+
 def test_behind_a_frozen_beginning_no_input_gradient_is_needed() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3).requires_grad_(requires_grad=False), nn.Conv2d(4, 4, 3))
 
