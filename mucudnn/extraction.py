@@ -13,7 +13,13 @@ from torch.overrides import TorchFunctionMode
 from mucudnn.calls import FUNCTIONS, as_autocast, autocast_dtype, obstacle, op_of, problem_of
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
 from mucudnn.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
-from mucudnn.passes import CallArguments, make_parameters, run_in_earnest, run_without_arithmetic
+from mucudnn.passes import (
+    CallArguments,
+    make_parameters,
+    others_waiting,
+    run_in_earnest,
+    run_without_arithmetic,
+)
 from mucudnn.problem import ConvOp, ConvProblem
 
 __all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
@@ -104,7 +110,7 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         if refused[path] is None and (kind := kind_of(module)) is not None
     }
     functions = _Functions(model)
-    with functions:
+    with others_waiting(model), functions:
         _run(model, recorders, arguments)
     reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
     order = sorted(recorders.items(), key=lambda named: named[1].turn)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -52,6 +53,31 @@ class CallArguments:
         if isinstance(sample, tuple | list):
             return cls(tuple(sample), {})
         return cls((sample,), {})
+
+
+@contextlib.contextmanager
+def others_waiting(model: nn.Module) -> Iterator[None]:
+    """Have other threads that call the model meanwhile wait before they enter it.
+
+    It computes with stand-ins now, which would come out as their results. Who is inside already is not kept
+    from anything, nor who calls a module of it. A model that `compile` has compiled has no door to wait at.
+    """
+    if getattr(model, "_compiled_call_impl", None) is not None or isinstance(model, torch.jit.ScriptModule):
+        yield
+        return
+    here, busy = threading.get_ident(), threading.Lock()
+
+    def wait(_module: nn.Module, _args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != here:
+            with busy:
+                pass
+
+    with busy:
+        handle = model.register_forward_pre_hook(wait, prepend=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
 
 def run_without_arithmetic(
@@ -238,5 +264,6 @@ def _left_as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def _replace(present: MutableMapping[str, Any], former: Mapping[str, Any]) -> None:
-    present.clear()
+    if [*present] != [*former]:  # the order counts; as it is, other threads never see an empty module
+        present.clear()
     present.update(former)

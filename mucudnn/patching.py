@@ -83,6 +83,11 @@ def arm(model: nn.Module, first_call: FirstCall) -> nn.Module:
     return model
 
 
+def is_armed(model: nn.Module) -> bool:
+    """Return whether `model` waits for its first call."""
+    return _ARMED in model.__dict__
+
+
 def restore(model: nn.Module) -> nn.Module:
     """Take all patches off `model`, in place, and return it; nothing is left behind.
 
@@ -115,7 +120,7 @@ def plan_of(model: nn.Module) -> Plan:
     """
     check_is_module(model)
     plan = model.__dict__.get(_PLAN)
-    if _ARMED in model.__dict__:
+    if is_armed(model):
         raise PlanError("The model must have been called to be tuned, but it still waits for its first call.")
     if not isinstance(plan, Plan):
         raise PlanError("The model must have been patched by optimize or apply, but it runs no plan.")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -132,6 +133,8 @@ def tune(
 ) -> Plan:
     """Return the plan for `model` on `sample`; the model is left untouched. For the rest see `optimize`.
 
+    While the model is examined, at the beginning, other threads that call it wait; none should be inside it.
+
     With the backend "replay:FILE" a store that was filled elsewhere answers for the machine that filled it,
     wherever the model lies; "replay:FILE#2" takes the second environment of several. All algorithms that were
     recorded are tried, whatever `search` says, and `store` is neither read nor written. The evidence of
@@ -200,27 +203,43 @@ class _FirstCall:
     """What an armed model does on its first call: tune on its arguments and be patched.
 
     Where the call has nothing to tune, the model is disarmed, with a warning, and runs as before. Where
-    tuning fails the model stays armed; arguments that the model rejects are left to its own error.
+    tuning fails the model stays armed; arguments that the model rejects are left to its own error. Other
+    threads that call the model meanwhile wait, and find it patched.
     """
 
     def __init__(self, settings: Settings, learn: Learner | None) -> None:
         self._settings = settings
         self._learn = learn
+        self._turn = threading.RLock()
+        self._is_tuning = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep all but the lock."""
+        return {"_settings": self._settings, "_learn": self._learn}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_settings"], state["_learn"])  # type: ignore[misc]  # a copy begins anew
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        patching.restore(model)
+        with self._turn:
+            if self._is_tuning or not patching.is_armed(model):
+                return  # the call is one of those with which it is examined, or waited until it was tuned
+            self._is_tuning = True
+            try:
+                self._tune(model, CallArguments(args, kwargs))
+            finally:
+                self._is_tuning = False
+
+    def _tune(self, model: nn.Module, sample: CallArguments) -> None:
         try:
-            plan = _plan(model, CallArguments(args, kwargs), self._settings)
+            plan = _plan(model, sample, self._settings)
         except NothingToTuneError as error:
+            patching.restore(model)
             warn_user(f"The model runs as before, untuned. {error}", UntunedWarning)
-            return
         except SampleError:
-            patching.arm(model, self)
-            return
-        except BaseException:
-            patching.arm(model, self)
-            raise
-        patching.patch(model, plan, self._learn)
+            pass  # the model says so itself, right after this
+        else:
+            patching.patch(model, plan, self._learn)
 
 
 @contextlib.contextmanager

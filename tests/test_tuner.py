@@ -1,11 +1,13 @@
 """From a model and a limit to a patched model, on this machine."""
 
+import contextlib
 import copy
 import math
 import pickle
 import sqlite3
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -279,6 +281,54 @@ def test_a_model_that_is_armed_with_an_open_store_can_be_copied(
         mucudnn.tune(a_chain(), a_batch(), LIMIT, store=store, progress=listener)
     assert len(plan_of(copied).sites) == 5
     assert listener.measured == 0
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_threads_that_call_an_armed_model_at_once_wait_until_it_is_tuned(known: Path) -> None:
+    model = a_chain()
+    expected = copy.deepcopy(model)(a_batch())
+    listener, begun = Listener(), threading.Barrier(4)
+    mucudnn.optimize(model, LIMIT, store=known, progress=listener)
+
+    def call() -> Tensor:
+        begun.wait()
+        return model(a_batch())
+
+    with ThreadPoolExecutor(4) as pool:
+        results = [future.result() for future in [pool.submit(call) for _ in range(4)]]
+
+    assert [type(result) for result in results] == [Tensor] * 4
+    for result in results:
+        torch.testing.assert_close(result, expected)
+    assert sum(what.startswith("profiling") for what, _ in listener.steps) == 5  # by one of them
+    plan_of(model)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_whoever_calls_a_model_while_it_is_examined_waits(known: Path) -> None:
+    class Slow(nn.Conv2d):
+        def forward(self, image: Tensor) -> Tensor:
+            if is_examined := threading.current_thread() is threading.main_thread():
+                inside.set()
+                time.sleep(0.2)
+            order.append("examined" if is_examined else "served")
+            return super().forward(image)
+
+    inside, order = threading.Event(), []
+    model = nn.Sequential(Slow(3, 4, 3)).eval()
+
+    def serve() -> Tensor:
+        assert inside.wait(60)
+        return model(a_batch())
+
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serve)
+        with contextlib.suppress(NothingToTuneError):  # the class computes something of its own
+            mucudnn.tune(model, a_batch(), LIMIT, store=known, progress=False)
+        assert type(served.result()) is Tensor
+
+    assert order == ["examined", "served"]
+    assert not model._forward_pre_hooks
 
 
 def test_restore_disarms_and_leaves_nothing_behind() -> None:
