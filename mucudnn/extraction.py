@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import threading
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Self
 
@@ -23,6 +24,8 @@ from mucudnn.passes import (
 from mucudnn.problem import ConvOp, ConvProblem
 
 __all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
+
+_HOOKS_OF_A_COMPILED_MODEL = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 _AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
 
@@ -110,7 +113,8 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         if refused[path] is None and (kind := kind_of(module)) is not None
     }
     functions = _Functions(model)
-    with others_waiting(model), functions:
+    with others_waiting(model), functions, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _HOOKS_OF_A_COMPILED_MODEL)  # these are ours, and soon gone
         _run(model, recorders, arguments)
     reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
     order = sorted(recorders.items(), key=lambda named: named[1].turn)

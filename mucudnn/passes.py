@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
@@ -95,6 +96,7 @@ def run_without_arithmetic(
         under: a context for the model alone, such as a dispatcher, which sees stand-ins only.
     """
     with (
+        _quietly(),
         _left_as_it_was(model),
         torch.random.fork_rng(devices=[]),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
@@ -109,6 +111,17 @@ def run_without_arithmetic(
         )
         with torch.set_grad_enabled(model.training or torch.is_grad_enabled()), _StridesAsComputed(), under:
             functional_call(model, fakes, args, kwargs)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Have PyTorch log nothing of what stand-ins cannot compute: whoever runs it says what is wrong."""
+    log = logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 _ATEN = torch.ops.aten

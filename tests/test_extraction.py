@@ -1,7 +1,9 @@
 """What is found of a model's convolutions, and that the model does not notice."""
 
+import logging
 import operator
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -303,6 +305,26 @@ def test_a_sample_may_be_arguments_by_position_or_by_name(kind: str) -> None:
     sample = _samples()[kind](a_batch(5), torch.tensor(2.0))
 
     assert extract(Scaled(), sample).calls[0].problem.batch == 5
+
+
+def test_a_model_that_is_to_be_compiled_is_examined_without_a_warning() -> None:
+    compiled = torch.compile(nn.Sequential(nn.Conv2d(3, 4, 3)), backend="eager")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        extraction = extract(compiled, a_batch())
+
+    assert [call.path for call in extraction.calls] == ["_orig_mod.0"]
+
+
+def test_a_sample_of_the_wrong_size_is_told_by_us_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(7, 2))
+
+    with pytest.raises(SampleError, match="it raised RuntimeError"):
+        extract(model, a_batch())
+
+    assert caplog.records == []
+    assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
 
 
 def test_nothing_is_computed() -> None:
