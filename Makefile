@@ -70,7 +70,7 @@ gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes wit
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
 	@PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=20 150 $(GPU)/bin/python -m pytest \
-		-m gpu --require-gpu -v -o timeout=40 -o timeout_method=thread -o faulthandler_timeout=30 \
+		-m gpu --require-gpu -v -o timeout=40 -o timeout_method=signal -o faulthandler_timeout=30 \
 		-W default -W error::mucudnn.errors.BackendWarning $(GPU_TESTS); tests=$$?; \
 		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$tests
 

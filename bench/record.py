@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -39,6 +40,9 @@ COSTS = "costs.jsonl"
 
 _MOST_BYTES = 8 * 2**20
 """Of a packed recording that is shipped with the package."""
+
+_LEAST_TIME_S = 30.0
+"""With which a new process is begun after the device was lost."""
 
 _PACKING_S = 60.0
 """Between two packed recordings, so that a run that is killed leaves one."""
@@ -127,8 +131,8 @@ class Recorder:
             RuntimeError: something else has broken the device.
         """
         with recording(self._folder) as store:
-            for setting in settings:
-                for workload in workloads:
+            for workload in workloads:
+                for setting in settings:
                     with tf32(setting.allow_tf32):
                         self._record(workload, setting, store)
                     if time.monotonic() - self._packed_s > _PACKING_S:
@@ -288,8 +292,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     folder = options.output or folder_of(options.device)
     (folder / "plans").mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(folder, options.device, Watch(time.monotonic() + options.seconds))
-    status = 1
+    end_s = time.monotonic() + options.seconds
+    recorder = Recorder(folder, options.device, Watch(end_s))
+    status, is_lost = 1, False
     try:
         for workloads in lists:  # single layers when all networks are done, in all settings
             recorder.record(workloads, settings)
@@ -298,6 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TimeIsUpError as error:
         print(error)
         status = 0
+    except DeviceLostError as error:
+        print(f"bench.record: {error}", file=sys.stderr, flush=True)
+        is_lost = True
     except KeyboardInterrupt:
         print("bench.record: interrupted; the next run goes on.", file=sys.stderr)
         status = 130
@@ -305,7 +313,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench.record: {error} Run the same command again to go on.", file=sys.stderr)
     finally:
         _conclude(folder)
+    if is_lost:
+        _go_on_in_another_process(options, end_s - time.monotonic())
     return status
+
+
+def _go_on_in_another_process(options: argparse.Namespace, seconds: float) -> None:
+    """Become a process anew, for which the device works again, if there is time left; else return."""
+    if seconds < _LEAST_TIME_S:
+        return
+    print(f"Going on with a new process, {seconds:.0f} s left.", flush=True)
+    arguments = ["--device", str(options.device), "--seconds", str(seconds)]
+    arguments += ["--networks", *options.networks, "--settings", *options.settings]
+    arguments += [] if options.output is None else ["--output", str(options.output)]
+    os.execv(sys.executable, [sys.executable, "-m", "bench.record", *arguments])
 
 
 def _conclude(folder: Path) -> None:

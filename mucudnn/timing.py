@@ -36,6 +36,10 @@ _MOST_CALLS = 2**16
 """Most calls in a span, whatever the clock says: a clock that stands still ends here."""
 
 
+_MOST_SPANS_AT_ONCE = 8
+"""How many times as many calls as fill its span a call has to run in one, for rivals that are far shorter."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SamplingRule:
     """When sampling looks at its samples, and what satisfies it.
@@ -196,7 +200,8 @@ def compare_runs(
     the end; that of the base, whether all are.
 
     Args:
-        calls: by name, the base first; each span holds the same number of calls for all.
+        calls: by name, the base first; each span holds the same number of calls for all: as many as fill a
+            span of the shortest, unless that were more than eight spans of the longest.
         rule: when to look, and what suffices.
         clock: nanoseconds.
         seed: of the order within each round.
@@ -209,7 +214,8 @@ def compare_runs(
         return {}
     order = random.Random(seed)
     stopwatch = _Stopwatch(clock, before)
-    repeats = max(_calls_per_span(call, rule, stopwatch)[0] for call in calls.values())
+    fills = [_calls_per_span(call, rule, stopwatch)[0] for call in calls.values()]
+    repeats = min(max(fills), _MOST_SPANS_AT_ONCE * min(fills))
     runners = {name: _Runner(call, repeats) for name, call in calls.items()}
     base, *others = runners.values()
     for rounds in range(1, rule.looks[-1] + 1):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import available, install, program, results
+from bench.gpu.contest import in_time
 from bench.gpu.layers import MIDDLING
 from bench.gpu.sections import Deadline, Section, Task, attempted, run_section
 from bench.gpu.values import Answer, Timing, duration, jsonable
@@ -375,3 +376,22 @@ def test_what_is_there_in_another_version_is_installed() -> None:
 
 def test_torch_is_never_among_the_packages() -> None:
     assert "torch" not in install.REQUIRED | install.OPTIONAL
+
+
+@pytest.mark.parametrize(
+    ("once_ms", "chosen"),
+    [
+        ({"own": 5, "a": 1, "b": 30, "c": 31}, ["own", "a", "b"]),  # 30 ms may be more than ten times as slow
+        ({"own": 560, "a": 20, "b": 199, "c": 201}, ["own"]),  # whose rounds fill the time
+        ({"own": 20, "a": 20, "b": 199, "c": 201}, ["own", "a", "b"]),
+        ({"own": 20, "a": 100, "b": 150, "c": 180, "d": 190}, ["own", "a", "b", "c"]),
+        ({"a": 2, "b": 1}, ["b", "a"]),
+        ({}, []),
+    ],
+)
+def test_rounds_are_for_pytorchs_own_and_for_what_ends_in_time(
+    once_ms: dict[str, float], chosen: list[str]
+) -> None:
+    once_us = {name: 1000.0 * ms for name, ms in once_ms.items()}
+
+    assert in_time(once_us, "own") == chosen

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.gpu import steps
-from bench.gpu.step_rows import PairRow, StepRow, summary
+from bench.gpu.step_rows import PairRow, StepRow, summary, told
 from bench.gpu.step_ways import Way, step_of
 from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
 from bench.record import TimeIsUpError, Watch
@@ -172,6 +172,14 @@ def test_the_summary_tells_ways_and_pairs(found: list[StepRow | PairRow]) -> Non
     assert f"small 4x3x8x8, float32-nchw, {format_bytes(2**20)}" in text
     assert text.count("SAME") == 5
     assert text.count("in a graph") == 4
+
+
+def test_each_row_is_told_in_a_line_of_its_own(found: list[StepRow | PairRow]) -> None:
+    for row in found:
+        line = told(row)
+        assert line.startswith(f"small 4x3x8x8  float32-nchw  {row.way}  ")
+        assert "\n" not in line
+        assert ("x1.000 [" in line) == isinstance(row, PairRow)
 
 
 def test_every_voxel_has_a_class_where_every_voxel_is_scored() -> None:

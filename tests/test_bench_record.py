@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 
@@ -174,18 +175,35 @@ def test_a_recording_is_packed_now_and_then(folder: Path, monkeypatch: pytest.Mo
     assert (folder / record.PACKED).exists()
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered"),
-        StoreError("The disk is full."),
-    ],
-)
-def test_what_ends_a_run_is_told_and_what_there_is_is_packed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: Exception
+@pytest.mark.parametrize(("seconds", "goes_on"), [("1000", True), ("inf", True), ("5", False)])
+def test_when_the_device_is_lost_another_process_goes_on_if_there_is_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: str, goes_on: bool
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise failure
+        raise DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered")
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(Recorder, "_planned", fail)
+    monkeypatch.setattr(os, "execv", lambda _, command: started.append(command[3:]))
+    given = [*HERE, "--networks", "alexnet", "vgg16", "--output", str(tmp_path)]
+
+    status = record.main([*given, "--seconds", seconds])
+
+    assert status == 1
+    assert (tmp_path / record.PACKED).exists()
+    assert len(started) == goes_on
+    for command in started:
+        options, first = (vars(record._parser().parse_args(each)) for each in (command, given))
+        assert float(seconds) - 100 <= options.pop("seconds") <= float(seconds)
+        first.pop("seconds")
+        assert options == first
+
+
+def test_what_ends_a_run_is_told_and_what_there_is_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StoreError("The disk is full.")
 
     monkeypatch.setattr(Recorder, "_planned", fail)
 

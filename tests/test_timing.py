@@ -376,6 +376,16 @@ def test_spans_of_a_comparison_hold_as_many_calls_of_each() -> None:
     assert [one.calls for one in measured] == [64, 64]
 
 
+def test_spans_of_far_shorter_rivals_are_cut_for_the_sake_of_the_longest() -> None:
+    world = World()
+    calls = {"long": world.call("long", 5 * MS), "short": world.call("short", 0.02 * MS)}
+
+    measured = compare_runs(calls, SamplingRule(looks=(6,), precision=1, min_span_ns=3 * MS), world.clock)
+
+    assert [each.calls for each in measured.values()] == [8, 8]
+    assert measured["short"].estimate.median == pytest.approx(0.02e-3)
+
+
 def test_a_base_alone_is_timed_up_to_the_first_look() -> None:
     (base,) = _compared(World(), 2 * MS)
 

@@ -36,6 +36,13 @@ _LAUNCHABLE_US = 500.0
 _CONFIRMING = SamplingRule(looks=(10, 15, 20), precision=0.01)
 
 
+_SPANS = 18
+"""Of a call, warm-up counted in, until the last look."""
+
+_MOST_US = 10_000_000.0
+"""Of all spans of a problem's calls together; whatever is slower than those that fill it is timed once."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CandidateRow:
     """Candidates: PyTorch's own, up to 16 of cuDNN's list, in its order, and what cuDNN lacks.
@@ -154,6 +161,23 @@ class _Checked:
     failure: str | None
 
 
+def in_time(once_us: Mapping[str, float], own: str) -> list[str]:
+    """Return which calls are timed in rounds, the fastest first: PyTorch's own, and what is fast enough.
+
+    Args:
+        once_us: microseconds that each took once.
+        own: name of PyTorch's own.
+    """
+    bar = max(_SLOW_US, _SLOW_FACTOR * min(once_us.values(), default=0.0))
+    left_us = _MOST_US - _SPANS * once_us.get(own, 0.0)
+    chosen = [own] * (own in once_us)
+    for name in sorted(once_us.keys() - {own}, key=lambda name: (once_us[name], name)):
+        left_us -= _SPANS * once_us[name]
+        if once_us[name] <= bar and left_us >= 0:
+            chosen.append(name)
+    return chosen
+
+
 class Contest:
     """One problem with operands in place.
 
@@ -208,18 +232,13 @@ class Contest:
         return checked_in_parts(self._stand, name)
 
     def _times(self, checked: Mapping[str, _Checked]) -> tuple[dict[str, Timing], str | None]:
-        """Time what runs; what is hopelessly slow keeps the one time that was seen.
+        """Time what runs; what is hopelessly slow, or would take too long, keeps the one time that was seen.
 
         If one fails meanwhile, all keep theirs, and what it said is returned as well.
         """
         once = {name: each.once for name, each in checked.items() if each.once is not None}
-        fastest = min((each.median_us for each in once.values()), default=0.0)
-        bar = max(_SLOW_US, _SLOW_FACTOR * fastest)
-        calls = {
-            name: each.run.part
-            for name, each in checked.items()
-            if each.run is not None and once[name].median_us <= bar
-        }
+        chosen = in_time({name: each.median_us for name, each in once.items()}, self._own)
+        calls = {name: run.part for name in chosen if (run := checked[name].run) is not None}
         times, failure = attempted(self._ground, lambda: timed(self._backend, calls))
         return {**once, **(times or {})}, failure
 

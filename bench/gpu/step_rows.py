@@ -80,8 +80,7 @@ def summary(rows: Sequence[StepRow | PairRow]) -> str:
         if isinstance(row, StepRow):
             steps.setdefault(f"{title}, {format_bytes(row.limit_bytes)}", []).append(_cells(row))
         else:
-            interval = f"x{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]"
-            pairs.setdefault(title, []).append((row.way, row.base, interval, str(row.verdict)))
+            pairs.setdefault(title, []).append(_pair_cells(row))
     headings = ("way", "step", "95 %", "peak", "NVML", "losses off", "divided", "tuned", "paid back after")
     return "\n".join(
         [
@@ -90,6 +89,17 @@ def summary(rows: Sequence[StepRow | PairRow]) -> str:
             *table(("way", "against", "time", "verdict"), "<<>>", list(pairs.items())),
         ]
     )
+
+
+def told(row: StepRow | PairRow) -> str:
+    """Return a row in a line, to be printed as soon as it is known."""
+    if isinstance(row, StepRow):
+        return "  ".join([row.network, row.setting, *filter(None, _cells(row))])
+    return "  ".join([row.network, row.setting, *_pair_cells(row)])
+
+
+def _pair_cells(row: PairRow) -> tuple[str, ...]:
+    return (row.way, row.base, f"x{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]", str(row.verdict))
 
 
 def _cells(row: StepRow) -> tuple[str, ...]:

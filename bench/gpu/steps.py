@@ -22,7 +22,7 @@ from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
 from bench.gpu.sections import attempted, sentence
-from bench.gpu.step_rows import PairRow, StepRow, summary
+from bench.gpu.step_rows import PairRow, StepRow, summary, told
 from bench.gpu.step_ways import Step, Way, step_of
 from bench.gpu.values import Timing, jsonable
 from bench.record import TimeIsUpError, Watch, folder_of, recording, seconds_of
@@ -48,6 +48,9 @@ ROUNDS = SamplingRule(looks=(10, 15, 20, 30), precision=0.01)
 
 _WARM_STEPS = 3
 """Before a step is captured, or weighed."""
+
+_LEAST_LOSS = 1e-30
+"""By which differences are divided where a loss is nothing."""
 
 _LOSSES = 6
 """Steps whose losses are compared; those of a captured step are three eager ones and three replays."""
@@ -135,7 +138,7 @@ class Trial:
     def _with_losses(self, row: StepRow, losses: tuple[float, ...]) -> StepRow:
         self._losses = self._losses or losses
         pairs = zip(self._losses, losses, strict=True)
-        difference = max(abs(loss - base) / abs(base) for base, loss in pairs)
+        difference = max(abs(loss - base) / max(abs(base), _LEAST_LOSS) for base, loss in pairs)
         return dataclasses.replace(row, losses=losses, difference=difference)
 
     def _timed(
@@ -229,8 +232,8 @@ def run(
     is_well = True
     with (results / "steps.jsonl").open("a", encoding="utf-8") as file:
         try:
-            for setting in settings:
-                for workload in workloads:
+            for workload in workloads:
+                for setting in settings:
                     watch.check()
                     with ground.precision(setting.allow_tf32), ground.current():
                         _write(file.write, _header(ground))
@@ -240,7 +243,7 @@ def run(
                             is_well = is_well and not (isinstance(row, StepRow) and row.failure)
                             _write(file.write, row)
                             file.flush()
-                            print(summary([row]).splitlines()[-1], flush=True)
+                            print(told(row), flush=True)
         except TimeIsUpError as error:
             print(error, flush=True)
     return rows, is_well
@@ -299,6 +302,8 @@ def _compare(options: argparse.Namespace, networks: Sequence[Workload], settings
     ground = CardGround(options.device)
     results = options.output or Path("bench/results", slug(ground.name))
     recorded = options.recording or folder_of(ground.card.device)
+    if not recorded.is_dir():
+        print(f"There is no recording {recorded}: what is needed is measured first, and kept there.")
     for folder in (results, recorded):
         folder.mkdir(parents=True, exist_ok=True)
     rows, is_well = run(ground, networks, settings, options.limit, (recorded, results), watch)

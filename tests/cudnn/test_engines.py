@@ -1,5 +1,6 @@
 """What cuDNN 9.19 lists for a described H200, and what becomes of layouts, types, alignment and flags."""
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -44,6 +45,22 @@ def test_candidates_are_the_list_pruned_to_16(enumerator: Enumerator) -> None:
     assert len(candidates) == 16
     assert candidates[:6] == listed[:6]
     assert set(candidates) < set(listed)
+
+
+def test_what_is_compiled_at_run_time_is_measured_where_it_is_recommended_alone(
+    enumerator: Enumerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, *others, last = enumerator.listed(conv())[:8]
+    notes = ("RUNTIME_COMPILATION",)
+    recommended = dataclasses.replace(second, notes=notes, source=Source.A)
+    fallback = dataclasses.replace(last, notes=notes, source=Source.FALLBACK)
+    listed = (first, recommended, *others, fallback)
+    monkeypatch.setattr(enumerator, "listed", lambda *_: listed)
+
+    assert enumerator.candidates(conv()) == listed[:-1]
+    assert enumerator.candidates(conv(), Search.EXHAUSTIVE) == listed
+    listed = (fallback,)
+    assert enumerator.candidates(conv()) == listed  # better than nothing
 
 
 def test_an_unsupported_problem_has_no_engines(enumerator: Enumerator) -> None:

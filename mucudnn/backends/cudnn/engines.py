@@ -8,7 +8,9 @@ from mucudnn.backends.cudnn.configurations import (
     EngineConfiguration,
     Knobs,
     Rules,
+    Source,
 )
+from mucudnn.backends.cudnn.constants import BehaviourNote
 from mucudnn.backends.cudnn.descriptors import Descriptor
 from mucudnn.backends.cudnn.devices import DeviceDescription
 from mucudnn.backends.cudnn.graph import operation_graph, unsupported
@@ -59,11 +61,16 @@ class Enumerator:
     ) -> tuple[EngineConfiguration, ...]:
         """Return what is worth measuring: at most 16 of the list, but all if the search is exhaustive.
 
+        An engine that is compiled at run time, which takes a second for each size, is worth it where cuDNN
+        recommends it, and not as a fallback beside others.
+
         Raises:
             BackendError: as for `listed`.
         """
         listed = self.listed(problem, search)
-        return listed if search is Search.EXHAUSTIVE else prune(listed)
+        if search is Search.EXHAUSTIVE:
+            return listed
+        return prune([each for each in listed if not _is_compiled_fallback(each)] or listed)
 
     def configuration(self, problem: ConvProblem, engine: int, knobs: Knobs) -> EngineConfiguration | None:
         """Return an engine with these knobs, without a list; None if it is not supported or permitted here.
@@ -129,6 +136,11 @@ def accumulates_by_beta(problem: ConvProblem) -> bool:
     A 16-bit dw does not: it would be rounded at every part.
     """
     return problem.op is ConvOp.WGRAD and problem.dtype in ("float32", "float64")
+
+
+def _is_compiled_fallback(configuration: EngineConfiguration) -> bool:
+    is_compiled = BehaviourNote.RUNTIME_COMPILATION.name in configuration.notes
+    return is_compiled and configuration.source is Source.FALLBACK
 
 
 def _found(offers: Offers, search: Search) -> tuple[Offer, ...]:
