@@ -369,6 +369,28 @@ def test_closing_ends_the_child_and_a_closed_meter_starts_another() -> None:
     assert not _runs(second)
 
 
+def test_a_child_without_work_ends_and_the_next_job_has_another() -> None:
+    with FootprintMeter(idle_s=0.5) as meter:
+        first = _pid(meter)
+        assert meter._child is not None
+        assert meter._child._process.wait(60) == 0
+
+        assert _runs(second := _pid(meter))
+
+    assert first != second
+
+
+def test_a_child_that_is_about_to_end_gets_no_job() -> None:
+    with FootprintMeter(idle_s=60) as meter:
+        first = _pid(meter)
+        assert meter._child is not None
+        assert _pid(meter) == first
+        meter._child._heard_s -= 31
+
+        assert _pid(meter) != first
+        assert not _runs(first)
+
+
 def test_a_meter_without_work_starts_no_process() -> None:
     with FootprintMeter() as meter:
         meter.close()

@@ -44,6 +44,9 @@ _FLAGS = (
 )
 """Attributes of torch that decide which code computes."""
 
+_IDLE_S = 60.0
+"""Seconds without a job after which a child, which holds some 0.3 GB, ends."""
+
 _START_TIMEOUT_S = 120.0
 """Seconds after which a child that has not greeted is taken for stuck; it takes about two."""
 
@@ -67,25 +70,28 @@ class Footprint:
 class FootprintMeter:
     """Weighs jobs one at a time in a child process, in which the kernel holds them to a limit.
 
-    The child starts with the first job (about two seconds) and is started anew if it dies.
+    The child starts with the first job (about two seconds), ends when it has had none for a minute, and is
+    started anew when it is gone.
     What is measured, and how, stands in `footprint_child`. All methods may be called from any thread. A
     process forked from this one gets a child of its own. Nothing is left behind when the meter is closed,
     collected or the interpreter ends.
 
     Args:
         timeout_s: seconds after which a job is taken for stuck, and its child killed.
+        idle_s: seconds without a job after which the child ends.
 
     Raises:
         BackendError: the system is not Linux: nothing else here caps memory and tells its peak.
     """
 
-    def __init__(self, timeout_s: float = 600.0) -> None:
+    def __init__(self, timeout_s: float = 600.0, idle_s: float = _IDLE_S) -> None:
         if not sys.platform.startswith("linux"):
             raise BackendError(
                 f"Workspaces can be measured on Linux only, but this is {sys.platform}: its kernel neither "
                 "caps a process's memory nor tells the peak of it."
             )
         self._timeout_s = timeout_s
+        self._idle_s = idle_s
         self._lock = threading.Lock()
         self._child: _Child | None = None
 
@@ -125,9 +131,9 @@ class FootprintMeter:
 
     def _ask(self, job: Job, request: Mapping[str, object]) -> Footprint:
         try:
-            if self._child is None or not self._child.is_alive:
+            if self._child is None or not self._child.is_ready:
                 self._drop_child()
-                self._child = _Child()
+                self._child = _Child(self._idle_s)
             reply = self._child.ask(request, self._timeout_s)
         except _ChildDiedError as death:
             self._drop_child()
@@ -185,10 +191,11 @@ class _ChildDiedError(Exception):
 class _Child:
     """The process that runs the jobs, and the two pipes to it: a JSON text a line, each way."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", CHILD_MODULE],
+            [sys.executable, "-P", "-m", CHILD_MODULE, str(idle_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -218,9 +225,9 @@ class _Child:
         return self._owner == os.getpid()
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it has not ended since the last job."""
-        return self._process.poll() is None
+    def is_ready(self) -> bool:
+        """Whether it has not ended since the last job, and is not about to for want of one."""
+        return self._process.poll() is None and time.monotonic() - self._heard_s < self._idle_s / 2
 
     def ask(self, request: Mapping[str, object], timeout_s: float) -> Mapping[str, object]:
         """Return the reply to `request`.
@@ -251,6 +258,7 @@ class _Child:
                 raise self._death(under_cap)
             self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
+        self._heard_s = time.monotonic()
         return cast("Mapping[str, object]", json.loads(line))
 
     def _death(self, under_cap: bool) -> _ChildDiedError:

@@ -35,6 +35,7 @@ import mmap
 import os
 import re
 import resource
+import select
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -91,12 +92,18 @@ class _OverLimitError(Exception):
 
 
 def main() -> None:
-    """Answer requests from standard input, one JSON text a line, until it ends."""
+    """Answer requests from standard input, one JSON text a line, until it ends or none comes for a while.
+
+    The one argument of the program says how many seconds that is.
+    """
+    idle_s = float(sys.argv[1])
     replies = _own_output()
     meter = _Scales()
     gc.disable()  # what a collection frees during a run would hide what the run takes
     _say(replies, {"failed": fault} if (fault := meter.fault()) else {"ready": True})
-    for line in sys.stdin:
+    asked = select.poll()
+    asked.register(sys.stdin, select.POLLIN)
+    while asked.poll(idle_s * 1000) and (line := sys.stdin.readline()):
         _say(replies, _answer(meter, json.loads(line), replies))
 
 
