@@ -19,6 +19,7 @@ MucudnnError
 UserWarning
 ├── StoreWarning                      what is measured now is not kept
 ├── ValuesWarning                     a model had to be run in earnest, because it looks at values
+├── BusyWarning                       others used the device while times were measured on it
 ├── BackendWarning                    a backend works, but not with all that it could offer
 └── UntunedWarning                    a shape or a state that was not tuned runs PyTorch's own convolution
 """
@@ -177,6 +178,10 @@ class ValuesWarning(UserWarning):
 
 class BackendWarning(UserWarning):
     """A backend works, but not with all that it could offer."""
+
+
+class BusyWarning(UserWarning):
+    """Others used the device while times were measured on it."""
 
 
 class UntunedWarning(UserWarning):

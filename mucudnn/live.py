@@ -95,6 +95,7 @@ class LiveMeasurer:
         self._profiling = _with_span(profiling, backend.least_span_ns)
         self._confirming = _with_span(confirming, backend.least_span_ns)
         self._clock = backend.clock if clock is None else clock
+        self._neighbours = backend.neighbours()
 
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
@@ -103,6 +104,10 @@ class LiveMeasurer:
     def alone(self, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
         """Return a context in which nobody else measures on this device."""
         return turn(turn_path(self.environment()), on_wait)
+
+    def complaint(self) -> str | None:
+        """Return what others did on the device while times were measured, if that may have moved them."""
+        return self._neighbours.complaint()
 
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
         """Return the ids of the backend's algorithms for `problem` in that role, PyTorch's own first."""
@@ -189,7 +194,7 @@ class LiveMeasurer:
                 for trial, each in zip(trials, (base, divisions), strict=True)
             }
             try:
-                with ran.failing_by_name():
+                with self._neighbours.watched(), ran.failing_by_name():
                     times = compare_runs(
                         calls, self._confirming, self._clock, before=stand.ordinary_operation
                     )
@@ -222,7 +227,7 @@ class LiveMeasurer:
         """Time finished divisions; whoever breaks is refused, and the others begin anew."""
         named = {trial.algorithm: call for trial, call in calls.items()}
         try:
-            with ran.failing_by_name():
+            with self._neighbours.watched(), ran.failing_by_name():
                 return compare_runs(named, self._confirming, self._clock, before=before), {}
         except _TrialError as error:
             failed = {error.trial: self._failed(records[error.trial], error.failure)}
@@ -334,7 +339,7 @@ class LiveMeasurer:
                 set_ups.setdefault(trial.algorithm, trial)
         for algorithm, trial in set_ups.items():
             entrants["setup", trial] = Entrant(ran.named(trial, runs[trial].setup), ("setup", algorithm), 0)
-        with ran.failing_by_name():
+        with self._neighbours.watched(), ran.failing_by_name():
             times = race(entrants, self._profiling, self._clock, before=before)
         measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
         return {

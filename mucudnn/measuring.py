@@ -107,6 +107,9 @@ class Measurer(Protocol):
             on_wait: called once if somebody does, before waiting for them.
         """
 
+    def complaint(self) -> str | None:
+        """Return what others did while it measured, in a sentence, if that may have moved the times."""
+
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
         """Return the ids of the algorithms to try, PyTorch's own first.
 

@@ -64,6 +64,10 @@ class Profiler:
         """Trials and divisions that were really run, so far."""
         return self._measurer.measured
 
+    def complaint(self) -> str | None:
+        """Return what others did while times were measured, if that may have moved them."""
+        return self._measurer.complaint()
+
     def forget(self, problems: Iterable[ConvProblem]) -> None:
         """Have the store forget what it knows here of mini-batches of `problems` and of their parts."""
         parts = {problem.part(size) for problem in problems for size in self.policy.sizes(problem.batch)}

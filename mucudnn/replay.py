@@ -68,6 +68,10 @@ class Replay:
         """Return a context that does nothing: whoever only reads disturbs nobody."""
         return contextlib.nullcontext()
 
+    def complaint(self) -> str | None:
+        """Return None: nothing is measured."""
+        return None
+
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:  # noqa: ARG002  # a recording has searched
         """Return the ids of the algorithms that were recorded, whatever was tried then, PyTorch's own first.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mucudnn.calls import problems_of
 from mucudnn.choices import Mode
 from mucudnn.division import Division
-from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
+from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import Extraction, SiteCall
 from mucudnn.functional import undivided
 from mucudnn.intervals import Verdict
@@ -26,6 +26,8 @@ from mucudnn.solvers import (
     solve_sharing,
 )
 from mucudnn.version import __version__
+
+_ADVICE = "again=True (mucudnn tune --again) measures anew, when the machine is idle."
 
 _PROFILING_SHARE = 6.0
 """How many times as long as a confirmation profiling takes: of a ResNet-18 on a processor, in batches of 16,
@@ -155,6 +157,9 @@ class Tuning:
         )
         plan.check()
         self._work.end(self._profiler.measured)
+        complaint = self._profiler.complaint()
+        if complaint is not None:
+            warn_user(f"{complaint} {_ADVICE}", BusyWarning)
         return plan
 
     def _steps(self, problems: Iterable[ConvProblem]) -> dict[Hashable, float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.own import own_convolution, recorded_convolution
 from mucudnn.backends import Job, PartKernel, PartSumKernel, Queue
-from mucudnn.backends.base import OnSlices, SumOnSlices
+from mucudnn.backends.base import Neighbours, NoNeighbours, OnSlices, SumOnSlices
 from mucudnn.choices import Search
 from mucudnn.execution import sum_dtype
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -108,6 +108,9 @@ class ScriptedBackend:
 
     def environment(self) -> Environment:
         return Environment(self.name, {"name": "made up"}, {"torch": torch.__version__}, {}, {"load": "0"})
+
+    def neighbours(self) -> Neighbours:
+        return NoNeighbours()
 
     def algorithms(
         self,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mucudnn.backends import Job
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
-from mucudnn.errors import InfeasibleError, UnmeasuredError, UntunedWarning
+from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.extraction import Extraction, extract
 from mucudnn.intervals import Verdict
 from mucudnn.live import LiveMeasurer
@@ -544,6 +544,19 @@ def test_when_all_is_done_nothing_of_the_work_is_left(mode: Mode) -> None:
     tuning._work.at("the end")
 
     assert listener.steps[-1] == ("the end", pytest.approx(listener.work))
+
+
+def test_a_busy_machine_is_told_of_with_what_helps() -> None:
+    class Complaining(LiveMeasurer):
+        def complaint(self) -> str | None:
+            return "Others took all."
+
+    profiler = Profiler(Complaining(ScriptedBackend({})), MemoryStore(), 2**20, Policy.UNDIVIDED)
+
+    with pytest.warns(
+        BusyWarning, match=r"^Others took all\. again=True \(mucudnn tune --again\) measures anew"
+    ):
+        Tuning(profiler, Mode.REUSE, _one_convolution(), Listener()).plan()
 
 
 def test_what_was_called_as_in_a_model_is_not_called_again() -> None:

@@ -14,6 +14,7 @@ The contract, tested on every backend by one suite:
 * What a library keeps for good for every thread or stream, as cuBLAS does, is no part of a workspace.
 """
 
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Hashable, Mapping
@@ -125,6 +126,28 @@ class SumOnSlices:
         self._kernel.add(image[here], gradient[here], into, first)
 
 
+class Neighbours(Protocol):
+    """Others who use a device while times are measured on it."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Return a context in which they are watched, and times measured."""
+
+    def complaint(self) -> str | None:
+        """Return what they took, in a sentence, if it may have moved the times."""
+
+
+class NoNeighbours:
+    """Nobody, or nobody who can be watched."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return contextlib.nullcontext()
+
+    def complaint(self) -> str | None:
+        """Return None."""
+        return None
+
+
 class Backend(Protocol):
     """One kind of device."""
 
@@ -173,6 +196,9 @@ class Backend(Protocol):
 
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
+
+    def neighbours(self) -> Neighbours:
+        """Return what watches others while times are measured, from now on."""
 
     def algorithms(
         self, problem: ConvProblem, search: Search = Search.HEURISTIC, whole: bool = True

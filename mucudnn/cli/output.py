@@ -10,9 +10,9 @@ from typing import IO, Any, TextIO
 
 import click
 
-from mucudnn.errors import BackendWarning, StoreWarning, ValuesWarning
+from mucudnn.errors import BackendWarning, BusyWarning, StoreWarning, ValuesWarning
 
-_OWN_WARNINGS = (BackendWarning, StoreWarning, ValuesWarning)
+_OWN_WARNINGS = (BackendWarning, BusyWarning, StoreWarning, ValuesWarning)
 
 
 class Failure(click.ClickException):

@@ -18,6 +18,7 @@ from mucudnn.algorithms.own import own_convolution, recorded_convolution, result
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
 from mucudnn.backends.cpu.environment import fp32_precision, present_environment, present_flags
 from mucudnn.backends.cpu.footprint import FootprintMeter
+from mucudnn.backends.cpu.neighbours import ProcessorNeighbours
 from mucudnn.backends.cpu.pages import release_pages
 from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
@@ -106,6 +107,10 @@ class CpuBackend:
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
         return present_environment()
+
+    def neighbours(self) -> ProcessorNeighbours:
+        """Return what watches who else computes on these processors."""
+        return ProcessorNeighbours()
 
     def algorithms(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mucudnn.algorithms.base import memory_format
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
-from mucudnn.backends.base import Job, PartKernel, PartSumKernel, Queue
+from mucudnn.backends.base import Job, NoNeighbours, PartKernel, PartSumKernel, Queue
 from mucudnn.backends.cudnn.card import Card, TorchCard
 from mucudnn.backends.cudnn.configurations import EngineConfiguration, is_id
 from mucudnn.backends.cudnn.engines import accumulates_by_beta
@@ -115,6 +115,10 @@ class CudnnBackend:
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
         return self._card.environment(None if self._workshop is None else self._workshop.version)
+
+    def neighbours(self) -> NoNeighbours:
+        """Return nobody: a card does not tell whose work took its time."""
+        return NoNeighbours()
 
     def algorithms(
         self,

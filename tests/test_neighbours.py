@@ -1,0 +1,119 @@
+"""Who else computes while times are measured."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mucudnn.backends.cpu import neighbours
+from mucudnn.backends.cpu.neighbours import ProcessorNeighbours
+
+HZ = os.sysconf("SC_CLK_TCK")
+
+
+class Machine:
+    """Four processors, of which this process may use the first two; all times in seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = self.own = 0.0
+        self.busy = [100.0, 200.0, 300.0, 400.0]
+        self._stat = folder / "stat"
+        self.neighbours = ProcessorNeighbours(self._stat, lambda: self.now, lambda: self.own)
+        self._write()
+
+    def _write(self) -> None:
+        lines = [f"cpu  {self._fields(sum(self.busy))}"]
+        lines += [f"cpu{number} {self._fields(busy)}" for number, busy in enumerate(self.busy)]
+        self._stat.write_text("\n".join([*lines, "intr 12345", ""]))
+
+    def _fields(self, busy_s: float) -> str:
+        """Half of it the user's, half stolen; idle and waiting time, and guests, are nobody's."""
+        half = round(busy_s * HZ / 2)
+        return f"{half} 0 0 {round(self.now * HZ)} 777777 0 0 {half} 888888 0"
+
+    def measure(self, seconds: float, own: float, others: tuple[float, float] = (0, 0)) -> None:
+        """Have so many seconds pass, in which this process and others take so much of the processors."""
+        with self.neighbours.watched():
+            self.now += seconds
+            self.own += own
+            self.busy = [
+                self.busy[0] + own + others[0],
+                self.busy[1] + others[1],
+                *(each + 99 for each in self.busy[2:]),
+            ]
+            self._write()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    return Machine(tmp_path)
+
+
+def on(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+
+def test_alone_there_is_nothing_to_complain_of(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, 2)
+    machine.measure(10, own=20)
+
+    assert machine.neighbours.complaint() is None
+
+
+def test_what_others_take_of_busy_processors_is_told(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 2)
+    machine.measure(10, own=5, others=(5, 2))
+
+    assert machine.neighbours.complaint() == (
+        "While times were measured, by 2 threads, others took 0.7 of the 2 processors that this process may "
+        "use, so they may be off."
+    )
+
+
+@pytest.mark.parametrize(("taken", "complains"), [(10.9, False), (11.1, True)])
+def test_a_processor_that_is_left_idle_is_theirs(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, taken: float, complains: bool
+) -> None:
+    on(monkeypatch, 1)
+    machine.measure(10, own=9, others=(taken - 10, 10))
+
+    assert (machine.neighbours.complaint() is not None) == complains
+
+
+def test_many_short_watches_add_up(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, 2)
+    for _ in range(9):
+        machine.measure(0.1, own=0.2, others=(0.05, 0))
+    before = machine.neighbours.complaint()
+    for _ in range(2):
+        machine.measure(0.1, own=0.2, others=(0.05, 0))
+
+    assert before is None  # too short to tell
+    assert "others took 0.5 of the 2" in str(machine.neighbours.complaint())
+
+
+def test_where_the_kernel_does_not_tell_nothing_is_said(tmp_path: Path) -> None:
+    clock = iter([0.0, 5.0])
+    silent = ProcessorNeighbours(tmp_path / "none", lambda: next(clock), lambda: 0.0)
+    with silent.watched():
+        pass
+
+    assert silent.complaint() is None
+
+
+def test_the_kernel_s_own_account_is_read() -> None:
+    seen = ProcessorNeighbours()
+    before = seen._others_s()
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    after = seen._others_s()
+
+    assert before is not None
+    assert after is not None
+    assert after - before < 0.3 + 0.3 * len(neighbours._usable())  # what this process took is not others'
