@@ -1,5 +1,6 @@
 """Dividing every convolution that is called in a block of code, a module's or not: tuned when first seen."""
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
@@ -67,10 +68,11 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-class Autotune(TorchFunctionMode):
+class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
     """Tunes the convolutions that are called while it is entered, and divides them; see `autotune`.
 
-    It may be entered again, within itself too, and by several threads; what it has learnt stays.
+    It may be entered again, within itself too, and by several threads; what it has learnt stays. As a
+    decorator it is entered for every call of the function.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -217,9 +219,10 @@ def autotune(
         with mucudnn.autotune("64MiB"):
             y = torch.nn.functional.conv2d(x, w)
 
-    It need not be a module's. What was tuned serves every smaller batch of the same shapes without measuring.
-    Outside of the context nothing is changed; of contexts within one another the innermost counts. Threads
-    enter it for themselves, and ranks of a distributed run tune for themselves (`optimize` has one plan).
+    It need not be a module's, and a function may be decorated with the context instead. What was tuned serves
+    every smaller batch of the same shapes without measuring. Outside of the context nothing is changed; of
+    contexts within one another the innermost counts. Threads enter it for themselves, and ranks of a
+    distributed run tune for themselves (`optimize` has one plan).
 
     Args:
         workspace_limit: an int of bytes, or a string with a unit ("64MiB"), for each convolution.

@@ -155,9 +155,11 @@ class Plan:
 
     def __repr__(self) -> str:
         divided = sum(not assigned.division.is_undivided for assigned in self.assignments)
+        algorithms = {part.algorithm for assigned in self.assignments for part in assigned.division.parts}
         return (
-            f"<Plan for {len(self.assignments)} sites, {divided} of them in micro-batches, {self.mode} of "
-            f"{format_bytes(self.limit_bytes)}; `mucudnn show` prints a saved one>"
+            f"<Plan for {len(self.assignments)} sites, {divided} of them in micro-batches, by "
+            f"{', '.join(sorted(algorithms))}; {self.mode} of {format_bytes(self.limit_bytes)}; "
+            "`mucudnn show` prints a saved one>"
         )
 
     @property

@@ -309,3 +309,20 @@ def test_a_call_that_cannot_be_measured_stays_as_it_is_and_is_not_tried_again(
 
     assert all(torch.equal(result, F.conv2d(x, w)) for result in results)
     assert len(tried) == 3  # the forward pass and the two gradients, in the first call
+
+
+def test_a_function_may_be_decorated(tmp_path: Path) -> None:
+    tuned = mucudnn.autotune(LIMIT, policy="undivided", store=tmp_path / "store", progress=False)
+
+    @tuned
+    def convolve(image: Tensor, weight: Tensor) -> Tensor:
+        """Convolve."""
+        return nn.functional.conv2d(image, weight)
+
+    image, weight = torch.randn(4, 3, 8, 8), torch.randn(5, 3, 3, 3)
+    results = [convolve(image, weight) for _ in range(2)]
+
+    assert convolve.__doc__ == "Convolve."
+    assert len(tuned.plan.sites) == 1
+    for result in results:
+        torch.testing.assert_close(result, nn.functional.conv2d(image, weight))

@@ -71,7 +71,7 @@ def test_what_others_take_of_busy_processors_is_told(
 
     assert machine.neighbours.complaint() == (
         "While times were measured, by 2 threads, others took 0.7 of the 2 processors that this process may "
-        "use, so they may be off."
+        "use, so these times may be off."
     )
 
 

@@ -6,7 +6,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mucudnn.cli.options import Target
+from mucudnn.cli.options import Shape, Target
 from mucudnn.cli.output import Failure, failing_as
 from mucudnn.errors import BackendError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[Shape, ...]
 
 
 def load_model(target: Target) -> "nn.Module":
@@ -84,7 +84,7 @@ def device_of_backend(backend: str) -> "torch.device | None":
 
 
 def random_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool) -> "tuple[Tensor, ...]":
-    """Return random inputs of the given shapes, of the model's type and on its device.
+    """Return random inputs of the given shapes, on the model's device and of its type or their own.
 
     Raises:
         Failure: one of them cannot be made, for example for want of memory.
@@ -93,7 +93,14 @@ def random_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool) ->
 
     pattern = _pattern(model)
     generator = torch.Generator().manual_seed(0)
-    return _made(lambda shape: torch.randn(shape, generator=generator).to(pattern), shapes, channels_last)
+
+    def make(shape: Shape) -> "Tensor":
+        dtype = _dtype_of(shape, pattern)
+        if dtype.is_floating_point:
+            return torch.randn(shape.sizes, generator=generator).to(pattern.device, dtype)
+        return torch.randint(0, 2, shape.sizes, generator=generator).to(pattern.device, dtype)
+
+    return _made(make, shapes, channels_last)
 
 
 def shapeless_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool) -> "tuple[Tensor, ...]":
@@ -104,19 +111,27 @@ def shapeless_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool)
     """
     import torch
 
-    dtype = _pattern(model).dtype
-    return _made(lambda shape: torch.empty(shape, dtype=dtype, device="meta"), shapes, channels_last)
+    pattern = _pattern(model)
+
+    def make(shape: Shape) -> "Tensor":
+        return torch.empty(shape.sizes, dtype=_dtype_of(shape, pattern), device="meta")
+
+    return _made(make, shapes, channels_last)
 
 
-def _made(
-    make: "Callable[[tuple[int, ...]], Tensor]", shapes: Shapes, channels_last: bool
-) -> "tuple[Tensor, ...]":
+def _made(make: "Callable[[Shape], Tensor]", shapes: Shapes, channels_last: bool) -> "tuple[Tensor, ...]":
     inputs = []
     for shape in shapes:
-        with failing_as(f"An input of the shape {'x'.join(map(str, shape))} cannot be made"):
+        with failing_as(f"An input of the shape {shape} cannot be made"):
             made = make(shape)
             inputs.append(laid_out_channels_last(made) if channels_last else made)
     return tuple(inputs)
+
+
+def _dtype_of(shape: Shape, pattern: "Tensor") -> "torch.dtype":
+    import torch
+
+    return pattern.dtype if shape.dtype is None else getattr(torch, shape.dtype)
 
 
 def _pattern(model: "nn.Module") -> "Tensor":

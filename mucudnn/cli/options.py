@@ -26,6 +26,9 @@ DTYPES = {
 }
 """torch's names of types by the names that people give them."""
 
+_INTEGERS = {"int32": "int32", "int": "int32", "int64": "int64", "long": "int64", "bool": "bool"}
+"""The same of what is counted, for inputs alone."""
+
 FILE = click.Path(dir_okay=False, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, readable=False, writable=True, path_type=Path)
 
@@ -47,11 +50,29 @@ def _target(text: str) -> Target:
     return Target(module, name)
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    sizes = text.lower().split("x")
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise click.BadParameter(f"it must read like 64x3x32x32, but got {text!r}.")
-    return tuple(int(size) for size in sizes)
+class Shape(NamedTuple):
+    """What an input is like.
+
+    Attributes:
+        sizes: of its dimensions.
+        dtype: torch's name of its type; None for the model's.
+    """
+
+    sizes: tuple[int, ...]
+    dtype: str | None = None
+
+    def __str__(self) -> str:
+        return "x".join(map(str, self.sizes)) + ("" if self.dtype is None else f":{self.dtype}")
+
+
+def _shape(text: str) -> Shape:
+    written, colon, name = text.lower().partition(":")
+    sizes, types = written.split("x"), DTYPES | _INTEGERS
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes) or (colon and name not in types):
+        raise click.BadParameter(
+            f"it must read like 64x3x32x32, or 64:int64 where the type is not the model's, but got {text!r}."
+        )
+    return Shape(tuple(int(size) for size in sizes), types[name] if colon else None)
 
 
 def size(text: str) -> int:
@@ -73,7 +94,8 @@ def _dtype(_context: click.Context, _parameter: click.Parameter, name: str | Non
 target_argument = click.argument("target", type=_target, metavar="PACKAGE.MODULE:CALLABLE")
 inputs_option = click.option(
     "--input", "shapes", type=_shape, multiple=True, required=True, metavar="SHAPE",
-    help="Shape of an input, such as 64x3x32x32; once for each positional argument of the model.",
+    help="Shape of an input, such as 64x3x32x32, or 64:int64 with a type of its own (integers are 0 and 1); "
+    "once for each positional argument of the model.",
 )  # fmt: skip
 policy_option = click.option(
     "--policy", type=click.Choice([str(policy).replace("_", "-") for policy in Policy]),

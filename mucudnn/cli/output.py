@@ -1,11 +1,14 @@
 """What commands print, and errors as sentences."""
 
 import contextlib
+import importlib
 import json
 import shutil
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any, TextIO
 
 import click
@@ -56,7 +59,21 @@ def failing_as(what: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:  # a module may try to end the program
-        raise Failure(f"{what}: {_reason(error)}.") from error
+        raise Failure(f"{what}: {_reason(error)}{_place(error)}.") from error
+
+
+def _place(error: BaseException) -> str:
+    """Return where in the user's code it was raised, as far as it was; a syntax error says so itself."""
+    frames = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)
+    user = [
+        frame for frame in frames if Path(frame.filename).is_file() and not _is_ours(Path(frame.filename))
+    ]
+    return f" ({Path(user[-1].filename).name}, line {user[-1].lineno})" if user else ""
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a file is of this package, or of Python's machinery of imports."""
+    return any(home in path.parents for home in (Path(__file__).parent, Path(importlib.__file__).parent))
 
 
 @contextlib.contextmanager

@@ -79,11 +79,12 @@ class Shown(nn.Module):
     def forward(self, *images):
         planes = [image for image in images if image.dim() == 4]
         layouts = [image.is_contiguous(memory_format=torch.channels_last) for image in planes]
+        dtypes = " ".join(str(image.dtype) for image in images)
         weight = self.conv.weight
         raise TypeError(
             f"training {self.training}, weight {weight.dtype} "
             f"{weight.is_contiguous(memory_format=torch.channels_last)}, "
-            f"inputs {[tuple(image.shape) for image in images]} {images[0].dtype} {layouts}"
+            f"inputs {[tuple(image.shape) for image in images]} {dtypes} {layouts}"
         )
 '''
 

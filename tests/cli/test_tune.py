@@ -90,8 +90,10 @@ def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
         ("--workspace-limit", "16", "A size in a string must name its unit"),
         ("--workspace-limit", "-1MiB", "A size must not be negative, but got '-1MiB'."),
         ("--workspace-limit", "1XB", "A unit must be one of"),
-        ("--input", "4x3x8x", "it must read like 64x3x32x32, but got '4x3x8x'."),
-        ("--input", "0x3x8x8", "it must read like 64x3x32x32, but got '0x3x8x8'."),
+        ("--input", "4x3x8x", "it must read like 64x3x32x32, or 64:int64 where"),
+        ("--input", "0x3x8x8", "the type is not the model's, but got '0x3x8x8'."),
+        ("--input", "4:int65", "but got '4:int65'."),
+        ("--input", "4x3x8x8:", "but got '4x3x8x8:'."),
         ("--mode", "both", "'both' is not one of 'reuse', 'sharing'."),
         ("--policy", "some", "'some' is not one of 'undivided', 'power-of-two', 'all'."),
         ("--dtype", "int8", "'int8' is not one of"),
@@ -151,17 +153,27 @@ def test_a_missing_option_is_a_usage_error() -> None:
         ("no_such_module:conv", "no_such_module cannot be imported: No module named 'no_such_module'."),
         (
             "broken_models_of_a_test:conv",
-            "broken_models_of_a_test cannot be imported: No module named 'a_module_that_is_not_there'.\n",
+            "broken_models_of_a_test cannot be imported: No module named 'a_module_that_is_not_there' "
+            "(broken_models_of_a_test.py, line 1).\n",
         ),
         (
             "models_of_a_test:nothing",
             "models_of_a_test:nothing cannot be found: "
             "module 'models_of_a_test' has no attribute 'nothing'.\n",
         ),
-        ("models_of_a_test:broken", "models_of_a_test:broken fails: no weights are here.\n"),
-        ("models_of_a_test:silent", "models_of_a_test:silent fails: AssertionError.\n"),
-        ("models_of_a_test:keyless", "models_of_a_test:keyless fails: KeyError 'weights'.\n"),
-        ("models_of_a_test:leaving", "models_of_a_test:leaving fails: enough.\n"),
+        (
+            "models_of_a_test:broken",
+            "models_of_a_test:broken fails: no weights are here (models_of_a_test.py, line ",
+        ),
+        (
+            "models_of_a_test:silent",
+            "models_of_a_test:silent fails: AssertionError (models_of_a_test.py, line",
+        ),
+        (
+            "models_of_a_test:keyless",
+            "models_of_a_test:keyless fails: KeyError 'weights' (models_of_a_test.py, line",
+        ),
+        ("models_of_a_test:leaving", "models_of_a_test:leaving fails: enough (models_of_a_test.py, line"),
         (
             "models_of_a_test:number",
             "models_of_a_test:number must give a torch.nn.Module, but got a value of type int.\n",
@@ -251,8 +263,12 @@ def test_an_interrupt_promises_nothing_where_nothing_is_kept(folder: Path) -> No
             "training False, weight torch.float64 False, inputs [(4, 3, 8, 8)] torch.float64",
         ),
         (
+            ["--input", "4:int64", "--input", "4x5:bf16", "--input", "2:bool"],
+            "inputs [(4, 3, 8, 8), (4,), (4, 5), (2,)] torch.float32 torch.int64 torch.bfloat16 torch.bool [",
+        ),
+        (
             ["--channels-last", "--input", "4x5"],
-            "weight torch.float32 True, inputs [(4, 3, 8, 8), (4, 5)] torch.float32 [True]",
+            "weight torch.float32 True, inputs [(4, 3, 8, 8), (4, 5)] torch.float32 torch.float32 [True]",
         ),
     ],
 )

@@ -65,7 +65,7 @@ class ProcessorNeighbours:
             return None
         return (
             f"While times were measured, by {self._threads} threads, others took {taken:.1f} of the "
-            f"{processors} processors that this process may use, so they may be off."
+            f"{processors} processors that this process may use, so these times may be off."
         )
 
     def _others_s(self) -> float | None:
