@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from mucudnn.calls import problems_of
 from mucudnn.choices import Mode
+from mucudnn.confirming import Confirmed, Pool, evidence_of, rivals_of, winner
 from mucudnn.division import Division
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import Extraction, SiteCall
 from mucudnn.functional import undivided
-from mucudnn.intervals import Verdict
 from mucudnn.measuring import Divisions, ModelCall, call_key, fits_as_seen
 from mucudnn.outcome import Outcome
 from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, Plan
@@ -46,53 +46,11 @@ def problems_at(extraction: Extraction) -> dict[ConvSite, ConvProblem]:
     }
 
 
-class _Confirmed(NamedTuple):
-    """What runs at a site after all.
-
-    Attributes:
-        division: what runs.
-        evidence: for it.
-        own: the same of PyTorch's own, undivided; None where it may not run.
-    """
-
-    division: Division
-    evidence: Evidence
-    own: "tuple[Division, Evidence] | None"
-
-    @property
-    def heavier(self) -> "tuple[Division, Evidence]":
-        """Of what may run here after all, what takes more."""
-        both = [(self.division, self.evidence), *([] if self.own is None else [self.own])]
-        return max(both, key=lambda each: max(each[0].workspace_bytes, each[1].workspace_bytes or 0))
-
-
 class _Solution(NamedTuple):
     """What a solver chose for a site, and the candidates that fit into the same workspace."""
 
     division: Division
     fitting: Sequence[Candidate]
-
-
-class _Pool:
-    """What sharing mode has left of the limit when every site has what its division declares.
-
-    Sites whose divisions are seen to take more than they declare draw on it; what a division is seen to take
-    is known to the noise of weighing.
-    """
-
-    def __init__(self, limit_bytes: int, divisions: Iterable[Division]) -> None:
-        self._spare_bytes = limit_bytes - sum(division.workspace_bytes for division in divisions)
-
-    def room(self, division: Division, sites: int) -> int:
-        """Return what each of so many sites that are alike may be seen to take."""
-        return division.workspace_bytes + max(self._spare_bytes, 0) // sites
-
-    def settle(self, division: Division, chosen: Division, evidence: Evidence, sites: int) -> None:
-        """Take what these sites take beyond what was allotted to them, or give back what they leave of it."""
-        taken, seen = chosen.workspace_bytes, evidence.workspace_bytes
-        if seen is not None and not fits_as_seen(seen, taken):
-            taken = min(seen, self.room(division, sites))  # what is above is noise
-        self._spare_bytes -= sites * (taken - division.workspace_bytes)
 
 
 class Tuning:
@@ -202,12 +160,12 @@ class Tuning:
 
     def _confirmed(
         self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, _Solution]
-    ) -> Iterator[tuple[ConvSite, _Confirmed]]:
+    ) -> Iterator[tuple[ConvSite, Confirmed]]:
         """Yield what each site runs; equal problems with equal divisions are confirmed once."""
         solved = {site: solution[site].division for site in self._problems}
-        pool = _Pool(self._profiler.limit_bytes, solved.values()) if self._mode is Mode.SHARING else None
+        pool = Pool(self._profiler.limit_bytes, solved.values()) if self._mode is Mode.SHARING else None
         alike = Counter((problem, solved[site].key) for site, problem in self._problems.items())
-        confirmed: dict[tuple[ConvProblem, str], _Confirmed] = {}
+        confirmed: dict[tuple[ConvProblem, str], Confirmed] = {}
         for site, problem in [*self._problems.items()]:
             key, (division, fitting) = (problem, solved[site].key), solution[site]
             if site not in self._problems:
@@ -226,8 +184,8 @@ class Tuning:
             yield site, confirmed[key]
 
     def _as_called(
-        self, call: SiteCall, confirmed: Mapping[ConvSite, _Confirmed]
-    ) -> dict[ConvSite, _Confirmed]:
+        self, call: SiteCall, confirmed: Mapping[ConvSite, Confirmed]
+    ) -> dict[ConvSite, Confirmed]:
         """Return what some of a convolution's sites run instead: PyTorch's own, where it may.
 
         That is so unless all of its sites together are faster. Each was timed alone, without what a call
@@ -246,7 +204,7 @@ class Tuning:
             asked = ModelCall(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes)
             is_worth_it = self._is_worth_it(call, asked, base, divisions)
         self._work.finish(_step(call))
-        return {} if is_worth_it else {sites[op]: _Confirmed(*each, each) for op, each in own.items()}
+        return {} if is_worth_it else {sites[op]: Confirmed(*each, each) for op, each in own.items()}
 
     def _is_worth_it(self, call: SiteCall, asked: ModelCall, base: Divisions, divisions: Divisions) -> bool:
         """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
@@ -340,7 +298,7 @@ class Tuning:
         fitting: Sequence[Candidate],
         base: Division | None,
         room_bytes: int,
-    ) -> _Confirmed:
+    ) -> Confirmed:
         """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
 
         The rivals, in the order in which each must beat the best before it: PyTorch's own undivided, the
@@ -350,7 +308,7 @@ class Tuning:
         """
         problem = self._problems[site]
         self._work.at(f"confirming {problem}")
-        rivals = _rivals(problem, division, fitting, self._profiler.own)
+        rivals = rivals_of(problem, division, fitting, self._profiler.own)
         if base is not None:
             rivals = {base.key: base} | rivals
         rooms = {key: room_bytes for key in rivals if base is None or key != base.key}
@@ -369,16 +327,16 @@ class Tuning:
                 raise self._nothing_fits(site, outcome)
             smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
             return self._confirm(site, smaller, less, base, room_bytes)
-        chosen = _winner(fits, outcome)
+        chosen = winner(fits, outcome)
         evidence = self._evidence(problem, chosen, outcome)
         if base is None or base.key not in fits:
-            return _Confirmed(chosen, evidence, None)
-        return _Confirmed(chosen, evidence, (base, self._evidence(problem, base, outcome)))
+            return Confirmed(chosen, evidence, None)
+        return Confirmed(chosen, evidence, (base, self._evidence(problem, base, outcome)))
 
     def _evidence(self, problem: ConvProblem, chosen: Division, outcome: Outcome) -> Evidence:
         errors = self._profiler.errors(problem)
         worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in chosen.parts), default=0.0)
-        return _evidence(chosen, outcome, undivided(self._profiler.own, problem.batch).key, worst)
+        return evidence_of(chosen, outcome, undivided(self._profiler.own, problem.batch).key, worst)
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
         limit_bytes = self._profiler.limit_bytes
@@ -394,46 +352,3 @@ def _step(call: SiteCall) -> Hashable:
 
 def _within(candidates: Iterable[Candidate], division: Division) -> list[Candidate]:
     return [each for each in candidates if each.workspace_bytes <= division.workspace_bytes]
-
-
-def _rivals(
-    problem: ConvProblem, division: Division, fitting: Sequence[Candidate], own: str
-) -> dict[str, Division]:
-    """The best undivided candidate, the best division without PyTorch's own, and the division, by key.
-
-    The second is there because profiles are quick and noisy: what was measured slow by chance gets a
-    second chance.
-    """
-    rivals = []
-    wholes = [each for each in fitting if each.batch == problem.batch]
-    others = [each for each in fitting if each.algorithm != own]
-    for candidates in (wholes, others):
-        if least_workspace_bytes(candidates, problem.batch) is not None:
-            most_bytes = max(each.workspace_bytes for each in candidates)
-            rivals.append(solve_reuse(candidates, problem.batch, most_bytes))
-    return {rival.key: rival for rival in (*rivals, division)}
-
-
-def _winner(rivals: Mapping[str, Division], outcome: Outcome) -> Division:
-    """The first rival, unless a later one is FASTER than the best before it."""
-    best, *others = rivals
-    for key in others:
-        if outcome.verdict(best, key) is Verdict.FASTER:
-            best = key
-    return rivals[best]
-
-
-def _evidence(chosen: Division, outcome: Outcome, own: str, error: float) -> Evidence:
-    estimates, workspaces = outcome.estimates, outcome.workspaces
-    has_reference = own in estimates
-    return Evidence(
-        reference=estimates.get(own),
-        chosen=estimates[chosen.key],
-        verdict=outcome.verdict(own, chosen.key) if has_reference else None,
-        reference_workspace_bytes=workspaces.get(own) if has_reference else None,
-        workspace_bytes=workspaces.get(chosen.key),
-        error=error,
-        rejected=tuple((key, estimates[key]) for key in sorted(estimates) if key not in (own, chosen.key)),
-        speedups=outcome.speedups(own),
-        is_predicted=outcome.is_predicted,
-    )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Job
 from mucudnn.choices import Mode, Policy
+from mucudnn.confirming import Confirmed, Pool
 from mucudnn.division import Division
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.extraction import Extraction, extract
@@ -25,7 +26,7 @@ from mucudnn.profiler import Profiler
 from mucudnn.replay import Replay
 from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
-from mucudnn.tuning import Tuning, _Confirmed, _Pool
+from mucudnn.tuning import Tuning
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.models import Listener, a_batch, a_chain
 
@@ -281,7 +282,7 @@ def test_in_sharing_mode_equal_sites_take_what_was_seen_of_one_each() -> None:
 def test_the_pool_of_sharing_mode_never_leaves_a_site_less_than_its_division_declares() -> None:
     # Seen are 40 KiB more than is declared, of which 10 are there for each site; the rest is noise.
     division = Division((Candidate("any", 8, 1.0, 1000),))
-    pool = _Pool(17 * 1000 + 160 * 2**10, [division] * 17)
+    pool = Pool(17 * 1000 + 160 * 2**10, [division] * 17)
 
     pool.settle(division, division, Evidence(workspace_bytes=1000 + 40 * 2**10), sites=16)
 
@@ -598,9 +599,9 @@ def test_of_what_may_run_at_a_site_the_heavier_counts_against_the_total() -> Non
 
     light, heavy = seen(10), seen(15)
 
-    assert _Confirmed(*light, None).heavier == light
-    assert _Confirmed(*light, own=heavy).heavier == heavy
-    assert _Confirmed(*heavy, own=light).heavier == heavy
+    assert Confirmed(*light, None).heavier == light
+    assert Confirmed(*light, own=heavy).heavier == heavy
+    assert Confirmed(*heavy, own=light).heavier == heavy
 
 
 def test_a_recording_replays_what_went_back(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""What may run at a site after all: who is timed against whom, in how much room, what the rounds decide."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from mucudnn.division import Division
+from mucudnn.intervals import Verdict
+from mucudnn.measuring import fits_as_seen
+from mucudnn.outcome import Outcome
+from mucudnn.plan import Evidence
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate
+from mucudnn.solvers import least_workspace_bytes, solve_reuse
+
+
+class Confirmed(NamedTuple):
+    """What runs at a site after all.
+
+    Attributes:
+        division: what runs.
+        evidence: for it.
+        own: the same of PyTorch's own, undivided; None where it may not run.
+    """
+
+    division: Division
+    evidence: Evidence
+    own: "tuple[Division, Evidence] | None"
+
+    @property
+    def heavier(self) -> "tuple[Division, Evidence]":
+        """Of what may run here after all, what takes more."""
+        both = [(self.division, self.evidence), *([] if self.own is None else [self.own])]
+        return max(both, key=lambda each: max(each[0].workspace_bytes, each[1].workspace_bytes or 0))
+
+
+class Pool:
+    """What sharing mode has left of the limit when every site has what its division declares.
+
+    Sites whose divisions are seen to take more than they declare draw on it; what a division is seen to take
+    is known to the noise of weighing.
+    """
+
+    def __init__(self, limit_bytes: int, divisions: Iterable[Division]) -> None:
+        self._spare_bytes = limit_bytes - sum(division.workspace_bytes for division in divisions)
+
+    def room(self, division: Division, sites: int) -> int:
+        """Return what each of so many sites that are alike may be seen to take."""
+        return division.workspace_bytes + max(self._spare_bytes, 0) // sites
+
+    def settle(self, division: Division, chosen: Division, evidence: Evidence, sites: int) -> None:
+        """Take what these sites take beyond what was allotted to them, or give back what they leave of it."""
+        taken, seen = chosen.workspace_bytes, evidence.workspace_bytes
+        if seen is not None and not fits_as_seen(seen, taken):
+            taken = min(seen, self.room(division, sites))  # what is above is noise
+        self._spare_bytes -= sites * (taken - division.workspace_bytes)
+
+
+def rivals_of(
+    problem: ConvProblem, division: Division, fitting: Sequence[Candidate], own: str
+) -> dict[str, Division]:
+    """Return the best undivided candidate, the best division without PyTorch's own, and the division, by key.
+
+    The second is there because profiles are quick and noisy: what was measured slow by chance gets a
+    second chance.
+    """
+    rivals = []
+    wholes = [each for each in fitting if each.batch == problem.batch]
+    others = [each for each in fitting if each.algorithm != own]
+    for candidates in (wholes, others):
+        if least_workspace_bytes(candidates, problem.batch) is not None:
+            most_bytes = max(each.workspace_bytes for each in candidates)
+            rivals.append(solve_reuse(candidates, problem.batch, most_bytes))
+    return {rival.key: rival for rival in (*rivals, division)}
+
+
+def winner(rivals: Mapping[str, Division], outcome: Outcome) -> Division:
+    """Return the first rival, unless a later one is FASTER than the best before it."""
+    best, *others = rivals
+    for key in others:
+        if outcome.verdict(best, key) is Verdict.FASTER:
+            best = key
+    return rivals[best]
+
+
+def evidence_of(chosen: Division, outcome: Outcome, own: str, error: float) -> Evidence:
+    """Return what an outcome shows for what was chosen.
+
+    Args:
+        chosen: one of its divisions.
+        outcome: of the rounds, or a prediction.
+        own: key of PyTorch's own convolution, undivided.
+        error: largest of the chosen algorithms' errors.
+    """
+    estimates, workspaces = outcome.estimates, outcome.workspaces
+    has_reference = own in estimates
+    return Evidence(
+        reference=estimates.get(own),
+        chosen=estimates[chosen.key],
+        verdict=outcome.verdict(own, chosen.key) if has_reference else None,
+        reference_workspace_bytes=workspaces.get(own) if has_reference else None,
+        workspace_bytes=workspaces.get(chosen.key),
+        error=error,
+        rejected=tuple((key, estimates[key]) for key in sorted(estimates) if key not in (own, chosen.key)),
+        speedups=outcome.speedups(own),
+        is_predicted=outcome.is_predicted,
+    )
