@@ -199,7 +199,7 @@ class PatchedForward:
 
     def _convolution(self, backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
         """Return what computes a forward pass, or None for PyTorch's own, with a warning."""
-        name = self._path or "The model itself"
+        name = f"The module {self._path!r}" if self._path else "The model itself"
         differences = self._differences(backend)
         if differences:
             why = f"its plan was made in another environment: {'; '.join(differences)}"

@@ -171,7 +171,7 @@ def _patch(
     kind = kind_of(module)
     if kind is None or undividable(module):
         raise PlanMismatchError(
-            f"The plan divides {path}, but here that is a {type(module).__name__} and cannot be divided."
+            f"The plan divides {path!r}, but here that is a {type(module).__name__} and cannot be divided."
         )
     shapes = []
     for assignments in variants.values():
@@ -207,14 +207,14 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
     )
     if planned != present:
         raise PlanMismatchError(
-            f"The plan is for {path} with (weight, stride, padding, dilation, groups) {planned}, "
+            f"The plan is for {path!r} with (weight, stride, padding, dilation, groups) {planned}, "
             f"but here it has {present}."
         )
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
     is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and "float32" in dtypes
     if dtypes and problem.dtype not in dtypes and not is_autocast:
         raise PlanMismatchError(
-            f"The plan is for {path} in {problem.dtype}, but here it is in {', '.join(sorted(dtypes))}."
+            f"The plan is for {path!r} in {problem.dtype}, but here it is in {', '.join(sorted(dtypes))}."
         )
 
 

@@ -196,7 +196,9 @@ def test_another_type_than_the_tuned_one_runs_pytorchs_own() -> None:
     model, twin = _twins(lambda: nn.Sequential(nn.Conv2d(3, 4, 3)), _images())
     images = _images().float()
 
-    with pytest.warns(UntunedWarning, match="0 was tuned for .* float64 .*, but meets .* float32"):
+    with pytest.warns(
+        UntunedWarning, match="The module '0' was tuned for .* float64 .*, but meets .* float32"
+    ):
         result = model.float()(images)
 
     assert torch.equal(result, twin.float()(images))

@@ -418,7 +418,7 @@ def test_a_file_may_have_a_number_sign_in_its_name(tmp_path: Path) -> None:
 
 
 def test_a_file_that_does_not_exist_is_refused_and_not_made(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="missing cannot be used as a store: unable to open database file"):
+    with pytest.raises(StoreError, match="missing cannot be used as a store: there is no such file"):
         _replayed(tmp_path / "missing")
 
     assert not (tmp_path / "missing").exists()

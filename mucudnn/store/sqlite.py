@@ -281,6 +281,8 @@ def _errors_naming(path: Path) -> Iterator[None]:
 
 
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
+    if read_only and not path.exists():
+        raise UnusableFileError(f"{path} cannot be used as a store: there is no such file.")
     with _errors_naming(path):
         if path.suffix == PACKED:
             return _unpacked(path, read_only)
