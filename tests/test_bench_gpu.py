@@ -2,7 +2,11 @@
 
 import dataclasses
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,7 +166,32 @@ def test_lists_by_the_same_description_are_equal_and_their_plans_run(task: Task)
 
     assert len(rows) == 12  # ops, types, layouts
     assert all(row.is_equal and row.common == row.live == row.shipped for row in rows)
+    assert all(row.common_driverless == row.driverless == row.live for row in rows)  # as here, where none is
     assert all(row.error is not None and row.error < 3e-2 for row in rows)
+
+
+def test_a_process_without_a_driver_finds_none_though_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "libz.so.1").touch()
+    command = [sys.executable, "-c", "import ctypes; ctypes.CDLL('libz.so.1')"]
+
+    found, hidden = (
+        subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True, check=False)
+        for more in ({}, {"LD_LIBRARY_PATH": str(tmp_path)})
+    )
+
+    assert found.returncode == 0
+    assert "file too short" in hidden.stderr
+
+
+def test_a_process_without_a_driver_that_ends_leaves_its_column_empty(
+    task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    rows = [*enumeration.rows(task)]
+
+    assert all(row.driverless is None and row.is_equal for row in only(enumeration.ListRow, rows))
+    assert not any("no driver" in answer.question for answer in enumeration.answers(rows))
 
 
 def test_pairs_that_only_the_card_lists_are_told_with_their_notes(

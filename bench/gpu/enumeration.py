@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bench.gpu.device import Fact, shipped_for
+from bench.gpu.driverless import Listed, driverless
 from bench.gpu.ground import described_backend
 from bench.gpu.layers import Case, all_cases
 from bench.gpu.sections import Cut, Task, attempted, only
@@ -12,10 +13,12 @@ from bench.gpu.values import Answer
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import EngineConfiguration
 from mucudnn.backends.cudnn.engines import Enumerator
+from mucudnn.problem import ConvProblem
 from mucudnn.profile import Trial
 from mucudnn.stand import Stand
 
-Configurations = Sequence[EngineConfiguration]
+Configurations = Sequence[EngineConfiguration | Listed]
+Lister = Callable[[ConvProblem], Configurations | None]
 
 
 _READ = "Can the card's own description be read?"
@@ -40,7 +43,7 @@ class Overlap:
 
 @dataclasses.dataclass(frozen=True)
 class ListRow:
-    """Lists by the card itself, by cuDNN's description of it, and by the shipped description.
+    """Lists by the card itself, by cuDNN's description of it, there and without a driver, by the shipped one.
 
     Attributes:
         layer: name of the layer.
@@ -52,6 +55,9 @@ class ListRow:
         common: pairs in both.
         differing: common pairs that declare another workspace.
         is_equal: whether both lists are equal, order included.
+        driverless: pairs by that description where there is no driver; None if that could not be seen.
+        common_driverless: pairs of them that the card itself lists.
+        differing_driverless: of those, the ones that declare another workspace.
         shipped: pairs by the shipped description; None without one.
         common_shipped: pairs of it that the card itself lists.
         differing_shipped: of those, the ones that declare another workspace.
@@ -69,6 +75,9 @@ class ListRow:
     common: int
     differing: int
     is_equal: bool
+    driverless: int | None
+    common_driverless: int | None
+    differing_driverless: int | None
     shipped: int | None
     common_shipped: int | None
     differing_shipped: int | None
@@ -99,7 +108,7 @@ def overlap(live: Configurations, other: Configurations) -> Overlap:
     return Overlap(len(other), len(common), differing, [*ours.items()] == [*theirs.items()])
 
 
-def missing(found: Configurations, where: Configurations) -> list[EngineConfiguration]:
+def missing(found: Configurations, where: Configurations) -> list[EngineConfiguration | Listed]:
     """Return those of one list that the other has not."""
     others = {each.id for each in where}
     return [each for each in found if each.id not in others]
@@ -115,56 +124,65 @@ def rows(task: Task) -> Iterator[object]:
         yield Fact(_READ, "no" if shipped is None else "no, and the shipped one stands for it")
     if description is None:
         return
-    with ground.precision(allow_tf32=True):
-        rules = ground.card.rules
-        live = ground.enumerator()
-        by_description = Enumerator(ground.library, description, rules)
-        by_shipped = None if shipped is None else Enumerator(ground.library, shipped, rules)
+    cases = [*all_cases(task.layers)]
+    with (
+        ground.precision(allow_tf32=True),
+        driverless(description, ground.card.rules, [case.problem for case in cases]) as elsewhere,
+    ):
+        rules, live = ground.card.rules, ground.enumerator()
+        listers: dict[str, Lister] = {
+            "description": Enumerator(ground.library, description, rules).listed,
+            "no driver": lambda _: attempted(ground, elsewhere.listed)[0],
+        }
+        if shipped is not None:
+            listers["shipped"] = Enumerator(ground.library, shipped, rules).listed
         backend = described_backend(ground, description)
-        for case in all_cases(task.layers):
+        for case in cases:
             if task.deadline.is_over:
                 yield Cut(f"{case.layer}, {case.problem.op}, {case.setting} and what follows")
                 return
-            lists = {
-                "the card": live.listed(case.problem),
-                "description": by_description.listed(case.problem),
-            }
-            if by_shipped is not None:
-                lists["shipped"] = by_shipped.listed(case.problem)
+            found = {name: lister(case.problem) for name, lister in listers.items()}
+            lists = {name: each for name, each in found.items() if each is not None}
             error, failure = attempted(ground, functools.partial(_described_error, backend, case))
-            yield _list_row(
-                case, lists["the card"], lists["description"], lists.get("shipped"), error, failure
-            )
-            for name, other in [*lists.items()][1:]:
-                yield from _only_rows(case, lists["the card"], other, name)
+            own = live.listed(case.problem)
+            yield _list_row(case, own, lists, error, failure)
+            for name, other in lists.items():
+                yield from _only_rows(case, own, other, name)
 
 
 def _list_row(
     case: Case,
     live: Configurations,
-    described: Configurations,
-    shipped: Configurations | None,
+    lists: Mapping[str, Configurations],
     error: float | None,
     failure: str | None,
 ) -> ListRow:
-    by_description = overlap(live, described)
-    by_shipped = None if shipped is None else overlap(live, shipped)
+    overlaps = {name: overlap(live, other) for name, other in lists.items()}
+    described = overlaps["description"]
+    without, shipped = (_numbers(overlaps.get(name)) for name in ("no driver", "shipped"))
     return ListRow(
         layer=case.layer,
         op=case.problem.op,
         setting=case.setting,
         batch=case.problem.batch,
         live=len(live),
-        described=by_description.listed,
-        common=by_description.common,
-        differing=by_description.differing,
-        is_equal=by_description.is_equal,
-        shipped=None if by_shipped is None else by_shipped.listed,
-        common_shipped=None if by_shipped is None else by_shipped.common,
-        differing_shipped=None if by_shipped is None else by_shipped.differing,
+        described=described.listed,
+        common=described.common,
+        differing=described.differing,
+        is_equal=described.is_equal,
+        driverless=without[0],
+        common_driverless=without[1],
+        differing_driverless=without[2],
+        shipped=shipped[0],
+        common_shipped=shipped[1],
+        differing_shipped=shipped[2],
         error=error,
         failure=failure,
     )
+
+
+def _numbers(found: Overlap | None) -> tuple[int | None, int | None, int | None]:
+    return (None, None, None) if found is None else (found.listed, found.common, found.differing)
 
 
 def _only_rows(case: Case, live: Configurations, other: Configurations, name: str) -> Iterator[OnlyRow]:
@@ -200,6 +218,17 @@ def answers(rows: Sequence[object]) -> Iterator[Answer]:
         f"{equal} of {len(lists)} lists are equal; {common} of {live} pairs are common, "
         f"{differing} of them with another workspace",
     )
+    if any(row.driverless is not None for row in lists):
+        found, common = (
+            sum(row.driverless or 0 for row in lists),
+            sum(row.common_driverless or 0 for row in lists),
+        )
+        differing = sum(row.differing_driverless or 0 for row in lists)
+        yield Answer(
+            "And by that description where there is no driver?",
+            f"{common} of {live} pairs are common, {differing} of them with another workspace; "
+            f"{found - common} are listed there alone",
+        )
     if any(row.shipped is not None for row in lists):
         common = sum(row.common_shipped or 0 for row in lists)
         differing = sum(row.differing_shipped or 0 for row in lists)
