@@ -16,8 +16,8 @@ from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, Sample
 from mucudnn.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
 from mucudnn.passes import (
     CallArguments,
+    examined,
     make_parameters,
-    others_waiting,
     run_in_earnest,
     run_without_arithmetic,
 )
@@ -102,8 +102,15 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         OptionError: `ops` is none of the choices.
     """
     wanted = wanted_ops(ops, is_training=model.training)
-    is_inference = ops == "auto" and not model.training
-    arguments = CallArguments.of(sample)
+    with examined(model):
+        return _extracted(
+            model, CallArguments.of(sample), wanted, is_inference=ops == "auto" and not model.training
+        )
+
+
+def _extracted(
+    model: nn.Module, arguments: CallArguments, wanted: frozenset[ConvOp], *, is_inference: bool
+) -> Extraction:
     _make_parameters(model, arguments)
     modules = convolutions(model)
     refused = {path: undividable(module) for path, module in modules.items()}
@@ -113,7 +120,7 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         if refused[path] is None and (kind := kind_of(module)) is not None
     }
     functions = _Functions(model)
-    with others_waiting(model), functions, warnings.catch_warnings():
+    with functions, warnings.catch_warnings():
         warnings.filterwarnings("ignore", _HOOKS_OF_A_COMPILED_MODEL)  # these are ours, and soon gone
         _run(model, recorders, arguments)
     reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}

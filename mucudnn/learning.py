@@ -49,6 +49,7 @@ class Learner:
         return {name: value for name, value in self.__dict__.items() if name != "_turn"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._renewed = set()
         self.__dict__.update(state)
         self._turn = threading.Lock()
 

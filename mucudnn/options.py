@@ -33,8 +33,9 @@ class Settings:
         ops: "auto", or the ops that are wanted.
         backend: "auto", a backend's name, or a recording's with its prefix.
         store: where profiles are kept.
-        again: whether what the store knows is measured anew.
         progress: who is told.
+        again: whether what the store knows is measured anew; whoever was pickled before there was a choice
+            wants no such thing.
     """
 
     limit_bytes: int
@@ -45,8 +46,8 @@ class Settings:
     ops: str | Collection[str]
     backend: str
     store: StoreOption
-    again: bool
     progress: ProgressOption
+    again: bool = False
 
     @classmethod
     def of(
@@ -86,7 +87,8 @@ class Settings:
                 f"again must come with a backend that measures, but got {backend!r}, a recording."
             )
         if not (store is None or isinstance(store, str | os.PathLike) or _offers(store, Store)):
-            raise OptionError(f"store must be a path, a Store or None, but got {store!r}.")
+            lacks = f", which lacks {', '.join(_lacking(store, Store))}" * hasattr(store, "records")
+            raise OptionError(f"store must be a path, a Store or None, but got {store!r}{lacks}.")
         if not (progress is None or isinstance(progress, bool) or _offers(progress, Progress)):
             raise OptionError(f"progress must be True, False, None or a Progress, but got {progress!r}.")
         return settings
@@ -124,5 +126,9 @@ def checked_backend(backend: object) -> str:
 
 def _offers(value: object, protocol: type) -> bool:
     """Return whether `value` is an instance with all methods of `protocol`."""
-    names = [name for name in vars(protocol) if not name.startswith("_")]
-    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in names)
+    return not isinstance(value, type) and not _lacking(value, protocol)
+
+
+def _lacking(value: object, protocol: type) -> list[str]:
+    names = (name for name in vars(protocol) if not name.startswith("_"))
+    return [name for name in names if not callable(getattr(value, name, None))]

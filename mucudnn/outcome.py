@@ -18,6 +18,8 @@ from mucudnn.profile import Comparison, Measurement, Record
 
 _HOPELESS = 2.0
 """How many times slower than a rival an entrant is that leaves a race before it has an interval."""
+_ROUNDS = 3
+"""After which it does."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +116,15 @@ def predicted_estimate(division: Division, records: Sequence[Record]) -> Estimat
 def _bounded(measurement: Measurement) -> Estimate:
     """Return the estimate; without an interval, half of the fastest sample is its lower end.
 
-    So few samples has only who left a race early, because the fastest of them was beyond twice the slowest
-    of a rival. Whoever is faster than half of it beats it by the same rule.
+    So few samples has only who left a race early, because the fastest of three was beyond twice the slowest
+    of a rival. Whoever is faster than half of it beats it by the same rule. Fewer than three may be one that
+    was disturbed, though a warm-up that is not kept told the race otherwise: they have no lower end but 0.
     """
     estimate = measurement.estimate
     if math.isfinite(estimate.low):
         return estimate
-    return dataclasses.replace(estimate, low=min(measurement.samples_s) / _HOPELESS)
+    samples = measurement.samples_s
+    return dataclasses.replace(estimate, low=0.0 if len(samples) < _ROUNDS else min(samples) / _HOPELESS)
 
 
 def _hull(estimates: Sequence[Estimate]) -> Estimate:

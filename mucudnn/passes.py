@@ -56,29 +56,49 @@ class CallArguments:
         return cls((sample,), {})
 
 
+_examining = threading.RLock()
+"""Held by the one thread that examines a model: it changes what all share, such as filters of warnings."""
+
+_PATIENCE_S = 60.0
+"""Seconds after which a thread enters a model that is still being examined, which may wait for it."""
+
+
+class _ThisThread(threading.local):
+    examines = 0
+
+
+_this_thread = _ThisThread()
+
+
+def is_examining() -> bool:
+    """Return whether this thread examines a model now: its calls compute nothing that counts."""
+    return _this_thread.examines > 0
+
+
 @contextlib.contextmanager
-def others_waiting(model: nn.Module) -> Iterator[None]:
-    """Have other threads that call the model meanwhile wait before they enter it.
+def examined(model: nn.Module) -> Iterator[None]:
+    """Have this thread alone examine a model, and others that call it meanwhile wait before they enter it.
 
     It computes with stand-ins now, which would come out as their results. Who is inside already is not kept
     from anything, nor who calls a module of it. A model that `compile` has compiled has no door to wait at.
     """
-    if getattr(model, "_compiled_call_impl", None) is not None or isinstance(model, torch.jit.ScriptModule):
-        yield
-        return
-    here, busy = threading.get_ident(), threading.Lock()
+    here = threading.get_ident()
 
     def wait(_module: nn.Module, _args: tuple[Any, ...]) -> None:
-        if threading.get_ident() != here:
-            with busy:
-                pass
+        if threading.get_ident() != here and _examining.acquire(timeout=_PATIENCE_S):
+            _examining.release()
 
-    with busy:
-        handle = model.register_forward_pre_hook(wait, prepend=True)
+    is_closed = getattr(model, "_compiled_call_impl", None) is None and not isinstance(
+        model, torch.jit.ScriptModule
+    )
+    with _examining, contextlib.ExitStack() as door:
+        if is_closed:
+            door.callback(model.register_forward_pre_hook(wait, prepend=True).remove)
+        _this_thread.examines += 1
         try:
             yield
         finally:
-            handle.remove()
+            _this_thread.examines -= 1
 
 
 def run_without_arithmetic(

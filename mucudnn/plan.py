@@ -18,8 +18,11 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.sizes import format_bytes, format_exactly
 
-SCHEMA = 1
-"""Version of the plan file; a newer one is refused."""
+SCHEMA = 2
+"""Version of the plan file; a newer one is refused. The first has no quotients of rounds, and no calls."""
+
+_NAMED = 3
+"""How many algorithms a plan names when it is printed itself."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -66,7 +69,7 @@ class Evidence:
         error: largest relative error of its algorithms against float64.
         rejected: keys of the divisions that were timed too and not chosen, with their estimates.
         speedups: keys of all but the reference, with how many times as fast as that they are: the median of
-            the rounds' quotients, which decides, with its interval. None without a reference, or predicted.
+            the rounds' quotients, which decides, with its interval. Empty without a reference, or predicted.
         is_predicted: whether no whole division was run: the times are sums of recorded parts' times, the
             workspaces those of the largest parts.
     """
@@ -155,10 +158,11 @@ class Plan:
 
     def __repr__(self) -> str:
         divided = sum(not assigned.division.is_undivided for assigned in self.assignments)
-        algorithms = {part.algorithm for assigned in self.assignments for part in assigned.division.parts}
+        algorithms = sorted({part.algorithm for each in self.sites.values() for part in each.parts})
+        more = f" and {len(algorithms) - _NAMED} more" if len(algorithms) > _NAMED else ""
         return (
             f"<Plan for {len(self.assignments)} sites, {divided} of them in micro-batches, by "
-            f"{', '.join(sorted(algorithms))}; {self.mode} of {format_bytes(self.limit_bytes)}; "
+            f"{', '.join(algorithms[:_NAMED])}{more}; {self.mode} of {format_bytes(self.limit_bytes)}; "
             "`mucudnn show` prints a saved one>"
         )
 
@@ -271,6 +275,10 @@ class Plan:
         return plan
 
 
+def _has_speedups(plan: Plan) -> bool:
+    return any(assigned.evidence and assigned.evidence.speedups for assigned in plan.assignments)
+
+
 def is_device(path: str | os.PathLike[str]) -> bool:
     """Return whether `path` names what is neither a file nor a folder, such as a pipe."""
     return Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
@@ -318,7 +326,7 @@ class _File:
         problems = tuple(dict.fromkeys(assigned.problem for assigned in plan.assignments))
         places = {problem: place for place, problem in enumerate(problems)}
         return cls(
-            schema=SCHEMA,
+            schema=SCHEMA if plan.calls or _has_speedups(plan) else 1,
             version=plan.version,
             mode=plan.mode,
             policy=plan.policy,

@@ -155,19 +155,26 @@ class Profiler:
             fits_as_seen(whole.workspaces.get(each.key), limits.of(each)) for each in divisions
         ):
             return Outcome.of(whole)  # whatever was refused since, in less room
-        refused = self._refused(problem, divisions, limits)
-        fitting = [division for division in divisions if division.key not in refused]
-        known = self._comparison(problem, fitting)
-        if known is not None:
-            outcome = Outcome.of(known)
-        else:
+        refused, fitting, outcome = self._known_outcome(problem, divisions, limits)
+        if outcome is None:
             with self._alone():
-                outcome, too_large = self._compare(problem, fitting, limits)
-            refused |= too_large
+                refused, fitting, outcome = self._known_outcome(problem, divisions, limits)
+                if outcome is None:
+                    outcome, too_large = self._compare(problem, fitting, limits)
+                    refused |= too_large
         seen = {key: n_bytes for key, n_bytes in refused.items() if n_bytes is not None}
         workspaces = {**seen, **outcome.workspaces}
         unfit = [each.key for each in fitting if not fits_as_seen(workspaces.get(each.key), limits.of(each))]
         return Outcome(outcome.estimates, workspaces, outcome.comparison).without(unfit)
+
+    def _known_outcome(
+        self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
+    ) -> tuple[dict[str, int | None], list[Division], Outcome | None]:
+        """Return what those take that are known not to fit, the others, and what is known of these."""
+        refused = self._refused(problem, divisions, limits)
+        fitting = [division for division in divisions if division.key not in refused]
+        known = self._comparison(problem, fitting)
+        return refused, fitting, None if known is None else Outcome.of(known)
 
     def compare_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions
@@ -250,14 +257,7 @@ class Profiler:
     def _compare(
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
     ) -> tuple[Outcome, dict[str, int | None]]:
-        """Have `divisions` compared unless somebody else has, and keep what was seen.
-
-        Returns:
-            what was seen, and what the too large ones take, by their keys.
-        """
-        known = self._comparison(problem, divisions)
-        if known is not None:
-            return Outcome.of(known), {}
+        """Have `divisions` compared, and keep what was seen; return it, and what the too large ones take."""
         try:
             outcome, refusals = self._measurer.compare(problem, divisions, limits)
         except DeviceLostError as lost:

@@ -27,6 +27,7 @@ from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Measurer
 from mucudnn.modules import check_is_module
 from mucudnn.options import ProgressOption, Settings, StoreOption
+from mucudnn.passes import is_examining
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
@@ -211,24 +212,21 @@ class _FirstCall:
         self._settings = settings
         self._learn = learn
         self._turn = threading.RLock()
-        self._is_tuning = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all but the lock."""
         return {"_settings": self._settings, "_learn": self._learn}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["_settings"], state["_learn"])  # type: ignore[misc]  # a copy begins anew
+        self.__dict__.update(state)
+        self._turn = threading.RLock()
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_examining():
+            return
         with self._turn:
-            if self._is_tuning or not patching.is_armed(model):
-                return  # the call is one of those with which it is examined, or waited until it was tuned
-            self._is_tuning = True
-            try:
+            if patching.is_armed(model):  # else it has waited until it was tuned
                 self._tune(model, CallArguments(args, kwargs))
-            finally:
-                self._is_tuning = False
 
     def _tune(self, model: nn.Module, sample: CallArguments) -> None:
         try:

@@ -45,7 +45,7 @@ def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         own = [each for each in rivals.values() if each.parts[0].algorithm.endswith("aten")]
         return next((each for each in rivals.values() if each not in own), own[0])
 
-    monkeypatch.setattr(tuning, "_winner", quickest)
+    monkeypatch.setattr(tuning, "winner", quickest)
 
 
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -70,7 +70,7 @@ def test_what_others_take_of_busy_processors_is_told(
     machine.measure(10, own=5, others=(5, 2))
 
     assert machine.neighbours.complaint() == (
-        "While times were measured, by 2 threads, others took 0.7 of the 2 processors that this process may "
+        "While 2 threads measured times, others took 0.7 of the 2 processors that this process may "
         "use, so these times may be off."
     )
 

@@ -262,8 +262,14 @@ def test_json_that_is_no_plan_is_refused(text: str) -> None:
 
 
 def test_a_newer_schema_is_refused() -> None:
-    with pytest.raises(PlanFormatError, match=r"must have schema 1 or lower, but got 2: .* newer mucudnn"):
-        Plan.from_text(_edited(schema=2))
+    with pytest.raises(PlanFormatError, match=r"must have schema 2 or lower, but got 3: .* newer mucudnn"):
+        Plan.from_text(_edited(schema=3))
+
+
+def test_a_plan_has_the_schema_of_what_is_in_it() -> None:
+    schemas = [json.loads(plan.to_text())["schema"] for plan in (a_plan(), _plan_with_everything())]
+
+    assert schemas == [1, 2]
 
 
 def _edited(**fields: object) -> str:

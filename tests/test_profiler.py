@@ -18,7 +18,7 @@ from mucudnn.errors import DeviceLostError, UnmeasuredError
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import ModelCall, division_trial
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate, Profile, RefusalKind, Trial
+from mucudnn.profile import Candidate, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiler import Profiler
 from mucudnn.store import Store
 from mucudnn.store.memory import MemoryStore
@@ -415,6 +415,24 @@ def test_what_another_process_measured_while_this_one_waited_is_not_measured_aga
 
     assert found == [last, "waited"]
     assert profiler.measured == 0
+
+
+def test_a_division_that_broke_the_device_of_another_process_meanwhile_is_not_run() -> None:
+    store, divisions = MemoryStore(), [_division("scripted:own", 8, 1), _division("scripted:own", 4, 2)]
+    trial = division_trial(_problem(), divisions[1])
+    broken = Record(trial, refusal=Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device"))
+    backend = ScriptedBackend({})
+
+    class Waiting(LiveMeasurer):
+        @contextlib.contextmanager
+        def alone(self, on_wait: Callable[[], None]) -> Iterator[None]:
+            store.add_records(self.environment(), [broken])
+            yield
+
+    outcome = Profiler(Waiting(backend), store, MIB, Policy.POWER_OF_TWO).compare(_problem(), divisions)
+
+    assert [*outcome.estimates] == [divisions[0].key]
+    assert not any("@4" in ran for ran in backend.world.ran)
 
 
 def test_threads_with_one_store_share_the_work() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import mucudnn
+from mucudnn import passes
 from mucudnn.choices import Mode, Policy
 from mucudnn.errors import (
     BackendError,
@@ -302,6 +303,65 @@ def test_threads_that_call_an_armed_model_at_once_wait_until_it_is_tuned(known: 
         torch.testing.assert_close(result, expected)
     assert sum(what.startswith("profiling") for what, _ in listener.steps) == 5  # by one of them
     plan_of(model)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_threads_that_examine_one_model_take_turns(known: Path) -> None:
+    model, begun = a_chain(), threading.Barrier(3)
+
+    def tune() -> str:
+        begun.wait()
+        return mucudnn.tune(model, a_batch(), LIMIT, store=known, progress=False).to_text()
+
+    with ThreadPoolExecutor(3) as pool:
+        plans = {future.result(120) for future in [pool.submit(tune) for _ in range(3)]}
+
+    assert len(plans) == 1
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_an_armed_model_may_be_tuned_and_stays_armed(known: Path) -> None:
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)
+
+    mucudnn.tune(model, a_batch(), LIMIT, store=known, progress=False)
+    with pytest.raises(PlanError, match="still waits for its first call"):
+        plan_of(model)
+    model(a_batch())
+
+    assert len(plan_of(model).sites) == 5
+
+
+def test_a_model_that_calls_itself_in_a_thread_is_examined_all_the_same(
+    known: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Recursive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, image: Tensor, depth: int = 1) -> Tensor:
+            if depth:
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(self, torch.zeros(2, 3, 8, 8), 0).result()
+            return self.convolution(image)
+
+    monkeypatch.setattr(passes, "_PATIENCE_S", 0.1)
+
+    plan = mucudnn.tune(Recursive().eval(), a_batch(), LIMIT, policy="undivided", store=known, progress=False)
+
+    assert plan.sites
+
+
+def test_what_was_pickled_before_there_was_a_choice_of_again_goes_on(known: Path, tmp_path: Path) -> None:
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False, dynamic=True)
+    (hook,) = model._forward_pre_hooks.values()
+    del hook._settings.__dict__["again"], hook._learn._renewed
+
+    copied = pickle.loads(pickle.dumps(model))
+    copied(a_batch())
+
+    assert len(plan_of(copied).sites) == 5
+    assert pickle.loads(pickle.dumps(hook._learn))._renewed == set()
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -727,7 +787,7 @@ def others_win(monkeypatch: pytest.MonkeyPatch) -> None:
     def quickest(rivals: Any, _: Any) -> Any:
         return min(rivals.values(), key=lambda each: "aten" in each.key)
 
-    monkeypatch.setattr(tuning, "_winner", quickest)
+    monkeypatch.setattr(tuning, "winner", quickest)
 
 
 @pytest.mark.usefixtures("others_win")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mucudnn import turns
+from mucudnn.errors import BusyWarning
 from mucudnn.timing import nothing
 from mucudnn.turns import turn, turn_path
 from tests.examples import an_environment
@@ -85,6 +87,51 @@ def test_an_error_of_what_is_measured_is_not_taken_for_one_of_the_lock(tmp_path:
         raise OSError("no memory")
 
 
+def test_whoever_waits_for_long_is_told_again_and_then_goes_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "_SLICE_S", 0.1)
+    waited: list[str] = []
+    with turn(tmp_path / "lock", nothing):
+        start = time.monotonic()
+        with (
+            pytest.warns(
+                BusyWarning, match="Somebody else has measured for 0 s, so this process does beside"
+            ),
+            turn(tmp_path / "lock", lambda: waited.append("asked"), patience_s=0.45),
+        ):
+            waited.append("measured")
+        seconds = time.monotonic() - start
+
+    assert seconds >= 0.45
+    assert waited[:2] == ["asked"] * 2
+    assert waited[-1] == "measured"
+
+
+def test_an_error_of_who_is_told_is_not_taken_for_one_of_the_lock(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise BrokenPipeError("nobody reads")
+
+    with (
+        turn(tmp_path / "lock", nothing),
+        pytest.raises(BrokenPipeError, match="nobody reads"),
+        turn(tmp_path / "lock", broken),
+    ):
+        pass
+
+
+def test_a_file_system_that_warns_of_its_locks_is_gone_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warning(*_: object, **__: object) -> None:
+        raise UserWarning("flock not supported on this filesystem")
+
+    monkeypatch.setattr(turns.FileLock, "acquire", warning)
+
+    with turn(tmp_path / "lock", nothing):
+        pass
+
+
 def test_where_no_lock_can_be_had_it_goes_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ran = []
@@ -99,6 +146,7 @@ def test_where_no_lock_can_be_had_it_goes_without(tmp_path: Path) -> None:
     ("changes", "is_same"),
     [
         ({"policy": {"threads": "1"}}, True),
+        ({"device": {"name": "Example 9000", "processors": "1", "processor quota": "5 9"}}, True),
         ({"software": {"torch": "1"}}, True),
         ({"device": {"name": "Another"}}, False),
         ({"backend": "cudnn"}, False),

@@ -1,10 +1,10 @@
 """What commands print, and errors as sentences."""
 
 import contextlib
-import importlib
 import json
 import shutil
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from typing import IO, Any, TextIO
 
 import click
 
+import mucudnn
 from mucudnn.errors import BackendWarning, BusyWarning, StoreWarning, ValuesWarning
 
 _OWN_WARNINGS = (BackendWarning, BusyWarning, StoreWarning, ValuesWarning)
@@ -72,8 +73,12 @@ def _place(error: BaseException) -> str:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether a file is of this package, or of Python's machinery of imports."""
-    return any(home in path.parents for home in (Path(__file__).parent, Path(importlib.__file__).parent))
+    """Return whether a file is of this package, of an installed one, or of Python itself."""
+    homes = (
+        Path(mucudnn.__file__).parent,
+        *map(Path, map(sysconfig.get_path, ("stdlib", "purelib", "platlib"))),
+    )
+    return any(home in path.parents for home in homes)
 
 
 @contextlib.contextmanager

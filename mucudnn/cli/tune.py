@@ -100,7 +100,7 @@ def tune_command(
     is_replay = backend.startswith(PREFIX)
     kept: Store = MemoryStore() if is_replay else open_store(store)
     to_stderr = contextlib.redirect_stdout(sys.stderr)  # whatever the model prints, stdout has the plan alone
-    with kept as opened, _telling_what_is_kept(opened), to_stderr:
+    with kept as opened, _telling_what_is_kept(opened, again=again), to_stderr:
         from mucudnn.tuner import tune  # here, so that help and other commands do not wait for torch
 
         device = device_of_backend(backend)
@@ -158,11 +158,12 @@ def _how_it_went(seconds: float, backend: str) -> str:
 
 
 @contextlib.contextmanager
-def _telling_what_is_kept(store: Store) -> Iterator[None]:
+def _telling_what_is_kept(store: Store, *, again: bool) -> Iterator[None]:
     """On an interrupt, say what remains of the work, and let it pass."""
     try:
         yield
     except KeyboardInterrupt:
         if isinstance(store, SteadfastStore) and store.is_kept:
-            tell("interrupted; what was measured is kept in the store.")
+            how = "; go on without --again" if again else ""
+            tell(f"interrupted; what was measured is kept in the store{how}.")
         raise

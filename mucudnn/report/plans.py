@@ -358,7 +358,8 @@ def _call_as_json(call: CallEvidence) -> dict[str, object]:
         "variant": call.variant,
         "before": _as_json(call.reference),
         "divided": _as_json(call.divided),
-        "speedup": _interval_as_json(call.speedup),
+        "speedup": call.speedup.median,
+        "speedup_interval": _interval_as_json(call.speedup),
         "verdict": call.verdict,
         "is_undone": not call.is_faster,
     }

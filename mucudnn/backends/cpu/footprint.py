@@ -70,8 +70,8 @@ class Footprint:
 class FootprintMeter:
     """Weighs jobs one at a time in a child process, in which the kernel holds them to a limit.
 
-    The child starts with the first job (about two seconds), ends when it has had none for a minute, and is
-    started anew when it is gone.
+    The child starts with the first job (about two seconds), and ends when it has had none for a minute; once
+    it has had none for half of that, the next job has a new one.
     What is measured, and how, stands in `footprint_child`. All methods may be called from any thread. A
     process forked from this one gets a child of its own. Nothing is left behind when the meter is closed,
     collected or the interpreter ends.

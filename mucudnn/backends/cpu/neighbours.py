@@ -63,9 +63,10 @@ class ProcessorNeighbours:
         taken = self._taken_s / self._watched_s
         if taken <= max(processors - self._threads, 0) + _LEAST_SHARE * processors:
             return None
+        threads = f"{self._threads} thread{'s' * (self._threads > 1)}"
         return (
-            f"While times were measured, by {self._threads} threads, others took {taken:.1f} of the "
-            f"{processors} processors that this process may use, so these times may be off."
+            f"While {threads} measured times, others took {taken:.1f} "
+            f"of the {processors} processors that this process may use, so these times may be off."
         )
 
     def _others_s(self) -> float | None:
