@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mucudnn.backends.cpu import neighbours
+from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.backends.cpu.neighbours import ProcessorNeighbours
 
 HZ = os.sysconf("SC_CLK_TCK")
@@ -104,6 +105,10 @@ def test_where_the_kernel_does_not_tell_nothing_is_said(tmp_path: Path) -> None:
         pass
 
     assert silent.complaint() is None
+
+
+def test_the_processor_s_are_watched() -> None:
+    assert isinstance(CpuBackend().neighbours(), ProcessorNeighbours)
 
 
 def test_the_kernel_s_own_account_is_read() -> None:

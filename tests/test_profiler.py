@@ -12,6 +12,7 @@ import pytest
 from torch import Tensor
 
 from mucudnn.backends import Job
+from mucudnn.backends.base import Neighbours
 from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import DeviceLostError, UnmeasuredError
@@ -433,6 +434,38 @@ def test_a_division_that_broke_the_device_of_another_process_meanwhile_is_not_ru
 
     assert [*outcome.estimates] == [divisions[0].key]
     assert not any("@4" in ran for ran in backend.world.ran)
+
+
+def test_whatever_is_timed_is_watched() -> None:
+    class Watching(ScriptedBackend):
+        def neighbours(self) -> Neighbours:
+            return Counting()
+
+    class Counting:
+        def __init__(self) -> None:
+            self.watches = 0
+
+        @contextlib.contextmanager
+        def watched(self) -> Iterator[None]:
+            before = len(backend.world.ran)
+            yield
+            assert len(backend.world.ran) > before
+            self.watches += 1
+
+        def complaint(self) -> str | None:
+            return f"{self.watches} watches"
+
+    backend = Watching({})
+    profiler = _profiler(backend)
+    own = {ConvOp.FPROP: _division("scripted:own", 8, 1)}
+    parts = {ConvOp.FPROP: _division("scripted:own", 4, 2)}
+
+    profiler.profile(_problem())
+    profiler.compare(_problem(), [own[ConvOp.FPROP]])
+    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    profiler.compare_calls(call, own, parts)
+
+    assert profiler.complaint() == "3 watches"
 
 
 def test_threads_with_one_store_share_the_work() -> None:

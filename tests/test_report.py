@@ -208,6 +208,13 @@ def test_the_notes_add_up_whole_calls_and_count_what_was_undone() -> None:
     assert "calls" not in render_plan(a_mixed_plan())
 
 
+def test_equal_calls_count_as_one_comparison() -> None:
+    (call, _) = a_plan_with_calls().calls
+    plan = a_mixed_plan(calls=(call, dataclasses.replace(call, path="conv2")))
+
+    assert note(render_plan(plan), "calls").endswith("Comparisons made: 1.")
+
+
 def test_json_has_whole_calls_and_their_totals() -> None:
     value = json.loads(json.dumps(plan_as_json(a_plan_with_calls()), allow_nan=False))
 

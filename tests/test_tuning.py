@@ -57,6 +57,11 @@ def _keys(plan: Plan) -> list[str]:
     return [division.key for division in plan.sites.values()]
 
 
+def _parts(algorithm: str, size: int) -> Division:
+    """Eight samples in equal parts."""
+    return Division((Candidate(algorithm, size, 0.0, 0),) * (8 // size))
+
+
 def _affine(each: float, part: float) -> Callable[[int], float]:
     """Milliseconds for each sample and for each part: the larger a part, the better."""
     return lambda samples: (each * samples + part) * MS
@@ -481,6 +486,10 @@ def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
     other = extract(nn.Conv2d(3, 5, 3), a_batch().requires_grad_(), "wgrad")
     busy = ScriptedBackend({"rival": Recipe(rate(2 * MS))})
     plans = [_tuned(busy, each, store=store) for each in (convolution, other)]
+    call = convolution.calls[0]
+    asked = ModelCall(call.problem, busy.own, is_sharing=False, limit_bytes=2**20)
+    own, parts = ({op: _parts(busy.own, size) for op in call.computed} for size in (8, 4))
+    Profiler(LiveMeasurer(busy), store, 2**20, Policy.UNDIVIDED).compare_calls(asked, own, parts)
 
     idle = ScriptedBackend({"rival": Recipe(rate(0.5 * MS))})
     profiler = Profiler(LiveMeasurer(idle), store, 2**20, Policy.POWER_OF_TWO)
@@ -490,6 +499,8 @@ def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
 
     assert [_keys(plan) for plan in (*plans, anew)] == [["scripted:own@8*1"]] * 2 + [["scripted:rival@8*1"]]
     assert anew == _tuned(busy, convolution, store=store)
+    keys = [call_key(asked, each) for each in (own, parts)]
+    assert store.comparison(idle.environment(), call.problem, keys) is None  # fprop, which is not tuned
     assert _tuned(idle, other, store=store) == plans[1]
 
 
@@ -513,6 +524,26 @@ def test_divisions_stay_where_calls_cannot_be_timed_but_not_where_they_break(
     plan = Tuning(profiler, Mode.REUSE, _one_convolution(), Listener()).plan()
 
     assert (_keys(plan), plan.calls) == ([key], ())
+
+
+def test_a_site_that_is_left_is_no_work_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    extraction = extract(nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 3, 1)).eval(), a_batch(channels=4))
+    listener, own = Listener(), LiveMeasurer.compare
+
+    def fails(self: LiveMeasurer, problem: ConvProblem, *args: Any) -> Any:
+        if problem.out_channels == 4:
+            raise UnmeasuredError("no memory")
+        return own(self, problem, *args)
+
+    monkeypatch.setattr(LiveMeasurer, "compare", fails)
+    profiler = Profiler(LiveMeasurer(ScriptedBackend({})), MemoryStore(), 2**20, Policy.UNDIVIDED)
+    tuning = Tuning(profiler, Mode.REUSE, extraction, listener)
+
+    with pytest.warns(UntunedWarning, match="0 fprop"):
+        tuning.plan()
+    tuning._work.at("the end")
+
+    assert listener.steps[-1] == ("the end", pytest.approx(listener.work))
 
 
 def test_waiting_for_somebody_else_is_told() -> None:

@@ -39,6 +39,9 @@ def silent():
 def keyless():
     return {}["weights"]
 
+def strange():
+    return nn.Conv2d(3, 4, 3, groups=2)
+
 def leaving():
     sys.exit("enough")
 

@@ -247,6 +247,23 @@ def test_an_interrupt_says_that_what_was_measured_is_kept() -> None:
     )
 
 
+def test_an_interrupt_of_measuring_again_says_how_to_go_on() -> None:
+    assert_one_sentence(
+        tune("interrupted", *SMALL, "--again"),
+        "mucudnn: interrupted; what was measured is kept in the store; go on without --again.",
+        status=130,
+    )
+
+
+def test_where_a_package_raises_it_is_the_user_s_line_that_is_told() -> None:
+    result = run("tune", "models_of_a_test:strange", *SMALL)
+
+    assert_one_sentence(
+        result, "mucudnn: models_of_a_test:strange fails: in_channels must be divisible by groups"
+    )
+    assert re.search(r" \(models_of_a_test\.py, line \d+\)\.\n$", result.stderr)
+
+
 def test_an_interrupt_promises_nothing_where_nothing_is_kept(folder: Path) -> None:
     store = folder / "models_of_a_test.py" / "profiles.sqlite3"
 
