@@ -249,6 +249,5 @@ def autotune(
             "autotune must have the mode 'reuse', since it meets convolutions one by one, "
             f"but got {mode!r}; optimize shares a total among all."
         )
-    if settings.recording is not None:
-        raise OptionError(f"autotune must measure where the code runs, but got {backend!r}, a recording.")
+    settings.check_measures("autotune", "where the code runs")
     return Autotune(settings)

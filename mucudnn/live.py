@@ -2,8 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 
@@ -103,7 +105,12 @@ class LiveMeasurer:
 
     def alone(self, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
         """Return a context in which nobody else measures on this device."""
-        return turn(turn_path(self.environment()), on_wait)
+        return turn(self._turn_path, on_wait)
+
+    @functools.cached_property
+    def _turn_path(self) -> Path:
+        """Of the device, which no setting changes."""
+        return turn_path(self.environment())
 
     def complaint(self) -> str | None:
         """Return what others did on the device while times were measured, if that may have moved them."""

@@ -78,10 +78,12 @@ class Settings:
             ops=ops,
             backend=checked_backend(backend),
             store=store,
-            again=bool(again),
+            again=again,
             progress=progress,
         )
         wanted_ops(ops, is_training=True)
+        if not isinstance(again, bool):
+            raise OptionError(f"again must be True or False, but got {again!r}.")
         if settings.again and settings.recording is not None:
             raise OptionError(
                 f"again must come with a backend that measures, but got {backend!r}, a recording."
@@ -96,6 +98,22 @@ class Settings:
     def profiler(self, measurer: Measurer, store: Store) -> Profiler:
         """Return what tells profiles as they are wanted here, measured by `measurer` and kept in `store`."""
         return Profiler(measurer, store, self.limit_bytes, self.policy, self.search, self.max_error)
+
+    def check_measures(self, what: str, where: str) -> None:
+        """Refuse a recording.
+
+        Args:
+            what: needs a backend that measures.
+            where: it must.
+
+        Raises:
+            OptionError: the backend is a recording.
+        """
+        if self.recording is not None:
+            raise OptionError(
+                f"{what} must measure {where}, but got {self.backend!r}, a recording; tune replays it, and apply "
+                "takes its plan in the environment that was recorded."
+            )
 
     @property
     def recording(self) -> str | None:

@@ -72,6 +72,7 @@ def rehearsed(
     serve = _served(backend, call, divisions, owners)
 
     def run() -> None:
+        """Compute the forward pass, and the gradients that are wanted."""
         with torch.set_grad_enabled(bool(wanted)), _unhooked():
             result = serve(image, weight, bias)
             if result is None:

@@ -92,11 +92,7 @@ def optimize(
         workspace_limit, mode=mode, policy=policy, search=search, max_error=max_error, ops=ops,
         backend=backend, store=store, again=again, progress=progress,
     )  # fmt: skip
-    if settings.recording is not None:
-        raise OptionError(
-            f"optimize must measure where the model runs, but got {backend!r}, a recording; tune replays it, "
-            "and apply takes its plan in the environment that was recorded."
-        )
+    settings.check_measures("optimize", "where the model runs")
     learn = _learner(settings) if dynamic else None
     if sample is not None:
         return patching.patch(model, _plan(model, sample, settings), learn)
@@ -166,6 +162,7 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
     plain = without_autocast(device, autocast_dtype(device))
 
     def make(seen: _Seen) -> Plan:
+        """Return the plan for what was seen, tuned in this process."""
         with plain, kept as found, progress_for(settings.progress) as shown:
             profiler = settings.profiler(seen.measurer, found)
             tuning = Tuning(profiler, settings.mode, seen.extraction, shown)

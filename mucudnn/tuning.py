@@ -18,7 +18,7 @@ from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Profile
 from mucudnn.profiler import Profiler
-from mucudnn.progress import Progress, Silence, Work
+from mucudnn.progress import Progress, Work
 from mucudnn.solvers import (
     division_front,
     least_workspace_bytes,
@@ -33,7 +33,7 @@ _PROFILING_SHARE = 6.0
 """How many times as long as a confirmation profiling takes: of a ResNet-18 on a processor, in batches of 16,
 profiles took 47 s, finished divisions 10 s and whole calls 7 s."""
 
-_ADVANCE_FLOPS = 10**8
+_FIXED_FLOPS = 10**8
 """What each problem takes beside its own FLOPs, in the same measure: about 0.2 s of profiling there."""
 
 
@@ -68,12 +68,11 @@ class Tuning:
         self._profiler = profiler
         self._mode = mode
         self._extraction = extraction
-        self._progress = progress
         self._problems = problems_at(extraction)
         profiler.on_wait = self._wait
         self._unmeasured: list[tuple[str, str]] = []
         self._calls: list[CallEvidence] = []
-        self._work = Work(Silence(), {})
+        self._work = Work(progress, self._steps())
 
     def forget(self) -> None:
         """Forget what was measured of these convolutions, so that all of it is measured anew."""
@@ -91,7 +90,6 @@ class Tuning:
             DeviceLostError: an algorithm has broken the device.
         """
         distinct = list(dict.fromkeys(self._problems.values()))
-        self._work = Work(self._progress, self._steps(distinct))
         profiles = dict(self._profiles(distinct))
         solution = self._solve(profiles)
         confirmed = dict(self._confirmed(profiles, solution))
@@ -120,9 +118,9 @@ class Tuning:
             warn_user(f"{complaint} {_ADVICE}", BusyWarning)
         return plan
 
-    def _steps(self, problems: Iterable[ConvProblem]) -> dict[Hashable, float]:
+    def _steps(self) -> dict[Hashable, float]:
         """Return what there is to do, in FLOPs that take about as long; what is equal is done once."""
-        costs = {problem: problem.flops + _ADVANCE_FLOPS for problem in problems}
+        costs = {problem: problem.flops + _FIXED_FLOPS for problem in self._problems.values()}
         calls: dict[Hashable, float] = {
             _step(call): sum(costs[problems_of(call.problem)[op]] for op in call.ops)
             for call in self._extraction.calls

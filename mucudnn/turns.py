@@ -66,7 +66,11 @@ def _taken(lock: BaseFileLock, on_wait: Callable[[], None], patience_s: float) -
             return lock.release
         except Timeout:
             wait_s = _SLICE_S
-        except (OSError, NotImplementedError, UserWarning):  # a file system without locks may warn
+        except OSError:  # the folder cannot be made or written to, or its file system refuses to lock
+            return nothing
+        except NotImplementedError:  # filelock's word where the system has no locks
+            return nothing
+        except UserWarning:  # of a file system without locks, where the user makes warnings errors
             return nothing
         if time.monotonic() > end_s:
             text = f"Somebody else has measured for {patience_s:.0f} s, so this process does beside it."

@@ -140,26 +140,30 @@ def test_the_beaten_leave_at_a_look_with_their_samples() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slow_ms", "rounds"), [(4, 6), (4.1, 3), (16, 3), (17, 1)], ids=["2", "over 2", "8", "over 8"]
+    ("workspace", "slow_ms", "rounds"),
+    [
+        (100, 4, 6),
+        (100, 4.1, 3),
+        (100, 16, 3),
+        (100, 17, 1),
+        (99, 32, 6),
+        (99, 33, 3),
+        (99, 128, 3),
+        (99, 129, 1),
+    ],
+    ids=["2", "over 2", "8", "over 8", "less, 16", "less, over 16", "less, 64", "less, over 64"],
 )
-def test_the_slower_the_sooner_it_leaves(slow_ms: float, rounds: int) -> None:
+def test_the_slower_the_sooner_it_leaves_and_later_if_it_needs_less(
+    workspace: int, slow_ms: float, rounds: int
+) -> None:
     world = World()
 
-    measured = race(_racers(world, ("fast", 2 * MS, 0), ("slow", slow_ms * MS, 0)), clock=world.clock)
+    measured = race(
+        _racers(world, ("fast", 2 * MS, 100), ("slow", slow_ms * MS, workspace)), clock=world.clock
+    )
 
     assert _lengths(measured) == {"fast": 6, "slow": rounds}
-
-
-@pytest.mark.parametrize(
-    ("slow_ms", "rounds"), [(32, 6), (33, 3), (128, 3), (129, 1)], ids=["16", "over 16", "64", "over 64"]
-)
-def test_who_needs_less_leaves_too_but_only_if_far_slower(slow_ms: int, rounds: int) -> None:
-    world = World()
-
-    measured = race(_racers(world, ("fast", 2 * MS, 100), ("slow", slow_ms * MS, 99)), clock=world.clock)
-
-    assert _lengths(measured) == {"fast": 6, "slow": rounds}
-    assert measured["slow"].converged == (rounds == 6)
+    assert measured["slow"].converged == (workspace == 99 and rounds == 6)
 
 
 def test_who_was_disturbed_in_the_first_round_stays_for_the_warm_up() -> None:

@@ -448,6 +448,7 @@ WRONG_OPTIONS = pytest.mark.parametrize(
         ({"backend": None}, "backend must be one of 'auto', .*or 'replay:FILE', but got None"),
         ({"backend": []}, r"backend must be one of 'auto', .*or 'replay:FILE', but got \[\]"),
         ({"backend": "replay:"}, "backend must be one of 'auto', .*or 'replay:FILE', but got 'replay:'"),
+        ({"again": "yes"}, "again must be True or False, but got 'yes'"),
         ({"store": 5}, "store must be a path, a Store or None, but got 5"),
         ({"store": MemoryStore}, "store must be a path, a Store or None, but got <class"),
         ({"progress": "x"}, "progress must be True, False, None or a Progress, but got 'x'"),

@@ -18,6 +18,8 @@ from typing import IO, NamedTuple, cast
 
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.devices import DeviceDescription
+from mucudnn.backends.cudnn.engines import Enumerator
+from mucudnn.backends.cudnn.library import load_library
 from mucudnn.problem import ConvProblem
 
 _DRIVER = ("libcuda.so.1", "libcuda.so")
@@ -99,9 +101,6 @@ def driverless(
 
 def main() -> None:
     """List the problems that standard input names."""
-    from mucudnn.backends.cudnn.engines import Enumerator
-    from mucudnn.backends.cudnn.library import load_library
-
     description, rules, *problems = sys.stdin.read().splitlines()
     device = DeviceDescription.from_json(description)
     enumerator = Enumerator(load_library(), device, Rules(**json.loads(rules)))

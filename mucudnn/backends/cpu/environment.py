@@ -61,7 +61,7 @@ def _device() -> dict[str, str]:
     return {
         "machine": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "processors": str(_usable_processors()),
+        "processors": str(len(usable_processors())),
         **_quota(),
         **{name: facts[name] for name in names if name in facts},
     }
@@ -77,8 +77,10 @@ def _processor_facts() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _usable_processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_processors() -> frozenset[int]:
+    """Return the kernel's numbers of the processors that this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return frozenset(os.sched_getaffinity(0) if has_affinity else range(os.cpu_count() or 1))
 
 
 def _quota() -> dict[str, str]:

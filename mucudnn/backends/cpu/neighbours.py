@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from mucudnn.backends.cpu.environment import usable_processors
+
 _STAT = Path("/proc/stat")
 
 _BUSY = (1, 2, 3, 6, 7, 8)
@@ -59,7 +61,7 @@ class ProcessorNeighbours:
         """Return what others took, in a sentence, if it may have moved the times."""
         if self._watched_s < _LEAST_S:
             return None
-        processors = len(_usable())
+        processors = len(usable_processors())
         taken = self._taken_s / self._watched_s
         if taken <= max(processors - self._threads, 0) + _LEAST_SHARE * processors:
             return None
@@ -76,12 +78,6 @@ class ProcessorNeighbours:
         except OSError:
             return None
         fields = [line.split() for line in lines if line.startswith("cpu")]
-        usable = _usable()
+        usable = {f"cpu{number}" for number in usable_processors()}
         ticks = sum(int(each[place]) for each in fields if each[0] in usable for place in _BUSY)
         return ticks / os.sysconf("SC_CLK_TCK") - self._own()
-
-
-def _usable() -> frozenset[str]:
-    """Return the kernel's names of the processors that this process may use."""
-    numbers = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return frozenset(f"cpu{number}" for number in numbers)
