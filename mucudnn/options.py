@@ -111,8 +111,8 @@ class Settings:
         """
         if self.recording is not None:
             raise OptionError(
-                f"{what} must measure {where}, but got {self.backend!r}, a recording; tune replays it, and apply "
-                "takes its plan in the environment that was recorded."
+                f"{what} must measure {where}, but got {self.backend!r}, a recording; tune replays it, and "
+                "apply takes its plan in the environment that was recorded."
             )
 
     @property
