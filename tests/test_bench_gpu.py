@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -29,10 +30,11 @@ from bench.gpu.contest import CandidateRow, CaseRow, Contest
 from bench.gpu.layers import LAYERS as REAL_LAYERS
 from bench.gpu.layers import Case, all_cases
 from bench.gpu.sections import Cut, Deadline, Section, Task, only, run_section
-from bench.gpu.trials import checked_in_parts, equal_division, stand_for
+from bench.gpu.trials import checked_in_parts, equal_division, stand_for, whole_call
 from bench.gpu.values import Answer
 from mucudnn.backends.cudnn.devices import DeviceDescription, device_described
 from mucudnn.backends.cudnn.library import load_library
+from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.intervals import Verdict
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.paper_ground import LAYERS, PLAIN_STREAM, SMALL, PaperGround
@@ -57,7 +59,7 @@ def ground() -> Iterator[PaperGround]:
 
 @pytest.fixture
 def task(ground: PaperGround) -> Task:
-    return Task(ground, {"small": SMALL}, SMALL, Deadline(3600))
+    return Task(ground, {"small": SMALL}, SMALL, {"small": SMALL}, Deadline(3600))
 
 
 def candidates_of(task: Task) -> Iterator[object]:
@@ -73,7 +75,7 @@ def contests(few_launches: None) -> list[object]:
     torch.set_num_threads(1)
     ground = PaperGround(load_library())
     with ground.current():
-        rows = [*candidates_of(Task(ground, {"small": SMALL}, SMALL, Deadline(3600)))]
+        rows = [*candidates_of(Task(ground, {"small": SMALL}, SMALL, {"small": SMALL}, Deadline(3600)))]
     torch.set_num_threads(threads)
     return rows
 
@@ -471,6 +473,21 @@ def test_a_batch_above_2_to_the_31_elements_is_measured_beside_one_below(
     assert len(found) == 5
 
 
+def test_filters_that_tiles_compute_are_measured_in_both_layouts(task: Task) -> None:
+    found = [row for row in only(CandidateRow, plans.in_float32_by_tiles(task)) if is_tiles(row.algorithm)]
+
+    assert {row.setting for row in found} == {"float32 NCHW, no TF32", "float32 NHWC, no TF32"}
+    assert {row.op for row in found} == set(ConvOp)
+
+
+def test_what_is_paid_once_for_a_mini_batch_is_timed_with_it() -> None:
+    run = mock.Mock(spec=["part", "setup"])
+
+    whole_call(run)()
+
+    assert run.mock_calls == [mock.call.part(), mock.call.setup()]
+
+
 def test_winograds_algorithm_is_a_candidate_of_strict_float32(contests: list[object]) -> None:
     found = [row for row in only(CandidateRow, contests) if row.algorithm == "cuda:winograd4"]
 
@@ -535,7 +552,9 @@ def test_wrong_candidates_are_counted_and_never_the_fastest(task: Task, ground: 
     found = only(CaseRow, rows)
     assert all(row.fastest_plan_time is None for row in found)
     assert {row.fastest for row in found} == {None, "cuda:winograd4"}  # which is none of cuDNN's plans
-    assert all(row.wrong == row.candidates - (row.fastest is not None) for row in found)
+    tiles = [row for row in only(CandidateRow, rows) if is_tiles(row.algorithm)]
+    assert all(row.is_right for row in tiles)
+    assert sum(row.wrong for row in found) == sum(row.candidates for row in found) - len(tiles)
 
 
 def test_an_equal_division_has_four_parts_or_as_many_as_there_are_samples() -> None:

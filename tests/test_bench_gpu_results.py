@@ -80,7 +80,7 @@ def section(name: str, rows: object = finds) -> Section:
 
 
 def a_task() -> Task:
-    return Task(Ground(), {}, MIDDLING, Deadline(3600))
+    return Task(Ground(), {}, MIDDLING, {}, Deadline(3600))
 
 
 def never(arguments: Sequence[str]) -> None:

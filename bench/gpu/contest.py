@@ -17,6 +17,7 @@ from bench.gpu.trials import (
     seen_once,
     stand_for,
     timed,
+    whole_call,
 )
 from bench.gpu.values import Timing
 from mucudnn.backends.cudnn.backend import CudnnBackend
@@ -223,7 +224,7 @@ class Contest:
     def _first_run(self, name: str) -> tuple[TrialRun, float, Timing]:
         run = self._stand.run(Trial(self._case.problem, name, whole=True))
         error = run.error()
-        return run, error, seen_once(self._backend, run.part)
+        return run, error, seen_once(self._backend, whole_call(run))
 
     def _in_parts(self, name: str) -> PartsCheck | None:
         part = self._case.problem.part(part_size(self._case.problem))
@@ -238,7 +239,7 @@ class Contest:
         """
         once = {name: each.once for name, each in checked.items() if each.once is not None}
         chosen = in_time({name: each.median_us for name, each in once.items()}, self._own)
-        calls = {name: run.part for name in chosen if (run := checked[name].run) is not None}
+        calls = {name: whole_call(run) for name in chosen if (run := checked[name].run) is not None}
         times, failure = attempted(self._ground, lambda: timed(self._backend, calls))
         return {**once, **(times or {})}, failure
 
@@ -273,7 +274,7 @@ class Contest:
         run = seen.run
         if run is None or timing is None or timing.median_us > _LAUNCHABLE_US:
             return None
-        return attempted(self._ground, lambda: host_us(self._backend, run.part))[0]
+        return attempted(self._ground, lambda: host_us(self._backend, whole_call(run)))[0]
 
     def _case_row(
         self, found: Sequence[CandidateRow], checked: Mapping[str, _Checked], untimed: str | None
@@ -322,7 +323,8 @@ class Contest:
         if own is None or other is None:
             return None, None
         rule = dataclasses.replace(_CONFIRMING, min_span_ns=self._backend.least_span_ns)
-        times = compare_runs({"own": own.part, "fastest": other.part}, rule, self._backend.clock)
+        calls = {"own": whole_call(own), "fastest": whole_call(other)}
+        times = compare_runs(calls, rule, self._backend.clock)
         pairs = times["own"].samples_s, times["fastest"].samples_s
         return ratio(*pairs), compare(*pairs)
 
@@ -334,7 +336,7 @@ def by_benchmark(ground: Ground, stand: Stand) -> Timing:
     def measure() -> Timing:
         with ground.current():
             run = stand.run(Trial(stand.problem, own, whole=True))
-            return timed(stand.backend, {own: run.part})[own]
+            return timed(stand.backend, {own: whole_call(run)})[own]
 
     flags = torch.backends.cudnn
     before = flags.benchmark

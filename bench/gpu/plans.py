@@ -57,6 +57,12 @@ def in_bfloat16_nchw(task: Task) -> Iterator[object]:
     yield from _rows(task, cases(task.layers, "bfloat16", Layout.CONTIGUOUS))
 
 
+def in_float32_by_tiles(task: Task) -> Iterator[object]:
+    """Yield those of strict float32 for filters that tiles compute, in both layouts."""
+    for layout in (Layout.CHANNELS_LAST, Layout.CONTIGUOUS):
+        yield from _rows(task, cases(task.tiled, "float32", layout, allow_tf32=False))
+
+
 def _rows(task: Task, measured: Iterable[Case]) -> Iterator[object]:
     for case in measured:
         if task.deadline.is_over:

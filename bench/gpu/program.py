@@ -25,7 +25,7 @@ from bench.gpu import (
 )
 from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
-from bench.gpu.layers import LAYERS, MIDDLING
+from bench.gpu.layers import LAYERS, MIDDLING, TILED
 from bench.gpu.sections import Deadline, Result, Section, Task, run_section
 from bench.gpu.values import Answer
 from mucudnn.errors import MucudnnError
@@ -67,6 +67,13 @@ EXTRA = (
         "Every candidate in bfloat16, NCHW, and from 2^31 elements on",
         plans.in_bfloat16_nchw,
         _told("bfloat16 NCHW"),
+        share=20,
+    ),
+    Section(
+        "tiles",
+        "Winograd and FFT beside cuDNN in strict float32, both layouts",
+        plans.in_float32_by_tiles,
+        _told("strict float32, filters that tiles compute"),
         share=20,
     ),
 )
@@ -132,7 +139,7 @@ def _run(ground: Ground, section: Section, folder: Path, seconds: float) -> None
     def keep(result: Result) -> None:
         results.write(folder, result, datetime.datetime.now(datetime.UTC))
 
-    task = Task(ground, LAYERS, MIDDLING, Deadline(seconds))
+    task = Task(ground, LAYERS, MIDDLING, TILED, Deadline(seconds))
     with _ended_if_it_hangs(seconds + _PATIENCE_S):
         result = run_section(section, task, keep=keep)
     keep(result)

@@ -51,12 +51,14 @@ class Task:
         ground: the card.
         layers: by name.
         middling: the layer for questions that one layer answers.
+        tiled: layers that tiles compute, by name.
         deadline: after which nothing new is begun.
     """
 
     ground: Ground
     layers: Mapping[str, Layer]
     middling: Layer
+    tiled: Mapping[str, Layer]
     deadline: Deadline
 
 

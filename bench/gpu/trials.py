@@ -14,11 +14,11 @@ from mucudnn.division import Division
 from mucudnn.execution import sum_dtype
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
-from mucudnn.stand import Stand, relative_error
+from mucudnn.stand import Stand, TrialRun, relative_error
 from mucudnn.timing import Clock, Entrant, SamplingRule, race
 
 LAUNCHES = 50
-"""Launches in a row; a card's queue holds about a thousand kernels, of which a launch may have six."""
+"""Calls in a row; a card's queue holds about a thousand kernels, of which a call may have seven."""
 
 _SERIES = 5
 
@@ -107,6 +107,16 @@ def _summed(
         kernel.add(stand.first, stand.second, into, number == 0, here)
     kernel.finish(into)
     return into.total
+
+
+def whole_call(run: TrialRun) -> Callable[[], None]:
+    """Return the call of a mini-batch in one part, with what is paid once, such as a filter's transform."""
+
+    def call() -> None:
+        run.part()
+        run.setup()
+
+    return call
 
 
 def timed(

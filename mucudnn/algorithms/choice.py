@@ -155,22 +155,32 @@ def smallest(able: Sequence[TileAlgorithm], problem: ConvProblem) -> list[TileAl
 
 
 def _likely_families(problem: ConvProblem) -> list[TileAlgorithm]:
-    """F(4), a form with far fewer multiplications for an output, edges and all; and FFT where it pays.
+    """Winograd's forms, and FFT where it pays.
 
-    F(2) is left where there is no other. Fourier's tiles are those that fit the image: with 15 taps t = 28
-    cuts 56 pixels into four, as t = 32 does with a third more products.
+    Fourier's tiles are those that fit the image: with 15 taps t = 28 cuts 56 pixels into four, as t = 32 does
+    with a third more products.
     """
     able = _families(problem)
-    fourier = likely_fourier(problem, able, _FOURIER_RANGES)
+    return [*likely_winograd(problem, able), *likely_fourier(problem, able, _FOURIER_RANGES)]
+
+
+def likely_winograd(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> list[TileAlgorithm]:
+    """Return F(4), and a form with far fewer multiplications for an output, edges and all, if there is one.
+
+    F(2) is left where there is no other.
+
+    Args:
+        problem: of any batch.
+        able: to compute it.
+    """
     winograd = sorted(
         (each for each in able if each.outputs), key=lambda each: _multiplications(each, problem)
     )
     usual = [each for each in winograd if each.outputs == _USUAL_OUTPUTS]
     if not usual:
-        return [*winograd[:1], *fourier]
+        return winograd[:1]
     worth = _multiplications(usual[0], problem) * _WORTH_OF_ANOTHER
-    better = [each for each in winograd[:1] if _multiplications(each, problem) < worth]
-    return [*usual, *better, *fourier]
+    return [*usual, *(each for each in winograd[:1] if _multiplications(each, problem) < worth)]
 
 
 def likely_fourier(

@@ -8,8 +8,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from mucudnn.backends.cudnn.compiler import Launch
 
 _HEAD = """\
@@ -42,9 +40,9 @@ def compiled(source: str, kernel: str) -> Launch:
         run = ctypes.CDLL(str(library)).all
     run.restype = None
 
-    def launch(stream: int, blocks: int, threads: int, arguments: Sequence[np.int64]) -> None:
+    def launch(stream: int, blocks: int, threads: int, arguments: Sequence[int]) -> None:
         assert len(arguments) == len(names)
-        assert all(isinstance(each, np.int64) for each in arguments)
-        run(ctypes.c_ulonglong(blocks * threads), *(ctypes.c_longlong(int(each)) for each in arguments))
+        assert all(type(each) is int for each in arguments)
+        run(ctypes.c_ulonglong(blocks * threads), *map(ctypes.c_longlong, arguments))
 
     return launch

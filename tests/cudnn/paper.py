@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -280,7 +279,7 @@ class PaperCard:
         assert self.is_current
         run = compiled(source, kernel)
 
-        def launch(stream: int, blocks: int, threads: int, arguments: Sequence[np.int64]) -> None:
+        def launch(stream: int, blocks: int, threads: int, arguments: Sequence[int]) -> None:
             assert self.is_current
             assert stream == self.stream()
             run(stream, blocks, threads, arguments)

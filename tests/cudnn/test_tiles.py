@@ -1,11 +1,13 @@
 """Convolution by tiles on a card: the kernels' own source, run by gcc on a card on paper."""
 
+import ctypes
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import sys
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -134,22 +136,93 @@ def test_planes_of_many_elements_are_counted_in_64_bits(kind: Kind) -> None:
         image = torch.randn(2, 3, 8, 8, generator=generator.manual_seed(2))
         first = [image.data_ptr(), planes.data_ptr()]
         if kind is Kind.SCATTER:
-            first = [planes.data_ptr(), 0, image.data_ptr(), 0, 0]
+            first = [planes.data_ptr(), 0, image.data_ptr(), 0, 0, 1]
         launch = by_gcc.compiled(transform.source(is_long), kind.value)
         numbers = [*first, 24, 8, 3, 0, 2, 2, 8, 8, *image.stride(), 1, 1]
-        launch(0, 1, THREADS, tuple(map(np.int64, numbers)))
+        launch(0, 1, THREADS, tuple(numbers))
         results.append(planes if kind is Kind.GATHER else image)
 
     assert "unsigned long long" in transform.source(is_long=True)
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("sizes", [(5,), (2, 2, 1)])
+@pytest.mark.parametrize("groups", [2, 3, 12])
+def test_a_weight_gradient_of_groups_of_tiles_is_right(
+    groups: int, sizes: tuple[int, ...], layout: Layout
+) -> None:
+    backend, problem = backend_with(), problem_of(ConvOp.WGRAD, layout=layout)  # of 3 x 4 tiles
+
+    result = computed(backend, problem, f"cuda:winograd4_sums{groups}", *sizes)
+
+    assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-5
+
+
+def test_a_weight_gradient_of_groups_is_added_to_that_of_another_algorithm() -> None:
+    backend, problem = backend_with(), problem_of(ConvOp.WGRAD)
+    parts = Candidate("cudnn:aten", 2, 0.0, 0), Candidate("cuda:winograd4_sums3", 3, 0.0, 0)
+
+    result = Runner(backend, problem, Division(parts))(Workspace(backend.device), *operands_of(problem))
+
+    assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-5
+
+
+def test_the_sums_of_groups_have_room() -> None:
+    tiles, problem = Tiles(PaperCard(STRICT)), problem_of(ConvOp.WGRAD)
+
+    of_one, of_three = (tiles.workspace_bytes(problem, f"cuda:winograd4{sums}") for sums in ("", "_sums3"))
+
+    assert of_three - of_one == pytest.approx(36 * 2 * (5 * 7) * 4, abs=64)
+
+
+@pytest.mark.parametrize(
+    ("op", "groups"),
+    [(ConvOp.FPROP, 3), (ConvOp.DGRAD, 3), (ConvOp.WGRAD, 5)],
+    ids=["forward", "input gradient", "12 tiles do not make 5 groups"],
+)
+def test_there_are_no_groups_but_equal_ones_of_a_weight_gradient(op: ConvOp, groups: int) -> None:
+    backend, algorithm = backend_with(), f"cuda:winograd4_sums{groups}"
+
+    assert not backend.computes(problem_of(op), algorithm)
+    assert backend.computes(problem_of(ConvOp.WGRAD), "cuda:winograd4_sums3")
+    assert not backend.computes(problem_of(ConvOp.WGRAD, kernel_size=(9, 9)), "cuda:fft16_sums2")
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "expected"),
+    [
+        (
+            64,
+            56,
+            ["cuda:winograd4", "cuda:winograd4_sums7"],
+        ),  # 36 products of one block each: 7 times as many
+        (256, 56, ["cuda:winograd4", "cuda:winograd4_sums2"]),
+        (512, 28, ["cuda:winograd4"]),
+        (512, 14, ["cuda:winograd4", "cuda:winograd5"]),  # 9 tiles of 5 x 5 instead of 16 of 4 x 4
+        (64, 224, ["cuda:winograd4", "cuda:winograd4_sums7", "cuda:winograd6", "cuda:winograd6_sums4"]),
+        (64, 7, ["cuda:winograd4", "cuda:winograd4_sums4"]),  # there are but four tiles
+    ],
+)
+def test_a_weight_gradient_is_tried_in_groups_where_few_channels_would_leave_the_card_idle(
+    channels: int, size: int, expected: list[str]
+) -> None:
+    shape = {"in_channels": channels, "out_channels": channels, "input_size": (size, size)}
+
+    found = backend_with().algorithms(problem_of(ConvOp.WGRAD, batch=64, **shape))
+
+    assert list(found[1:]) == expected
+
+
 def test_strict_float32_and_float64_are_what_it_is_tried_for() -> None:
     strict, rounding = backend_with(), backend_with(PaperCard(Rules(allow_tf32=True)))
 
-    assert strict.algorithms(problem_of(ConvOp.FPROP)) == ("cudnn:aten", "cuda:winograd4")
+    assert strict.algorithms(problem_of(ConvOp.FPROP)) == ("cudnn:aten", "cuda:winograd4", "cuda:winograd6")
     assert rounding.algorithms(problem_of(ConvOp.FPROP)) == ("cudnn:aten",)
-    assert rounding.algorithms(problem_of(ConvOp.FPROP, dtype="float64"))[1:] == ("cuda:winograd4",)
+    assert rounding.algorithms(problem_of(ConvOp.FPROP, dtype="float64"))[1:] == (
+        "cuda:winograd4",
+        "cuda:winograd6",
+    )
     assert "cuda:winograd2" in rounding.algorithms(problem_of(ConvOp.FPROP), Search.EXHAUSTIVE)
 
 
@@ -252,7 +325,8 @@ def test_a_name_that_is_none_is_refused_by_all_names_there_are() -> None:
     backend, problem = backend_with(), problem_of(ConvOp.FPROP)
 
     with pytest.raises(
-        BackendError, match=r"cudnn:aten, cuda:winograd4 and so on .* but got 'cuda:winograd3'"
+        BackendError,
+        match=r"cudnn:aten, cuda:winograd4, cuda:winograd6 and so on .* but got 'cuda:winograd3'",
     ):
         backend.buffer_bytes(problem, "cuda:winograd3")
 
@@ -398,26 +472,93 @@ def cupy(monkeypatch: pytest.MonkeyPatch, versions: None) -> types.ModuleType:
     return double
 
 
-def test_kernels_are_compiled_by_cupy_and_put_on_the_stream_that_is_named(cupy: types.ModuleType) -> None:
-    events: list[object] = []
+class CuPy:
+    """What CuPy does with kernels, as it is seen from outside.
 
-    class RawModule:
-        def __init__(self, code: str) -> None:
-            events.append(code)
+    Attributes:
+        events: sources compiled, and launches by CuPy itself and by its driver.
+    """
 
-        def get_function(self, name: str) -> types.SimpleNamespace:
-            assert type(name) is str  # which CuPy insists on
-            return types.SimpleNamespace(
-                kernel=lambda *given, stream: events.append((name, given, stream.ptr))
-            )
+    def __init__(self, module: types.ModuleType) -> None:
+        self.events: list[object] = []
+        module.RawModule = self.compiled
 
-    cupy.RawModule = RawModule
+    def compiled(self, code: str) -> types.SimpleNamespace:
+        self.events.append(code)
+        return types.SimpleNamespace(get_function=self.function)
+
+    def function(self, name: str) -> types.SimpleNamespace:
+        assert type(name) is str  # which CuPy insists on
+        return types.SimpleNamespace(kernel=_Function(name, self.events))
+
+    def launch_kernel(self, function: int, *numbers: int) -> None:
+        """The driver's, with its grid, block, shared memory, stream and addresses of arguments."""
+        *grid_and_stream, parameters, extra = numbers
+        assert extra == 0
+        addresses = (ctypes.c_void_p * 2).from_address(parameters)
+        values = [ctypes.c_int64.from_address(address).value for address in addresses]
+        self.events.append(("driver", function, *grid_and_stream, values))
+
+
+class _Function:
+    """A kernel as CuPy has it."""
+
+    ptr = 1234
+
+    def __init__(self, name: str, events: list[object]) -> None:
+        self._name, self._events = name, events
+
+    def __call__(
+        self, blocks: tuple[int], threads: tuple[int], arguments: tuple[np.int64, ...], stream: object
+    ) -> None:
+        assert all(isinstance(each, np.int64) for each in arguments)
+        self._events.append((self._name, blocks, threads, [int(each) for each in arguments], stream.ptr))
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A double of the module in which CuPy has the driver's functions: it has none."""
+    for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.api"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    double = types.ModuleType("cupy_backends.cuda.api.driver")
+    monkeypatch.setitem(sys.modules, double.__name__, double)
+    compiler._driver.cache_clear()
+    yield double
+    compiler._driver.cache_clear()
+
+
+ARGUMENTS = (2**40, 5)
+
+
+def test_kernels_are_compiled_by_cupy_and_put_on_the_stream_that_is_named(
+    cupy: types.ModuleType, driver: types.ModuleType
+) -> None:
+    events = CuPy(cupy).events
     launch = compiler.compiled("the source", "gather")
-    arguments = np.int64(2**40), np.int64(5)
 
-    launch(77, 3, 128, arguments)
+    launch(77, 3, 128, ARGUMENTS)
+    launch(77, 3, 128, ARGUMENTS)
 
-    assert events == ["the source", ("gather", ((3,), (128,), arguments), 77)]
+    assert events == ["the source", *[("gather", (3,), (128,), [2**40, 5], 77)] * 2]
+
+
+def test_the_driver_is_called_directly_once_a_threads_context_is_there(
+    cupy: types.ModuleType, driver: types.ModuleType
+) -> None:
+    double = CuPy(cupy)
+    driver.launchKernel = double.launch_kernel
+    launch = compiler.compiled("the source", "gather")
+    by_cupy, by_driver = (
+        ("gather", (3,), (128,), [2**40, 5], 77),
+        ("driver", 1234, 4, 1, 1, 128, 1, 1, 0, 78, [-1, 2**62]),
+    )
+
+    for _ in range(2):  # each thread once
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(launch, 77, 3, 128, ARGUMENTS).result()
+            thread.submit(launch, 78, 4, 128, (-1, 2**62)).result()
+
+    assert double.events == ["the source", by_cupy, by_driver, by_cupy, by_driver]
 
 
 def test_a_compiler_that_fails_is_an_error_of_ours(cupy: types.ModuleType) -> None:

@@ -1,10 +1,12 @@
 """Kernels that cuDNN does not have: compiled by CuPy when they are first needed, put on PyTorch's streams."""
 
+import ctypes
 import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -20,7 +22,7 @@ NOTHING = 'extern "C" __global__ void nothing() {}'
 class Launch(Protocol):
     """Puts one kernel on a stream."""
 
-    def __call__(self, stream: int, blocks: int, threads: int, arguments: Sequence[np.int64]) -> None:
+    def __call__(self, stream: int, blocks: int, threads: int, arguments: Sequence[int]) -> None:
         """Launch it.
 
         Args:
@@ -65,8 +67,55 @@ def compiled(source: str, kernel: str) -> Launch:
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise BackendError(f"CuPy {version()} could not compile a kernel: {reason}") from error
+    return _Compiled(function)
 
-    def launch(stream: int, blocks: int, threads: int, arguments: Sequence[np.int64]) -> None:
-        function((blocks,), (threads,), tuple(arguments), stream=_Stream(stream))
 
-    return launch
+class _Arguments(threading.local):
+    """What a thread tells the driver of one kernel: an array of 64-bit values, and one of their addresses."""
+
+    def __init__(self) -> None:
+        self.count = -1
+
+    def make(self, count: int) -> None:
+        """Make the arrays for so many arguments."""
+        self.count, self.values = count, (ctypes.c_int64 * count)()
+        start, step = ctypes.addressof(self.values), ctypes.sizeof(ctypes.c_int64)
+        self._addresses = (ctypes.c_void_p * count)(*(start + step * each for each in range(count)))
+        self.address = ctypes.addressof(self._addresses)
+
+
+class _Compiled:
+    """A compiled kernel.
+
+    CuPy's own call asks each argument for its type, which takes as long for twenty as several launches do. So
+    it is made for the first launch of a thread only, for which CuPy makes the card's context a current one;
+    the driver is called directly thereafter, where this CuPy has its function in the known place.
+
+    Args:
+        function: CuPy's.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self._put = _driver() if hasattr(function, "ptr") else None
+        self._arguments = _Arguments()
+
+    def __call__(self, stream: int, blocks: int, threads: int, arguments: Sequence[int]) -> None:
+        known = self._arguments
+        if self._put is None or known.count != len(arguments):
+            numbers = tuple(map(np.int64, arguments))
+            self._function((blocks,), (threads,), numbers, stream=_Stream(stream))
+            known.make(len(arguments))
+            return
+        known.values[:] = list(arguments)
+        self._put(self._function.ptr, blocks, 1, 1, threads, 1, 1, 0, stream, known.address, 0)
+
+
+@functools.cache
+def _driver() -> Callable[..., None] | None:
+    """Return CuPy's function that launches a kernel through the driver; None if it is not where it was."""
+    try:
+        from cupy_backends.cuda.api.driver import launchKernel
+    except ImportError:
+        return None
+    return cast(Callable[..., None], launchKernel)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,16 +85,21 @@ def _tile_count(geometry: TileGeometry) -> int:
     return geometry.batch * math.prod(geometry.tiles)
 
 
-def regions_of(geometry: TileGeometry) -> tuple[Region, ...]:
+def regions_of(geometry: TileGeometry, groups: int = 1) -> tuple[Region, ...]:
     """The workspace: planes, and lines on their way to planes or from them, if there are any.
 
-    "filter", or the sum of a gradient's planes, outlives a part and lies first.
+    "filter", or the sums of a gradient's planes, outlives a part and lies first.
+
+    Args:
+        geometry: of a micro-batch.
+        groups: of tiles, whose products are summed apart.
     """
     x, y, planes = geometry.x_channels, geometry.y_channels, geometry.planes
     sizes = {"filter": x * y, "x": x * _tile_count(geometry), "y": y * _tile_count(geometry)}
     forms, dtype = _Forms(geometry), geometry.problem.dtype
     lines = max(sizes[name] * transform.middle_values for name, transform in forms.by_region.items())
-    regions = [Region(name, (planes, size), dtype) for name, size in sizes.items()]
+    counts = {"filter": planes * groups, "x": planes, "y": planes}
+    regions = [Region(name, (counts[name], size), dtype) for name, size in sizes.items()]
     return (*regions, Region("lines", (lines,), dtype))
 
 
@@ -110,6 +114,7 @@ class _Planes:
         tiles: of an image (h, w).
         has_channels_last: whether channels are innermost in a plane.
         padding: of images that are gathered.
+        groups: of tiles, one behind the other in a plane.
     """
 
     def __init__(
@@ -121,6 +126,7 @@ class _Planes:
         tiles: tuple[int, int],
         has_channels_last: bool,
         padding: tuple[int, int] = (0, 0),
+        groups: int = 1,
     ) -> None:
         self.memory = memory
         self._launcher = launcher
@@ -130,16 +136,16 @@ class _Planes:
         self._padding = padding
         self._has_channels_last = has_channels_last
         self._plane = memory.size(1)
+        self._rows = self._plane // channels // groups
         self._seen: tuple[int, ...] = ()
-        self._numbers: tuple[np.int64, ...] = ()
+        self._numbers: tuple[int, ...] = ()
 
     @property
     def matrices(self) -> Tensor:
-        """(planes, channels, tiles), whichever of both is innermost."""
-        rows = self._plane // self._channels
+        """(planes · groups, channels, tiles of a group), whichever of the last two is innermost."""
         if self._has_channels_last:
-            return self.memory.view(-1, rows, self._channels).transpose(1, 2)
-        return self.memory.view(-1, self._channels, rows)
+            return self.memory.view(-1, self._rows, self._channels).transpose(1, 2)
+        return self.memory.view(-1, self._channels, self._rows)
 
     def launches(self, transform: Transform) -> Launches:
         """Return what launches `transform` on planes of this size."""
@@ -148,36 +154,49 @@ class _Planes:
     def gather(self, launches: Launches, image: Tensor) -> None:
         """Fill the planes from `image`, (n, c, h, w)."""
         target = self.memory if launches.mix is None else self._lines
-        addresses = np.int64(image.data_ptr()), np.int64(target.data_ptr())
+        addresses = image.data_ptr(), target.data_ptr()
         self._put(launches.of_image, launches.threads, *addresses, *self._sizes(image))
         if launches.mix is not None:
             self._mix(launches.mix, launches.length, self._lines, self.memory)
 
     def scatter(
-        self, launches: Launches, image: Tensor, bias: Tensor | None = None, adds: bool = False
+        self,
+        launches: Launches,
+        image: Tensor,
+        bias: Tensor | None = None,
+        *,
+        adds: bool = False,
+        addends: int = 1,
     ) -> None:
-        """Write the planes to `image`, or add them to it, and the bias of every channel."""
+        """Write the planes to `image`, or add them to it, and the bias of every channel.
+
+        Args:
+            launches: of the transform; of one kernel if there are several addends.
+            image: (n, c, h, w).
+            bias: (c,).
+            adds: whether to add to what `image` holds.
+            addends: planes, one behind the other, that are added up before they are transformed.
+        """
         source = self.memory
         if launches.mix is not None:
             source = self._lines
             self._mix(launches.mix, launches.length, self.memory, source)
         start, step = (0, 0) if bias is None else (bias.data_ptr(), bias.stride(0))
-        first = map(np.int64, (source.data_ptr(), start, image.data_ptr(), step, adds))
+        first = source.data_ptr(), start, image.data_ptr(), step, int(adds), addends
         self._put(launches.of_image, launches.threads, *first, *self._sizes(image))
 
     def _mix(self, mix: Launch, length: int, source: Tensor, target: Tensor) -> None:
-        self._put(mix, length, *map(np.int64, (source.data_ptr(), target.data_ptr(), length)))
+        self._put(mix, length, source.data_ptr(), target.data_ptr(), length)
 
-    def _put(self, launch: Launch, threads: int, *arguments: np.int64) -> None:
+    def _put(self, launch: Launch, threads: int, *arguments: int) -> None:
         launch(self._launcher.stream(), -(-threads // THREADS), THREADS, arguments)
 
-    def _sizes(self, image: Tensor) -> tuple[np.int64, ...]:
+    def _sizes(self, image: Tensor) -> tuple[int, ...]:
         """Return what a kernel must know of images like `image`, which are all alike as a rule."""
         seen = (*image.shape[2:], *image.stride())
         if seen != self._seen:
-            rows, last = self._plane // self._channels, int(self._has_channels_last)
-            numbers = (self._plane, rows, self._channels, last, *self._tiles, *seen, *self._padding)
-            self._numbers, self._seen = tuple(map(np.int64, numbers)), seen
+            shape = self._plane, self._rows, self._channels, int(self._has_channels_last)
+            self._numbers, self._seen = (*shape, *self._tiles, *seen, *self._padding), seen
         return self._numbers
 
 
@@ -231,8 +250,11 @@ class _Forms:
         return Transform(kind, left, right, outputs, self._dtype)
 
 
-def _planes(geometry: TileGeometry, launcher: Launcher, space: Mapping[str, Tensor]) -> tuple[_Planes, ...]:
+def _planes(
+    geometry: TileGeometry, launcher: Launcher, buffer: Tensor, groups: int = 1
+) -> tuple[_Planes, ...]:
     """Return the planes of the filter, of x and of y; the filter's are (k, c)."""
+    space = carve(buffer, regions_of(geometry, groups))
     has_channels_last = geometry.problem.layout is Layout.CHANNELS_LAST
     tiles = (geometry.tiles[0], geometry.tiles[1])
     padding = (geometry.padding[1], geometry.padding[2])
@@ -241,8 +263,8 @@ def _planes(geometry: TileGeometry, launcher: Launcher, space: Mapping[str, Tens
         _Planes(
             launcher, space["filter"], lines, geometry.problem.in_channels, (1, 1), has_channels_last=True
         ),
-        _Planes(launcher, space["x"], lines, geometry.x_channels, tiles, has_channels_last, padding),
-        _Planes(launcher, space["y"], lines, geometry.y_channels, tiles, has_channels_last),
+        _Planes(launcher, space["x"], lines, geometry.x_channels, tiles, has_channels_last, padding, groups),
+        _Planes(launcher, space["y"], lines, geometry.y_channels, tiles, has_channels_last, groups=groups),
     )
 
 
@@ -253,7 +275,7 @@ class CardSliceKernel:
         forms = _Forms(geometry)
         self._launcher = launcher
         self._problem = geometry.problem
-        self._filter, self._x, self._y = _planes(geometry, launcher, carve(buffer, regions_of(geometry)))
+        self._filter, self._x, self._y = _planes(geometry, launcher, buffer)
         self._to_filter = self._filter.launches(forms.filter)
         self._to_x = self._x.launches(forms.x)
         self._to_outputs = self._y.launches(forms.y)
@@ -284,13 +306,22 @@ class CardSliceKernel:
 
 
 class CardSumKernel:
-    """wgrad of one micro-batch, summed in the transformed domain."""
+    """wgrad of one micro-batch, summed in the transformed domain.
 
-    def __init__(self, geometry: TileGeometry, launcher: Launcher, buffer: Tensor) -> None:
+    Args:
+        geometry: of the micro-batch.
+        launcher: what puts kernels on a stream.
+        buffer: memory for `regions_of` both.
+        groups: of tiles, as many in each, whose products are summed apart: a product of few channels and
+            many tiles keeps more of the card busy when it is cut along its sum.
+    """
+
+    def __init__(self, geometry: TileGeometry, launcher: Launcher, buffer: Tensor, groups: int) -> None:
         forms = _Forms(geometry)
         self._launcher = launcher
         self._problem = geometry.problem
-        self._filter, self._x, self._y = _planes(geometry, launcher, carve(buffer, regions_of(geometry)))
+        self._groups = groups
+        self._filter, self._x, self._y = _planes(geometry, launcher, buffer, groups)
         self._to_x = self._x.launches(forms.x)
         self._to_y = self._y.launches(forms.y)
         self._to_taps = self._filter.launches(forms.filter)
@@ -312,7 +343,8 @@ class CardSumKernel:
         """Write the sum to `into`, or add it; return whether the user's flags have permitted it."""
         if not self._launcher.may_multiply(self._problem):
             return False
-        self._filter.scatter(self._to_taps, _flat(into.total), adds=into.accumulate)
+        total = _flat(into.total)
+        self._filter.scatter(self._to_taps, total, adds=into.accumulate, addends=self._groups)
         return True
 
 

@@ -11,6 +11,9 @@ tiles, or neighbouring channels, whichever lie next to each other in the image; 
 Fourier's windows are too large for that: there a thread computes one line of a window or tile, along w, and
 a kernel of its own goes along h, from the lines to the planes or back.
 
+A plane may hold its tiles in groups, one behind the other, of `tiles` tiles with all their channels. What is
+scattered may be the sum of as many planes as `addends` says, which lie one behind the other.
+
 The source is C as well as CUDA C, but for what `CUDA` stands for.
 """
 
@@ -21,7 +24,7 @@ import numpy as np
 
 from mucudnn.algorithms.forms import Matrix
 
-REVISION = 2
+REVISION = 3
 """Raised whenever kernels change in a way that makes their recorded times or errors worthless."""
 
 THREADS = 128
@@ -60,8 +63,14 @@ _PLACE = """\
     const count_t thread = NUMBER;
     if (thread >= (count_t)plane * {lines}) return;
     const count_t line = {lines} == 1 ? 0 : thread / (count_t)plane, number = thread - line * (count_t)plane;
-    const count_t tile = has_channels_last ? number / (count_t)channels : number % (count_t)tiles;
-    const count_t channel = has_channels_last ? number % (count_t)channels : number / (count_t)tiles;
+    count_t tile, channel;
+    if (has_channels_last) {{
+        tile = number / (count_t)channels, channel = number % (count_t)channels;
+    }} else {{
+        const count_t rest = number / (count_t)tiles;
+        tile = number % (count_t)tiles + rest / (count_t)channels * (count_t)tiles;
+        channel = rest % (count_t)channels;
+    }}
     const count_t row = tile / (count_t)tiles_w;
     const offset_t top = (offset_t)(row % (count_t)tiles_h) * {outputs_h} + (offset_t)line - padding_h;
     const offset_t left = (offset_t)(tile % (count_t)tiles_w) * {outputs_w} - padding_w;
@@ -90,14 +99,17 @@ CUDA void gather(const real *image, real *planes,
 
 _SCATTER = """\
 CUDA void scatter(const real *planes, const real *bias, real *image,
-    const offset_t bias_step, const offset_t adds,
+    const offset_t bias_step, const offset_t adds, const offset_t addends,
 {arguments})
 {{
 {place}
     real window[{rows_in} * {columns_in}], middle[{rows} * {columns_in}], sums[{rows} * {columns}];
+    const real *first = planes + (offset_t)line * {rows_in} * {columns_in} * addends * plane + number;
     #pragma unroll
-    for (int i = 0; i < {rows_in} * {columns_in}; ++i)
-        window[i] = planes[((offset_t)line * {rows_in} * {columns_in} + i) * plane + number];
+    for (int i = 0; i < {rows_in} * {columns_in}; ++i) window[i] = first[i * addends * plane];
+    for (offset_t other = 1; other < addends; ++other)
+        #pragma unroll
+        for (int i = 0; i < {rows_in} * {columns_in}; ++i) window[i] += first[(i * addends + other) * plane];
 {transform}
     const real shift = bias ? bias[(offset_t)channel * bias_step] : (real)0;
     #pragma unroll

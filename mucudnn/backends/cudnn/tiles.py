@@ -3,41 +3,82 @@
 cuDNN has no fused Winograd on compute capability 9.0: a 3x3 convolution in strict float32 or in float64 is
 computed directly there. Here it is Winograd's, and for long filters Fourier's, in the forms that serve the
 processor: real matrices, and three real products for a complex one. A micro-batch whose planes fit the
-second-level cache (50 MB of an H200) does not wait for memory in between: divisions are made for that.
+second-level cache need not wait for memory in between; a larger one has larger products. Which is worth more
+is for measurements to say.
+
+A weight gradient's products are as large as a filter, whatever the batch: of few channels, too small to keep
+a card busy. They are summed over groups of tiles apart, then, and the sums are added up at the end:
+`winograd4_sums7` has seven.
 
 cuBLAS has a workspace of its own, which PyTorch keeps for each stream that multiplies matrices: it is no part
 of this.
 """
 
+import functools
+import math
+import re
+from typing import NamedTuple
+
 from torch import Tensor
 
 from mucudnn.algorithms.base import total_bytes
-from mucudnn.algorithms.choice import likely_fourier, smallest
+from mucudnn.algorithms.choice import likely_fourier, likely_winograd, smallest
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.backends.base import OnSlices, PartKernel, PartSumKernel, SumOnSlices
 from mucudnn.backends.cudnn.card import Card
 from mucudnn.backends.cudnn.tile_planes import CardSliceKernel, CardSumKernel, Launcher, regions_of
 from mucudnn.choices import Search
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem
 
 PREFIX = "cuda:"
 """What ids begin with that are neither cuDNN's nor PyTorch's."""
-
-_USUAL_OUTPUTS = 4
-"""m of the form F(m, r) that is tried: four have the fewest multiplications that lose a digit at most."""
 
 _WINOGRAD = tuple(TileAlgorithm(outputs=outputs) for outputs in (4, 2, 5, 6))
 
 _FOURIER = tuple(TileAlgorithm(inputs=inputs) for inputs in range(16, 33, 2))
 """With a line of 32 a thread takes up to 213 of its 255 registers in float64."""
 
-_TILINGS = {PREFIX + each.name: each for each in (*_WINOGRAD, *_FOURIER)}
-"""All that there are, by their ids."""
+_BY_NAME = {each.name: each for each in (*_WINOGRAD, *_FOURIER)}
+"""All that there are, by their names without the groups of tiles."""
+
+_ID = re.compile(rf"{PREFIX}([a-z]+\d+)(?:_sums([2-9]|[1-9]\d+))?", re.ASCII)
+
+_BLOCK = 128
+"""Rows and columns of a product of which a large one is computed at a time, by one multiprocessor."""
+
+_ENOUGH_BLOCKS = 240
+"""Of a weight gradient's products: about two for each of an H200's 132 multiprocessors."""
+
+_MOST_BLOCKS = 4 * _ENOUGH_BLOCKS
+"""Of the same, for an exhaustive search."""
 
 _FOURIER_RANGES = ((24, 8), (32, 8))
 """Most t, and images, of which the form with the fewest multiplications is tried: small tiles leave small
 filters. The images are always as many, for parts of one form share a filter."""
+
+
+class CardTiles(NamedTuple):
+    """An algorithm by tiles on a card.
+
+    Attributes:
+        tiling: its form.
+        groups: of tiles whose products are summed apart, in a weight gradient.
+    """
+
+    tiling: TileAlgorithm
+    groups: int = 1
+
+    @property
+    def id(self) -> str:
+        """Such as "cuda:winograd4_sums7"."""
+        return PREFIX + self.tiling.name + (f"_sums{self.groups}" if self.groups > 1 else "")
+
+    def computes(self, problem: ConvProblem) -> bool:
+        """Return whether it computes `problem`, whatever the batch, where there is a compiler for it."""
+        if len(problem.kernel_size) == 3 or self.tiling.refusal(problem) is not None:
+            return False
+        return self.groups == 1 or self.groups in _group_counts(problem, self.tiling)
 
 
 class Tiles:
@@ -59,37 +100,39 @@ class Tiles:
         """
         if search is Search.HEURISTIC and problem.dtype == "float32" and self._card.rules.allow_tf32:
             return ()
-        able = smallest([each for each in (*_WINOGRAD, *_FOURIER) if self._computes(problem, each)], problem)
-        tried = able
+        able = [each for each in _BY_NAME.values() if CardTiles(each).computes(problem)]
+        if not (able and self._may_run(problem)):
+            return ()
+        tried = smallest(able, problem)
         if search is Search.HEURISTIC:
-            winograd = [each for each in able if each.outputs == _USUAL_OUTPUTS]
-            tried = [*winograd, *likely_fourier(problem, able, _FOURIER_RANGES)]
-        return tuple(PREFIX + each.name for each in tried)
+            tried = [*likely_winograd(problem, able), *likely_fourier(problem, tried, _FOURIER_RANGES)]
+        return tuple(
+            CardTiles(each, groups).id
+            for each in tried
+            for groups in (1, *_tried_groups(problem, each, search))
+        )
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` is one of these and computes `problem` here and now."""
-        tiling = _TILINGS.get(algorithm)
-        return tiling is not None and self._computes(problem, tiling)
+        return is_id(algorithm) and _parsed(algorithm).computes(problem) and self._may_run(problem)
 
-    def _computes(self, problem: ConvProblem, tiling: TileAlgorithm) -> bool:
-        return (
-            len(problem.kernel_size) < 3
-            and tiling.refusal(problem) is None
-            and self._card.may_multiply(problem.dtype)
-            and self._can_compile
-        )
+    def _may_run(self, problem: ConvProblem) -> bool:
+        return self._card.may_multiply(problem.dtype) and self._can_compile
 
     def workspace_bytes(self, problem: ConvProblem, algorithm: str) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""
-        return total_bytes(regions_of(_geometry(problem, algorithm)))
+        tiling, groups = _parsed(algorithm)
+        return total_bytes(regions_of(TileGeometry(tiling, problem), groups))
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch."""
-        return OnSlices(CardSliceKernel(_geometry(problem, algorithm), self._launcher, buffer))
+        geometry = TileGeometry(_parsed(algorithm).tiling, problem)
+        return OnSlices(CardSliceKernel(geometry, self._launcher, buffer))
 
     def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
         """Return a kernel for wgrad of this micro-batch."""
-        return SumOnSlices(CardSumKernel(_geometry(problem, algorithm), self._launcher, buffer))
+        tiling, groups = _parsed(algorithm)
+        return SumOnSlices(CardSumKernel(TileGeometry(tiling, problem), self._launcher, buffer, groups))
 
     @property
     def _can_compile(self) -> bool:
@@ -98,12 +141,35 @@ class Tiles:
 
 
 def is_id(algorithm: str) -> bool:
-    """Return whether an id is that of an algorithm of this module."""
-    return algorithm in _TILINGS
+    """Return whether an id is that of an algorithm of this module, for whatever problem."""
+    found = _ID.fullmatch(algorithm)
+    return found is not None and found[1] in _BY_NAME
 
 
-def _geometry(problem: ConvProblem, algorithm: str) -> TileGeometry:
-    tiling = _TILINGS.get(algorithm)
-    if tiling is None:
-        raise ValueError(f"{algorithm!r} must be one of {', '.join(_TILINGS)}.")
-    return TileGeometry(tiling, problem)
+@functools.cache
+def _parsed(algorithm: str) -> CardTiles:
+    found = _ID.fullmatch(algorithm)
+    if found is None or found[1] not in _BY_NAME:
+        raise ValueError(f"{algorithm!r} must be one of {', '.join(PREFIX + name for name in _BY_NAME)}.")
+    return CardTiles(_BY_NAME[found[1]], int(found[2] or 1))
+
+
+def _group_counts(problem: ConvProblem, tiling: TileAlgorithm) -> list[int]:
+    """Return into how many groups, of as many tiles, any batch can be cut; none but for a weight gradient.
+
+    Fourier's planes are so many that their products keep a card busy.
+    """
+    if problem.op is not ConvOp.WGRAD or tiling.inputs:
+        return []
+    tiles = math.prod(TileGeometry(tiling, problem).tiles)
+    return [each for each in range(2, tiles + 1) if tiles % each == 0]
+
+
+def _tried_groups(problem: ConvProblem, tiling: TileAlgorithm, search: Search) -> list[int]:
+    """Return how many groups to try: as few as keep the card busy, if one does not."""
+    geometry, counts = TileGeometry(tiling, problem), _group_counts(problem, tiling)
+    blocks = geometry.planes * -(-geometry.x_channels // _BLOCK) * -(-geometry.y_channels // _BLOCK)
+    if search is Search.EXHAUSTIVE:
+        return [each for each in counts if blocks * each <= _MOST_BLOCKS]
+    enough = [each for each in counts if blocks * each >= _ENOUGH_BLOCKS]
+    return [] if blocks >= _ENOUGH_BLOCKS else [*enough, *reversed(counts)][:1]
