@@ -13,6 +13,8 @@ from mucudnn.profile import Candidate
 class Division:
     """Candidates whose batch sizes add up to the mini-batch, in the order in which they run.
 
+    A card runs those last whose slices would leave the others less aligned.
+
     Attributes:
         parts: the candidates; those of one algorithm stand next to each other, because its set-up is
             paid once.

@@ -1,4 +1,4 @@
-"""All errors that mucudnn raises on purpose, and how it warns.
+"""The errors that mucudnn raises on purpose, all that a caller need tell apart, and how it warns.
 
 MucudnnError
 ├── SizeError (ValueError)            an amount of memory that cannot be read
@@ -16,7 +16,7 @@ MucudnnError
     ├── PlanFormatError               a plan that is damaged or newer than this version
     └── PlanMismatchError             a plan made for another model or another environment
 
-UserWarning
+MucudnnWarning (UserWarning)
 ├── StoreWarning                      what is measured now is not kept
 ├── ValuesWarning                     a model had to be run in earnest, because it looks at values
 ├── BusyWarning                       others used the device while times were measured on it
@@ -168,21 +168,25 @@ class PlanMismatchError(PlanError):
     """A plan made for another model or another environment."""
 
 
-class StoreWarning(UserWarning):
+class MucudnnWarning(UserWarning):
+    """The base of every warning of mucudnn's own."""
+
+
+class StoreWarning(MucudnnWarning):
     """What is measured now is not kept, because the store cannot be written."""
 
 
-class ValuesWarning(UserWarning):
+class ValuesWarning(MucudnnWarning):
     """A model had to be run in earnest, because it looks at values."""
 
 
-class BackendWarning(UserWarning):
+class BackendWarning(MucudnnWarning):
     """A backend works, but not with all that it could offer."""
 
 
-class BusyWarning(UserWarning):
+class BusyWarning(MucudnnWarning):
     """Others used the device while times were measured on it."""
 
 
-class UntunedWarning(UserWarning):
+class UntunedWarning(MucudnnWarning):
     """Something met a shape or a state that was not tuned and runs PyTorch's own convolution."""

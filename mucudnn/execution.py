@@ -372,7 +372,10 @@ def _check_computed(backend: Backend, step: _Step) -> None:
 
 
 def _aligned_first(backend: Backend, problem: ConvProblem, division: Division) -> Sequence[Candidate]:
-    """The parts in an order in which each starts where its problem says: odd sizes go last."""
+    """The parts in an order in which each starts where its problem says: odd sizes go last.
+
+    That may part those of an algorithm, which then pays its set-up twice: the time of the whole tells.
+    """
     if backend.alignment_bytes == 1:
         return division.parts
     return sorted(division.parts, key=lambda part: -problem.part(part.batch).alignment_bytes)

@@ -122,7 +122,7 @@ def _extracted(
     functions = _Functions(model)
     with functions, warnings.catch_warnings():
         warnings.filterwarnings("ignore", _HOOKS_OF_A_COMPILED_MODEL)  # these are ours, and soon gone
-        _run(model, recorders, arguments)
+        _run(model, recorders, functions, arguments)
     reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
     order = sorted(recorders.items(), key=lambda named: named[1].turn)
     calls = tuple(
@@ -207,14 +207,20 @@ class _Recorder:
         self.kind = kind
         self.calls: dict[ConvProblem, tuple[ConvOp, ...]] = {}
         self.needed: dict[ConvProblem, tuple[ConvOp, ...]] = {}
-        self.turn = 0
-        self._obstacle: str | None = "the sample does not reach its convolution"
         self._wanted = wanted
         self._is_inference = is_inference
 
     def start(self, turns: Iterator[int]) -> None:
+        """Forget what an earlier pass has shown.
+
+        Args:
+            turns: from which each recorder takes one when it is first met.
+        """
+        self.turn = 0
         self._next_turn = turns
+        self._obstacle: str | None = "the sample does not reach its convolution"
         self.calls.clear()
+        self.needed.clear()
 
     def verdict(self) -> str | None:
         """Return why nothing of this module is to be tuned, or None if something is."""
@@ -273,30 +279,37 @@ def _make_parameters(model: nn.Module, sample: CallArguments) -> None:
         raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
 
 
-def _run(model: nn.Module, recorders: Mapping[str, _Recorder], sample: CallArguments) -> None:
+def _run(
+    model: nn.Module, recorders: Mapping[str, _Recorder], functions: _Functions, sample: CallArguments
+) -> None:
     """Run the model once: with tensors that have shapes only, or if that fails, in earnest."""
     with _recording(recorders):
         try:
+            _start(recorders)
             run_without_arithmetic(model, sample)
             return
         except Exception:  # noqa: BLE001  # whatever a model cannot do without values, it may do with them
-            for recorder in recorders.values():
-                recorder.calls.clear()
+            functions.callers.clear()
+            _start(recorders)
         try:
             run_in_earnest(model, sample)
         except Exception as error:
             raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
 
 
+def _start(recorders: Mapping[str, _Recorder]) -> None:
+    turns = iter(range(1 << 62))
+    for recorder in recorders.values():
+        recorder.start(turns)
+
+
 @contextlib.contextmanager
 def _recording(recorders: Mapping[str, _Recorder]) -> Iterator[None]:
     """Put the recorders in place, and afterwards what was there before."""
-    turns = iter(range(1 << 62))
     former = {
         path: recorder.module.__dict__.get(recorder.kind.method) for path, recorder in recorders.items()
     }
     for recorder in recorders.values():
-        recorder.start(turns)
         recorder.module.__dict__[recorder.kind.method] = recorder
     try:
         yield

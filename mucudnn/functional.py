@@ -1,7 +1,7 @@
 """The divided convolution: what a convolution computes, in micro-batches, with its gradients."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -249,12 +249,16 @@ def _divided_conv(
         )
     image, arguments = explicit_padding(batch, weight.shape[2:], arguments)
     problem = problem_of(image, weight, bias is not None, arguments)
-    return _prepared(image.device, problem, divisions)(image, weight, bias)
+    backend = _backend_of([division for _, division in divisions], image.device)
+    return _prepared(image.device, backend.flags(), problem, divisions)(image, weight, bias)
 
 
 @functools.lru_cache(256)
 def _prepared(
-    device: torch.device, problem: ConvProblem, divisions: tuple[tuple[ConvOp, Division], ...]
+    device: torch.device,
+    flags: Hashable,  # noqa: ARG001  # what may run depends on the user's
+    problem: ConvProblem,
+    divisions: tuple[tuple[ConvOp, Division], ...],
 ) -> DividedConvolution:
     """Return what runs these divisions; it is prepared once, since that takes longer than many a run."""
     backend = _backend_of([division for _, division in divisions], device)

@@ -35,28 +35,29 @@ class _TrialError(Exception):
         super().__init__(trial, failure)
 
 
-class _Runs:
-    """Knows which trial ran last: on a card its failure may show only when the card is waited for."""
+class _LastTrial:
+    """Remembers which trial ran last: on a card its failure may show only when the card is waited for."""
 
     def __init__(self) -> None:
         self._last: Trial | None = None
 
-    def named(self, trial: Trial, call: Callable[[], None]) -> Callable[[], None]:
+    def remembered(self, trial: Trial, call: Callable[[], None]) -> Callable[[], None]:
         """Return a call that is remembered as that of `trial`."""
 
-        def named() -> None:
+        def remembered() -> None:
             self._last = trial
             call()
 
-        return named
+        return remembered
 
     @contextlib.contextmanager
-    def failing_by_name(self) -> Iterator[None]:
-        """Say of which trial a failure is.
+    def blamed(self) -> Iterator[None]:
+        """Blame the last trial of the block for its failure.
 
         Raises:
-            _TrialError: the block has failed, and some trial had run.
+            _TrialError: the block has failed, and some trial had run in it.
         """
+        self._last = None
         try:
             yield
         except Exception as failure:
@@ -127,13 +128,23 @@ class LiveMeasurer:
         sum_bytes = 0 if trial.whole else trial.problem.running_sum_bytes
         return self._backend.buffer_bytes(trial.problem, trial.algorithm) + sum_bytes
 
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Measure on the device, unseen by what the caller has entered: `autotune` divides what it sees."""
+        with (
+            self._backend.current(),
+            torch.inference_mode(mode=False),
+            torch._C.DisableTorchFunction(),
+        ):
+            yield
+
     def measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
         """Weigh, check and time `trials`, as far as each earns the next step; return their records.
 
         Raises:
             UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of an algorithm.
         """
-        with self._backend.current(), torch.inference_mode(mode=False):
+        with self._apart():
             return self._measure(problem, trials, limit_bytes)
 
     def _measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
@@ -159,7 +170,7 @@ class LiveMeasurer:
             DeviceLostError: one of them has broken the device; its key stands for the algorithm.
             UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of a division.
         """
-        with self._backend.current(), torch.inference_mode(mode=False):
+        with self._apart():
             return self._compare(problem, divisions, limits)
 
     def _compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
@@ -168,13 +179,7 @@ class LiveMeasurer:
             division_trial(problem, division): self._weigh_division(problem, division, limits)
             for division in divisions
         }
-        stand, ran = self._stand(problem, 0), _Runs()
-        calls = {
-            trial: ran.named(trial, stand.division(division))
-            for division in divisions
-            if records[trial := division_trial(problem, division)].refusal is None
-        }
-        times, failed = self._timed(records, calls, ran, stand.ordinary_operation)
+        times, failed = self._timed(problem, divisions, records)
         records |= failed
         weights = {
             trial.algorithm: record.workspace_bytes
@@ -192,19 +197,17 @@ class LiveMeasurer:
             DeviceLostError: the other divisions have broken the device.
         """
         self.measured += 1
-        ran = _Runs()
+        last = _LastTrial()
         trials = [call_trial(call, each) for each in (base, divisions)]
-        with self._backend.current(), torch.inference_mode(mode=False):
+        with self._apart():
             stand = self._stand(call.problem, 0)
             calls = {
-                trial.algorithm: ran.named(trial, stand.call(call, each))
+                trial.algorithm: last.remembered(trial, stand.call(call, each))
                 for trial, each in zip(trials, (base, divisions), strict=True)
             }
             try:
-                with self._neighbours.watched(), ran.failing_by_name():
-                    times = compare_runs(
-                        calls, self._confirming, self._clock, before=stand.ordinary_operation
-                    )
+                with self._neighbours.watched(), last.blamed():
+                    times = self._compared(calls, stand)
             except _TrialError as error:
                 is_base = error.trial == trials[0]
                 return self._failed(Record(error.trial), error.failure, is_own=is_base)
@@ -225,22 +228,29 @@ class LiveMeasurer:
         return Record(trial, weight)
 
     def _timed(
-        self,
-        records: Mapping[Trial, Record],
-        calls: Mapping[Trial, Callable[[], None]],
-        ran: _Runs,
-        before: Callable[[], None],
+        self, problem: ConvProblem, divisions: Sequence[Division], records: Mapping[Trial, Record]
     ) -> tuple[Mapping[str, Measurement], dict[Trial, Record]]:
-        """Time finished divisions; whoever breaks is refused, and the others begin anew."""
-        named = {trial.algorithm: call for trial, call in calls.items()}
-        try:
-            with self._neighbours.watched(), ran.failing_by_name():
-                return compare_runs(named, self._confirming, self._clock, before=before), {}
-        except _TrialError as error:
-            failed = {error.trial: self._failed(records[error.trial], error.failure)}
-        left = {trial: call for trial, call in calls.items() if trial not in failed}
-        times, others = self._timed(records, left, ran, before)
-        return times, failed | others
+        """Time those finished divisions that are not refused; one that breaks is, and others begin anew."""
+        fitting = [each for each in divisions if records[division_trial(problem, each)].refusal is None]
+        if not fitting:
+            return {}, {}
+        stand, last = self._stand(problem, 0), _LastTrial()
+        calls = {
+            trial: last.remembered(trial, stand.division(division))
+            for division in fitting
+            for trial in [division_trial(problem, division)]
+        }
+        failed: dict[Trial, Record] = {}
+        while True:
+            named = {trial.algorithm: call for trial, call in calls.items() if trial not in failed}
+            try:
+                with self._neighbours.watched(), last.blamed():
+                    return self._compared(named, stand), failed
+            except _TrialError as error:
+                failed[error.trial] = self._failed(records[error.trial], error.failure)
+
+    def _compared(self, calls: Mapping[str, Callable[[], None]], stand: Stand) -> Mapping[str, Measurement]:
+        return compare_runs(calls, self._confirming, self._clock, before=stand.ordinary_operation)
 
     def _stand(self, problem: ConvProblem, buffer_bytes: int) -> Stand:
         """Return operands and calls of a whole mini-batch.
@@ -336,17 +346,21 @@ class LiveMeasurer:
         The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
         then knows it. PyTorch's own alone has none, which is how a recording tells it from the others.
         """
-        ran = _Runs()
+        last = _LastTrial()
         entrants: dict[tuple[str, Trial], Entrant] = {}
         set_ups: dict[str, Trial] = {}
         for trial, run in runs.items():
             workspace = records[trial].workspace_bytes or 0
-            entrants["part", trial] = Entrant(ran.named(trial, run.part), trial.problem.batch, workspace)
+            entrants["part", trial] = Entrant(
+                last.remembered(trial, run.part), trial.problem.batch, workspace
+            )
             if trial.algorithm != self.own:
                 set_ups.setdefault(trial.algorithm, trial)
         for algorithm, trial in set_ups.items():
-            entrants["setup", trial] = Entrant(ran.named(trial, runs[trial].setup), ("setup", algorithm), 0)
-        with self._neighbours.watched(), ran.failing_by_name():
+            entrants["setup", trial] = Entrant(
+                last.remembered(trial, runs[trial].setup), ("setup", algorithm), 0
+            )
+        with self._neighbours.watched(), last.blamed():
             times = race(entrants, self._profiling, self._clock, before=before)
         measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
         return {

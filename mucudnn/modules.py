@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
@@ -22,6 +23,12 @@ def check_is_module(model: object) -> None:
         return
     got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
     raise OptionError(f"A model must be a torch.nn.Module, but got {got}.")
+
+
+def home_of(model: nn.Module) -> torch.device:
+    """Return where the model's first parameter or buffer lies; the processor if it has none."""
+    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
+    return torch.device("cpu") if tensor is None else tensor.device
 
 
 @dataclasses.dataclass(frozen=True)

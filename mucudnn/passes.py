@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from mucudnn.errors import SampleError
+from mucudnn.modules import home_of
 
 _NOTHING = contextlib.nullcontext()
 
@@ -121,7 +122,7 @@ def run_without_arithmetic(
         torch.random.fork_rng(devices=[]),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
-        home = _home(model)
+        home = home_of(model)
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         fakes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in state.items()}
         args, kwargs = tree_map_only(
@@ -207,10 +208,10 @@ def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
     try:
         with (
             _left_as_it_was(model),
-            torch.random.fork_rng(),
+            _random_state_kept(model),
             torch.set_grad_enabled(model.training or torch.is_grad_enabled()),
         ):
-            args, kwargs = _copied(sample, _home(model))
+            args, kwargs = _copied(sample, home_of(model))
             model(*args, **kwargs)
     finally:
         with torch.no_grad():
@@ -227,9 +228,9 @@ def make_parameters(model: nn.Module, sample: CallArguments) -> None:
         return
     before = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
     fresh = [each for each in model.modules() if any(map(is_lazy, each.buffers(recurse=False)))]
-    with torch.random.fork_rng(), torch.no_grad():
+    with _random_state_kept(model), torch.no_grad():
         try:
-            args, kwargs = _copied(sample, _home(model))
+            args, kwargs = _copied(sample, home_of(model))
             model(*args, **kwargs)
         finally:
             for buffer, value in before:
@@ -239,9 +240,10 @@ def make_parameters(model: nn.Module, sample: CallArguments) -> None:
                 module.reset_running_stats()
 
 
-def _home(model: nn.Module) -> torch.device:
-    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
-    return torch.device("cpu") if tensor is None else tensor.device
+def _random_state_kept(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Put back the random state of the host and of all cards on which the model lies, and of no other."""
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    return torch.random.fork_rng(sorted(each.index for each in devices if each.type == "cuda"))
 
 
 def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:

@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_u
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, Kind, call_of, padded
 from mucudnn.operators import announce, convolve
-from mucudnn.plan import Assignment, Plan
+from mucudnn.plan import Assignment, CallEvidence, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.routing import Memory, Router, divided
 from mucudnn.workspace import Owner
@@ -28,10 +28,12 @@ class Variant:
     Attributes:
         problem: of the forward pass, for the whole mini-batch.
         assignments: what each op runs.
+        calls: what was seen of whole calls, if it was tuned when it was met.
     """
 
     problem: ConvProblem
     assignments: Mapping[ConvOp, Assignment]
+    calls: tuple[CallEvidence, ...] = ()
 
 
 Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan]
@@ -141,10 +143,9 @@ class PatchedForward:
         self._forget()
 
     @property
-    def learnt(self) -> tuple[Assignment, ...]:
+    def learnt(self) -> Sequence[Variant]:
         """What was tuned since the module was patched."""
-        learnt = self._variants[self._planned :]
-        return tuple(assigned for variant in learnt for assigned in variant.assignments.values())
+        return self._variants[self._planned :]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
@@ -254,7 +255,7 @@ class PatchedForward:
         number = 1 + max(site.variant for site in sites)
         plan = learn(backend.device, self._path, number, problem, ops)
         assignments = {assigned.site.op: assigned for assigned in plan.assignments}
-        self._variants = (*self._variants, Variant(problem, assignments))
+        self._variants = (*self._variants, Variant(problem, assignments, plan.calls))
 
     def _differences(self, backend: Backend) -> list[str]:
         """Return how the plan's environment differs from this process's, if model or flags have changed."""

@@ -124,8 +124,14 @@ def plan_of(model: nn.Module) -> Plan:
         raise PlanError("The model must have been called to be tuned, but it still waits for its first call.")
     if not isinstance(plan, Plan):
         raise PlanError("The model must have been patched by optimize or apply, but it runs no plan.")
-    learnt = [assigned for patched in _patches(model) for assigned in patched.learnt]
-    return dataclasses.replace(plan, assignments=(*plan.assignments, *learnt)) if learnt else plan
+    learnt = [variant for patched in _patches(model) for variant in patched.learnt]
+    if not learnt:
+        return plan
+    assignments = (assigned for variant in learnt for assigned in variant.assignments.values())
+    calls = (seen for variant in learnt for seen in variant.calls)
+    return dataclasses.replace(
+        plan, assignments=(*plan.assignments, *assignments), calls=(*plan.calls, *calls)
+    )
 
 
 def _patches(model: nn.Module) -> Iterator[PatchedForward]:

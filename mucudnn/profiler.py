@@ -170,10 +170,10 @@ class Profiler:
     def _known_outcome(
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
     ) -> tuple[dict[str, int | None], list[Division], Outcome | None]:
-        """Return what those take that are known not to fit, the others, and what is known of these."""
+        """Return what those take that are known to be refused, the others, and what is known of these."""
         refused = self._refused(problem, divisions, limits)
         fitting = [division for division in divisions if division.key not in refused]
-        known = self._comparison(problem, fitting)
+        known = self._comparison(problem, fitting) if fitting else Comparison(problem, {}, {})
         return refused, fitting, None if known is None else Outcome.of(known)
 
     def compare_calls(
@@ -245,7 +245,7 @@ class Profiler:
     def _refused(
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
     ) -> dict[str, int | None]:
-        """Return, by key, what those divisions take that are known to take more than they may."""
+        """Return, by key, what those divisions take that are known to take too much, or to break."""
         trials = {division_trial(problem, division): limits.of(division) for division in divisions}
         known = self._store.records(self.environment, trials)
         return {
@@ -266,7 +266,7 @@ class Profiler:
             self._store.add_records(self.environment, broken)
             raise
         self._store.add_records(self.environment, refusals)
-        if outcome.comparison is not None:
+        if outcome.comparison is not None and outcome.comparison.times:
             self._store.add_comparison(self.environment, outcome.comparison)
             kept = self._store.comparison(self.environment, problem, outcome.comparison.times)
             outcome = outcome if kept is None else Outcome.of(kept)

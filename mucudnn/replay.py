@@ -24,7 +24,7 @@ from mucudnn.measuring import (
 )
 from mucudnn.outcome import Outcome, predicted_estimate
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Comparison, Environment, Record, Trial
+from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore, expanded
 
@@ -114,7 +114,7 @@ class Replay:
         """Return the recorded rounds of `divisions`, else what the recorded times of their parts add up to.
 
         A division that was seen to be too large is refused under every limit that what it took, as far as
-        that is known, does not fit: it takes more than its parts declare.
+        that is known, does not fit: it takes more than its parts declare. One that broke is refused.
 
         Raises:
             BackendError: a part was never recorded, or has no times.
@@ -125,8 +125,7 @@ class Replay:
             record
             for division in divisions
             if (record := known.get(division_trial(problem, division))) is not None
-            and not fits_as_seen(record.workspace_bytes, limits.of(division))
-            and not _has_fitted(division, comparisons, limits.of(division))
+            and _is_refused(record, division, comparisons, limits.of(division))
         ]
         refused = {record.trial.algorithm for record in refusals}
         fitting = [division for division in divisions if division.key not in refused]
@@ -213,6 +212,16 @@ def replaying(name: str) -> Iterator[Replay]:
                 f"{'; '.join(numbered(environments))}, but got {PREFIX + name!r}."
             )
         yield Replay(store, environments[place - 1])
+
+
+def _is_refused(
+    record: Record, division: Division, comparisons: Sequence[Comparison], limit_bytes: int
+) -> bool:
+    """Whether what is known of a division says that it breaks, or takes more than it may."""
+    if record.refusal is not None and record.refusal.kind is not RefusalKind.OVER_LIMIT:
+        return True
+    fits = fits_as_seen(record.workspace_bytes, limit_bytes)
+    return not fits and not _has_fitted(division, comparisons, limit_bytes)
 
 
 def _has_fitted(division: Division, comparisons: Sequence[Comparison], limit_bytes: int) -> bool:

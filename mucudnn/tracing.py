@@ -25,7 +25,7 @@ from mucudnn.calls import ConvArguments, layout_of, op_of, problem_of, problems_
 from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning, warn_user
 from mucudnn.extraction import CallArguments, wanted_ops
 from mucudnn.forecast import Occurrence
-from mucudnn.passes import run_in_earnest, run_without_arithmetic
+from mucudnn.passes import examined, run_in_earnest, run_without_arithmetic
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
@@ -64,7 +64,9 @@ def trace(model: nn.Module, sample: object, ops: str | Collection[str] = "auto")
         OptionError: `ops` is none of the choices.
     """
     recorder = _Recorder(wanted_ops(ops, is_training=model.training))
-    _run(model, CallArguments.of(sample), recorder)
+    arguments = CallArguments.of(sample)
+    with examined(model):
+        _run(model, arguments, recorder)
     occurrences = recorder.occurrences()
     if not occurrences:
         raise NothingToTuneError("The model must compute a convolution on the sample, but it computes none.")

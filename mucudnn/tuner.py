@@ -25,7 +25,7 @@ from mucudnn.extraction import CallArguments, Extraction, extract
 from mucudnn.learning import Learner, opened
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Measurer
-from mucudnn.modules import check_is_module
+from mucudnn.modules import check_is_module, home_of
 from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.passes import is_examining
 from mucudnn.plan import ConvSite, Plan
@@ -158,7 +158,7 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
     # What a recording says stands there already, and predictions must not be taken for measurements.
     kept = opened(settings.store) if settings.recording is None else MemoryStore()
     # Whoever tunes under autocast wants problems in its type, and measurements of just these.
-    device = _device_of(model)
+    device = home_of(model)
     plain = without_autocast(device, autocast_dtype(device))
 
     def make(seen: _Seen) -> Plan:
@@ -201,13 +201,15 @@ class _FirstCall:
     """What an armed model does on its first call: tune on its arguments and be patched.
 
     Where the call has nothing to tune, the model is disarmed, with a warning, and runs as before. Where
-    tuning fails the model stays armed; arguments that the model rejects are left to its own error. Other
-    threads that call the model meanwhile wait, and find it patched.
+    tuning fails the model stays armed; arguments that the model rejects are left to its own error. Should it
+    reject them only while it is examined, the second such call says so. Other threads that call the model
+    meanwhile wait, and find it patched.
     """
 
     def __init__(self, settings: Settings, learn: Learner | None) -> None:
         self._settings = settings
         self._learn = learn
+        self._failures = 0
         self._turn = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -216,6 +218,7 @@ class _FirstCall:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._failures = 0
         self._turn = threading.RLock()
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -231,8 +234,10 @@ class _FirstCall:
         except NothingToTuneError as error:
             patching.restore(model)
             warn_user(f"The model runs as before, untuned. {error}", UntunedWarning)
-        except SampleError:
-            pass  # the model says so itself, right after this
+        except SampleError as error:  # the model says so itself, right after this, or it is examined in vain
+            self._failures += 1
+            if self._failures == 2:
+                warn_user(f"The model runs as before, untuned, and stays armed. {error}", UntunedWarning)
         else:
             patching.patch(model, plan, self._learn)
 
@@ -241,7 +246,7 @@ class _FirstCall:
 def _measurer(settings: Settings, model: nn.Module) -> Iterator[Measurer]:
     """Yield who measures: the recording that is named, or the device where the model lies."""
     if settings.recording is None:
-        yield LiveMeasurer(_backend_at(settings.backend, _device_of(model)))
+        yield LiveMeasurer(_backend_at(settings.backend, home_of(model)))
     else:
         with replaying(settings.recording) as replay:
             yield replay
@@ -254,8 +259,3 @@ def _backend_at(name: str, device: torch.device) -> Backend:
             f"The backend {name!r} tunes models on {chosen.device.type}, but the model lies on {device}."
         )
     return chosen
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
-    return torch.device("cpu") if tensor is None else tensor.device

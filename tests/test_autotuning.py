@@ -20,6 +20,7 @@ from mucudnn.problem import ConvOp
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 LIMIT = "64MiB"
+OWN = "cpu:aten"
 BOUND = 1e-4
 """Of a largest difference in float32, relative to the largest number."""
 
@@ -46,6 +47,18 @@ def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         return next((each for each in rivals.values() if each not in own), own[0])
 
     monkeypatch.setattr(tuning, "winner", quickest)
+    monkeypatch.setattr(tuning.Tuning, "_is_worth_it", lambda *_: True)
+
+
+def is_divided(result: Tensor) -> bool:
+    """Whether a convolution of ours stands in the graph that has computed `result`."""
+    waiting = [result.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if type(node).__name__ == "_ConvolutionBackward":
+            return True
+        waiting += [each for each, _ in ([] if node is None else node.next_functions)]
+    return False
 
 
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -83,7 +96,8 @@ def test_a_function_is_divided_inside_and_not_outside(tuned: Autotune) -> None:
     assert_same(result, expected, x, w)
     assert {site.op for site in tuned.plan.sites} == {*ConvOp}
     assert {site.path for site in tuned.plan.sites} == {"conv2d"}
-    assert "aten" not in {part.algorithm for division in tuned.plan.sites.values() for part in division.parts}
+    assert OWN not in {part.algorithm for division in tuned.plan.sites.values() for part in division.parts}
+    assert is_divided(result)
     assert torch.equal(F.conv2d(x, w, padding=1), expected)
 
 
@@ -104,7 +118,17 @@ def test_every_function_gives_what_it_gives_outside(rank: int, tuned: Autotune) 
     for call in calls:
         with tuned:
             result = call()
+        assert is_divided(result)
         assert_same(result, call(), x, w)
+
+
+def test_a_model_that_is_tuned_inside_is_measured_as_outside(tuned: Autotune, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    with tuned:
+        mucudnn.optimize(model, LIMIT, torch.ones(4, 3, 8, 8), store=tmp_path / "model", progress=False)
+
+    with pytest.raises(PlanError, match="but none was"):
+        _ = tuned.plan
 
 
 def test_what_is_known_is_not_measured_again(tuned: Autotune, monkeypatch: pytest.MonkeyPatch) -> None:

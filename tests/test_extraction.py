@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 from torch.nn.utils import parametrizations
 
@@ -342,6 +343,55 @@ def test_what_flows_through_the_model_has_no_values() -> None:
     extract(model, a_batch())
 
     assert [kind.__name__ for kind in seen] == ["FakeTensor"]
+
+
+class TakesAnotherWay(nn.Module):
+    """Computes other convolutions without values than with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown, self.hidden = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        if isinstance(image, FakeTensor):
+            self.shown(image)
+            F.conv2d(image, self.shown.weight)
+            raise RuntimeError("there are no values")
+        return self.hidden(image)
+
+
+def test_what_a_pass_that_failed_has_shown_is_forgotten() -> None:
+    extraction = extract(TakesAnotherWay(), a_batch())
+
+    assert [call.path for call in extraction.calls] == ["hidden"]
+    assert extraction.untouched == (("shown", "the sample does not reach its convolution"),)
+
+
+def test_a_pass_that_fails_leaves_statistics_as_they_were() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(7, 2))
+    before = [buffer.clone() for buffer in model.buffers()]
+
+    with pytest.raises(SampleError):
+        extract(model, a_batch())
+
+    assert all(map(torch.equal, model.buffers(), before))
+
+
+def test_a_pass_touches_the_random_state_of_no_card_on_which_the_model_does_not_lie(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept: list[object] = []
+    fork = torch.random.fork_rng
+
+    def noting(devices: object = None) -> object:
+        kept.append(devices)
+        return fork(devices)
+
+    monkeypatch.setattr(torch.random, "fork_rng", noting)
+
+    extract(nn.Sequential(nn.LazyConv2d(3, 1), DependsOnValues()), a_batch())
+
+    assert kept == [[], [], []]  # for parameters, without arithmetic, and in earnest
 
 
 def test_a_model_that_needs_values_runs_in_earnest() -> None:

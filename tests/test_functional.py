@@ -386,6 +386,17 @@ def test_an_unknown_backend_is_refused() -> None:
         divided_conv(*tensors(PLAIN), fprop=a_division("gpu:direct", 5))
 
 
+def test_what_ran_before_is_refused_once_the_users_flags_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    image, weight = torch.ones(2, 3, 6, 6), torch.ones(4, 3, 3, 3)
+    division = Division((Candidate("cpu:im2col", 2, 0.0, 0),))
+    divided_conv(image, weight, fprop=division)
+    monkeypatch.setattr(CpuBackend, "flags", lambda _: "others")
+    monkeypatch.setattr(CpuBackend, "computes", lambda *_: False)
+
+    with pytest.raises(BackendError, match="but got 'cpu:im2col'"):
+        divided_conv(image, weight, fprop=division)
+
+
 @pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:unknown"])
 def test_an_algorithm_that_cannot_compute_it_is_refused(algorithm: str) -> None:
     with pytest.raises(BackendError, match=f"the algorithm must be one of .*, but got '{algorithm}'"):

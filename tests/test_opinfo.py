@@ -21,6 +21,7 @@ from mucudnn.patching import apply
 from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem
 from tests.plans import a_plan_for, a_plan_of
+from tests.test_autotuning import is_divided
 
 # Whoever imports the databases may set no flag of a backend any more: other tests do.
 torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
@@ -113,7 +114,7 @@ def test_every_sample_of_a_function_gives_what_pytorch_gives(name: str, dtype: t
             info(torch.ones((1,) * 5, dtype=dtype), torch.ones((1,) * 5, dtype=dtype))
         return
     divided = ByHand()
-    count = 0
+    count, ours = 0, False
     for sample in info.sample_inputs("cpu", dtype, requires_grad=True):
         weight = sample.args[0]
         for images in (sample.input, repeated(sample.input)):
@@ -121,11 +122,12 @@ def test_every_sample_of_a_function_gives_what_pytorch_gives(name: str, dtype: t
                 expected = info(images, *sample.args, **sample.kwargs)
                 with divided:
                     result = info(images, *sample.args, **sample.kwargs)
+                ours |= is_divided(result)
                 assert_same(result, expected, leaves_of(images, sample.args, sample.kwargs))
                 count += 1
 
     assert count >= LEAST_SAMPLES
-    assert bool(divided.divided) == (not dtype.is_complex)
+    assert bool(divided.divided) == ours == (not dtype.is_complex)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -21,7 +22,7 @@ from mucudnn.measuring import ModelCall, division_trial
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiler import Profiler
-from mucudnn.store import Store
+from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.tuning import Tuning
 from tests.convolutions import a_convolution
@@ -521,6 +522,21 @@ def test_a_division_that_takes_more_than_the_limit_is_weighed_once() -> None:
     profiler = _profiler(backend, store=store)
 
     assert profiler.compare(_problem(), divisions) == first
+    assert profiler.measured == 0
+
+
+def test_where_all_divisions_are_too_large_nothing_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
+    divisions = [_division("scripted:greedy", size, 8 // size) for size in (4, 2)]
+    store = SqliteStore(tmp_path / "store")
+    monkeypatch.setattr(LiveMeasurer, "_stand", None)  # nor are operands made
+    first = _profiler(backend, store=store).compare(_problem(), divisions)
+    profiler = _profiler(backend, store=store)
+
+    assert profiler.compare(_problem(), divisions) == first
+    assert first.estimates == {}
     assert profiler.measured == 0
 
 

@@ -23,9 +23,9 @@ from mucudnn.errors import (
     StoreError,
 )
 from mucudnn.intervals import Verdict
-from mucudnn.measuring import Limits
+from mucudnn.measuring import Limits, division_trial
 from mucudnn.plan import Evidence, Plan
-from mucudnn.profile import Candidate, Comparison, Measurement
+from mucudnn.profile import Candidate, Comparison, Measurement, Record, Refusal, RefusalKind
 from mucudnn.replay import Replay, replaying
 from mucudnn.store import SqliteStore
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
@@ -273,6 +273,20 @@ def test_a_division_that_was_seen_to_be_too_large_is_not_predicted(tmp_path: Pat
     plan = _replayed_alone(_forget_comparisons(path))
 
     assert _keys(plan) == ["scripted:own@8*1"]
+
+
+def test_a_division_that_broke_when_it_was_timed_is_not_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    record(path, ScriptedBackend({"parts": Recipe(_parts)}), a_convolution_extraction())
+    [assigned] = _replayed_alone(_forget_comparisons(path)).assignments
+    assert assigned.division.key == "scripted:parts@4*2"
+    broken = division_trial(assigned.problem, assigned.division)
+    refusal = Refusal(broken.algorithm, broken.problem.batch, RefusalKind.FAILED, "no engine runs it")
+    with SqliteStore(path) as store:
+        [environment] = store.environments()
+        store.add_records(environment, [Record(broken, 800, refusal=refusal)])
+
+    assert _keys(_replayed_alone(path)) == ["scripted:own@8*1"]
 
 
 def test_a_prediction_counts_what_a_division_was_seen_to_take_in_other_rounds(tmp_path: Path) -> None:

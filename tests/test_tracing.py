@@ -12,6 +12,7 @@ from torch.nn.utils import parametrizations
 
 from mucudnn.errors import NothingToTuneError, OptionError, SampleError, ValuesWarning
 from mucudnn.forecast import Occurrence
+from mucudnn.passes import is_examining
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.tracing import trace
@@ -428,3 +429,17 @@ def test_checkpointing_is_as_before_afterwards() -> None:
     trace(a_chain(), a_batch())
 
     assert torch.utils.checkpoint.CheckpointFunction.apply == before
+
+
+def test_a_model_that_is_traced_is_examined_by_one_thread_alone() -> None:
+    seen = []
+    conv = nn.Conv2d(3, 4, 3)
+
+    def compute(image: Tensor) -> Tensor:
+        seen.append(is_examining())
+        return conv(image)
+
+    trace(Calls(compute), a_batch())
+
+    assert seen == [True]
+    assert not is_examining()

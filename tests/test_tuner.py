@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import math
 import pickle
 import sqlite3
@@ -34,11 +35,13 @@ from mucudnn.errors import (
     StoreWarning,
     UntunedWarning,
 )
+from mucudnn.intervals import Estimate, Verdict
 from mucudnn.patching import plan_of
-from mucudnn.plan import Plan
+from mucudnn.plan import CallEvidence, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
+from mucudnn.tuning import Tuning
 from tests.convolutions import a_convolution
 from tests.models import Listener, a_batch, a_chain, on_one_thread
 
@@ -219,6 +222,30 @@ def test_an_armed_model_leaves_arguments_that_it_rejects_to_its_own_error_and_st
     model(a_batch())
 
     assert len(plan_of(model).sites) == 5
+
+
+class Watchful(nn.Module):
+    """Refuses to run while somebody watches its convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        if "_conv_forward" in self.conv.__dict__:
+            raise RuntimeError("who is there?")
+        return self.conv(image)
+
+
+def test_an_armed_model_that_can_never_be_examined_says_so_once(tmp_path: Path) -> None:
+    model = mucudnn.optimize(Watchful(), LIMIT, store=tmp_path / "store", progress=False)
+    model(a_batch())  # it might have been rejected
+
+    with pytest.warns(UntunedWarning, match="runs as before, untuned.*who is there") as told:
+        results = [model(a_batch()) for _ in range(3)]
+
+    assert len(told) == 1
+    assert results[0].shape == (8, 4, 4, 4)
 
 
 def test_an_armed_model_whose_first_call_has_nothing_to_tune_warns_once_and_runs_as_before() -> None:
@@ -715,6 +742,29 @@ def test_shapes_that_are_met_later_are_tuned_then(tmp_path: Path) -> None:
         (path, number) for path in ("0", "3") for number in range(3)
     }
     assert {site.op for site in plan.sites if site.variant} == {site.op for site in before.sites}
+
+
+def test_what_was_seen_of_calls_that_are_tuned_later_is_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tuned = a_chain(), Tuning.plan
+    mucudnn.optimize(model, LIMIT, a_batch(4), store=tmp_path / "store", progress=False, dynamic=True)
+    once = Estimate(1.0, 0.9, 1.1, 7)
+
+    def seeing_a_call(tuning: Tuning) -> Plan:
+        plan = tuned(tuning)
+        site = plan.assignments[0].site
+        seen = CallEvidence(site.path, site.variant, once, once, once, Verdict.SAME)
+        return dataclasses.replace(plan, calls=(seen,))
+
+    monkeypatch.setattr(Tuning, "plan", seeing_a_call)
+    before = plan_of(model).calls
+
+    model(a_batch(8))
+
+    found = plan_of(model).calls
+    assert found[: len(before)] == before
+    assert [(each.path, each.variant) for each in found[len(before) :]] == [("0", 1), ("3", 1)]
 
 
 def test_what_was_tuned_later_is_saved_and_applied_with_the_rest(tmp_path: Path) -> None:

@@ -14,9 +14,7 @@ from typing import IO, Any, TextIO
 import click
 
 import mucudnn
-from mucudnn.errors import BackendWarning, BusyWarning, StoreWarning, ValuesWarning
-
-_OWN_WARNINGS = (BackendWarning, BusyWarning, StoreWarning, ValuesWarning)
+from mucudnn.errors import MucudnnWarning
 
 
 class Failure(click.ClickException):
@@ -85,8 +83,7 @@ def _is_ours(path: Path) -> bool:
 def warnings_as_lines() -> Iterator[None]:
     """Show our own warnings as one line on standard error; others as Python shows them."""
     with warnings.catch_warnings():
-        for kind in _OWN_WARNINGS:
-            warnings.simplefilter("always", kind)
+        warnings.simplefilter("always", MucudnnWarning)
         show_as_before = warnings.showwarning
 
         def show(
@@ -98,7 +95,7 @@ def warnings_as_lines() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             """Show one warning; the signature is that of `warnings.showwarning`."""
-            if issubclass(category, _OWN_WARNINGS):
+            if issubclass(category, MucudnnWarning):
                 tell(_in_one_line(str(message)))
             else:
                 show_as_before(message, category, filename, lineno, file, line)

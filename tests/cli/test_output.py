@@ -1,0 +1,34 @@
+"""What commands print beside their results."""
+
+import warnings
+
+import pytest
+
+from mucudnn import errors
+from mucudnn.cli.output import warnings_as_lines
+
+OURS = [
+    each
+    for each in vars(errors).values()
+    if isinstance(each, type) and issubclass(each, errors.MucudnnWarning)
+]
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_warnings_of_ours_are_lines(kind: type[Warning], capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings_as_lines():
+        for _ in range(2):
+            warnings.warn("something\n is the matter", kind, stacklevel=1)
+
+    assert capsys.readouterr().err == "mucudnn: something is the matter\n" * 2
+
+
+def test_warnings_of_others_are_left_to_python(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="something is the matter"), warnings_as_lines():
+        warnings.warn("something is the matter", UserWarning, stacklevel=1)
+
+    assert capsys.readouterr().err == ""
+
+
+def test_there_are_warnings_of_ours() -> None:
+    assert {errors.UntunedWarning, errors.BusyWarning} < {*OURS}
