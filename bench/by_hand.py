@@ -17,7 +17,6 @@ from mucudnn.extraction import extract
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Trial
-from mucudnn.tuning import problems_at
 from mucudnn.version import __version__
 
 LIMIT_BYTES = 2**33
@@ -35,7 +34,7 @@ def a_plan_for(model: nn.Module, sample: object, mode: Mode = Mode.REUSE) -> Pla
     that; PyTorch's own comes last. A site starts with another algorithm than the one before it.
     """
     extraction = extract(model, sample)
-    return a_plan_of(problems_at(extraction), mode, extraction.untouched)
+    return a_plan_of(extraction.problems, mode, extraction.untouched)
 
 
 def a_plan_of(

@@ -18,8 +18,8 @@ from bench.steps import Differences, TrainingStep, copy_of, differences, digits_
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
 from mucudnn.choices import Policy
+from mucudnn.division import undivided
 from mucudnn.errors import MucudnnError
-from mucudnn.functional import undivided
 from mucudnn.intervals import Estimate, compare, ratio
 from mucudnn.live import LiveMeasurer
 from mucudnn.outcome import Outcome

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mucudnn.backends import BACKENDS, Backend
-from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers, op_of, problems_of
+from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers
 from mucudnn.choices import Mode
 from mucudnn.errors import BackendError, OptionError, PlanError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import wanted_ops
@@ -20,7 +20,7 @@ from mucudnn.learning import Learner
 from mucudnn.modules import Call
 from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.plan import Assignment, Plan
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 from mucudnn.routing import Memory, Router, divided
 
 
@@ -56,7 +56,7 @@ _READERS: dict[object, Callable[..., Call]] = {
     **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _plain),
     **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _transposed),
 }
-"""PyTorch's functions, under which all its modules and `torch.nn.functional` call convolutions."""
+"""What reads a call of each of PyTorch's functions."""
 
 
 class _ThisThread(threading.local):
@@ -249,5 +249,5 @@ def autotune(
             "autotune must have the mode 'reuse', since it meets convolutions one by one, "
             f"but got {mode!r}; optimize shares a total among all."
         )
-    settings.check_measures("autotune", "where the code runs")
+    settings.refuse_recording("autotune")
     return Autotune(settings)

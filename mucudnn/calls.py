@@ -18,9 +18,10 @@ _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose
 _CHANNELS_LAST_DIMENSIONS = (4, 5)
 
 RANKS = tuple(_CONVOLUTIONS)
+"""Numbers of spatial dimensions that PyTorch has convolutions for."""
+
 FUNCTIONS = frozenset({*_CONVOLUTIONS.values(), *_TRANSPOSED.values()})
 """PyTorch's functions, under which all its modules and `torch.nn.functional` call convolutions."""
-"""Numbers of spatial dimensions that PyTorch has convolutions for."""
 
 _NOTHING = contextlib.nullcontext()
 
@@ -131,12 +132,10 @@ def explicit_padding(
 
 
 def layout_of(image: Tensor, weight: Tensor) -> Layout:
-    """Return the layout in which PyTorch runs this convolution: channels_last if either tensor is in it.
+    """Return the layout that most of PyTorch's convolutions take: channels_last if either tensor is in it.
 
-    On a GPU float64 runs contiguous in any case. Source: PyTorch, aten/src/ATen/native/ConvUtils.h.
+    Source: PyTorch, aten/src/ATen/native/ConvUtils.h.
     """
-    if image.is_cuda and image.dtype is torch.float64:
-        return Layout.CONTIGUOUS
     if _is_channels_last(image) or _is_channels_last(weight):
         return Layout.CHANNELS_LAST
     return Layout.CONTIGUOUS
@@ -253,23 +252,6 @@ def has_its_bias(problem: ConvProblem, bias: Tensor | None) -> bool:
     """Return whether a bias, if there is one, has a number for each channel of the forward pass's result."""
     channels = problem.out_channels if problem.op is ConvOp.FPROP else problem.in_channels
     return bias is None or tuple(bias.shape) == (channels,)
-
-
-def problems_of(problem: ConvProblem) -> dict[ConvOp, ConvProblem]:
-    """Return the three problems of a training step, from that of the forward pass; gradients have no bias."""
-    without = dataclasses.replace(problem, bias=False)
-    return {op: problem if op is problem.op else without.with_op(op) for op in ConvOp}
-
-
-_EXCHANGED = {ConvOp.FPROP: ConvOp.DGRAD, ConvOp.DGRAD: ConvOp.FPROP, ConvOp.WGRAD: ConvOp.WGRAD}
-
-
-def op_of(role: ConvOp, *, is_transposed: bool) -> ConvOp:
-    """Return the op of a layer's forward pass (fprop), input gradient (dgrad) or weight gradient (wgrad).
-
-    They are those of the same name, but in a transposed convolution, where input and output change places.
-    """
-    return _EXCHANGED[role] if is_transposed else role
 
 
 def obstacle(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:

@@ -13,24 +13,33 @@ from mucudnn.profile import Candidate
 from mucudnn.solvers import least_workspace_bytes, solve_reuse
 
 
+class Seen(NamedTuple):
+    """A division that may run at a site, and what was seen of it."""
+
+    division: Division
+    evidence: Evidence
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What it declares, or was seen to take if that is more."""
+        return max(self.division.workspace_bytes, self.evidence.workspace_bytes or 0)
+
+
 class Confirmed(NamedTuple):
     """What runs at a site after all.
 
     Attributes:
-        division: what runs.
-        evidence: for it.
-        own: the same of PyTorch's own, undivided; None where it may not run.
+        chosen: that, for itself.
+        own: PyTorch's own, undivided, which may take its place; None where it may not run.
     """
 
-    division: Division
-    evidence: Evidence
-    own: "tuple[Division, Evidence] | None"
+    chosen: Seen
+    own: Seen | None
 
     @property
-    def heavier(self) -> "tuple[Division, Evidence]":
+    def heavier(self) -> Seen:
         """Of what may run here after all, what takes more."""
-        both = [(self.division, self.evidence), *([] if self.own is None else [self.own])]
-        return max(both, key=lambda each: max(each[0].workspace_bytes, each[1].workspace_bytes or 0))
+        return max((each for each in self if each is not None), key=lambda each: each.workspace_bytes)
 
 
 class Pool:
@@ -47,9 +56,9 @@ class Pool:
         """Return what each of so many sites that are alike may be seen to take."""
         return division.workspace_bytes + max(self._spare_bytes, 0) // sites
 
-    def settle(self, division: Division, chosen: Division, evidence: Evidence, sites: int) -> None:
+    def settle(self, division: Division, found: Seen, sites: int) -> None:
         """Take what these sites take beyond what was allotted to them, or give back what they leave of it."""
-        taken, seen = chosen.workspace_bytes, evidence.workspace_bytes
+        taken, seen = found.division.workspace_bytes, found.evidence.workspace_bytes
         if seen is not None and not fits_as_seen(seen, taken):
             taken = min(seen, self.room(division, sites))  # what is above is noise
         self._spare_bytes -= sites * (taken - division.workspace_bytes)

@@ -81,10 +81,26 @@ def buffer_bytes(division: Division, own: str) -> int:
     return max((part.workspace_bytes for part in division.parts if part.algorithm != own), default=0)
 
 
-def tight_limit(division: Division, limit_bytes: int, held_bytes: int) -> int | None:
-    """Return the limit where a buffer of `held_bytes`, and a part beside it, might exceed it; else None.
+def undivided(algorithm: str, batch: int) -> Division:
+    """Return the division that runs the whole batch at once, with nothing known of its time."""
+    return Division((Candidate(algorithm, batch, 0.0, 0),))
+
+
+def tight_limit(
+    division: Division, own: str, limit_bytes: int, common_bytes: int, *, is_sharing: bool
+) -> int | None:
+    """Return what its buffer and a part beside it may take together; None if they always fit.
 
     A part counts as if it took all of its workspace beside the buffer; how much it does, who runs it knows.
+
+    Args:
+        division: that is to run.
+        own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
+        limit_bytes: for both together; in sharing mode that is the division's share.
+        common_bytes: what the buffer that all divisions have in common may come to.
+        is_sharing: whether the division has a buffer of its own instead.
     """
     elsewhere = max((part.workspace_bytes for part in division.parts), default=0)
-    return limit_bytes if elsewhere + held_bytes > limit_bytes else None
+    limit = division.workspace_bytes if is_sharing else limit_bytes
+    held = buffer_bytes(division, own) if is_sharing else common_bytes
+    return limit if elsewhere + held > limit else None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mucudnn.calls import FUNCTIONS, as_autocast, autocast_dtype, obstacle, op_of, problem_of
+from mucudnn.calls import FUNCTIONS, as_autocast, autocast_dtype, obstacle, problem_of
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
 from mucudnn.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
 from mucudnn.passes import (
@@ -21,7 +21,8 @@ from mucudnn.passes import (
     run_in_earnest,
     run_without_arithmetic,
 )
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.plan import ConvSite
+from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 
 __all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
 
@@ -67,6 +68,15 @@ class Extraction:
     calls: tuple[SiteCall, ...]
     untouched: tuple[tuple[str, str], ...]
 
+    @property
+    def problems(self) -> Mapping[ConvSite, ConvProblem]:
+        """The problem of every site that is to be tuned, in the order in which the model meets them."""
+        return {
+            ConvSite(call.path, op, call.variant): problems_of(call.problem)[op]
+            for call in self.calls
+            for op in call.ops
+        }
+
 
 def wanted_ops(ops: str | Collection[str], *, is_training: bool) -> frozenset[ConvOp]:
     """Return the ops of a layer that `ops` names; "auto" names all in training mode, and else fprop.
@@ -79,11 +89,10 @@ def wanted_ops(ops: str | Collection[str], *, is_training: bool) -> frozenset[Co
     if isinstance(ops, str) and ops == "auto":
         return frozenset(ConvOp) if is_training else frozenset({ConvOp.FPROP})
     names = [ops] if isinstance(ops, str) or not isinstance(ops, Collection) else list(ops)
-    try:
-        return frozenset(ConvOp(name) for name in names or [""])
-    except ValueError:
+    if not names or any(name not in [*ConvOp] for name in names):
         choices = ", ".join(repr(str(op)) for op in ConvOp)
-        raise OptionError(f"ops must be 'auto' or some of {choices}, but got {ops!r}.") from None
+        raise OptionError(f"ops must be 'auto' or some of {choices}, but got {ops!r}.")
+    return frozenset(map(ConvOp, names))
 
 
 def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto") -> Extraction:

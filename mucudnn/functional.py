@@ -18,24 +18,16 @@ from mucudnn.calls import (
     explicit_padding,
     is_traced,
     obstacle,
-    op_of,
     own_call,
     own_gradients,
     problem_of,
-    problems_of,
     without_autocast,
 )
-from mucudnn.division import Division
+from mucudnn.division import Division, undivided
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.execution import Runner
-from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate
+from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 from mucudnn.workspace import Owner, workspace_of
-
-
-def undivided(algorithm: str, batch: int) -> Division:
-    """Return the division that runs the whole batch at once, with nothing known of its time."""
-    return Division((Candidate(algorithm, batch, 0.0, 0),))
 
 
 class DividedConvolution:

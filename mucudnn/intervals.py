@@ -104,17 +104,23 @@ def ratio(base: Sequence[float], other: Sequence[float]) -> Estimate:
 def compare(base: Sequence[float], other: Sequence[float], tolerance: float = TOLERANCE) -> Verdict:
     """Return whether `other` is faster than `base`, from rounds in which both were timed.
 
-    With [l, u] the interval of other / base and d the tolerance: FASTER if u < 1 - d, SLOWER if
-    l > 1 + d, SAME if [l, u] lies in [1 - d, 1 + d], else AMBIGUOUS. An AMBIGUOUS gain is no gain.
-
     Raises:
         ValueError: the numbers of samples differ, or there is none.
     """
     relative = ratio(base, other)
-    if relative.high < 1 - tolerance:
+    return verdict_of(relative.low, relative.high, tolerance)
+
+
+def verdict_of(low: float, high: float, tolerance: float = TOLERANCE) -> Verdict:
+    """Return what the interval of other / base says of the other.
+
+    With [l, u] the interval and d the tolerance: FASTER if u < 1 - d, SLOWER if l > 1 + d, SAME if [l, u]
+    lies in [1 - d, 1 + d], else AMBIGUOUS. An AMBIGUOUS gain is no gain.
+    """
+    if high < 1 - tolerance:
         return Verdict.FASTER
-    if relative.low > 1 + tolerance:
+    if low > 1 + tolerance:
         return Verdict.SLOWER
-    if 1 - tolerance <= relative.low and relative.high <= 1 + tolerance:
+    if 1 - tolerance <= low and high <= 1 + tolerance:
         return Verdict.SAME
     return Verdict.AMBIGUOUS

@@ -12,9 +12,8 @@ import torch
 from mucudnn.backends import Backend
 from mucudnn.backends.base import JobFailedError
 from mucudnn.choices import Search
-from mucudnn.division import Division
+from mucudnn.division import Division, undivided
 from mucudnn.errors import DeviceLostError, UnmeasuredError
-from mucudnn.functional import undivided
 from mucudnn.measuring import Compared, Divisions, Limits, ModelCall, call_trial, division_trial, fits_as_seen
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem

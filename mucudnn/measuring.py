@@ -57,11 +57,9 @@ class ModelCall(NamedTuple):
 
     def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
         """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
-        buffers = {op: buffer_bytes(division, self.own) for op, division in divisions.items()}
+        common = max((buffer_bytes(division, self.own) for division in divisions.values()), default=0)
         bounds = {
-            op: tight_limit(division, division.workspace_bytes, buffers[op])
-            if self.is_sharing
-            else tight_limit(division, self.limit_bytes, max(buffers.values(), default=0))
+            op: tight_limit(division, self.own, self.limit_bytes, common, is_sharing=self.is_sharing)
             for op, division in divisions.items()
         }
         return {op: bound for op, bound in bounds.items() if bound is not None}
@@ -104,7 +102,7 @@ class Measurer(Protocol):
         """Return a context in which nobody else measures on this device, as far as that can be had.
 
         Args:
-            on_wait: called once if somebody does, before waiting for them.
+            on_wait: called before waiting for whoever does, and again while that lasts.
         """
 
     def complaint(self) -> str | None:

@@ -89,7 +89,7 @@ class Settings:
                 f"again must come with a backend that measures, but got {backend!r}, a recording."
             )
         if not (store is None or isinstance(store, str | os.PathLike) or _offers(store, Store)):
-            lacks = f", which lacks {', '.join(_lacking(store, Store))}" * hasattr(store, "records")
+            lacks = f", which lacks {', '.join(_lacking(store, Store))}" if hasattr(store, "records") else ""
             raise OptionError(f"store must be a path, a Store or None, but got {store!r}{lacks}.")
         if not (progress is None or isinstance(progress, bool) or _offers(progress, Progress)):
             raise OptionError(f"progress must be True, False, None or a Progress, but got {progress!r}.")
@@ -99,20 +99,19 @@ class Settings:
         """Return what tells profiles as they are wanted here, measured by `measurer` and kept in `store`."""
         return Profiler(measurer, store, self.limit_bytes, self.policy, self.search, self.max_error)
 
-    def check_measures(self, what: str, where: str) -> None:
-        """Refuse a recording.
+    def refuse_recording(self, caller: str) -> None:
+        """Raise if the backend is a recording.
 
         Args:
-            what: needs a backend that measures.
-            where: it must.
+            caller: name of the function that measures where it is called.
 
         Raises:
-            OptionError: the backend is a recording.
+            OptionError: it is one.
         """
         if self.recording is not None:
             raise OptionError(
-                f"{what} must measure {where}, but got {self.backend!r}, a recording; tune replays it, and "
-                "apply takes its plan in the environment that was recorded."
+                f"{caller} must measure where the model runs, but got {self.backend!r}, a recording; tune "
+                "replays it, and apply takes its plan in the environment that was recorded."
             )
 
     @property
@@ -136,7 +135,7 @@ def checked_backend(backend: object) -> str:
         OptionError: it is none of them.
     """
     names = ("auto", *BACKENDS)
-    if isinstance(backend, str) and (backend in names or backend.removeprefix(PREFIX) not in ("", backend)):
+    if isinstance(backend, str) and (backend in names or (backend.startswith(PREFIX) and backend != PREFIX)):
         return backend
     choices = ", ".join(map(repr, names))
     raise OptionError(f"backend must be one of {choices}, or '{PREFIX}FILE', but got {backend!r}.")

@@ -13,13 +13,12 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 
 from mucudnn.division import Division
-from mucudnn.intervals import TOLERANCE, Estimate, Verdict, compare
+from mucudnn.intervals import TOLERANCE, Estimate, Verdict, compare, verdict_of
 from mucudnn.profile import Comparison, Measurement, Record
+from mucudnn.timing import HOPELESS
 
-_HOPELESS = 2.0
-"""How many times slower than a rival an entrant is that leaves a race before it has an interval."""
-_ROUNDS = 3
-"""After which it does."""
+_ROUNDS = max(HOPELESS)
+"""Of a race, after which the hopeless leave it for the last time before there is any interval."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,13 +79,7 @@ def compare_intervals(base: Estimate, other: Estimate, tolerance: float = TOLERA
     """
     low = other.low / base.high if 0 < base.high < math.inf else 0.0
     high = other.high / base.low if base.low > 0 else math.inf
-    if high < 1 - tolerance:
-        return Verdict.FASTER
-    if low > 1 + tolerance:
-        return Verdict.SLOWER
-    if 1 - tolerance <= low and high <= 1 + tolerance:
-        return Verdict.SAME
-    return Verdict.AMBIGUOUS
+    return verdict_of(low, high, tolerance)
 
 
 def predicted_estimate(division: Division, records: Sequence[Record]) -> Estimate:
@@ -124,7 +117,9 @@ def _bounded(measurement: Measurement) -> Estimate:
     if math.isfinite(estimate.low):
         return estimate
     samples = measurement.samples_s
-    return dataclasses.replace(estimate, low=0.0 if len(samples) < _ROUNDS else min(samples) / _HOPELESS)
+    return dataclasses.replace(
+        estimate, low=0.0 if len(samples) < _ROUNDS else min(samples) / HOPELESS[_ROUNDS]
+    )
 
 
 def _hull(estimates: Sequence[Estimate]) -> Estimate:

@@ -354,7 +354,7 @@ class _File:
         """Return the plan of which this was written, unchecked.
 
         Raises:
-            IndexError: an assignment names a problem that is not there.
+            ValueError: an assignment names a problem that is not there.
         """
         return Plan(
             mode=self.mode,

@@ -280,3 +280,20 @@ def _check_groups(problem: ConvProblem) -> None:
     c, k, groups = problem.in_channels, problem.out_channels, problem.groups
     if c % groups or k % groups:
         raise ProblemError(f"groups must divide both c and k, but got groups={groups}, c={c}, k={k}.")
+
+
+def problems_of(problem: ConvProblem) -> dict[ConvOp, ConvProblem]:
+    """Return the three problems of a training step, from that of the forward pass; gradients have no bias."""
+    without = dataclasses.replace(problem, bias=False)
+    return {op: problem if op is problem.op else without.with_op(op) for op in ConvOp}
+
+
+_EXCHANGED = {ConvOp.FPROP: ConvOp.DGRAD, ConvOp.DGRAD: ConvOp.FPROP, ConvOp.WGRAD: ConvOp.WGRAD}
+
+
+def op_of(role: ConvOp, *, is_transposed: bool) -> ConvOp:
+    """Return the op of a layer's forward pass (fprop), input gradient (dgrad) or weight gradient (wgrad).
+
+    They are those of the same name, but in a transposed convolution, where input and output change places.
+    """
+    return _EXCHANGED[role] if is_transposed else role

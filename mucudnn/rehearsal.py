@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from mucudnn.backends import Backend, backend_name
-from mucudnn.calls import op_of
+from mucudnn.division import undivided
 from mucudnn.errors import BackendError
-from mucudnn.functional import DividedConvolution, arguments_of, undivided
+from mucudnn.functional import DividedConvolution, arguments_of
 from mucudnn.measuring import Divisions, ModelCall
 from mucudnn.modules import Call
-from mucudnn.problem import ConvOp
+from mucudnn.problem import ConvOp, op_of
 from mucudnn.routing import Router
 from mucudnn.workspace import Owner, workspace_of
 

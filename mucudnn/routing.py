@@ -14,7 +14,6 @@ from mucudnn.calls import (
     has_its_bias,
     obstacle,
     problem_of,
-    problems_of,
     without_autocast,
 )
 from mucudnn.choices import Mode
@@ -23,7 +22,7 @@ from mucudnn.errors import BackendError, OptionError, ProblemError
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, padded
 from mucudnn.plan import Assignment, Plan
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Candidate, Environment
 from mucudnn.solvers import ReuseTable
 from mucudnn.workspace import Owner
@@ -188,9 +187,9 @@ class Memory:
 
     def bound(self, division: Division) -> int | None:
         """Return what buffer and PyTorch's own workspace may take together, or None if they always fit."""
-        if self.is_sharing:
-            return tight_limit(division, division.workspace_bytes, buffer_bytes(division, self.own))
-        return tight_limit(division, self.limit_bytes, self.buffer_bytes)
+        return tight_limit(
+            division, self.own, self.limit_bytes, self.buffer_bytes, is_sharing=self.is_sharing
+        )
 
 
 def is_own(division: Division, memory: Memory) -> bool:

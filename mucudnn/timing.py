@@ -25,7 +25,7 @@ Clock = Callable[[], int]
 
 Key = TypeVar("Key", bound=Hashable)
 
-_HOPELESS = {1: 8.0, 3: 2.0}
+HOPELESS = {1: 8.0, 3: 2.0}
 """By the rounds after which the hopeless leave the race, long before there is any interval: how many times
 slower than a rival's slowest sample the fastest sample of such an entrant is."""
 
@@ -172,8 +172,8 @@ def race(
     racing = _by_rivals(entrants, runners)
     for rounds in range(1, rule.looks[-1] + 1):
         _time_once(itertools.chain.from_iterable(racing), order, stopwatch)
-        if rounds in _HOPELESS:
-            racing = [_without_hopeless(group, _HOPELESS[rounds]) for group in racing]
+        if rounds in HOPELESS:
+            racing = [_without_hopeless(group, HOPELESS[rounds]) for group in racing]
         if rounds in rule.looks:
             racing = [_without_beaten(group) for group in racing]
             racing = [group for group in racing if not all(_is_narrow(one, rule) for one in group)]

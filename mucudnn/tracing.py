@@ -21,13 +21,13 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.algorithms.base import memory_format
-from mucudnn.calls import ConvArguments, layout_of, op_of, problem_of, problems_of
+from mucudnn.calls import ConvArguments, layout_of, problem_of
 from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning, warn_user
 from mucudnn.extraction import CallArguments, wanted_ops
 from mucudnn.forecast import Occurrence
 from mucudnn.passes import examined, run_in_earnest, run_without_arithmetic
 from mucudnn.plan import ConvSite
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.problem import ConvOp, ConvProblem, Layout, op_of, problems_of
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 

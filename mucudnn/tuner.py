@@ -35,7 +35,7 @@ from mucudnn.progress import progress_for
 from mucudnn.ranks import agreed, is_distributed
 from mucudnn.replay import replaying
 from mucudnn.store import MemoryStore
-from mucudnn.tuning import Tuning, problems_at
+from mucudnn.tuning import Tuning
 
 
 def optimize(
@@ -84,7 +84,8 @@ def optimize(
     Raises:
         SizeError, OptionError: an argument cannot be read, or is none of the choices.
         SampleError: the model cannot be run on the sample, or has nothing to tune.
-        InfeasibleError: nothing fits the limit; it names the convolution and a limit that may do.
+        InfeasibleError: nothing fits the limit; it names the convolution and a limit that may do. Of a model
+            that is armed or dynamic, a later call raises it.
         BackendError: nothing tunes on the model's device, or `backend` does not.
         StoreError: the store is damaged or newer than this version.
     """
@@ -92,7 +93,7 @@ def optimize(
         workspace_limit, mode=mode, policy=policy, search=search, max_error=max_error, ops=ops,
         backend=backend, store=store, again=again, progress=progress,
     )  # fmt: skip
-    settings.check_measures("optimize", "where the model runs")
+    settings.refuse_recording("optimize")
     learn = _learner(settings) if dynamic else None
     if sample is not None:
         return patching.patch(model, _plan(model, sample, settings), learn)
@@ -171,12 +172,13 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
             return tuning.plan()
 
     with contextlib.ExitStack() as stack:
-        return agreed(
-            lambda: _Seen(
-                stack.enter_context(_measurer(settings, model)), extract(model, sample, settings.ops)
-            ),
-            make,
-        )
+
+        def look() -> _Seen:
+            """Return what there is to tune; where that fails on one rank, all of them raise."""
+            measurer = stack.enter_context(_measurer(settings, model))
+            return _Seen(measurer, extract(model, sample, settings.ops))
+
+        return agreed(look, make)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +191,7 @@ class _Seen:
     @property
     def problems(self) -> Mapping[ConvSite, ConvProblem]:
         """The problem of every site."""
-        return problems_at(self.extraction)
+        return self.extraction.problems
 
     @property
     def environment(self) -> Environment:

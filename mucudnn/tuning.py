@@ -5,17 +5,15 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mucudnn.calls import problems_of
 from mucudnn.choices import Mode
-from mucudnn.confirming import Confirmed, Pool, evidence_of, rivals_of, winner
-from mucudnn.division import Division
+from mucudnn.confirming import Confirmed, Pool, Seen, evidence_of, rivals_of, winner
+from mucudnn.division import Division, undivided
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import Extraction, SiteCall
-from mucudnn.functional import undivided
 from mucudnn.measuring import Divisions, ModelCall, call_key, fits_as_seen
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, Plan
-from mucudnn.problem import ConvProblem
+from mucudnn.plan import Assignment, CallEvidence, ConvSite, Plan
+from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Candidate, Comparison, Profile
 from mucudnn.profiler import Profiler
 from mucudnn.progress import Progress, Work
@@ -35,15 +33,6 @@ profiles took 47 s, finished divisions 10 s and whole calls 7 s."""
 
 _FIXED_FLOPS = 10**8
 """What each problem takes beside its own FLOPs, in the same measure: about 0.2 s of profiling there."""
-
-
-def problems_at(extraction: Extraction) -> dict[ConvSite, ConvProblem]:
-    """Return the problem of every site, in the order in which the model meets them."""
-    return {
-        ConvSite(call.path, op, call.variant): problems_of(call.problem)[op]
-        for call in extraction.calls
-        for op in call.ops
-    }
 
 
 class _Solution(NamedTuple):
@@ -68,7 +57,7 @@ class Tuning:
         self._profiler = profiler
         self._mode = mode
         self._extraction = extraction
-        self._problems = problems_at(extraction)
+        self._problems = dict(extraction.problems)
         profiler.on_wait = self._wait
         self._unmeasured: list[tuple[str, str]] = []
         self._calls: list[CallEvidence] = []
@@ -98,7 +87,7 @@ class Tuning:
         assignments = tuple(
             Assignment(site, problem, found.division, tuple(sorted(solution[site].fitting)), found.evidence)
             for site, problem in self._problems.items()
-            for found in [confirmed[site]]
+            for found in [confirmed[site].chosen]
         )
         plan = Plan(
             mode=self._mode,
@@ -177,7 +166,7 @@ class Tuning:
                     self._leave(problem, error)
                     continue
                 if pool is not None:
-                    pool.settle(division, *confirmed[key].heavier, alike[key])
+                    pool.settle(division, confirmed[key].heavier, alike[key])
             self._work.finish(("confirm", problem))
             yield site, confirmed[key]
 
@@ -193,8 +182,8 @@ class Tuning:
         found = {op: confirmed[site] for op, site in sites.items() if site in self._problems}
         own = {op: each.own for op, each in found.items() if each.own is not None}
         untuned = {op: undivided(self._profiler.own, call.problem.batch) for op in call.computed}
-        divisions = untuned | {op: each.division for op, each in found.items()}
-        base = divisions | {op: division for op, (division, _) in own.items()}
+        divisions = untuned | {op: each.chosen.division for op, each in found.items()}
+        base = divisions | {op: each.division for op, each in own.items()}
         is_worth_it = True
         if base != divisions:
             self._work.at(f"confirming {call.path or 'the model itself'}")
@@ -202,7 +191,7 @@ class Tuning:
             asked = ModelCall(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes)
             is_worth_it = self._is_worth_it(call, asked, base, divisions)
         self._work.finish(_step(call))
-        return {} if is_worth_it else {sites[op]: Confirmed(*each, each) for op, each in own.items()}
+        return {} if is_worth_it else {sites[op]: Confirmed(each, each) for op, each in own.items()}
 
     def _is_worth_it(self, call: SiteCall, asked: ModelCall, base: Divisions, divisions: Divisions) -> bool:
         """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
@@ -317,24 +306,19 @@ class Tuning:
         ):
             fits.pop(base.key, None)  # it ran to compare only
         if not fits:
-            less = [each for each in fitting if each.workspace_bytes < division.workspace_bytes]
-            if least_workspace_bytes(less, problem.batch) is None:  # or what ran has failed
-                failed = {part.algorithm for rival in rivals.values() for part in rival.parts}
-                less = [each for each in fitting if each.algorithm not in failed]
-            if least_workspace_bytes(less, problem.batch) is None:
+            less = _lesser(fitting, division, rivals.values())
+            if not less:
                 raise self._nothing_fits(site, outcome)
             smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
             return self._confirm(site, smaller, less, base, room_bytes)
-        chosen = winner(fits, outcome)
-        evidence = self._evidence(problem, chosen, outcome)
-        if base is None or base.key not in fits:
-            return Confirmed(chosen, evidence, None)
-        return Confirmed(chosen, evidence, (base, self._evidence(problem, base, outcome)))
+        own = None if base is None or base.key not in fits else self._seen(problem, base, outcome)
+        return Confirmed(self._seen(problem, winner(fits, outcome), outcome), own)
 
-    def _evidence(self, problem: ConvProblem, chosen: Division, outcome: Outcome) -> Evidence:
+    def _seen(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Seen:
         errors = self._profiler.errors(problem)
-        worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in chosen.parts), default=0.0)
-        return evidence_of(chosen, outcome, undivided(self._profiler.own, problem.batch).key, worst)
+        worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in division.parts), default=0.0)
+        own = undivided(self._profiler.own, problem.batch).key
+        return Seen(division, evidence_of(division, outcome, own, worst))
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
         limit_bytes = self._profiler.limit_bytes
@@ -346,6 +330,21 @@ class Tuning:
 def _step(call: SiteCall) -> Hashable:
     """Return what the call is timed as: equal convolutions with equal gradients are timed once."""
     return ("call", call.problem, call.ops, call.computed)
+
+
+def _lesser(fitting: Sequence[Candidate], division: Division, tried: Iterable[Division]) -> list[Candidate]:
+    """Return candidates for a division in the place of those that do not fit; none if there is none.
+
+    Those with less workspace, or, as what was tried may have failed, those of other algorithms.
+    """
+    failed = {part.algorithm for each in tried for part in each.parts}
+    for less in (
+        [each for each in fitting if each.workspace_bytes < division.workspace_bytes],
+        [each for each in fitting if each.algorithm not in failed],
+    ):
+        if least_workspace_bytes(less, division.batch) is not None:
+            return less
+    return []
 
 
 def _within(candidates: Iterable[Candidate], division: Division) -> list[Candidate]:

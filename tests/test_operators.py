@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from bench.networks import BasicBlock, resnet18
 from mucudnn.calls import ConvArguments, own_call, own_gradients
+from mucudnn.division import undivided
 from mucudnn.errors import UntunedWarning
-from mucudnn.functional import undivided
 from mucudnn.operators import announce, convolve
 from mucudnn.patched import PatchedForward
 from mucudnn.patching import apply, restore

@@ -15,11 +15,10 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 
 from mucudnn.autotuning import Autotune, autotune
-from mucudnn.calls import problems_of
 from mucudnn.errors import NothingToTuneError, SampleError
 from mucudnn.patching import apply
 from mucudnn.plan import Assignment, ConvSite
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from tests.plans import a_plan_for, a_plan_of
 from tests.test_autotuning import is_divided
 

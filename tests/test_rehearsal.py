@@ -12,9 +12,8 @@ from mucudnn.algorithms.own import operands, recorded_convolution
 from mucudnn.backends import Backend, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.choices import Policy
-from mucudnn.division import Division
+from mucudnn.division import Division, undivided
 from mucudnn.errors import BackendError, DeviceLostError, UnmeasuredError
-from mucudnn.functional import undivided
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import ModelCall, call_key, call_trial
 from mucudnn.problem import ConvOp, ConvProblem, Layout

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Job
 from mucudnn.choices import Mode, Policy
-from mucudnn.confirming import Confirmed, Pool
+from mucudnn.confirming import Confirmed, Pool, Seen
 from mucudnn.division import Division
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.extraction import Extraction, extract
@@ -289,7 +289,7 @@ def test_the_pool_of_sharing_mode_never_leaves_a_site_less_than_its_division_dec
     division = Division((Candidate("any", 8, 1.0, 1000),))
     pool = Pool(17 * 1000 + 160 * 2**10, [division] * 17)
 
-    pool.settle(division, division, Evidence(workspace_bytes=1000 + 40 * 2**10), sites=16)
+    pool.settle(division, Seen(division, Evidence(workspace_bytes=1000 + 40 * 2**10)), sites=16)
 
     assert pool.room(division, sites=1) == 1000
 
@@ -625,14 +625,14 @@ def test_a_division_that_fails_as_a_whole_gives_way_to_another_algorithm_of_any_
 
 
 def test_of_what_may_run_at_a_site_the_heavier_counts_against_the_total() -> None:
-    def seen(n_bytes: int) -> tuple[Division, Evidence]:
-        return Division((Candidate("a", 8, 1.0, 10),)), Evidence(workspace_bytes=n_bytes)
+    def seen(n_bytes: int) -> Seen:
+        return Seen(Division((Candidate("a", 8, 1.0, 10),)), Evidence(workspace_bytes=n_bytes))
 
     light, heavy = seen(10), seen(15)
 
-    assert Confirmed(*light, None).heavier == light
-    assert Confirmed(*light, own=heavy).heavier == heavy
-    assert Confirmed(*heavy, own=light).heavier == heavy
+    assert Confirmed(light, None).heavier == light
+    assert Confirmed(light, own=heavy).heavier == heavy
+    assert Confirmed(heavy, own=light).heavier == heavy
 
 
 def test_a_recording_replays_what_went_back(tmp_path: Path) -> None:

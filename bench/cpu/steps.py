@@ -18,8 +18,8 @@ from bench.cpu.step_lines import DIVIDED, OWN, StepCase, StepMeasured, Tuned
 from bench.cpu.step_models import ReadingStep, prepared
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
+from mucudnn.division import undivided
 from mucudnn.errors import BackendError
-from mucudnn.functional import undivided
 from mucudnn.plan import Plan
 from mucudnn.store import open_store
 from mucudnn.timing import SamplingRule, compare_runs

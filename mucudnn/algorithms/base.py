@@ -150,8 +150,3 @@ def carve(buffer: Tensor, regions: tuple[Region, ...]) -> Mapping[str, Tensor]:
         tensors[region.name] = buffer[start : start + length].view(dtype).view(region.shape)
         start += region.n_bytes
     return tensors
-
-
-def channels_last_view(tensor: Tensor) -> Tensor:
-    """Return `tensor` of shape (n, c, h, w) as a view of shape (n, h, w, c)."""
-    return tensor.permute(0, 2, 3, 1)

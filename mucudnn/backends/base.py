@@ -224,7 +224,10 @@ class Backend(Protocol):
         """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
-        """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
+        """Return the bytes that a job takes beside operands and result, as seen, which may exceed the limit.
+
+        None where it failed for want of memory.
+        """
 
     def release(self, tail: Tensor) -> None:
         """Give memory of a workspace back to the system: that of its end, or all of it.

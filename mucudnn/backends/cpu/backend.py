@@ -151,13 +151,16 @@ class CpuBackend:
         return max(taken)
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
-        """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
+        """Return the bytes that a job takes beside operands and result, as seen, which may exceed the limit.
+
+        None where it failed for want of memory.
+        """
         weighed = self._meter.measure(job, limit_bytes).n_bytes
         if weighed is not None and weighed <= limit_bytes:
             return weighed
         # Once in a while a library takes what it keeps in the middle of a run, 1 MiB seen: ask again.
         again = self._meter.measure(job, limit_bytes).n_bytes
-        return again if weighed is None else weighed if again is None else min(weighed, again)
+        return min((seen for seen in (weighed, again) if seen is not None), default=None)
 
     def release(self, tail: Tensor) -> None:
         """Give the memory of `tail` back to the system, in whole pages, where the system is Linux."""

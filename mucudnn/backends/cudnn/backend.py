@@ -166,7 +166,10 @@ class CudnnBackend:
         return algorithm != self.own
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
-        """Return the bytes that a job takes beside operands and result, as seen; None if above the limit."""
+        """Return the bytes that a job takes beside operands and result, as seen, which may exceed the limit.
+
+        None where it failed for want of memory.
+        """
         return self._card.weigh(job, limit_bytes)
 
     def release(self, tail: Tensor) -> None:
