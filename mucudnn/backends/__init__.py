@@ -25,7 +25,7 @@ BACKENDS = ("cpu", "cudnn")
 """Names of the backends; also the prefixes of their algorithms' ids, but for `_OTHER_PREFIXES`."""
 
 _OTHER_PREFIXES = {"cuda": "cudnn"}
-"""Prefixes of ids by the backend whose they are: on a card not all is cuDNN's."""
+"""Backends by the prefixes of ids that are not their own names: on a card not all is cuDNN's."""
 
 _NO_CARD = "The backend 'cudnn' needs a CUDA build of torch and an NVIDIA GPU, but torch sees none."
 

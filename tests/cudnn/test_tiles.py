@@ -168,6 +168,46 @@ def test_a_weight_gradient_of_groups_is_added_to_that_of_another_algorithm() -> 
     assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-5
 
 
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("cuda:winograd4_rows1", {}),
+        ("cuda:winograd4_rows2", {"padding": (2, 0)}),  # of 3 or 4: the last block has less, or nothing below
+        ("cuda:winograd2_rows4", {"input_size": (15, 6)}),
+        ("cuda:fft16_rows1", {"kernel_size": (9, 9), "padding": (4, 4), "input_size": (21, 11)}),
+    ],
+)
+def test_some_rows_of_tiles_at_a_time_give_the_same(
+    name: str, shape: dict[str, object], op: ConvOp, layout: Layout
+) -> None:
+    backend, problem = backend_with(), problem_of(op, layout=layout, **shape)
+    assert backend.computes(problem, name)
+
+    result = computed(backend, problem, name, 1, 3, 1)
+
+    assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-5
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_an_image_that_takes_much_is_cut_into_rows(op: ConvOp) -> None:
+    shape = {"in_channels": 64, "out_channels": 64, "input_size": (224, 224), "bias": False}
+    backend, problem = backend_with(), problem_of(op, batch=64, **shape)
+
+    found = backend.algorithms(problem.part(1))
+
+    assert {"cuda:winograd4_rows4", "cuda:winograd6_rows3"} < {*found}
+    assert not any("rows" in each for each in backend.algorithms(problem.part(2)))
+    whole, cut = (backend.buffer_bytes(problem.part(1), f"cuda:winograd4{rows}") for rows in ("", "_rows4"))
+    assert whole > 50 * 2**20
+    assert cut < 5 * 2**20
+
+
+def test_an_image_that_takes_little_is_not_cut() -> None:
+    assert not any("rows" in each for each in backend_with().algorithms(problem_of(ConvOp.FPROP, batch=1)))
+
+
 def test_the_sums_of_groups_have_room() -> None:
     tiles, problem = Tiles(PaperCard(STRICT)), problem_of(ConvOp.WGRAD)
 

@@ -1,12 +1,11 @@
 """Planes of tiles on a card, and the kernels of convolutions that are made of them.
 
-A micro-batch is gathered to planes, multiplied plane by plane and scattered back (`tile_source`); the filter
-is gathered once per mini-batch. Contiguous images have planes of (channels, tiles), others of (tiles,
-channels), so that all launches read and write neighbours. What is not finite spreads over a tile, as in
-cuDNN's own Winograd.
+A micro-batch is gathered to planes, multiplied plane by plane and scattered back (`tile_source`), at once or
+some tile rows of its images at a time; the filter is gathered once per mini-batch. Contiguous images have
+planes of (channels, tiles), others of (tiles, channels), so that all launches read and write neighbours. What
+is not finite spreads over a tile, as in cuDNN's own Winograd.
 """
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -82,7 +81,8 @@ class Launcher:
 
 
 def _tile_count(geometry: TileGeometry) -> int:
-    return geometry.batch * math.prod(geometry.tiles)
+    """Tiles of a block: of some tile rows of every image."""
+    return geometry.batch * geometry.rows * geometry.tiles[1]
 
 
 def regions_of(geometry: TileGeometry, groups: int = 1) -> tuple[Region, ...]:
@@ -111,7 +111,7 @@ class _Planes:
         memory: (planes, elements).
         lines: memory for what lies between the two kernels of a transform, if there is any such.
         channels: of the images.
-        tiles: of an image (h, w).
+        tiles: of an image, or of a block of its rows (h, w).
         has_channels_last: whether channels are innermost in a plane.
         padding: of images that are gathered.
         groups: of tiles, one behind the other in a plane.
@@ -151,11 +151,11 @@ class _Planes:
         """Return what launches `transform` on planes of this size."""
         return self._launcher.launches(transform, self._plane)
 
-    def gather(self, launches: Launches, image: Tensor) -> None:
-        """Fill the planes from `image`, (n, c, h, w)."""
+    def gather(self, launches: Launches, image: Tensor, top: int = 0) -> None:
+        """Fill the planes from `image`, (n, c, h, w), with tiles from the row `top` on."""
         target = self.memory if launches.mix is None else self._lines
         addresses = image.data_ptr(), target.data_ptr()
-        self._put(launches.of_image, launches.threads, *addresses, *self._sizes(image))
+        self._put(launches.of_image, launches.threads, *addresses, *self._sizes(image, top))
         if launches.mix is not None:
             self._mix(launches.mix, launches.length, self._lines, self.memory)
 
@@ -165,6 +165,7 @@ class _Planes:
         image: Tensor,
         bias: Tensor | None = None,
         *,
+        top: int = 0,
         adds: bool = False,
         addends: int = 1,
     ) -> None:
@@ -174,6 +175,7 @@ class _Planes:
             launches: of the transform; of one kernel if there are several addends.
             image: (n, c, h, w).
             bias: (c,).
+            top: row of `image` in which the first tile lies.
             adds: whether to add to what `image` holds.
             addends: planes, one behind the other, that are added up before they are transformed.
         """
@@ -183,7 +185,7 @@ class _Planes:
             self._mix(launches.mix, launches.length, self.memory, source)
         start, step = (0, 0) if bias is None else (bias.data_ptr(), bias.stride(0))
         first = source.data_ptr(), start, image.data_ptr(), step, int(adds), addends
-        self._put(launches.of_image, launches.threads, *first, *self._sizes(image))
+        self._put(launches.of_image, launches.threads, *first, *self._sizes(image, top))
 
     def _mix(self, mix: Launch, length: int, source: Tensor, target: Tensor) -> None:
         self._put(mix, length, source.data_ptr(), target.data_ptr(), length)
@@ -191,13 +193,13 @@ class _Planes:
     def _put(self, launch: Launch, threads: int, *arguments: int) -> None:
         launch(self._launcher.stream(), -(-threads // THREADS), THREADS, arguments)
 
-    def _sizes(self, image: Tensor) -> tuple[int, ...]:
+    def _sizes(self, image: Tensor, top: int) -> tuple[int, ...]:
         """Return what a kernel must know of images like `image`, which are all alike as a rule."""
         seen = (*image.shape[2:], *image.stride())
         if seen != self._seen:
             shape = self._plane, self._rows, self._channels, int(self._has_channels_last)
-            self._numbers, self._seen = (*shape, *self._tiles, *seen, *self._padding), seen
-        return self._numbers
+            self._numbers, self._seen = (*shape, *self._tiles, *seen), seen
+        return (*self._numbers, self._padding[0] - top, self._padding[1])
 
 
 class _Forms:
@@ -256,7 +258,7 @@ def _planes(
     """Return the planes of the filter, of x and of y; the filter's are (k, c)."""
     space = carve(buffer, regions_of(geometry, groups))
     has_channels_last = geometry.problem.layout is Layout.CHANNELS_LAST
-    tiles = (geometry.tiles[0], geometry.tiles[1])
+    tiles = (geometry.rows, geometry.tiles[1])
     padding = (geometry.padding[1], geometry.padding[2])
     lines = space["lines"]
     return (
@@ -266,6 +268,12 @@ def _planes(
         _Planes(launcher, space["x"], lines, geometry.x_channels, tiles, has_channels_last, padding, groups),
         _Planes(launcher, space["y"], lines, geometry.y_channels, tiles, has_channels_last, groups=groups),
     )
+
+
+def _tops(geometry: TileGeometry) -> range:
+    """Return the rows of y in which the blocks begin."""
+    outputs = geometry.forms[0].outputs
+    return range(0, geometry.tiles[0] * outputs, geometry.rows * outputs)
 
 
 class CardSliceKernel:
@@ -279,6 +287,7 @@ class CardSliceKernel:
         self._to_filter = self._filter.launches(forms.filter)
         self._to_x = self._x.launches(forms.x)
         self._to_outputs = self._y.launches(forms.y)
+        self._tops = _tops(geometry)
         # (y's channels, x's channels); the planes themselves are (k, c), seen as c channels of k tiles.
         u = self._filter.matrices
         u = u if geometry.problem.op is ConvOp.DGRAD else u.transpose(1, 2)
@@ -299,9 +308,11 @@ class CardSliceKernel:
         """
         if not self._launcher.may_multiply(self._problem):
             return False
-        self._x.gather(self._to_x, _flat(image))
-        torch.bmm(*self._factors, out=self._products)
-        self._y.scatter(self._to_outputs, _flat(out), bias)
+        image, out = _flat(image), _flat(out)
+        for top in self._tops:
+            self._x.gather(self._to_x, image, top)
+            torch.bmm(*self._factors, out=self._products)
+            self._y.scatter(self._to_outputs, out, bias, top=top)
         return True
 
 
@@ -325,6 +336,7 @@ class CardSumKernel:
         self._to_x = self._x.launches(forms.x)
         self._to_y = self._y.launches(forms.y)
         self._to_taps = self._filter.launches(forms.filter)
+        self._tops = _tops(geometry)
         self._factors = self._y.matrices, self._x.matrices.transpose(1, 2)
         self._sum = self._filter.matrices.transpose(1, 2)
 
@@ -332,12 +344,14 @@ class CardSumKernel:
         """Add the part's products to the running sum, or start the sum with them if it is the `first`."""
         if not self._launcher.may_multiply(self._problem):
             return  # nor will it be permitted at the end
-        self._x.gather(self._to_x, _flat(image))
-        self._y.gather(self._to_y, _flat(gradient))
-        if first:
-            torch.bmm(*self._factors, out=self._sum)
-        else:
-            self._sum.baddbmm_(*self._factors)
+        image, gradient = _flat(image), _flat(gradient)
+        for top in self._tops:
+            self._x.gather(self._to_x, image, top)
+            self._y.gather(self._to_y, gradient, top)
+            if first and top == 0:
+                torch.bmm(*self._factors, out=self._sum)
+            else:
+                self._sum.baddbmm_(*self._factors)
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether the user's flags have permitted it."""

@@ -10,10 +10,13 @@ A weight gradient's products are as large as a filter, whatever the batch: of fe
 a card busy. They are summed over groups of tiles apart, then, and the sums are added up at the end:
 `winograd4_sums7` has seven.
 
+A single image may take more than a limit; `winograd4_rows2` computes two tile rows of it at a time.
+
 cuBLAS has a workspace of its own, which PyTorch keeps for each stream that multiplies matrices: it is no part
 of this.
 """
 
+import dataclasses
 import functools
 import math
 import re
@@ -42,7 +45,7 @@ _FOURIER = tuple(TileAlgorithm(inputs=inputs) for inputs in range(16, 33, 2))
 _BY_NAME = {each.name: each for each in (*_WINOGRAD, *_FOURIER)}
 """All that there are, by their names without the groups of tiles."""
 
-_ID = re.compile(rf"{PREFIX}([a-z]+\d+)(?:_sums([2-9]|[1-9]\d+))?", re.ASCII)
+_ID = re.compile(rf"{PREFIX}([a-z]+\d+)(?:_rows([1-9]\d*)|_sums([2-9]|[1-9]\d+))?", re.ASCII)
 
 _BLOCK = 128
 """Rows and columns of a product of which a large one is computed at a time, by one multiprocessor."""
@@ -52,6 +55,9 @@ _ENOUGH_BLOCKS = 240
 
 _MOST_BLOCKS = 4 * _ENOUGH_BLOCKS
 """Of the same, for an exhaustive search."""
+
+_ROWS_BYTES = 2**22
+"""Of planes to which images that take more are cut: half of the smallest limit that is usual."""
 
 _FOURIER_RANGES = ((24, 8), (32, 8))
 """Most t, and images, of which the form with the fewest multiplications is tried: small tiles leave small
@@ -106,11 +112,11 @@ class Tiles:
         tried = smallest(able, problem)
         if search is Search.HEURISTIC:
             tried = [*likely_winograd(problem, able), *likely_fourier(problem, tried, _FOURIER_RANGES)]
-        return tuple(
-            CardTiles(each, groups).id
-            for each in tried
-            for groups in (1, *_tried_groups(problem, each, search))
+        grouped = (
+            CardTiles(each, groups) for each in tried for groups in (1, *_tried_groups(problem, each, search))
         )
+        in_rows = (CardTiles(each) for family in tried for each in _in_rows(problem, family))
+        return tuple(each.id for each in (*grouped, *in_rows))
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` is one of these and computes `problem` here and now."""
@@ -151,7 +157,17 @@ def _parsed(algorithm: str) -> CardTiles:
     found = _ID.fullmatch(algorithm)
     if found is None or found[1] not in _BY_NAME:
         raise ValueError(f"{algorithm!r} must be one of {', '.join(PREFIX + name for name in _BY_NAME)}.")
-    return CardTiles(_BY_NAME[found[1]], int(found[2] or 1))
+    return CardTiles(dataclasses.replace(_BY_NAME[found[1]], rows=int(found[2] or 0)), int(found[3] or 1))
+
+
+def _in_rows(problem: ConvProblem, tiling: TileAlgorithm) -> list[TileAlgorithm]:
+    """Return the same for some tile rows at a time, where a single image takes much: parts of one."""
+    if problem.batch != 1:
+        return []
+    geometry = TileGeometry(tiling, problem)
+    images = sum(region.n_bytes for region in regions_of(geometry) if region.name in ("x", "y"))
+    cut = dataclasses.replace(tiling, rows=max(_ROWS_BYTES * geometry.tiles[0] // images, 1))
+    return [cut] if cut.refusal(problem) is None else []
 
 
 def _group_counts(problem: ConvProblem, tiling: TileAlgorithm) -> list[int]:
