@@ -174,8 +174,8 @@ def division_trial(problem: ConvProblem, division: Division) -> Trial:
     return Trial(problem, division.key, whole=True)
 
 
-def is_division(trial: Trial) -> bool:
-    """Return whether a trial stands for a finished division, as `division_trial` names it."""
+def is_composed(trial: Trial) -> bool:
+    """Return whether a trial stands for a finished division, or a call of several, not for an algorithm."""
     return "@" in trial.algorithm
 
 

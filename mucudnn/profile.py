@@ -187,7 +187,8 @@ class Trial:
 
     Attributes:
         problem: the problem of the micro-batch.
-        algorithm: id of the algorithm.
+        algorithm: id of the algorithm; or the key of a finished division, or of a whole call, that was
+            refused as such.
         whole: whether the micro-batch is the whole mini-batch. A part writes into a slice or adds to a
             gradient, which may cost time and workspace that the whole does not.
     """

@@ -19,7 +19,7 @@ from mucudnn.measuring import (
     call_trial,
     division_trial,
     fits_as_seen,
-    is_division,
+    is_composed,
     is_settled,
 )
 from mucudnn.outcome import Outcome, predicted_estimate
@@ -81,7 +81,7 @@ class Replay:
         found = [
             trial.algorithm
             for trial in self._records_of(problem)
-            if trial.whole == whole and not is_division(trial)
+            if trial.whole == whole and not is_composed(trial)
         ]
         if not found:
             role = "whole mini-batch" if whole else "micro-batch"

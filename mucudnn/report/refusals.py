@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mucudnn.choices import Mode
 from mucudnn.errors import StoreError
-from mucudnn.measuring import is_division, is_settled, judged
+from mucudnn.measuring import is_composed, is_settled, judged
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
@@ -58,7 +58,7 @@ def _refusals(plan: Plan, records: Iterable[Record]) -> Iterator[Refusal]:
 
 def _is_of_room(plan: Plan, record: Record) -> bool:
     """Whether a division as a whole was refused for what a site had of the limit of all."""
-    return plan.mode is Mode.SHARING and is_division(record.trial)
+    return plan.mode is Mode.SHARING and is_composed(record.trial)
 
 
 def _records_of(plan: Plan, problem: ConvProblem, store: SqliteStore) -> Iterator[Record]:
