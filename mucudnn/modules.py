@@ -65,6 +65,17 @@ _KINDS = (
 )
 
 
+class CallSettings(NamedTuple):
+    """What decides a convolution beside its tensors: `ConvArguments`, and the padding that is no zeros."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+    padding_mode: str
+    output_padding: tuple[int, ...] | None = None
+
+
 class Call(NamedTuple):
     """One call of a convolution, of a module's or of a function.
 
@@ -72,20 +83,21 @@ class Call(NamedTuple):
         image: (n, c, *size), or (c, *size) for one sample.
         weight: the filter.
         bias: (k,), or None.
-        settings: what decides the convolution too, as `settings_of` returns a module's attributes; a user
-            may change those at any time.
+        settings: what decides the convolution too; of a module a user may change it at any time.
     """
 
     image: Tensor
     weight: Tensor
     bias: Tensor | None
-    settings: tuple[object, ...]
+    settings: CallSettings
 
     @classmethod
     def of(cls, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> "Call":
         """Return the call of one of PyTorch's functions, which belongs to no module."""
-        more = () if arguments.output_padding is None else (arguments.output_padding,)
-        settings = (arguments.stride, arguments.padding, arguments.dilation, arguments.groups, "zeros", *more)
+        stride, padding, dilation = arguments.stride, arguments.padding, arguments.dilation
+        settings = CallSettings(
+            stride, padding, dilation, arguments.groups, "zeros", arguments.output_padding
+        )
         return cls(image, weight, bias, settings)
 
 
@@ -112,15 +124,19 @@ def convolutions(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if kind_of(module) is not None}
 
 
-def settings_of(module: Any) -> tuple[object, ...]:
-    """Return a convolution's attributes that decide what it computes; of transposed ones one more."""
+def settings_of(module: Any) -> CallSettings:
+    """Return a convolution's attributes that decide what it computes."""
     rank = len(module.kernel_size)
     stride, padding, dilation = (
-        each if type(each) is tuple or isinstance(each, str) else numbers(each, rank)
-        for each in (module.stride, module.padding, module.dilation)
+        _along(each, rank) for each in (module.stride, module.padding, module.dilation)
     )
-    shared = (stride, padding, dilation, module.groups, module.padding_mode)
-    return (*shared, numbers(module.output_padding, rank)) if module.transposed else shared
+    output_padding = numbers(module.output_padding, rank) if module.transposed else None
+    return CallSettings(stride, padding, dilation, module.groups, module.padding_mode, output_padding)
+
+
+def _along(value: Any, rank: int) -> Any:
+    """Return a number for each dimension, or what a padding is called; what is a tuple already is one."""
+    return value if type(value) is tuple or isinstance(value, str) else numbers(value, rank)
 
 
 def call_of(kind: Kind, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -148,7 +164,8 @@ def _transposed_call(
     if output_size is not None:
         rank = len(module.kernel_size)
         sizes = (module.stride, module.padding, module.kernel_size, rank, module.dilation)
-        settings = (*settings[:-1], tuple(module._output_padding(input, output_size, *sizes)))
+        output_padding = tuple(module._output_padding(input, output_size, *sizes))
+        settings = settings._replace(output_padding=output_padding)
     return Call(input, module.weight, module.bias, settings)
 
 
@@ -157,10 +174,10 @@ def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
 
     Without a module, None, the call is a function's.
     """
-    stride, padding, dilation, groups, padding_mode, *output_padding = call.settings
-    arguments = ConvArguments(stride, padding, dilation, groups, *output_padding)  # type: ignore[arg-type]
+    stride, padding, dilation, groups, padding_mode, output_padding = call.settings
+    arguments = ConvArguments(stride, padding, dilation, groups, output_padding)
     image = call.image
     if padding_mode != "zeros":
-        image = F.pad(image, module._reversed_padding_repeated_twice, mode=padding_mode)  # type: ignore[arg-type]
+        image = F.pad(image, module._reversed_padding_repeated_twice, mode=padding_mode)
         arguments = dataclasses.replace(arguments, padding=(0,) * len(arguments.stride))
     return explicit_padding(image, call.weight.shape[2:], arguments)
