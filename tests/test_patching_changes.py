@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from mucudnn.backends import backend_of
+from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
 from mucudnn.functional import divided_conv
@@ -284,6 +285,21 @@ def test_a_model_unpickled_where_times_are_others_says_so_and_runs_pytorchs_own(
         torch.set_num_threads(threads)
 
     torch.testing.assert_close(result, restore(conv)(images()), rtol=0, atol=TOLERANCE)
+
+
+def test_a_model_unpickled_under_another_pytorch_says_so_though_all_flags_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conv, plan = with_plan(undivided("cpu:im2col"))
+    apply(conv, plan)
+    arrived = pickle.loads(pickle.dumps(conv))
+    other = dataclasses.replace(plan.environment, software={**plan.environment.software, "torch": "1.0"})
+    monkeypatch.setattr(CpuBackend, "environment", lambda _: other)
+
+    with pytest.warns(UntunedWarning, match=r"software torch was .+, is 1\.0"):
+        result = arrived(images())
+
+    assert torch.equal(result, restore(conv)(images()))
 
 
 def test_a_model_unpickled_at_home_runs_divided_without_a_word() -> None:
