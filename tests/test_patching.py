@@ -143,6 +143,23 @@ def test_channels_last_stays_channels_last() -> None:
     assert result.stride() == twin(images).stride()
 
 
+@pytest.mark.parametrize("changed", ["image", "weight"])
+def test_a_model_that_has_run_contiguous_returns_channels_last_once_either_tensor_is(changed: str) -> None:
+    images = _images()
+    model, twin = _twins(lambda: nn.Conv2d(3, 4, 3), images)
+    model(images)
+    if changed == "image":
+        images = images.to(memory_format=torch.channels_last)
+    else:
+        model, twin = (each.to(memory_format=torch.channels_last) for each in (model, twin))
+
+    with pytest.warns(UntunedWarning, match="was tuned for .* but meets .* channels_last"):
+        result = model(images)
+
+    assert result.stride() == twin(images).stride() != result.contiguous().stride()
+    assert torch.equal(result, twin(images))
+
+
 def test_an_image_without_a_batch_is_divided() -> None:
     model, twin = _twins(lambda: nn.Conv2d(3, 4, 3), _images())
 
@@ -269,6 +286,20 @@ def test_under_autocast_what_was_tuned_under_it_runs_divided() -> None:
     assert {assigned.problem.dtype for assigned in plan_of(model).assignments} == {"bfloat16"}
     assert result.dtype is expected.dtype
     torch.testing.assert_close(result, expected, rtol=5e-2, atol=5e-2 * expected.abs().max().item())
+
+
+def test_a_model_that_has_run_without_autocast_obeys_it_afterwards() -> None:
+    torch.manual_seed(0)
+    model = a_chain().eval()
+    twin = copy.deepcopy(model)
+    apply(model, a_plan_for(model, a_batch()))
+    model(a_batch())
+
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(UntunedWarning, match="bfloat16"):
+        result, expected = model(a_batch()), twin(a_batch())
+
+    assert result.dtype is torch.bfloat16
+    assert torch.equal(result, expected)
 
 
 # Dynamo warns of its own use of deprecated functions of torch and Python.
