@@ -179,6 +179,23 @@ def test_on_the_processor_the_end_goes_back_once_and_again_when_it_was_touched()
     assert backend.released == [(100, 900), (50, 50), (100, 400)]
 
 
+def test_what_a_part_touches_after_room_was_made_for_one_before_it_goes_back_again() -> None:
+    problem, workspace, backend = a_convolution(batch=4), Workspace(CPU), Pages()
+    needed = backend.buffer_bytes(problem.with_batch(2), "cpu:im2col")
+    parts = Candidate("cpu:aten", 2, 0.0, 1000), Candidate("cpu:im2col", 2, 0.0, needed)
+    mixed, own = (
+        Runner(backend, problem, division, limit_bytes=needed)
+        for division in (Division(parts), Division((Candidate("cpu:aten", 4, 0.0, 1000),)))
+    )
+    mixed(workspace, *operands_of(problem))
+    before = [*backend.released]
+
+    own(workspace, *operands_of(problem))
+
+    assert before == [(needed - 1000, 1000)]
+    assert backend.released == before * 2
+
+
 def test_what_a_graph_uses_is_not_given_back_to_make_room(capture: Capture) -> None:
     workspace, backend = Workspace(CPU), Device()
     capture.is_on = True
