@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from mucudnn.backends.base import Job
-from mucudnn.backends.cpu.footprint import FootprintMeter
+from mucudnn.backends.cpu.footprint import FootprintMeter, _Child
 from mucudnn.backends.cpu.footprint_child import ALLOWANCE_BYTES, NOISE_BYTES
 from mucudnn.backends.own import own_job
 from mucudnn.errors import BackendError
@@ -370,24 +370,23 @@ def test_closing_ends_the_child_and_a_closed_meter_starts_another() -> None:
 
 
 def test_a_child_without_work_ends_and_the_next_job_has_another() -> None:
-    with FootprintMeter(idle_s=0.5) as meter:
-        first = _pid(meter)
-        assert meter._child is not None
-        assert meter._child._process.wait(60) == 0
+    with FootprintMeter() as meter:
+        meter._child = first = _Child(idle_s=0.1)  # it is asked for nothing, so no job can come too late
+        assert first._process.wait(60) == 0
 
         assert _runs(second := _pid(meter))
 
-    assert first != second
+    assert first._process.pid != second
 
 
 def test_a_child_that_is_about_to_end_gets_no_job() -> None:
-    with FootprintMeter(idle_s=60) as meter:
+    with FootprintMeter(idle_s=600) as meter:
         first = _pid(meter)
         assert meter._child is not None
         for _ in range(2):
-            meter._child._heard_s -= 20  # a job each 20 seconds keeps it
+            meter._child._heard_s -= 200  # a job each 200 seconds keeps it
             assert _pid(meter) == first
-        meter._child._heard_s -= 31
+        meter._child._heard_s -= 301
 
         assert _pid(meter) != first
         assert not _runs(first)
