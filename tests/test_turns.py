@@ -1,11 +1,13 @@
 """One at a time measures on a device."""
 
+import itertools
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,22 +92,22 @@ def test_an_error_of_what_is_measured_is_not_taken_for_one_of_the_lock(tmp_path:
 def test_whoever_waits_for_long_is_told_again_and_then_goes_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_SLICE_S", 0.1)
+    seconds = itertools.count()  # one from each look at the clock to the next, however long that takes
+    monkeypatch.setattr(turns, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(turns, "_SLICE_S", 0.05)
     waited: list[str] = []
     with turn(tmp_path / "lock", nothing):
         start = time.monotonic()
         with (
             pytest.warns(
-                BusyWarning, match="Somebody else has measured for 0 s, so this process does beside"
+                BusyWarning, match="Somebody else has measured for 4 s, so this process does beside"
             ),
-            turn(tmp_path / "lock", lambda: waited.append("asked"), patience_s=0.45),
+            turn(tmp_path / "lock", lambda: waited.append("asked"), patience_s=4),
         ):
             waited.append("measured")
-        seconds = time.monotonic() - start
 
-    assert seconds >= 0.45
-    assert waited[:2] == ["asked"] * 2
-    assert waited[-1] == "measured"
+    assert time.monotonic() - start >= 4 * 0.05
+    assert waited == [*["asked"] * 4, "measured"]
 
 
 def test_an_error_of_who_is_told_is_not_taken_for_one_of_the_lock(tmp_path: Path) -> None:
