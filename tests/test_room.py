@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from mucudnn.autotuning import autotune
 from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
-from mucudnn.calls import problems_of
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.patching import apply, patch
 from mucudnn.plan import Assignment, ConvSite, Plan
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Candidate
 from mucudnn.workspace import release_workspaces
 from tests.models import a_batch, a_chain
