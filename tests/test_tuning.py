@@ -498,6 +498,8 @@ def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
     anew = tuning.plan()
 
     assert [_keys(plan) for plan in (*plans, anew)] == [["scripted:own@8*1"]] * 2 + [["scripted:rival@8*1"]]
+    times = {c.batch: c.time_s for c in anew.assignments[0].candidates if c.algorithm == "scripted:rival"}
+    assert times == pytest.approx({size: size * 0.5e-3 for size in (1, 2, 4, 8)})  # of parts, too
     assert anew == _tuned(busy, convolution, store=store)
     keys = [call_key(asked, each) for each in (own, parts)]
     assert store.comparison(idle.environment(), call.problem, keys) is None  # fprop, which is not tuned
