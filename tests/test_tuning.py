@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Job
 from mucudnn.choices import Mode, Policy
-from mucudnn.confirming import Confirmed, Pool, Seen
+from mucudnn.confirming import Confirmed, Pool, Seen, rivals_of
 from mucudnn.division import Division
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.extraction import Extraction, extract
@@ -28,6 +28,7 @@ from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.tuning import Tuning
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
+from tests.examples import a_problem
 from tests.models import Listener, a_batch, a_chain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -119,6 +120,14 @@ def test_a_division_must_also_beat_the_best_undivided_algorithm() -> None:
     )
 
     assert _keys(_tuned(backend, _one_convolution())) == ["scripted:whole@8*1"]
+
+
+def test_what_was_profiled_slower_than_pytorchs_own_has_a_second_chance() -> None:
+    own, slow = Candidate("own", 8, 8.0, 0), Candidate("rival", 4, 5.0, 0)
+
+    rivals = rivals_of(a_problem(batch=8), Division((own,)), [own, slow], "own")
+
+    assert list(rivals) == ["own@8*1", "rival@4*2"]
 
 
 def test_where_the_limit_forbids_pytorchs_own_a_slower_division_runs() -> None:
