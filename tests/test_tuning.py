@@ -24,6 +24,7 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Record, Refusal, RefusalKind
 from mucudnn.profiler import Profiler
 from mucudnn.replay import Replay
+from mucudnn.report import render_plan
 from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.tuning import Tuning
@@ -301,6 +302,37 @@ def test_the_pool_of_sharing_mode_never_leaves_a_site_less_than_its_division_dec
     pool.settle(division, Seen(division, Evidence(workspace_bytes=1000 + 40 * 2**10)), sites=16)
 
     assert pool.room(division, sites=1) == 1000
+
+
+def _two_alike() -> Extraction:
+    """fprop of 8 samples, twice."""
+    return extract(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))).eval(), a_batch())
+
+
+def test_in_sharing_mode_pytorchs_own_is_timed_to_compare_though_no_share_has_room_for_it() -> None:
+    # Undivided it takes 1.2 MB, for which the limit of both sites has room, but no site's half of it.
+    backend = ScriptedBackend({}, own=Recipe(_affine(1, 0.1), sample_bytes=150_000))
+
+    plan = _tuned(backend, _two_alike(), 1_300_000, Mode.SHARING)
+
+    assert _keys(plan) == ["scripted:own@4*2"] * 2
+    for evidence in (each.evidence for each in plan.assignments):
+        assert evidence is not None
+        assert evidence.reference is not None
+    assert "SAME, share" in render_plan(plan)
+
+
+def test_in_sharing_mode_pytorchs_own_does_not_stay_if_it_was_seen_to_take_more_than_a_share() -> None:
+    # It declares next to nothing, and is seen to take 1 MiB, for which one site of both has room.
+    own = Recipe(_affine(0.9, 0.8), sample_bytes=1000, unforeseen_bytes=2**20)
+    as_fast = Recipe(_affine(0.8, 1.5), sample_bytes=2000, setup_ns=0.001 * MS)
+    backend = ScriptedBackend({"rival": as_fast}, own=own)
+    limit_bytes = int(1.2 * 2**20)
+
+    plan = _tuned(backend, _two_alike(), limit_bytes, Mode.SHARING)
+
+    assert _keys(plan) == ["scripted:rival@8*1"] * 2
+    assert sum(_seen_bytes(plan)) <= limit_bytes
 
 
 class _Startled(ScriptedBackend):
