@@ -85,6 +85,15 @@ def test_who_left_a_race_early_is_beaten_by_what_takes_less_than_half_of_its_fas
     assert (slow.low, slow.high, slow.samples) == (pytest.approx(50e-9), math.inf, 3)
 
 
+@pytest.mark.parametrize("spans_ns", [(100,), (100, 110)])
+def test_fewer_samples_than_a_race_takes_before_anybody_leaves_bound_nothing(
+    spans_ns: tuple[int, ...],
+) -> None:
+    disturbed = predicted_estimate(_division(("a", 4)), [_record("a", spans_ns)])
+
+    assert (disturbed.low, disturbed.high, disturbed.samples) == (0.0, math.inf, len(spans_ns))
+
+
 def test_a_part_without_times_has_no_prediction() -> None:
     with pytest.raises(ValueError, match=r"Every part must have times, but got none of a@4\."):
         predicted_estimate(_division(("a", 4)), [Record(a_trial("a"))])
