@@ -401,6 +401,17 @@ def test_the_notes_say_how_many_rounds_and_comparisons_there_were() -> None:
     assert note(text, "error") == "At most 2.0e-06 relative to float64."
 
 
+def test_the_note_on_the_error_tells_the_largest_of_all_sites() -> None:
+    rows = [
+        assigned(f"conv{n}", ConvOp.FPROP, WINOGRAD, dataclasses.replace(FASTER, error=error), in_channels=n)
+        for n, error in enumerate((1e-7, 2e-6, None), 16)
+    ]
+    text = render_plan(a_mixed_plan(assignments=tuple(rows)))
+
+    assert note(text, "measured once").startswith("Measurements: 3,")
+    assert note(text, "error") == "At most 2.0e-06 relative to float64."
+
+
 def test_sites_that_share_problem_and_division_count_as_one_measurement() -> None:
     rows = tuple(assigned(f"conv{i}", ConvOp.FPROP, WINOGRAD, FASTER) for i in range(5))
 

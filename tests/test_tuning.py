@@ -438,6 +438,22 @@ def test_evidence_tells_times_workspaces_error_and_verdict() -> None:
     assert 0 < evidence.error < 1e-6  # a few roundings of float32, each 6e-8
 
 
+def test_the_error_of_a_division_is_the_largest_of_its_algorithms() -> None:
+    def only(size: int) -> Callable[[int], float]:
+        return lambda samples: MS if samples == size else 100 * MS
+
+    def a_little(problem: object, result: Tensor, behind: Tensor) -> None:
+        result.mul_(1 + 3e-6)
+
+    recipes = {"exact": Recipe(only(5)), "off": Recipe(only(3), damage=a_little)}
+
+    (assigned,) = _tuned(ScriptedBackend(recipes), _one_convolution(), policy=Policy.ALL).assignments
+
+    assert assigned.division.key == "scripted:exact@5*1+scripted:off@3*1"
+    assert assigned.evidence is not None
+    assert assigned.evidence.error == pytest.approx(3e-6, rel=0.2)  # roundings are 6e-8
+
+
 def _fails_for_four_channels(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     """Let memory be lacking when a convolution from 4 channels to 4 is measured or compared."""
     own = getattr(LiveMeasurer, method)
