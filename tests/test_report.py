@@ -574,6 +574,16 @@ def test_a_predicted_site_says_so_in_its_row_and_below() -> None:
     )
 
 
+def test_totals_count_predictions_among_the_sites_that_have_both_times() -> None:
+    alone = dataclasses.replace(OVER_LIMIT, is_predicted=True)
+    rows = (*a_plan_of_a_recording().assignments, assigned("conv3", ConvOp.FPROP, WINOGRAD, alone))
+    plan = a_plan(assignments=rows, limit_bytes=8 * MIB)
+    totals = Totals.of(plan)
+
+    assert (totals.paired, totals.without_base, totals.predicted) == (2, 1, 1)
+    assert "Of these, 1 are predicted." in note(render_plan(plan), "total")
+
+
 def test_a_predicted_site_is_no_measurement() -> None:
     text = render_plan(a_plan_of_a_recording())
 

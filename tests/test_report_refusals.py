@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mucudnn.choices import Mode
 from mucudnn.plan import ConvSite
 from mucudnn.profile import RefusalKind, Trial
 from mucudnn.report import refusals_as_json, refusals_of, render_refusals
@@ -27,6 +28,20 @@ def test_a_refusal_for_size_holds_up_to_its_limit(store: SqliteStore, limit_byte
     (found,) = refusals_of(plan, store).values()
 
     assert [each.kind for each in found] == [RefusalKind.OVER_LIMIT] * holds
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(Mode.SHARING, ["cpu:direct@16*2"]), (Mode.REUSE, [])])
+def test_a_division_refused_for_its_room_is_of_matter_in_sharing_mode_alone(
+    store: SqliteStore, mode: Mode, expected: list[str]
+) -> None:
+    plan = a_plan(mode=mode, limit_bytes=2048)
+    trials = [a_trial("cpu:direct@16*2", whole=True), a_trial("cpu:direct", whole=True)]
+    store.add_records(an_environment(), [an_over_limit_record(1500, trial) for trial in trials])
+
+    (found,) = refusals_of(plan, store).values()
+
+    assert found is not None
+    assert [each.algorithm for each in found] == expected
 
 
 def test_what_was_refused_as_a_whole_says_nothing_of_a_part(store: SqliteStore) -> None:
