@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import cast
@@ -22,6 +23,9 @@ from tests.worlds import World
 
 MS = 1_000_000
 """Nanoseconds of a millisecond."""
+
+_loads = itertools.count()
+"""Another whenever somebody asks: no answer may depend on it."""
 
 Damage = Callable[[ConvProblem, Tensor, Tensor], None]
 """What an algorithm does wrong, to its result or to the memory from its workspace on."""
@@ -107,7 +111,8 @@ class ScriptedBackend:
         return tensor
 
     def environment(self) -> Environment:
-        return Environment(self.name, {"name": "made up"}, {"torch": torch.__version__}, {}, {"load": "0"})
+        conditions = {"load": str(next(_loads))}
+        return Environment(self.name, {"name": "made up"}, {"torch": torch.__version__}, {}, conditions)
 
     def neighbours(self) -> Neighbours:
         return NoNeighbours()
