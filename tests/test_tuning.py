@@ -371,15 +371,45 @@ def test_in_sharing_mode_a_site_that_finds_no_room_is_named() -> None:
         _tuned(backend, extract(a_chain(), a_batch()), 2**21, Mode.SHARING)
 
 
+class _Weighing(ScriptedBackend):
+    """Adds what lies in the buffer to what PyTorch's own takes elsewhere, whenever that runs."""
+
+    held_bytes = 0
+    together_bytes = 0
+
+    def ran(self, problem: ConvProblem, algorithm: str, n_bytes: int) -> None:
+        super().ran(problem, algorithm, n_bytes)
+        if algorithm != self.own:
+            self.held_bytes = max(self.held_bytes, n_bytes)
+
+    def release(self, tail: Tensor) -> None:
+        super().release(tail)
+        self.held_bytes -= tail.numel()
+
+    def own_convolution(self, problem: ConvProblem, *operands: Any) -> Tensor:
+        self.together_bytes = max(self.together_bytes, self.held_bytes + self._needed(problem, self.own))
+        return super().own_convolution(problem, *operands)
+
+
 def test_in_reuse_mode_buffer_and_elsewhere_are_within_the_limit_together() -> None:
-    backend = ScriptedBackend({"large": Recipe(rate(0.5 * MS), sample_bytes=900)})
+    # wgrad stays PyTorch's own, as a rival's sum finds no room; the others hold a buffer as large as that.
+    undivided = Recipe(lambda samples: (0.5 if samples == 8 else 100) * samples * MS, sample_bytes=900)
+    backend = _Weighing({"rival": undivided}, own=Recipe(rate(MS), sample_bytes=900))
+    extraction, seen = extract(nn.Conv2d(3, 4, 3), a_batch().requires_grad_()), []
 
-    plan = _tuned(backend, extract(a_chain(), a_batch()), 5000)
+    class Weighed(LiveMeasurer):
+        def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Any:
+            backend.held_bytes = backend.together_bytes = 0
+            found = super().compare_calls(call, base, divisions)
+            seen.append(backend.together_bytes)
+            return found
 
-    parts = list(itertools.chain.from_iterable(division.parts for division in plan.sites.values()))
-    elsewhere = max((part.workspace_bytes for part in parts if part.algorithm == backend.own), default=0)
-    buffer = max((part.workspace_bytes for part in parts if part.algorithm != backend.own), default=0)
-    assert elsewhere + buffer <= 5000
+    profiler = Profiler(Weighed(backend), MemoryStore(), 7500, Policy.POWER_OF_TWO)
+    plan = Tuning(profiler, Mode.REUSE, extraction, Listener()).plan()
+
+    assert _keys(plan) == ["scripted:rival@8*1"] * 2 + ["scripted:own@8*1"]
+    assert [division.workspace_bytes for division in plan.sites.values()] == [7200] * 3
+    assert seen == [7500]  # what is above was given back
 
 
 def test_equal_problems_are_profiled_and_confirmed_once() -> None:
