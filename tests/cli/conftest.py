@@ -1,11 +1,14 @@
 """Where a user works."""
 
+import functools
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from mucudnn import progress
 from tests.cli.commands import MODELS
 
 
@@ -25,3 +28,9 @@ def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(folder)
     yield
     sys.path[:] = before
+
+
+@pytest.fixture(autouse=True)
+def without_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a command takes in this process, it does not say how far it has come."""
+    monkeypatch.setattr(progress, "Lines", functools.partial(progress.Lines, every_s=math.inf))

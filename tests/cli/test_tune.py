@@ -14,7 +14,7 @@ import torch
 from mucudnn.plan import Plan
 from mucudnn.report import render_plan
 from mucudnn.store import SqliteStore
-from tests.cli.commands import SMALL, assert_one_sentence, damage, in_a_process, run, tune
+from tests.cli.commands import SMALL, assert_one_sentence, damage, in_a_process, lasting, run, tune
 from tests.plans import algorithms_of
 
 
@@ -34,9 +34,8 @@ def tuned(folder: Path) -> Tuned:
     plan, store = folder / "plan.json", folder / "profiles.sqlite3"
     with contextlib.chdir(folder):
         finished = in_a_process("tune", "models_of_a_test:conv", *SMALL, "--store", store, "-o", "plan.json")
-    said = finished.stderr.decode().splitlines(keepends=True)
-    alone = "".join(line for line in said if "measured times, others took" not in line)  # other tests may run
-    return Tuned(finished.returncode, finished.stdout.decode(), alone, plan, store)
+    said = lasting(finished.stderr.decode())
+    return Tuned(finished.returncode, finished.stdout.decode(), said, plan, store)
 
 
 def test_tuning_prints_the_plan_and_where_it_is_saved(tuned: Tuned) -> None:
