@@ -164,6 +164,26 @@ _LIKE_INPUT_ON_CPU = frozenset(
 """Functions whose results have the memory format of their input, though their stand-ins are contiguous."""
 
 
+_OF_TWO = frozenset({_ATEN.add.Tensor, _ATEN.mul.Tensor, _ATEN.sub.Tensor})
+
+_CONTIGUOUS_AS_INPUT_ON_CPU = _OF_TWO | {
+    _ATEN.elu.default,
+    _ATEN.gelu.default,
+    _ATEN.hardsigmoid.default,
+    _ATEN.hardswish.default,
+    _ATEN.leaky_relu.default,
+    _ATEN.mish.default,
+    _ATEN.native_batch_norm.default,
+    _ATEN.relu.default,
+    _ATEN.sigmoid.default,
+    _ATEN.silu.default,
+    _ATEN.softplus.default,
+    _ATEN.tanh.default,
+}
+"""Functions whose results are contiguous if all inputs are, though their stand-ins keep the strides of images
+of one channel in channels last, which are both: what comes after goes by strides."""
+
+
 class _StridesAsComputed(TorchDispatchMode):
     """Gives stand-ins the strides that a computation gives, where PyTorch's stand-ins have others.
 
@@ -196,7 +216,16 @@ def _order_of_result(func: object, args: tuple[Any, ...]) -> torch.memory_format
             return torch.contiguous_format
         if func in _LIKE_INPUT_ON_CPU:
             return suggest_memory_format(args[0])
+        if func in _CONTIGUOUS_AS_INPUT_ON_CPU and _are_contiguous(args[: 2 if func in _OF_TWO else 1]):
+            return torch.contiguous_format
     return None
+
+
+def _are_contiguous(inputs: tuple[Any, ...]) -> bool:
+    """Return whether a function's inputs are contiguous and of one shape, which no number is."""
+    return all(
+        isinstance(each, Tensor) and each.shape == inputs[0].shape and each.is_contiguous() for each in inputs
+    )
 
 
 def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:

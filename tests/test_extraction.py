@@ -764,6 +764,56 @@ def test_the_layout_is_that_of_what_comes_before(rank: int, before: nn.Module) -
     assert call.problem.layout is expected
 
 
+class _Beside(nn.Module):
+    """What becomes of an image's mean, and the image, into a convolution that tells the strides it meets."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.mean = nn.Conv2d(4, 1, 1)
+        self.between = between
+        self.conv = nn.Conv2d(5, 4, 3)
+
+    def joined(self, image: Tensor) -> Tensor:
+        return torch.cat([self.between(self.mean(image)), image], 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        result: Tensor = self.conv(self.joined(image))
+        return result
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        nn.Identity(),
+        nn.BatchNorm2d(1),
+        nn.BatchNorm2d(1).eval(),
+        nn.Dropout(),
+        nn.GELU(),
+        nn.Hardswish(),
+        nn.LeakyReLU(),
+        nn.ReLU(),
+        nn.SELU(),
+        nn.SiLU(),
+        nn.Sigmoid(),
+        nn.Tanh(),
+        _Calls(lambda image: image + image),
+        _Calls(lambda image: image - 2),
+        _Calls(lambda image: image * image.mean()),
+    ],
+)
+def test_the_layout_after_one_channel_is_that_of_its_strides(between: nn.Module) -> None:
+    # One channel in channels last is contiguous, too; whether it stays in channels last its strides decide.
+    model = _Beside(between)
+    images = a_batch(channels=4).contiguous(memory_format=torch.channels_last)
+    joined = model.joined(images)
+    assert joined.is_contiguous() != joined.is_contiguous(memory_format=torch.channels_last)
+
+    *_, call = extract(model, images).calls
+
+    assert call.path == "conv"
+    assert call.problem.layout is (Layout.CONTIGUOUS if joined.is_contiguous() else Layout.CHANNELS_LAST)
+
+
 class ByHand(nn.Module):
     """Calls convolutions as functions: its own, and one within a module of its own."""
 
