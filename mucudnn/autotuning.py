@@ -99,7 +99,8 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
             raise PlanError("A plan must be of one environment, but convolutions were tuned in several.")
         assignments = tuple(each for plan in self._plans for each in plan.assignments)
         calls = tuple(each for plan in self._plans for each in plan.calls)
-        return dataclasses.replace(first, assignments=assignments, calls=calls, untouched=())
+        untouched = tuple(each for plan in self._plans for each in plan.untouched)
+        return dataclasses.replace(first, assignments=assignments, calls=calls, untouched=untouched)
 
     def __torch_function__(
         self,

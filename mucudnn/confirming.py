@@ -13,7 +13,7 @@ from mucudnn.profile import Candidate
 from mucudnn.solvers import least_workspace_bytes, solve_reuse
 
 
-class Seen(NamedTuple):
+class Proven(NamedTuple):
     """A division that may run at a site, and what was seen of it."""
 
     division: Division
@@ -29,17 +29,20 @@ class Confirmed(NamedTuple):
     """What runs at a site after all.
 
     Attributes:
-        chosen: that, for itself.
+        chosen: the fastest, by what was timed of this op alone.
         own: PyTorch's own, undivided, which may take its place; None where it may not run.
     """
 
-    chosen: Seen
-    own: Seen | None
+    chosen: Proven
+    own: Proven | None
 
     @property
-    def heavier(self) -> Seen:
+    def heavier(self) -> Proven:
         """Of what may run here after all, what takes more."""
-        return max((each for each in self if each is not None), key=lambda each: each.workspace_bytes)
+        return max(
+            (each for each in (self.chosen, self.own) if each is not None),
+            key=lambda each: each.workspace_bytes,
+        )
 
 
 class Pool:
@@ -56,7 +59,7 @@ class Pool:
         """Return what each of so many sites that are alike may be seen to take."""
         return division.workspace_bytes + max(self._spare_bytes, 0) // sites
 
-    def settle(self, division: Division, found: Seen, sites: int) -> None:
+    def settle(self, division: Division, found: Proven, sites: int) -> None:
         """Take what these sites take beyond what was allotted to them, or give back what they leave of it."""
         taken, seen = found.division.workspace_bytes, found.evidence.workspace_bytes
         if seen is not None and not fits_as_seen(seen, taken):

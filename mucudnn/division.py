@@ -13,7 +13,7 @@ from mucudnn.profile import Candidate
 class Division:
     """Candidates whose batch sizes add up to the mini-batch, in the order in which they run.
 
-    A card runs those last whose slices would leave the others less aligned.
+    On a card those run last after which others would be less aligned (`execution`).
 
     Attributes:
         parts: the candidates; those of one algorithm stand next to each other, because its set-up is
@@ -91,14 +91,16 @@ def tight_limit(
 ) -> int | None:
     """Return what its buffer and a part beside it may take together; None if they always fit.
 
-    A part counts as if it took all of its workspace beside the buffer; how much it does, who runs it knows.
+    In sharing mode that is the division's own workspace, for it and a buffer of its own; else the limit, for
+    it and the buffer that all have in common. A part counts as if it took all of its workspace beside the
+    buffer; how much it does, who runs it knows.
 
     Args:
         division: that is to run.
         own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
-        limit_bytes: for both together; in sharing mode that is the division's share.
-        common_bytes: what the buffer that all divisions have in common may come to.
-        is_sharing: whether the division has a buffer of its own instead.
+        limit_bytes: of the plan.
+        common_bytes: what the common buffer may come to.
+        is_sharing: whether there is none.
     """
     elsewhere = max((part.workspace_bytes for part in division.parts), default=0)
     limit = division.workspace_bytes if is_sharing else limit_bytes

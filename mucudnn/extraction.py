@@ -28,6 +28,8 @@ __all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
 
 _HOOKS_OF_A_COMPILED_MODEL = r"Using `torch\.compile\(module\)` when there are global hooks"
 
+_UNREACHED = "the sample does not reach its convolution"
+
 _AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
 
 
@@ -216,6 +218,9 @@ class _Recorder:
         self.kind = kind
         self.calls: dict[ConvProblem, tuple[ConvOp, ...]] = {}
         self.needed: dict[ConvProblem, tuple[ConvOp, ...]] = {}
+        self.turn = 0
+        self._next_turn: Iterator[int] = iter(())
+        self._obstacle: str | None = _UNREACHED
         self._wanted = wanted
         self._is_inference = is_inference
 
@@ -225,9 +230,7 @@ class _Recorder:
         Args:
             turns: from which each recorder takes one when it is first met.
         """
-        self.turn = 0
-        self._next_turn = turns
-        self._obstacle: str | None = "the sample does not reach its convolution"
+        self.turn, self._next_turn, self._obstacle = 0, turns, _UNREACHED
         self.calls.clear()
         self.needed.clear()
 

@@ -248,7 +248,7 @@ def _divided_conv(
 @functools.lru_cache(256)
 def _prepared(
     device: torch.device,
-    flags: Hashable,  # noqa: ARG001  # what may run depends on the user's
+    flags: Hashable,  # noqa: ARG001  # what may run depends on these
     problem: ConvProblem,
     divisions: tuple[tuple[ConvOp, Division], ...],
 ) -> DividedConvolution:

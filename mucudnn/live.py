@@ -129,7 +129,7 @@ class LiveMeasurer:
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
-        """Measure on the device, unseen by what the caller has entered: `autotune` divides what it sees."""
+        """Measure on the device, unseen by the caller's function modes: `autotune` divides what it sees."""
         with (
             self._backend.current(),
             torch.inference_mode(mode=False),

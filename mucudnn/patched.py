@@ -29,11 +29,13 @@ class Variant:
         problem: of the forward pass, for the whole mini-batch.
         assignments: what each op runs.
         calls: what was seen of whole calls, if it was tuned when it was met.
+        untouched: what of it was not tuned then, and why.
     """
 
     problem: ConvProblem
     assignments: Mapping[ConvOp, Assignment]
     calls: tuple[CallEvidence, ...] = ()
+    untouched: tuple[tuple[str, str], ...] = ()
 
 
 Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan]
@@ -255,7 +257,7 @@ class PatchedForward:
         number = 1 + max(site.variant for site in sites)
         plan = learn(backend.device, self._path, number, problem, ops)
         assignments = {assigned.site.op: assigned for assigned in plan.assignments}
-        self._variants = (*self._variants, Variant(problem, assignments, plan.calls))
+        self._variants = (*self._variants, Variant(problem, assignments, plan.calls, plan.untouched))
 
     def _differences(self, backend: Backend) -> list[str]:
         """Return how the plan's environment differs from this process's, if model or flags have changed."""

@@ -129,8 +129,12 @@ def plan_of(model: nn.Module) -> Plan:
         return plan
     assignments = (assigned for variant in learnt for assigned in variant.assignments.values())
     calls = (seen for variant in learnt for seen in variant.calls)
+    untouched = (each for variant in learnt for each in variant.untouched)
     return dataclasses.replace(
-        plan, assignments=(*plan.assignments, *assignments), calls=(*plan.calls, *calls)
+        plan,
+        assignments=(*plan.assignments, *assignments),
+        calls=(*plan.calls, *calls),
+        untouched=(*plan.untouched, *untouched),
     )
 
 

@@ -84,8 +84,8 @@ def optimize(
     Raises:
         SizeError, OptionError: an argument cannot be read, or is none of the choices.
         SampleError: the model cannot be run on the sample, or has nothing to tune.
-        InfeasibleError: nothing fits the limit; it names the convolution and a limit that may do. Of a model
-            that is armed or dynamic, a later call raises it.
+        InfeasibleError: nothing fits the limit; it names the convolution and a limit that may do. Of an
+            armed model the first call raises it, of a dynamic one any call that meets a new shape.
         BackendError: nothing tunes on the model's device, or `backend` does not.
         StoreError: the store is damaged or newer than this version.
     """
@@ -162,7 +162,7 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
     device = home_of(model)
     plain = without_autocast(device, autocast_dtype(device))
 
-    def make(seen: _Seen) -> Plan:
+    def make(seen: _Found) -> Plan:
         """Return the plan for what was seen, tuned in this process."""
         with plain, kept as found, progress_for(settings.progress) as shown:
             profiler = settings.profiler(seen.measurer, found)
@@ -173,16 +173,16 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
 
     with contextlib.ExitStack() as stack:
 
-        def look() -> _Seen:
+        def look() -> _Found:
             """Return what there is to tune; where that fails on one rank, all of them raise."""
             measurer = stack.enter_context(_measurer(settings, model))
-            return _Seen(measurer, extract(model, sample, settings.ops))
+            return _Found(measurer, extract(model, sample, settings.ops))
 
         return agreed(look, make)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seen:
+class _Found:
     """What there is to tune, and who measures it."""
 
     measurer: Measurer
@@ -239,7 +239,10 @@ class _FirstCall:
         except SampleError as error:  # the model says so itself, right after this, or it is examined in vain
             self._failures += 1
             if self._failures == 2:
-                warn_user(f"The model runs as before, untuned, and stays armed. {error}", UntunedWarning)
+                warn_user(
+                    f"The model runs as before, untuned, and each call examines it again. {error}",
+                    UntunedWarning,
+                )
         else:
             patching.patch(model, plan, self._learn)
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mucudnn.choices import Mode
-from mucudnn.confirming import Confirmed, Pool, Seen, evidence_of, rivals_of, winner
+from mucudnn.confirming import Confirmed, Pool, Proven, evidence_of, rivals_of, winner
 from mucudnn.division import Division, undivided
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import Extraction, SiteCall
@@ -311,14 +311,14 @@ class Tuning:
                 raise self._nothing_fits(site, outcome)
             smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
             return self._confirm(site, smaller, less, base, room_bytes)
-        own = None if base is None or base.key not in fits else self._seen(problem, base, outcome)
-        return Confirmed(self._seen(problem, winner(fits, outcome), outcome), own)
+        own = None if base is None or base.key not in fits else self._proven(problem, base, outcome)
+        return Confirmed(self._proven(problem, winner(fits, outcome), outcome), own)
 
-    def _seen(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Seen:
+    def _proven(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Proven:
         errors = self._profiler.errors(problem)
         worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in division.parts), default=0.0)
         own = undivided(self._profiler.own, problem.batch).key
-        return Seen(division, evidence_of(division, outcome, own, worst))
+        return Proven(division, evidence_of(division, outcome, own, worst))
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
         limit_bytes = self._profiler.limit_bytes

@@ -455,8 +455,8 @@ def test_the_answers_count_what_was_found(contests: list[object]) -> None:
     assert told["Is the fastest in three settings faster than PyTorch's own (benchmark off)?"] == (
         "FASTER 0, SLOWER 0, SAME 9, AMBIGUOUS 0"
     )
-    assert told["What is Winograd's algorithm worth in three settings?"] == (
-        "it is the fastest in 0 of 3 problems that it computes"
+    assert told["What are Winograd's and Fourier's algorithms worth in three settings?"] == (
+        "one is the fastest in 0 of 3 problems that they compute"
     )
 
 
@@ -504,8 +504,8 @@ def test_what_winograds_algorithm_is_worth_is_told_against_the_fastest_plan(cont
 
     told = {each.question: each.text for each in plans.answers("all", [*tried, ahead, *others])}
 
-    assert told["What is Winograd's algorithm worth in all?"] == (
-        "it is the fastest in 1 of 3 problems that it computes; the fastest plan of cuDNN takes 2.00 times "
+    assert told["What are Winograd's and Fourier's algorithms worth in all?"] == (
+        "one is the fastest in 1 of 3 problems that they compute; the fastest plan of cuDNN takes 2.00 times "
         "as long at most "
         "(small dgrad)"
     )

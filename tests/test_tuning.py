@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Job
 from mucudnn.choices import Mode, Policy
-from mucudnn.confirming import Confirmed, Pool, Seen, rivals_of
+from mucudnn.confirming import Confirmed, Pool, Proven, rivals_of
 from mucudnn.division import Division
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.extraction import Extraction, extract
@@ -295,11 +295,11 @@ def test_in_sharing_mode_equal_sites_take_what_was_seen_of_one_each() -> None:
 
 
 def test_the_pool_of_sharing_mode_never_leaves_a_site_less_than_its_division_declares() -> None:
-    # Seen are 40 KiB more than is declared, of which 10 are there for each site; the rest is noise.
+    # Proven are 40 KiB more than is declared, of which 10 are there for each site; the rest is noise.
     division = Division((Candidate("any", 8, 1.0, 1000),))
     pool = Pool(17 * 1000 + 160 * 2**10, [division] * 17)
 
-    pool.settle(division, Seen(division, Evidence(workspace_bytes=1000 + 40 * 2**10)), sites=16)
+    pool.settle(division, Proven(division, Evidence(workspace_bytes=1000 + 40 * 2**10)), sites=16)
 
     assert pool.room(division, sites=1) == 1000
 
@@ -714,8 +714,8 @@ def test_a_division_that_fails_as_a_whole_gives_way_to_another_algorithm_of_any_
 
 
 def test_of_what_may_run_at_a_site_the_heavier_counts_against_the_total() -> None:
-    def seen(n_bytes: int) -> Seen:
-        return Seen(Division((Candidate("a", 8, 1.0, 10),)), Evidence(workspace_bytes=n_bytes))
+    def seen(n_bytes: int) -> Proven:
+        return Proven(Division((Candidate("a", 8, 1.0, 10),)), Evidence(workspace_bytes=n_bytes))
 
     light, heavy = seen(10), seen(15)
 

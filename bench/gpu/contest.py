@@ -274,7 +274,7 @@ class Contest:
         run = seen.run
         if run is None or timing is None or timing.median_us > _LAUNCHABLE_US:
             return None
-        return attempted(self._ground, lambda: host_us(self._backend, whole_call(run)))[0]
+        return attempted(self._ground, lambda: host_us(self._backend, run.part))[0]
 
     def _case_row(
         self, found: Sequence[CandidateRow], checked: Mapping[str, _Checked], untimed: str | None

@@ -71,9 +71,10 @@ TILED: Mapping[str, Layer] = {
     "3x3_256": Layer(256, (14, 14), 256, kernel=3, padding=1),
     "3x3_512": Layer(512, (7, 7), 512, kernel=3, padding=1),
     "vgg_c32": Layer(256, (56, 56), 256, kernel=3, padding=1),
+    "vgg_c12_1": Layer(64, (224, 224), 64, kernel=3, padding=1, batch=1),
     "9x9_128": Layer(128, (56, 56), 128, kernel=9, padding=4, batch=16),
 }
-"""Filters of stride 1 from 3x3 on, which tiles compute: ResNet's, one of VGG's, and a long one."""
+"""Filters of stride 1 from 3x3 on, which tiles compute: ResNet's, VGG's (one on an image), and a long one."""
 
 MIDDLING = LAYERS["rn50_3x3"]
 """For questions that one layer answers as well as ten."""

@@ -110,7 +110,9 @@ def answers(setting: str, rows: Sequence[object]) -> Iterator[Answer]:
     )
     if any(row.rank is None for row in tried):
         reached = {(row.layer, row.op, row.setting, row.batch) for row in tried if row.rank is None}
-        yield Answer(f"What is Winograd's algorithm worth in {setting}?", _worth(found, len(reached)))
+        yield Answer(
+            f"What are Winograd's and Fourier's algorithms worth in {setting}?", _worth(found, len(reached))
+        )
     yield Answer(f"Is the fastest in {setting} faster than PyTorch's own (benchmark off)?", _verdicts(found))
     plans = [row.host_us for row in tried if row.rank is not None and row.host_us is not None]
     owns = [row.host_us for row in only(CandidateRow, rows) if row.is_own and row.host_us is not None]
@@ -122,14 +124,14 @@ def answers(setting: str, rows: Sequence[object]) -> Iterator[Answer]:
 
 
 def _worth(found: Sequence[CaseRow], reached: int) -> str:
-    """Say where it is the fastest, and by how much at most against the fastest plan of cuDNN.
+    """Say where one is the fastest, and by how much at most against the fastest plan of cuDNN.
 
     Args:
         found: all problems.
-        reached: of how many of them it was a candidate.
+        reached: of how many of them one was a candidate.
     """
     ahead = [row for row in found if row.fastest is not None and row.rank is None]
-    told = f"it is the fastest in {len(ahead)} of {reached} problems that it computes"
+    told = f"one is the fastest in {len(ahead)} of {reached} problems that they compute"
     gains = [
         (row.fastest_plan_time.median_us / row.fastest_time.median_us, f"{row.layer} {row.op}")
         for row in ahead

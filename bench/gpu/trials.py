@@ -18,7 +18,7 @@ from mucudnn.stand import Stand, TrialRun, relative_error
 from mucudnn.timing import Clock, Entrant, SamplingRule, race
 
 LAUNCHES = 50
-"""Calls in a row; a card's queue holds about a thousand kernels, of which a call may have seven."""
+"""Launches in a row; a card's queue holds about a thousand kernels, of which a launch may have six."""
 
 _SERIES = 5
 

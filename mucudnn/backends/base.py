@@ -226,7 +226,7 @@ class Backend(Protocol):
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen, which may exceed the limit.
 
-        None where it failed for want of memory.
+        None where memory was refused, and it is not known how much more it takes.
         """
 
     def release(self, tail: Tensor) -> None:

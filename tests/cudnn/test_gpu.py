@@ -66,14 +66,17 @@ def problem_of(
 
 ENGINE = "cudnn:eng"
 
-TAPS = {ENGINE: 3, **({"cuda:winograd": 3, "cuda:fft": 5} if compiler.version() else {})}
+TILES = {"cuda:winograd4": 3, "cuda:winograd4_rows2": 3, "cuda:winograd4_sums7": 3, "cuda:fft": 5}
+
+TAPS = {ENGINE: 3, **(TILES if compiler.version() else {})}
 """By what ids of a kind begin with, the taps of the filters that it is tested on. CuPy compiles some."""
 
 
 def division(backend: Backend, problem: ConvProblem, kind: str = ENGINE) -> Division:
-    """Four equal parts of the first algorithm of a kind."""
-    names = backend.algorithms(problem.part(PART), Search.EXHAUSTIVE)
-    algorithm = next(name for name in names if name.startswith(kind))
+    """Four equal parts of an algorithm, or the first of a kind; in several sums is a weight gradient only."""
+    part = problem.part(PART)
+    names = [kind] if backend.computes(part, kind) else backend.algorithms(part, Search.EXHAUSTIVE)
+    algorithm = next(name for name in names if name.startswith(kind.removesuffix("_sums7")))
     return Division((Candidate(algorithm, PART, 0.0, 0),) * (BATCH // PART))
 
 

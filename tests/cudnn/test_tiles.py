@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from mucudnn.algorithms.base import total_bytes
 from mucudnn.algorithms.forms import BilinearForm, cook_toom, fourier
+from mucudnn.algorithms.tile_geometry import TileGeometry
+from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import Rules
-from mucudnn.backends.cudnn.tile_planes import Launcher
+from mucudnn.backends.cudnn.tile_planes import CardSumKernel, Launcher, regions_of
 from mucudnn.backends.cudnn.tile_source import INT_LIMIT, THREADS, Kind, Transform
 from mucudnn.backends.cudnn.tiles import Tiles
 from mucudnn.choices import Search
@@ -216,6 +219,15 @@ def test_the_sums_of_groups_have_room() -> None:
     assert of_three - of_one == pytest.approx(36 * 2 * (5 * 7) * 4, abs=64)
 
 
+def test_a_sum_that_goes_through_the_axes_one_by_one_has_no_groups() -> None:
+    problem = problem_of(ConvOp.WGRAD, kernel_size=(9, 9), padding=(4, 4))
+    geometry = TileGeometry(TileAlgorithm(inputs=16), problem)
+    buffer = torch.empty(total_bytes(regions_of(geometry, 2)), dtype=torch.uint8)
+
+    with pytest.raises(ValueError, match="one sum of planes that axes go through one by one, not 2"):
+        CardSumKernel(geometry, Launcher(PaperCard(STRICT)), buffer, 2)
+
+
 @pytest.mark.parametrize(
     ("op", "groups"),
     [(ConvOp.FPROP, 3), (ConvOp.DGRAD, 3), (ConvOp.WGRAD, 5)],
@@ -326,6 +338,16 @@ def test_a_bias_may_lie_anywhere(bias: torch.Tensor) -> None:
     result = runner(Workspace(backend.device), first, second, bias)
 
     assert relative_error(result, reference(problem, first, second, bias.clone())) <= 1e-5
+
+
+def test_flags_of_matrix_products_are_flags_of_the_backend() -> None:
+    card = PaperCard(STRICT)
+    backend = backend_with(card)
+    before = backend.flags()
+
+    card.rounding = {"float32"}
+
+    assert backend.flags() != before
 
 
 def test_what_is_not_finite_spreads_over_its_tile_and_no_further() -> None:
@@ -599,6 +621,25 @@ def test_the_driver_is_called_directly_once_a_threads_context_is_there(
             thread.submit(launch, 78, 4, 128, (-1, 2**62)).result()
 
     assert double.events == ["the source", by_cupy, by_driver, by_cupy, by_driver]
+
+
+@pytest.mark.parametrize("is_direct", [False, True], ids=["by CuPy", "by the driver"])
+def test_a_kernel_that_cannot_be_launched_is_an_error_of_ours(
+    is_direct: bool, cupy: types.ModuleType, driver: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES")
+
+    CuPy(cupy)
+    driver.launchKernel = fail
+    launch = compiler.compiled("the source", "gather")
+    if is_direct:
+        launch(77, 3, 128, ARGUMENTS)
+    else:
+        monkeypatch.setattr(_Function, "__call__", fail)
+
+    with pytest.raises(BackendError, match="could not be launched: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"):
+        launch(77, 3, 128, ARGUMENTS)
 
 
 def test_a_compiler_that_fails_is_an_error_of_ours(cupy: types.ModuleType) -> None:

@@ -153,7 +153,7 @@ class CpuBackend:
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen, which may exceed the limit.
 
-        None where it failed for want of memory.
+        None where memory was refused, and it is not known how much more it takes.
         """
         weighed = self._meter.measure(job, limit_bytes).n_bytes
         if weighed is not None and weighed <= limit_bytes:

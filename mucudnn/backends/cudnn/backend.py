@@ -101,8 +101,10 @@ class CudnnBackend:
         return self._card.current()
 
     def flags(self) -> Hashable:
-        """Return what PyTorch's flags permit now, whether it may use cuDNN, and how many plans it tries."""
-        return self._card.rules, self._card.uses_cudnn, self._card.plans_tried
+        """Return what PyTorch's flags permit now: of convolutions, of cuDNN and its plans, of products."""
+        card = self._card
+        multiplies = card.may_multiply("float32"), card.may_multiply("float64")
+        return card.rules, card.uses_cudnn, card.plans_tried, multiplies
 
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return `tensor`, or a copy of it, dense in `layout` and at a multiple of 16 bytes.
@@ -168,7 +170,7 @@ class CudnnBackend:
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         """Return the bytes that a job takes beside operands and result, as seen, which may exceed the limit.
 
-        None where it failed for want of memory.
+        None where memory was refused, and it is not known how much more it takes.
         """
         return self._card.weigh(job, limit_bytes)
 

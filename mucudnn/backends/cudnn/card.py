@@ -102,7 +102,7 @@ class Card(Protocol):
         """Return all that a time measured now depends on."""
 
     def weigh(self, job: Job, limit_bytes: int) -> int | None:
-        """Return the bytes that a job takes beside operands and result; None if above the limit."""
+        """Return the bytes that a job takes beside operands and result; None if it was refused some."""
 
 
 class TorchCard:
@@ -211,7 +211,7 @@ class TorchCard:
         return present_environment(self._index, cudnn_version)
 
     def weigh(self, job: Job, limit_bytes: int) -> int | None:
-        """Return the bytes that a job takes from PyTorch's allocator; None if above the limit.
+        """Return the bytes that a job takes from PyTorch's allocator; None if it was refused some.
 
         The workspace of cuBLAS, which PyTorch keeps for good for every thread and stream, is there before.
         """

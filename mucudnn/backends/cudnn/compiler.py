@@ -30,6 +30,9 @@ class Launch(Protocol):
             blocks: of threads.
             threads: of a block.
             arguments: addresses and numbers, all of 64 bits, in the kernel's order.
+
+        Raises:
+            BackendError: it cannot be launched.
         """
 
 
@@ -65,9 +68,12 @@ def compiled(source: str, kernel: str) -> Launch:
 
         function = cupy.RawModule(code=source).get_function(kernel).kernel
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BackendError(f"CuPy {version()} could not compile a kernel: {reason}") from error
+        raise BackendError(f"CuPy {version()} could not compile a kernel: {_first_line(error)}") from error
     return _Compiled(function)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 class _Arguments(threading.local):
@@ -88,8 +94,8 @@ class _Compiled:
     """A compiled kernel.
 
     CuPy's own call asks each argument for its type, which takes as long for twenty as several launches do. So
-    it is made for the first launch of a thread only, for which CuPy makes the card's context a current one;
-    the driver is called directly thereafter, where this CuPy has its function in the known place.
+    it is made for a thread's first launch of the kernel only, for which CuPy makes the card's context a
+    current one. The driver is called directly thereafter, where this CuPy has its function in its place.
 
     Args:
         function: CuPy's.
@@ -102,13 +108,16 @@ class _Compiled:
 
     def __call__(self, stream: int, blocks: int, threads: int, arguments: Sequence[int]) -> None:
         known = self._arguments
-        if self._put is None or known.count != len(arguments):
-            numbers = tuple(map(np.int64, arguments))
-            self._function((blocks,), (threads,), numbers, stream=_Stream(stream))
-            known.make(len(arguments))
-            return
-        known.values[:] = list(arguments)
-        self._put(self._function.ptr, blocks, 1, 1, threads, 1, 1, 0, stream, known.address, 0)
+        try:
+            if self._put is None or known.count != len(arguments):
+                numbers = tuple(map(np.int64, arguments))
+                self._function((blocks,), (threads,), numbers, stream=_Stream(stream))
+                known.make(len(arguments))
+            else:
+                known.values[:] = list(arguments)
+                self._put(self._function.ptr, blocks, 1, 1, threads, 1, 1, 0, stream, known.address, 0)
+        except Exception as error:
+            raise BackendError(f"A kernel could not be launched: {_first_line(error)}") from error
 
 
 @functools.cache

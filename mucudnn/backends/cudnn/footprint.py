@@ -77,16 +77,16 @@ class TorchAllocator:
 
 
 def taken_bytes(job: Job, limit_bytes: int, allocator: Allocator) -> int | None:
-    """Return the most bytes that a job holds at once beside operands and result; None if above the limit.
+    """Return the most bytes that a job holds at once beside operands and result; None if it was refused some.
 
     The process is held to the limit meanwhile. PyTorch's convolution then takes another algorithm if the
-    first one's workspace is refused, which it would not do later: that counts as above the limit too.
+    first one's workspace is refused, which it would not do later: so that it was refused any is what counts.
     """
     prepared = job.prepare()
     weights = [_weigh(prepared, limit_bytes, allocator) for _ in range(_WEIGHINGS)]
     # One refusal is enough: what was refused once is not asked for again, but would be without the limit.
-    fitting = [weight for weight in weights if weight is not None and weight <= limit_bytes]
-    return min(fitting) if fitting and None not in weights else None
+    known = [weight for weight in weights if weight is not None]
+    return min(known) if len(known) == len(weights) else None
 
 
 def _weigh(prepared: Prepared, limit_bytes: int, allocator: Allocator) -> int | None:

@@ -136,7 +136,7 @@ class _Planes:
         self._padding = padding
         self._has_channels_last = has_channels_last
         self._plane = memory.size(1)
-        self._rows = self._plane // channels // groups
+        self._group_tiles = self._plane // channels // groups
         self._seen: tuple[int, ...] = ()
         self._numbers: tuple[int, ...] = ()
 
@@ -144,15 +144,15 @@ class _Planes:
     def matrices(self) -> Tensor:
         """(planes · groups, channels, tiles of a group), whichever of the last two is innermost."""
         if self._has_channels_last:
-            return self.memory.view(-1, self._rows, self._channels).transpose(1, 2)
-        return self.memory.view(-1, self._channels, self._rows)
+            return self.memory.view(-1, self._group_tiles, self._channels).transpose(1, 2)
+        return self.memory.view(-1, self._channels, self._group_tiles)
 
     def launches(self, transform: Transform) -> Launches:
         """Return what launches `transform` on planes of this size."""
         return self._launcher.launches(transform, self._plane)
 
     def gather(self, launches: Launches, image: Tensor, top: int = 0) -> None:
-        """Fill the planes from `image`, (n, c, h, w), with tiles from the row `top` on."""
+        """Fill the planes from `image`, (n, c, h, w), for tiles from the row `top` of y on."""
         target = self.memory if launches.mix is None else self._lines
         addresses = image.data_ptr(), target.data_ptr()
         self._put(launches.of_image, launches.threads, *addresses, *self._sizes(image, top))
@@ -197,7 +197,7 @@ class _Planes:
         """Return what a kernel must know of images like `image`, which are all alike as a rule."""
         seen = (*image.shape[2:], *image.stride())
         if seen != self._seen:
-            shape = self._plane, self._rows, self._channels, int(self._has_channels_last)
+            shape = self._plane, self._group_tiles, self._channels, int(self._has_channels_last)
             self._numbers, self._seen = (*shape, *self._tiles, *seen), seen
         return (*self._numbers, self._padding[0] - top, self._padding[1])
 
@@ -332,6 +332,10 @@ class CardSumKernel:
         self._launcher = launcher
         self._problem = geometry.problem
         self._groups = groups
+        if groups > 1 and forms.filter.is_split:
+            raise ValueError(
+                f"There must be one sum of planes that axes go through one by one, not {groups}."
+            )
         self._filter, self._x, self._y = _planes(geometry, launcher, buffer, groups)
         self._to_x = self._x.launches(forms.x)
         self._to_y = self._y.launches(forms.y)

@@ -12,7 +12,8 @@ Fourier's windows are too large for that: there a thread computes one line of a 
 a kernel of its own goes along h, from the lines to the planes or back.
 
 A plane may hold its tiles in groups, one behind the other, of `tiles` tiles with all their channels. What is
-scattered may be the sum of as many planes as `addends` says, which lie one behind the other.
+scattered may be the sum of as many planes as `addends` says, which lie one behind the other. `padding` is how
+far before the image the first tile begins: less than nothing, where a block of tile rows begins within it.
 
 The source is C as well as CUDA C, but for what `CUDA` stands for.
 """

@@ -43,7 +43,7 @@ _FOURIER = tuple(TileAlgorithm(inputs=inputs) for inputs in range(16, 33, 2))
 """With a line of 32 a thread takes up to 213 of its 255 registers in float64."""
 
 _BY_NAME = {each.name: each for each in (*_WINOGRAD, *_FOURIER)}
-"""All that there are, by their names without the groups of tiles."""
+"""All that there are, by their names without rows and groups of tiles."""
 
 _ID = re.compile(rf"{PREFIX}([a-z]+\d+)(?:_rows([1-9]\d*)|_sums([2-9]|[1-9]\d+))?", re.ASCII)
 
@@ -84,7 +84,7 @@ class CardTiles(NamedTuple):
         """Return whether it computes `problem`, whatever the batch, where there is a compiler for it."""
         if len(problem.kernel_size) == 3 or self.tiling.refusal(problem) is not None:
             return False
-        return self.groups == 1 or self.groups in _group_counts(problem, self.tiling)
+        return self.groups == 1 or _has_groups(problem, self.tiling, self.groups)
 
 
 class Tiles:
@@ -156,7 +156,8 @@ def is_id(algorithm: str) -> bool:
 def _parsed(algorithm: str) -> CardTiles:
     found = _ID.fullmatch(algorithm)
     if found is None or found[1] not in _BY_NAME:
-        raise ValueError(f"{algorithm!r} must be one of {', '.join(PREFIX + name for name in _BY_NAME)}.")
+        names = ", ".join(PREFIX + name for name in _BY_NAME)
+        raise ValueError(f"{algorithm!r} must be one of {names}, perhaps with _rows2 or _sums2.")
     return CardTiles(dataclasses.replace(_BY_NAME[found[1]], rows=int(found[2] or 0)), int(found[3] or 1))
 
 
@@ -167,25 +168,26 @@ def _in_rows(problem: ConvProblem, tiling: TileAlgorithm) -> list[TileAlgorithm]
     geometry = TileGeometry(tiling, problem)
     images = sum(region.n_bytes for region in regions_of(geometry) if region.name in ("x", "y"))
     cut = dataclasses.replace(tiling, rows=max(_ROWS_BYTES * geometry.tiles[0] // images, 1))
+    cut = dataclasses.replace(cut, rows=TileGeometry(cut, problem).rows)  # as many in all blocks
     return [cut] if cut.refusal(problem) is None else []
 
 
-def _group_counts(problem: ConvProblem, tiling: TileAlgorithm) -> list[int]:
-    """Return into how many groups, of as many tiles, any batch can be cut; none but for a weight gradient.
+def _has_groups(problem: ConvProblem, tiling: TileAlgorithm, groups: int) -> bool:
+    """Return whether any batch can be cut into so many groups of as many tiles, in a weight gradient.
 
     Fourier's planes are so many that their products keep a card busy.
     """
-    if problem.op is not ConvOp.WGRAD or tiling.inputs:
-        return []
     tiles = math.prod(TileGeometry(tiling, problem).tiles)
-    return [each for each in range(2, tiles + 1) if tiles % each == 0]
+    return problem.op is ConvOp.WGRAD and not tiling.inputs and tiles % groups == 0
 
 
 def _tried_groups(problem: ConvProblem, tiling: TileAlgorithm, search: Search) -> list[int]:
     """Return how many groups to try: as few as keep the card busy, if one does not."""
-    geometry, counts = TileGeometry(tiling, problem), _group_counts(problem, tiling)
+    geometry = TileGeometry(tiling, problem)
     blocks = geometry.planes * -(-geometry.x_channels // _BLOCK) * -(-geometry.y_channels // _BLOCK)
+    most = min(_MOST_BLOCKS // blocks, math.prod(geometry.tiles))
+    counts = [each for each in range(2, most + 1) if _has_groups(problem, tiling, each)]
     if search is Search.EXHAUSTIVE:
-        return [each for each in counts if blocks * each <= _MOST_BLOCKS]
+        return counts
     enough = [each for each in counts if blocks * each >= _ENOUGH_BLOCKS]
     return [] if blocks >= _ENOUGH_BLOCKS else [*enough, *reversed(counts)][:1]
