@@ -13,7 +13,7 @@ from mucudnn.profile import Candidate
 class Division:
     """Candidates whose batch sizes add up to the mini-batch, in the order in which they run.
 
-    On a card those run last after which others would be less aligned (`execution`).
+    On a card those run last after which others would be less aligned (`grouping`).
 
     Attributes:
         parts: the candidates; those of one algorithm stand next to each other, because its set-up is

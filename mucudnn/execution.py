@@ -5,9 +5,7 @@ Nothing is allocated on the way but results, and what PyTorch's own convolution 
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,13 +14,10 @@ from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import Backend, PartKernel, PartSumKernel
 from mucudnn.division import Division
-from mucudnn.errors import BackendError
+from mucudnn.grouping import Group, Part, Step, groups_of, running_sum_bytes
 from mucudnn.kept import KeptFilter
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import Candidate
 from mucudnn.workspace import Workspace, head
-
-Kernel = TypeVar("Kernel")
 
 _WORTH_KEEPING = 0.02
 """Share of a part's time that its filter's transform must take, since to ask whether it stays takes some."""
@@ -34,43 +29,7 @@ def sum_dtype(problem: ConvProblem) -> torch.dtype:
     return torch.float32 if own.itemsize == 2 else own
 
 
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """What a part computes; equal parts have equal steps, and one kernel."""
-
-    problem: ConvProblem
-    algorithm: str
-
-
-class _Part(NamedTuple):
-    """What one part runs, and on which samples."""
-
-    step: _Step
-    here: slice
-
-
-@dataclasses.dataclass(frozen=True)
-class _Group:
-    """The parts of one algorithm that run next to each other."""
-
-    parts: list[_Part]
-    is_own: bool
-    elsewhere_bytes: int
-
-    @functools.cached_property
-    def here(self) -> slice:
-        """The samples of all parts."""
-        return slice(self.parts[0].here.start, self.parts[-1].here.stop)
-
-    def bound(self, kernel_of: Callable[[_Step], Kernel]) -> list[tuple[Kernel, _Part]]:
-        """Return the parts with their kernels, one for each distinct step; of PyTorch's own, none."""
-        if self.is_own:
-            return []
-        kernels = {step: kernel_of(step) for step in dict.fromkeys(part.step for part in self.parts)}
-        return [(kernels[part.step], part) for part in self.parts]
-
-
-Ready = Callable[[_Group], None]
+Ready = Callable[[Group], None]
 """Is told of each group before it runs."""
 
 
@@ -102,8 +61,8 @@ class Runner:
             raise ValueError(f"The division must be of {problem.batch} samples, but got {division.batch}.")
         self.problem = problem
         self._backend = backend
-        sum_bytes = _running_sum_bytes(problem, division)
-        groups = _groups(backend, problem, division, sum_bytes)
+        sum_bytes = running_sum_bytes(problem, division)
+        groups = groups_of(backend, problem, division, sum_bytes)
         self._groups = groups
         self.is_own = division.is_undivided and all(group.is_own for group in groups)
         buffers = [
@@ -169,13 +128,13 @@ class Runner:
             workspace.holder = held
             return result
 
-    def _make_room(self, workspace: Workspace, groups: "Sequence[_Group]") -> None:
+    def _make_room(self, workspace: Workspace, groups: "Sequence[Group]") -> None:
         """Let what `groups` take beside the buffer be taken, so that both stay within the limit."""
         elsewhere_bytes = max(group.elsewhere_bytes for group in groups) if groups else 0
         if elsewhere_bytes and self._limit_bytes is not None:
             workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend)
 
-    def _make_ready(self, workspace: Workspace, group: "_Group") -> None:
+    def _make_ready(self, workspace: Workspace, group: "Group") -> None:
         """Give back what the groups before have touched of the buffer, if this one needs that room.
 
         Where the buffer would lose the running sum with that, room was made before the first group.
@@ -191,15 +150,15 @@ class Runner:
 class _SliceParts:
     """fprop and dgrad: every part writes its own slice of the result."""
 
-    def __init__(self, backend: Backend, problem: ConvProblem, groups: "list[_Group]") -> None:
+    def __init__(self, backend: Backend, problem: ConvProblem, groups: "list[Group]") -> None:
         self._backend = backend
         self._problem = problem
         self._groups = groups
 
-    def bind(self, buffer: Tensor) -> "list[list[tuple[PartKernel, _Part]]]":
+    def bind(self, buffer: Tensor) -> "list[list[tuple[PartKernel, Part]]]":
         """Return the kernels of each group's parts; of none for PyTorch's own."""
 
-        def kernel_of(step: _Step) -> PartKernel:
+        def kernel_of(step: Step) -> PartKernel:
             return self._backend.slice_kernel(step.problem, step.algorithm, buffer)
 
         return [group.bound(kernel_of) for group in self._groups]
@@ -247,7 +206,7 @@ class _SliceParts:
 
     def _by_own(
         self,
-        parts: "list[_Part]",
+        parts: "list[Part]",
         image: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -267,19 +226,17 @@ class _SliceParts:
 class _SumParts:
     """wgrad: what the parts compute adds up."""
 
-    def __init__(
-        self, backend: Backend, problem: ConvProblem, groups: "list[_Group]", sum_bytes: int
-    ) -> None:
+    def __init__(self, backend: Backend, problem: ConvProblem, groups: "list[Group]", sum_bytes: int) -> None:
         self._backend = backend
         self._problem = problem
         self._groups = groups
         self._sum_bytes = sum_bytes
 
-    def bind(self, buffer: Tensor) -> "tuple[Tensor | None, list[list[tuple[PartSumKernel, _Part]]]]":
+    def bind(self, buffer: Tensor) -> "tuple[Tensor | None, list[list[tuple[PartSumKernel, Part]]]]":
         """Return the sum at the start of the buffer, if there is one, and the kernels that work behind it."""
         behind = buffer[self._sum_bytes :]
 
-        def kernel_of(step: _Step) -> PartSumKernel:
+        def kernel_of(step: Step) -> PartSumKernel:
             return self._backend.sum_kernel(step.problem, step.algorithm, behind)
 
         total = self._running_sum(buffer) if self._sum_bytes else None
@@ -330,7 +287,7 @@ class _SumParts:
         return dw if running is None else dw.copy_(running)
 
     def _by_own(
-        self, parts: "list[_Part]", image: Tensor, gradient: Tensor, unread: Tensor | None, into: GradientSum
+        self, parts: "list[Part]", image: Tensor, gradient: Tensor, unread: Tensor | None, into: GradientSum
     ) -> None:
         """Write the sum of PyTorch's own dw of `parts` to `into`, or add it."""
         for step, here in parts:
@@ -343,59 +300,3 @@ class _SumParts:
 def _empty(shape: tuple[int, ...], layout: Layout, like: Tensor) -> Tensor:
     order = memory_format(layout, len(shape))
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=order)
-
-
-def _groups(backend: Backend, problem: ConvProblem, division: Division, sum_bytes: int) -> list[_Group]:
-    """The parts of each algorithm, each with the slice of the batch that it covers."""
-    groups = []
-    start = 0
-    candidates = _aligned_first(backend, problem, division)
-    for algorithm, alike in itertools.groupby(candidates, key=lambda part: part.algorithm):
-        parts, some = [], list(alike)
-        for each in some:
-            parts.append(_Part(_Step(problem.part(each.batch), algorithm), slice(start, start + each.batch)))
-            start += each.batch
-        for step in {part.step for part in parts}:
-            _check_computed(backend, step)
-        elsewhere_bytes = _elsewhere_bytes(backend, problem, some, sum_bytes)
-        groups.append(_Group(parts, algorithm == backend.own, elsewhere_bytes))
-    return groups
-
-
-def _check_computed(backend: Backend, step: _Step) -> None:
-    if not backend.computes(step.problem, step.algorithm):
-        able = ", ".join(backend.algorithms(step.problem))
-        raise BackendError(
-            f"For {step.problem} the algorithm must be one of {able} or another that computes it, "
-            f"but got {step.algorithm!r}."
-        )
-
-
-def _aligned_first(backend: Backend, problem: ConvProblem, division: Division) -> Sequence[Candidate]:
-    """The parts in an order in which each starts where its problem says: odd sizes go last.
-
-    That may part those of an algorithm, which then pays its set-up twice: the time of the whole tells.
-    """
-    if backend.alignment_bytes == 1:
-        return division.parts
-    return sorted(division.parts, key=lambda part: -problem.part(part.batch).alignment_bytes)
-
-
-def _elsewhere_bytes(
-    backend: Backend, problem: ConvProblem, parts: Sequence[Candidate], sum_bytes: int
-) -> int:
-    """The most that one of `parts`, all of one algorithm, takes beside its buffer and the running sum."""
-    if backend.declares(parts[0].algorithm):
-        return 0  # what a part of another size was measured to take is no matter
-    takings = (
-        part.workspace_bytes - backend.buffer_bytes(problem.part(part.batch), part.algorithm) - sum_bytes
-        for part in parts
-    )
-    return max(0, *takings)
-
-
-def _running_sum_bytes(problem: ConvProblem, division: Division) -> int:
-    """Bytes of the float32 sum in which 16-bit weight gradients add up; a single part needs none."""
-    if division.is_undivided:
-        return 0
-    return problem.running_sum_bytes

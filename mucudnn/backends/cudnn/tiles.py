@@ -84,7 +84,7 @@ class CardTiles(NamedTuple):
         """Return whether it computes `problem`, whatever the batch, where there is a compiler for it."""
         if len(problem.kernel_size) == 3 or self.tiling.refusal(problem) is not None:
             return False
-        return self.groups == 1 or _has_groups(problem, self.tiling, self.groups)
+        return _groupable_tiles(problem, self.tiling) % self.groups == 0
 
 
 class Tiles:
@@ -120,7 +120,8 @@ class Tiles:
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` is one of these and computes `problem` here and now."""
-        return is_id(algorithm) and _parsed(algorithm).computes(problem) and self._may_run(problem)
+        found = _named(algorithm)
+        return found is not None and found.computes(problem) and self._may_run(problem)
 
     def _may_run(self, problem: ConvProblem) -> bool:
         return self._card.may_multiply(problem.dtype) and self._can_compile
@@ -148,17 +149,23 @@ class Tiles:
 
 def is_id(algorithm: str) -> bool:
     """Return whether an id is that of an algorithm of this module, for whatever problem."""
-    found = _ID.fullmatch(algorithm)
-    return found is not None and found[1] in _BY_NAME
+    return _named(algorithm) is not None
 
 
 @functools.cache
-def _parsed(algorithm: str) -> CardTiles:
+def _named(algorithm: str) -> CardTiles | None:
     found = _ID.fullmatch(algorithm)
     if found is None or found[1] not in _BY_NAME:
+        return None
+    return CardTiles(dataclasses.replace(_BY_NAME[found[1]], rows=int(found[2] or 0)), int(found[3] or 1))
+
+
+def _parsed(algorithm: str) -> CardTiles:
+    found = _named(algorithm)
+    if found is None:
         names = ", ".join(PREFIX + name for name in _BY_NAME)
         raise ValueError(f"{algorithm!r} must be one of {names}, perhaps with _rows2 or _sums2.")
-    return CardTiles(dataclasses.replace(_BY_NAME[found[1]], rows=int(found[2] or 0)), int(found[3] or 1))
+    return found
 
 
 def _in_rows(problem: ConvProblem, tiling: TileAlgorithm) -> list[TileAlgorithm]:
@@ -172,21 +179,21 @@ def _in_rows(problem: ConvProblem, tiling: TileAlgorithm) -> list[TileAlgorithm]
     return [cut] if cut.refusal(problem) is None else []
 
 
-def _has_groups(problem: ConvProblem, tiling: TileAlgorithm, groups: int) -> bool:
-    """Return whether any batch can be cut into so many groups of as many tiles, in a weight gradient.
+def _groupable_tiles(problem: ConvProblem, tiling: TileAlgorithm) -> int:
+    """Return the tiles of an image, which any batch has in as many groups as divide them; 1 if none are made.
 
-    Fourier's planes are so many that their products keep a card busy.
+    There are groups in weight gradients alone, and none of Fourier's, whose planes are so many that their
+    products keep a card busy.
     """
-    tiles = math.prod(TileGeometry(tiling, problem).tiles)
-    return problem.op is ConvOp.WGRAD and not tiling.inputs and tiles % groups == 0
+    is_cut = problem.op is ConvOp.WGRAD and not tiling.inputs
+    return math.prod(TileGeometry(tiling, problem).tiles) if is_cut else 1
 
 
 def _tried_groups(problem: ConvProblem, tiling: TileAlgorithm, search: Search) -> list[int]:
     """Return how many groups to try: as few as keep the card busy, if one does not."""
-    geometry = TileGeometry(tiling, problem)
+    geometry, tiles = TileGeometry(tiling, problem), _groupable_tiles(problem, tiling)
     blocks = geometry.planes * -(-geometry.x_channels // _BLOCK) * -(-geometry.y_channels // _BLOCK)
-    most = min(_MOST_BLOCKS // blocks, math.prod(geometry.tiles))
-    counts = [each for each in range(2, most + 1) if _has_groups(problem, tiling, each)]
+    counts = [each for each in range(2, min(_MOST_BLOCKS // blocks, tiles) + 1) if tiles % each == 0]
     if search is Search.EXHAUSTIVE:
         return counts
     enough = [each for each in counts if blocks * each >= _ENOUGH_BLOCKS]

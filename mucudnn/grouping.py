@@ -1,0 +1,117 @@
+"""Which parts of a division run next to each other, in which order, and on which samples."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from mucudnn.backends import Backend
+from mucudnn.division import Division
+from mucudnn.errors import BackendError
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate
+
+Kernel = TypeVar("Kernel")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What a part computes; equal parts have equal steps, and one kernel."""
+
+    problem: ConvProblem
+    algorithm: str
+
+
+class Part(NamedTuple):
+    """What one part runs, and on which samples."""
+
+    step: Step
+    here: slice
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The parts of one algorithm that run next to each other."""
+
+    parts: list[Part]
+    is_own: bool
+    elsewhere_bytes: int
+
+    @functools.cached_property
+    def here(self) -> slice:
+        """The samples of all parts."""
+        return slice(self.parts[0].here.start, self.parts[-1].here.stop)
+
+    def bound(self, kernel_of: Callable[[Step], Kernel]) -> list[tuple[Kernel, Part]]:
+        """Return the parts with their kernels, one for each distinct step; of PyTorch's own, none."""
+        if self.is_own:
+            return []
+        kernels = {step: kernel_of(step) for step in dict.fromkeys(part.step for part in self.parts)}
+        return [(kernels[part.step], part) for part in self.parts]
+
+
+def groups_of(backend: Backend, problem: ConvProblem, division: Division, sum_bytes: int) -> list[Group]:
+    """Return the parts of each algorithm, each with the slice of the batch that it covers.
+
+    Args:
+        backend: that runs them.
+        problem: of the whole mini-batch.
+        division: of the same batch.
+        sum_bytes: of the running sum, which is in what a part was measured to take.
+
+    Raises:
+        BackendError: an algorithm does not compute the problem.
+    """
+    groups = []
+    start = 0
+    candidates = _aligned_first(backend, problem, division)
+    for algorithm, alike in itertools.groupby(candidates, key=lambda part: part.algorithm):
+        parts, some = [], list(alike)
+        for each in some:
+            parts.append(Part(Step(problem.part(each.batch), algorithm), slice(start, start + each.batch)))
+            start += each.batch
+        for step in {part.step for part in parts}:
+            _check_computed(backend, step)
+        elsewhere_bytes = _elsewhere_bytes(backend, problem, some, sum_bytes)
+        groups.append(Group(parts, algorithm == backend.own, elsewhere_bytes))
+    return groups
+
+
+def _check_computed(backend: Backend, step: Step) -> None:
+    if not backend.computes(step.problem, step.algorithm):
+        able = ", ".join(backend.algorithms(step.problem))
+        raise BackendError(
+            f"For {step.problem} the algorithm must be one of {able} or another that computes it, "
+            f"but got {step.algorithm!r}."
+        )
+
+
+def _aligned_first(backend: Backend, problem: ConvProblem, division: Division) -> Sequence[Candidate]:
+    """The parts in an order in which each starts where its problem says: odd sizes go last.
+
+    That may part those of an algorithm, which then pays its set-up twice: the time of the whole tells.
+    """
+    if backend.alignment_bytes == 1:
+        return division.parts
+    return sorted(division.parts, key=lambda part: -problem.part(part.batch).alignment_bytes)
+
+
+def _elsewhere_bytes(
+    backend: Backend, problem: ConvProblem, parts: Sequence[Candidate], sum_bytes: int
+) -> int:
+    """The most that one of `parts`, all of one algorithm, takes beside its buffer and the running sum."""
+    if backend.declares(parts[0].algorithm):
+        return 0  # what a part of another size was measured to take is no matter
+    takings = (
+        part.workspace_bytes - backend.buffer_bytes(problem.part(part.batch), part.algorithm) - sum_bytes
+        for part in parts
+    )
+    return max(0, *takings)
+
+
+def running_sum_bytes(problem: ConvProblem, division: Division) -> int:
+    """Return the bytes of the sum in which 16-bit weight gradients add up; a single part needs none."""
+    if division.is_undivided:
+        return 0
+    return problem.running_sum_bytes
