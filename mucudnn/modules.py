@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -45,18 +44,15 @@ class Kind:
     method: str
 
     @property
-    def is_transposed(self) -> bool:
-        """Whether the convolution is a transposed one."""
-        return self.method == "forward"
-
-    @cached_property
     def own(self) -> Callable[..., Tensor]:
         """The class's method, as a function of the module and its arguments."""
         method: Callable[..., Tensor] = getattr(self.base, self.method)
         return method
 
-    def __reduce__(self) -> tuple[Callable[..., "Kind"], tuple[type[Any], str]]:
-        return Kind, (self.base, self.method)
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the convolution is a transposed one."""
+        return self.method == "forward"
 
 
 _KINDS = (

@@ -90,6 +90,14 @@ _is_transformed: Callable[[], bool] = torch.compiler.assume_constant_result(_loo
 """Whether derivatives are taken within what is compiled; a graph is used only under the same transforms."""
 
 
+def _look_for_export() -> bool:
+    return torch.compiler.is_exporting()
+
+
+_is_exported: Callable[[], bool] = torch.compiler.assume_constant_result(_look_for_export)
+"""Whether the graph is exported; asked for itself, Dynamo of torch 2.11 takes that for true everywhere."""
+
+
 class PatchedForward:
     """What a patched module has in the place of its method that computes the convolution."""
 
@@ -171,7 +179,7 @@ class PatchedForward:
 
         Graphs that are exported leave this process, in which the operator finds what is divided.
         """
-        if torch.compiler.is_exporting() or autocast_dtype(call.image.device) is not None:
+        if _is_exported() or autocast_dtype(call.image.device) is not None:
             return None
         if call.image.dim() != call.weight.dim() or _is_transformed():
             return None

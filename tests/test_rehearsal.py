@@ -70,7 +70,7 @@ def called(
 
 def events_of(call: Callable[[], None]) -> set[str]:
     call()  # kernels are bound by the first
-    with profile(activities=[ProfilerActivity.CPU]) as recording:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recording:
         call()
     return {event.name for event in recording.events()}
 

@@ -201,7 +201,7 @@ def test_pytorchs_own_is_not_timed_with_an_operand_that_autograd_has_at_hand(op:
     for run in runs:
         run()
 
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recording:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, record_shapes=True) as recording:
         for run in runs:
             run()
 
@@ -221,7 +221,7 @@ def _around(event: FunctionEvent) -> set[str]:
 def test_an_ordinary_operation_of_the_processor_is_of_all_threads() -> None:
     operation = Stand(BACKEND, PROBLEM, buffer_bytes=0).ordinary_operation
 
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recording:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, record_shapes=True) as recording:
         operation()
 
     (multiplication,) = [event for event in recording.events() if event.name == "aten::mul_"]
@@ -232,7 +232,7 @@ def test_an_ordinary_operation_is_nothing_on_another_device() -> None:
     stand = Stand(BACKEND, PROBLEM, buffer_bytes=0)
     stand.backend = OnAnotherDevice()
 
-    with profile(activities=[ProfilerActivity.CPU]) as recording:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recording:
         stand.ordinary_operation()
 
     assert not recording.events()

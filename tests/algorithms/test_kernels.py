@@ -299,7 +299,7 @@ LARGE_BLOCKS = {
 def allocated_bytes(call: Callable[[], object], folder: Path) -> int:
     """The most bytes that a call holds at once of what this thread takes from PyTorch's allocator."""
     call()  # what is made once only
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, profile_memory=True) as recording:
         call()
     return _most_held(recording, folder)
 
@@ -307,7 +307,7 @@ def allocated_bytes(call: Callable[[], object], folder: Path) -> int:
 def allocated_bytes_of_worker(worker: int, call: Callable[[], object], folder: Path) -> int:
     """The same of what a worker thread takes, which no other thread's recording sees."""
     call()
-    recording = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    recording = profile(activities=[ProfilerActivity.CPU], acc_events=True, profile_memory=True)
     others: list[Callable[[], None]] = [lambda: None] * worker
     run_on_workers([*others, recording.start])
     call()

@@ -167,7 +167,7 @@ def test_nothing_is_allocated_and_nothing_is_copied(
             slices.run(first, second, out, bias)
 
     assert allocated_bytes(call, tmp_path) == 0
-    with profile(activities=[ProfilerActivity.CPU]) as recording:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recording:
         call()
     names = {event.name for event in recording.events()}
     assert names & {"aten::mm", "aten::bmm", "aten::addmm_", "aten::addbmm_"}
