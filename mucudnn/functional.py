@@ -168,7 +168,8 @@ class _Convolution(torch.autograd.Function):
         again = torch.is_grad_enabled() or is_traced(gradients[0])
         convolution: DividedConvolution = ctx.convolution
         compute = convolution.differentiable_gradients if again else convolution.gradients
-        return (*compute(gradients[0], image, weight, ctx.needs_input_grad[:3]), None)
+        with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
+            return (*compute(gradients[0], image, weight, ctx.needs_input_grad[:3]), None)
 
 
 def divided_conv(

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.backends import Backend
-from mucudnn.calls import ConvArguments, autocast_dtype, is_traced, own_call, own_gradients
+from mucudnn.calls import (
+    ConvArguments,
+    autocast_dtype,
+    is_traced,
+    own_call,
+    own_gradients,
+    without_autocast,
+)
 from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, Kind, call_of, padded
@@ -201,6 +208,20 @@ class PatchedForward:
         has_bias: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients for a compiled graph, each None unless it is `needed`."""
+        with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
+            return self._gradients(gradient, image, weight, arguments, needed, has_bias=has_bias)
+
+    def _gradients(
+        self,
+        gradient: Tensor,
+        image: Tensor,
+        weight: Tensor,
+        arguments: ConvArguments,
+        needed: tuple[bool, bool, bool],
+        *,
+        has_bias: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the same, outside of autocast."""
         bias = gradient.new_empty(gradient.shape[1]) if has_bias else None
         route = self._router.found(Call.of(image, weight, bias, arguments), self._convolution)
         if route is None:

@@ -50,6 +50,25 @@ def test_activations_may_be_computed_again(twins: Twins, use_reentrant: bool) ->
     assert_same_gradients(*twins)
 
 
+def test_gradients_are_exact_though_backward_is_called_under_autocast() -> None:
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.ConvTranspose2d(6, 4, 4, stride=2, padding=1), nn.Conv2d(4, 5, 3))
+    images = a_batch(channels=6).requires_grad_()
+    model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
+    found = []
+    for each in (model, twin.double()):
+        given = images.detach().to(next(each.parameters()).dtype).requires_grad_()
+        result = each(given)
+        with torch.autocast("cpu", torch.bfloat16):
+            result.square().mean().backward()
+        found.append([given.grad, *(parameter.grad for parameter in each.parameters())])
+
+    for ours, exact in zip(*found, strict=True):
+        assert ours is not None
+        assert exact is not None
+        assert (ours - exact).norm() / exact.norm() < 1e-5  # bfloat16 rounds to 4e-3
+
+
 def test_gradients_accumulate_over_several_batches(twins: Twins) -> None:
     for each in twins:
         for seed in (1, 2, 3):
