@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
 
 from mucudnn.errors import SampleError
 from mucudnn.modules import home_of
@@ -130,8 +132,42 @@ def run_without_arithmetic(
             lambda tensor: _empty_like(tensor, home) if tensor.is_meta else mode.from_tensor(tensor),
             (sample.args, dict(sample.kwargs)),
         )
-        with torch.set_grad_enabled(model.training or torch.is_grad_enabled()), _StridesAsComputed(), under:
+        is_differentiated = model.training or torch.is_grad_enabled()
+        with (
+            torch.set_grad_enabled(is_differentiated),
+            unhooked(),
+            _with_gradients_seen(),
+            _StridesAsComputed(),
+            under,
+        ):
             functional_call(model, fakes, args, kwargs)
+
+
+def unhooked() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which no hook of the caller's sees what autograd saves.
+
+    Checkpoints have such hooks: they would count what is saved here, and compute their block again.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:  # noqa: FBT003
+        return _NOTHING
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@contextlib.contextmanager
+def _with_gradients_seen() -> Iterator[None]:
+    """Have reentrant checkpoints run as the others do, with gradients: their backward pass computes them."""
+    function: type[Any] = torch.utils.checkpoint.CheckpointFunction
+    function.apply = staticmethod(
+        lambda run, _preserve, *args: checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
+    )
+    try:
+        yield
+    finally:
+        del function.apply  # there is the inherited one again
 
 
 @contextlib.contextmanager
@@ -239,6 +275,8 @@ def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
             _left_as_it_was(model),
             _random_state_kept(model),
             torch.set_grad_enabled(model.training or torch.is_grad_enabled()),
+            unhooked(),
+            _with_gradients_seen(),
         ):
             args, kwargs = _copied(sample, home_of(model))
             model(*args, **kwargs)

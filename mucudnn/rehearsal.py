@@ -4,7 +4,6 @@ Which route serves a convolution is looked up for each call, and autograd calls 
 while PyTorch's own is found and differentiated in C++, both gradients at once. For small images that decides.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -18,11 +17,10 @@ from mucudnn.errors import BackendError
 from mucudnn.functional import DividedConvolution, arguments_of
 from mucudnn.measuring import Divisions, ModelCall
 from mucudnn.modules import Call
+from mucudnn.passes import unhooked
 from mucudnn.problem import ConvOp, op_of
 from mucudnn.routing import Router
 from mucudnn.workspace import Owner, workspace_of
-
-_NOTHING = contextlib.nullcontext()
 
 _Serve = Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
 
@@ -73,7 +71,7 @@ def rehearsed(
 
     def run() -> None:
         """Compute the forward pass, and the gradients that are wanted."""
-        with torch.set_grad_enabled(bool(wanted)), _unhooked():
+        with torch.set_grad_enabled(bool(wanted)), unhooked():
             result = serve(image, weight, bias)
             if result is None:
                 raise BackendError(f"{problem} is PyTorch's own in a model, and cannot be divided.")
@@ -81,20 +79,6 @@ def rehearsed(
                 torch.autograd.grad(result, wanted, gradient)
 
     return run
-
-
-def _unhooked() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which no hook of the caller's sees what autograd saves.
-
-    Checkpoints have such hooks: they would count what is saved here, and compute their block again.
-    """
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:  # noqa: FBT003
-        return _NOTHING
-    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _served(

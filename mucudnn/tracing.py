@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -79,7 +78,7 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
     Only then: for a large sample that may take hours, and would find the same mistake again.
     """
     try:
-        with _following(model, recorder.paths), _without_checkpoints():
+        with _following(model, recorder.paths):
             try:
                 run_without_arithmetic(model, sample, under=recorder)
             except Exception as error:
@@ -96,17 +95,6 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
 def _wants_values(error: Exception) -> bool:
     """Return whether a model has asked for what a tensor without values does not have."""
     return isinstance(error, _VALUE_ERRORS) or any(word in str(error) for word in _VALUE_WORDS)
-
-
-@contextlib.contextmanager
-def _without_checkpoints() -> Iterator[None]:
-    """Have reentrant checkpoints compute at once, with gradients, as they do in the backward pass."""
-    function: type[Any] = torch.utils.checkpoint.CheckpointFunction
-    function.apply = staticmethod(lambda run, _preserve, *args: run(*args))
-    try:
-        yield
-    finally:
-        del function.apply  # there is the inherited one again
 
 
 @contextlib.contextmanager

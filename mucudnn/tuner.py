@@ -223,6 +223,7 @@ class _FirstCall:
         self._failures = 0
         self._turn = threading.RLock()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # else the tuner would be compiled too
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_examining():
             return

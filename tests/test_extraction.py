@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 from mucudnn.errors import NothingToTuneError, OptionError, SampleError
 from mucudnn.extraction import CallArguments, Extraction, extract
@@ -152,6 +153,54 @@ def test_evaluation_takes_the_forward_pass_only() -> None:
 def test_training_counts_even_where_gradients_are_switched_off() -> None:
     with torch.no_grad():
         assert _ops(extract(a_chain(), a_batch()))["3"] == ALL
+
+
+class _PartlyWithoutGradients(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = self.first(x)
+        result: Tensor = self.second(features)
+        return result
+
+
+def test_what_a_model_computes_without_gradients_needs_none() -> None:
+    found = extract(_PartlyWithoutGradients(), a_batch())
+
+    assert {call.path: call.ops for call in found.calls} == {
+        "first": (ConvOp.FPROP,),
+        "second": (ConvOp.FPROP, ConvOp.WGRAD),
+    }
+
+
+@pytest.mark.parametrize("looks_at_values", [False, True])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_convolutions_in_checkpoints_have_all_their_gradients(
+    use_reentrant: bool, looks_at_values: bool
+) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(3, 3, 1)
+            self.rest = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.first(x)
+            if looks_at_values and features.sum().item() > 1e9:
+                return features
+            result: Tensor = checkpoint(self.rest, features, use_reentrant=use_reentrant)
+            return result
+
+    found = extract(Checkpointed(), a_batch())
+
+    assert {call.path: call.ops for call in found.calls} == {
+        "first": (ConvOp.FPROP, ConvOp.WGRAD),
+        "rest.0": (*ConvOp,),
+        "rest.2": (*ConvOp,),
+    }
 
 
 def test_frozen_weights_have_no_gradient() -> None:

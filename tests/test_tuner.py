@@ -857,6 +857,47 @@ def test_what_is_tuned_inside_of_a_checkpoint_does_not_disturb_it(tmp_path: Path
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_an_armed_model_may_be_called_first_inside_of_a_checkpoint(
+    tmp_path: Path, use_reentrant: bool
+) -> None:
+    model = a_chain()
+    twin = copy.deepcopy(model)
+    mucudnn.optimize(model, LIMIT, store=tmp_path / "s", policy="undivided", progress=False)
+    images = a_batch().requires_grad_()
+
+    for each in (model, twin):
+        checkpoint(each, images, use_reentrant=use_reentrant).square().sum().backward()
+
+    assert mucudnn.plan_of(model) is not None
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_an_armed_model_that_is_compiled_is_not_tuned_by_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mucudnn import tuner
+
+    seen = []
+    planned = tuner._plan
+
+    def plan(*args: Any) -> Any:
+        seen.append(torch.compiler.is_compiling())
+        return planned(*args)
+
+    monkeypatch.setattr(tuner, "_plan", plan)
+    model = a_chain()
+    twin = copy.deepcopy(model)
+    mucudnn.optimize(model, LIMIT, store=tmp_path / "s", policy="undivided", progress=False)
+
+    compiled = torch.compile(model, backend="eager")
+
+    torch.testing.assert_close(compiled(a_batch()), twin(a_batch()), rtol=1e-4, atol=1e-4)
+    assert seen == [False]
+    assert mucudnn.plan_of(model) is not None
+
+
 @pytest.mark.usefixtures("others_win")
 def test_autotune_around_a_checkpoint_does_not_disturb_it(tmp_path: Path) -> None:
     model, images = Checkpointed(), a_batch(3)
