@@ -109,24 +109,43 @@ class Runner:
                 made once, as long as nobody else writes to the workspace.
         """
         with self._backend.current(), workspace.lock:
-            if self.is_own or not self._by_pages:
-                self._make_room(workspace, self._groups)
-            if self.is_own:
-                return self._backend.own_convolution(self.problem, first, second, bias, unread)
-            first = self._backend.operand(first, self.problem.layout)
-            second = self._backend.operand(second, self._second_layout)
-            workspace.reserve(self.buffer_bytes, self._capacity_bytes)
-            ready = functools.partial(self._make_ready, workspace)
-            if self.problem.op is ConvOp.WGRAD:
-                workspace.holder = None
-                return self._sums.run(workspace, first, second, unread, ready)
-            is_prepared, held = False, None
-            if keeps_filter and self._can_keep_filter:
-                is_prepared, held = self._kept.look(workspace, second)
-            workspace.holder = None  # until all has gone well
-            result = self._slices.run(workspace, first, second, bias, unread, ready, is_prepared=is_prepared)
-            workspace.holder = held
-            return result
+            if workspace.is_taken:
+                return self(Workspace(workspace.device), first, second, bias, unread)
+            workspace.is_taken = True
+            try:
+                return self._run(workspace, first, second, bias, unread, keeps_filter=keeps_filter)
+            finally:
+                workspace.is_taken = False
+
+    def _run(
+        self,
+        workspace: Workspace,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None,
+        unread: Tensor | None,
+        *,
+        keeps_filter: bool,
+    ) -> Tensor:
+        """Return the same in a workspace that nobody else writes to."""
+        if self.is_own or not self._by_pages:
+            self._make_room(workspace, self._groups)
+        if self.is_own:
+            return self._backend.own_convolution(self.problem, first, second, bias, unread)
+        first = self._backend.operand(first, self.problem.layout)
+        second = self._backend.operand(second, self._second_layout)
+        workspace.reserve(self.buffer_bytes, self._capacity_bytes)
+        ready = functools.partial(self._make_ready, workspace)
+        if self.problem.op is ConvOp.WGRAD:
+            workspace.holder = None
+            return self._sums.run(workspace, first, second, unread, ready)
+        is_prepared, held = False, None
+        if keeps_filter and self._can_keep_filter:
+            is_prepared, held = self._kept.look(workspace, second)
+        workspace.holder = None  # until all has gone well
+        result = self._slices.run(workspace, first, second, bias, unread, ready, is_prepared=is_prepared)
+        workspace.holder = held
+        return result
 
     def _make_room(self, workspace: Workspace, groups: "Sequence[Group]") -> None:
         """Let what `groups` take beside the buffer be taken, so that both stay within the limit."""

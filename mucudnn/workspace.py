@@ -27,12 +27,16 @@ class Workspace:
     """One buffer, and what is bound to it. Serves one queue, and one runner at a time.
 
     Attributes:
+        device: where the buffer lies.
         lock: whoever runs a division holds it, from its first part to its last.
+        is_taken: whether somebody does. Then who gets the lock is a signal handler of the same thread.
         holder: whose transformed filter lies at its start, and which, as that user says; None if nobody's.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.lock = threading.Lock()
+        self.device = device
+        self.lock = threading.RLock()
+        self.is_taken = False
         self.holder: object | None = None
         self._buffer = _bytes(0, device)
         self._touched_bytes = 0
@@ -69,12 +73,11 @@ class Workspace:
             _kept_for_graphs.append(self._buffer)
 
     def _grow(self, n_bytes: int) -> None:
-        device = self._buffer.device
         self._bound.clear()
         self.holder = None
         self._is_captured = False
-        self._buffer = _bytes(0, device)  # the old one goes before the new comes, unless a graph keeps it
-        self._buffer = _bytes(n_bytes, device)
+        self._buffer = _bytes(0, self.device)  # the old one goes first, unless a graph keeps it
+        self._buffer = _bytes(n_bytes, self.device)
 
     def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend) -> None:
         """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.

@@ -3,10 +3,12 @@
 import dataclasses
 import gc
 import itertools
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -645,3 +647,30 @@ def test_a_lock_keeps_a_second_runner_out_of_the_workspace_until_the_first_is_do
         results = list(pool.map(lambda _: runner(workspace, *operands), range(40)))
 
     assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_signal_handler_may_compute_with_the_runner_that_it_interrupts(
+    op: ConvOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, problem = Workspace(CPU), for_op(WIDE, op)
+    runner, operands = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1)), operands_of(problem)
+    others = operands_of(problem, seed=7)
+    expected, expected_inside = runner(Workspace(CPU), *operands), runner(Workspace(CPU), *others)
+    inside: list[Tensor] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: inside.append(runner(workspace, *others)))
+    bound = workspace.bound
+
+    def interrupted(binder: Any) -> Any:
+        if not inside:
+            signal.raise_signal(signal.SIGUSR1)
+        return bound(binder)
+
+    monkeypatch.setattr(workspace, "bound", interrupted)
+    try:
+        result = runner(workspace, *operands)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert torch.equal(result, expected)
+    assert [torch.equal(each, expected_inside) for each in inside] == [True]
