@@ -89,3 +89,10 @@ def test_the_environment_tells_who_runs_the_loops(setting: str, expected: str) -
     )
 
     assert finished.stdout.strip() == expected
+
+
+def test_where_new_tensors_lie_does_not_matter() -> None:
+    with torch.device("meta"):
+        elsewhere = present_environment()
+
+    assert elsewhere == present_environment()

@@ -131,7 +131,7 @@ def fp32_precision(kind: str) -> str:
 
 
 def _flushes_denormals() -> bool:
-    return (torch.tensor([1e-310], dtype=torch.float64) * 1).item() == 0
+    return (torch.tensor([1e-310], dtype=torch.float64, device="cpu") * 1).item() == 0
 
 
 def _soft() -> dict[str, str]:
