@@ -86,22 +86,26 @@ def rivals_of(
 
 
 def winner(rivals: Mapping[str, Division], outcome: Outcome) -> Division:
-    """Return the first rival, unless a later one is FASTER than the best before it."""
-    best, *others = rivals
-    for key in others:
-        if outcome.verdict(best, key) is Verdict.FASTER:
+    """Return the first rival, unless a later one is FASTER than it, and than the best before.
+
+    Medians of quotients are not transitive: what is FASTER than something that is FASTER than the first may
+    still be told apart from the first by nothing.
+    """
+    first = best = next(iter(rivals))
+    for key in rivals:
+        if all(outcome.verdict(each, key) is Verdict.FASTER for each in {first, best}):
             best = key
     return rivals[best]
 
 
-def evidence_of(chosen: Division, outcome: Outcome, own: str, error: float) -> Evidence:
+def evidence_of(chosen: Division, outcome: Outcome, own: str, error: float | None) -> Evidence:
     """Return what an outcome shows for what was chosen.
 
     Args:
         chosen: one of its divisions.
         outcome: of the rounds, or a prediction.
         own: key of PyTorch's own convolution, undivided.
-        error: largest of the chosen algorithms' errors.
+        error: largest of the chosen algorithms' errors; None if one is not known.
     """
     estimates, workspaces = outcome.estimates, outcome.workspaces
     has_reference = own in estimates

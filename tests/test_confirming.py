@@ -1,0 +1,50 @@
+"""Which of the rivals at a site wins, by rounds that are written down."""
+
+import pytest
+
+from mucudnn.confirming import winner
+from mucudnn.division import Division
+from mucudnn.intervals import Verdict
+from mucudnn.outcome import Outcome
+from mucudnn.profile import Candidate, Comparison, Measurement
+from tests.examples import a_problem
+
+
+def _outcome(**spans_ms: list[int]) -> tuple[dict[str, Division], Outcome]:
+    """Rivals of these names, undivided, and rounds in which they took so many milliseconds."""
+    problem = a_problem(batch=8)
+    rivals = {name: Division((Candidate(name, 8, 0.0, 0),)) for name in spans_ms}
+    times = {
+        rival.key: Measurement(tuple(span * 10**6 for span in spans_ms[name]))
+        for name, rival in rivals.items()
+    }
+    keyed = {rival.key: rival for rival in rivals.values()}
+    return keyed, Outcome.of(Comparison(problem, times, dict.fromkeys(times, 0)))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third", "wins"),
+    [
+        ([100] * 10, [90] * 10, [80] * 10, "third"),
+        ([100] * 10, [80] * 10, [90] * 10, "second"),
+        ([100] * 10, [99] * 10, [90] * 10, "third"),
+        ([100] * 10, [99] * 10, [100] * 10, "first"),
+        ([100] * 10, [90] * 10, [89] * 10, "second"),
+    ],
+)
+def test_the_first_rival_wins_unless_a_later_one_is_faster_than_the_best_before(
+    first: list[int], second: list[int], third: list[int], wins: str
+) -> None:
+    rivals, outcome = _outcome(first=first, second=second, third=third)
+
+    assert winner(rivals, outcome).key == f"{wins}@8*1"
+
+
+def test_what_is_faster_than_the_best_but_not_than_the_first_does_not_win() -> None:
+    # Medians of quotients are not transitive: 0.8 or 1.8 of the first may be 0.89 of 0.9 of it.
+    rivals, outcome = _outcome(own=[100] * 10, steady=[200, *[90] * 9], wavering=[180, 180, *[80] * 8])
+
+    assert outcome.verdict("own@8*1", "steady@8*1") is Verdict.FASTER
+    assert outcome.verdict("steady@8*1", "wavering@8*1") is Verdict.FASTER
+    assert outcome.verdict("own@8*1", "wavering@8*1") is Verdict.AMBIGUOUS
+    assert winner(rivals, outcome).key == "steady@8*1"
