@@ -183,7 +183,7 @@ def is_settled(record: Record | None, limit_bytes: int) -> bool:
     """Return whether a record answers under the limit: a refusal for size does up to its own limit."""
     if record is None:
         return False
-    if record.refusal is None or record.refusal.kind is not RefusalKind.OVER_LIMIT:
+    if record.refusal is None or record.is_broken:
         return True
     return record.limit_bytes is not None and record.limit_bytes >= limit_bytes
 

@@ -229,13 +229,15 @@ class ConvProblem:
         Raises:
             ProblemError: a field is missing, unknown or no convolution's.
         """
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
         try:
+            values = {
+                name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+            }
             values["op"] = ConvOp(str(values["op"]))
             values["layout"] = Layout(str(values["layout"]))
             values["filter_layout"] = Layout(str(values["filter_layout"]))
             return cls(**values)  # type: ignore[arg-type]  # checked by __post_init__
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ProblemError(
                 f"A problem's fields must be those of a convolution, but got {fields}."
             ) from error

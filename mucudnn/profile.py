@@ -210,6 +210,9 @@ class Record:
         setup: seconds once per mini-batch; None where there is none.
         refusal: why it is no candidate; None if it is one.
         limit_bytes: the limit under which it was tried, in bytes; a refusal for size holds up to that.
+
+    Raises:
+        ValueError: a workspace or limit is no whole number, or negative.
     """
 
     trial: Trial
@@ -219,6 +222,21 @@ class Record:
     setup: Measurement | None = None
     refusal: Refusal | None = None
     limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_bytes(self.workspace_bytes, self.limit_bytes)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it was refused under any limit, and not for its size."""
+        return self.refusal is not None and self.refusal.kind is not RefusalKind.OVER_LIMIT
+
+
+def _check_bytes(*amounts: int | None) -> None:
+    """Raise a ValueError if an amount of bytes that is known is no whole number, or negative."""
+    for n_bytes in amounts:
+        if n_bytes is not None and (not isinstance(n_bytes, int) or n_bytes < 0):
+            raise ValueError(f"Bytes must be a whole number of at least 0, but got {n_bytes!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,11 +264,17 @@ class Comparison:
         problem: of the whole mini-batch.
         times: seconds of the whole division by its key; sample i of each comes from round i.
         workspaces: bytes that each division was seen to take at most, by its key.
+
+    Raises:
+        ValueError: a workspace is no whole number, or negative.
     """
 
     problem: ConvProblem
     times: Mapping[str, Measurement]
     workspaces: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        _check_bytes(*self.workspaces.values())
 
     def speedup(self, base: str, other: str) -> Estimate:
         """Return how many times as fast as the base another division is: the median over the rounds."""

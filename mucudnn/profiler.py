@@ -58,6 +58,7 @@ class Profiler:
         self.on_wait: Callable[[], None] = nothing
         self._measurer = measurer
         self._store = store
+        self._errors: dict[ConvProblem, dict[tuple[str, int], float]] = {}
 
     @property
     def measured(self) -> int:
@@ -84,6 +85,11 @@ class Profiler:
         if self._missing(trials, known):
             known = self._measured(problem, trials)
         records = [judged(known[trial], self.own, self.max_error) for trial in trials]
+        self._errors[problem] = {
+            (trial.algorithm, trial.problem.batch): error
+            for trial in trials
+            if (error := known[trial].error) is not None
+        }
         return _profile(problem, self.environment, records, self.limit_bytes)
 
     def _missing(self, trials: Sequence[Trial], known: Mapping[Trial, Record]) -> list[Trial]:
@@ -95,8 +101,10 @@ class Profiler:
             known = self._store.records(self.environment, trials)
             fresh = self._measure(problem, self._missing(trials, known))
             self._store.add_records(self.environment, fresh)
-            # What is kept is what others may have written first, so that all plan from the same.
-            return {record.trial: record for record in fresh} | self._store.records(self.environment, trials)
+            # What is kept is what others may have written first, so that all plan from the same. What was
+            # known stays known, should the store have lost it since: one that measures anew forgets, too.
+            seen = known | {record.trial: record for record in fresh}
+            return seen | self._store.records(self.environment, trials)
 
     def _alone(self) -> AbstractContextManager[None]:
         return self._measurer.alone(self.on_wait)
@@ -150,11 +158,9 @@ class Profiler:
             BackendError: a division cannot be measured.
         """
         limits = Limits(self.limit_bytes, rooms or {})
-        whole = self._comparison(problem, divisions)
-        if whole is not None and all(
-            fits_as_seen(whole.workspaces.get(each.key), limits.of(each)) for each in divisions
-        ):
-            return Outcome.of(whole)  # whatever was refused since, in less room
+        whole = self._undisputed(problem, divisions, limits)
+        if whole is not None:
+            return Outcome.of(whole)
         refused, fitting, outcome = self._known_outcome(problem, divisions, limits)
         if outcome is None:
             with self._alone():
@@ -166,6 +172,22 @@ class Profiler:
         workspaces = {**seen, **outcome.workspaces}
         unfit = [each.key for each in fitting if not fits_as_seen(workspaces.get(each.key), limits.of(each))]
         return Outcome(outcome.estimates, workspaces, outcome.comparison).without(unfit)
+
+    def _undisputed(
+        self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
+    ) -> Comparison | None:
+        """Return the rounds of these divisions, if all fitted and none broke, then or since.
+
+        What was refused since for its size was so in less room, or by the noise of weighing.
+        """
+        whole = self._comparison(problem, divisions)
+        if whole is None or not all(
+            fits_as_seen(whole.workspaces.get(each.key), limits.of(each)) for each in divisions
+        ):
+            return None
+        trials = [division_trial(problem, each) for each in divisions]
+        known = self._store.records(self.environment, trials)
+        return None if any(record.is_broken for record in known.values()) else whole
 
     def _known_outcome(
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
@@ -222,13 +244,11 @@ class Profiler:
         return seen
 
     def errors(self, problem: ConvProblem) -> dict[tuple[str, int], float]:
-        """Return the measured errors of the candidates of `problem`, by algorithm and size."""
-        known = self._store.records(self.environment, self._trials(problem))
-        return {
-            (trial.algorithm, trial.problem.batch): record.error
-            for trial, record in known.items()
-            if record.error is not None
-        }
+        """Return the measured errors of the candidates of `problem`, by algorithm and size.
+
+        They are of the records that its last profile was made of, whatever has become of the store since.
+        """
+        return self._errors[problem]
 
     def _comparison(self, problem: ConvProblem, divisions: Sequence[Division]) -> Comparison | None:
         return self._store.comparison(self.environment, problem, [each.key for each in divisions])

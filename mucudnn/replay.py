@@ -24,9 +24,9 @@ from mucudnn.measuring import (
 )
 from mucudnn.outcome import Outcome, predicted_estimate
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
+from mucudnn.profile import Comparison, Environment, Record, Trial
 from mucudnn.sizes import format_exactly
-from mucudnn.store import SqliteStore, expanded
+from mucudnn.store import SqliteStore, expanded, readable_store
 
 PREFIX = "replay:"
 """What the name of a backend begins with that is a recording."""
@@ -201,7 +201,7 @@ def replaying(name: str) -> Iterator[Replay]:
     file, _, number = name.rpartition("#")
     if not (file and number.isdecimal()):
         file, number = name, ""
-    with SqliteStore(expanded(file), read_only=True) as store:
+    with readable_store(expanded(file)) as store:
         environments = store.environments()
         if not environments:
             raise StoreError(f"{store.path} must hold a recording, but got a store without records.")
@@ -218,7 +218,7 @@ def _is_refused(
     record: Record, division: Division, comparisons: Sequence[Comparison], limit_bytes: int
 ) -> bool:
     """Whether what is known of a division says that it breaks, or takes more than it may."""
-    if record.refusal is not None and record.refusal.kind is not RefusalKind.OVER_LIMIT:
+    if record.is_broken:
         return True
     fits = fits_as_seen(record.workspace_bytes, limit_bytes)
     return not fits and not _has_fitted(division, comparisons, limit_bytes)

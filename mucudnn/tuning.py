@@ -316,15 +316,17 @@ class Tuning:
 
     def _proven(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Proven:
         errors = self._profiler.errors(problem)
-        worst = max((errors.get((part.algorithm, part.batch), 0.0) for part in division.parts), default=0.0)
+        known = [errors.get((part.algorithm, part.batch)) for part in division.parts]
+        worst = max((error for error in known if error is not None), default=None)
         own = undivided(self._profiler.own, problem.batch).key
-        return Proven(division, evidence_of(division, outcome, own, worst))
+        return Proven(division, evidence_of(division, outcome, own, None if None in known else worst))
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
         limit_bytes = self._profiler.limit_bytes
         if self._mode is Mode.SHARING:  # that one site would do says nothing about what all would need
             return InfeasibleError(limit_bytes, None, str(site), is_total=True)
-        return InfeasibleError(limit_bytes, min(outcome.workspaces.values(), default=None), str(site))
+        larger = (seen for seen in outcome.workspaces.values() if not fits_as_seen(seen, limit_bytes))
+        return InfeasibleError(limit_bytes, min(larger, default=None), str(site))  # others fit, but broke
 
 
 def _step(call: SiteCall) -> Hashable:

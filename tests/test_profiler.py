@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from mucudnn.errors import DeviceLostError, UnmeasuredError
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import ModelCall, division_trial
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate, Profile, Record, Refusal, RefusalKind, Trial
+from mucudnn.profile import Candidate, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiler import Profiler
 from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
@@ -417,6 +417,44 @@ def test_what_another_process_measured_while_this_one_waited_is_not_measured_aga
 
     assert found == [last, "waited"]
     assert profiler.measured == 0
+
+
+def test_a_division_that_broke_after_it_was_timed_does_not_answer_by_these_times() -> None:
+    backend, store = ScriptedBackend({}), MemoryStore()
+    divisions = [_division("scripted:own", 8, 1), _division("scripted:own", 4, 2)]
+    timed = _profiler(backend, store=store).compare(_problem(), divisions)
+    trial = division_trial(_problem(), divisions[1])
+    broken = Record(trial, refusal=Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device"))
+    store.add_records(backend.environment(), [broken])
+
+    outcome = _profiler(backend, store=store).compare(_problem(), divisions)
+
+    assert [*timed.estimates] == [each.key for each in divisions]
+    assert [*outcome.estimates] == [divisions[0].key]
+
+
+class _Forgetful(MemoryStore):
+    """Loses all that was known when something is added: as if a process that measures anew had come by."""
+
+    def add_records(self, environment: Environment, records: Iterable[Record]) -> None:
+        self._records.clear()
+        super().add_records(environment, records)
+
+
+def test_what_the_store_loses_while_something_is_measured_stays_known_to_who_measures() -> None:
+    store = _Forgetful()
+    recipes = {"small": Recipe(rate(MS)), "large": Recipe(rate(MS), sample_bytes=100)}
+    _profiler(ScriptedBackend(recipes), limit_bytes=100, store=store).profile(_problem())
+
+    profiler = _profiler(ScriptedBackend(recipes), limit_bytes=MIB, store=store)
+    profile = profiler.profile(_problem())
+
+    trials = {(each.algorithm, each.batch) for each in profile.candidates}
+    assert trials == {
+        (f"scripted:{name}", size) for name in ("own", "small", "large") for size in (1, 2, 4, 8)
+    }
+    store._records.clear()
+    assert profiler.errors(_problem()).keys() == trials
 
 
 def test_a_division_that_broke_the_device_of_another_process_meanwhile_is_not_run() -> None:

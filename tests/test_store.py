@@ -119,7 +119,17 @@ def test_a_refused_file_stays_byte_for_byte(tmp_path: Path, make: Callable[[Path
 
 @pytest.mark.parametrize(
     "damage",
-    ["times = '[1, 2'", "times = '{}'", "refusal_kind = 'bad luck'", "times = '[]'", "error = 'much'"],
+    [
+        "times = '[1, 2'",
+        "times = '{}'",
+        "refusal_kind = 'bad luck'",
+        "times = '[]'",
+        "error = 'much'",
+        "workspace_bytes = 'abc'",
+        "workspace_bytes = -5",
+        "workspace_bytes = 1.5",
+        "limit_bytes = 'x'",
+    ],
 )
 def test_a_damaged_row_is_refused_when_it_is_looked_up(tmp_path: Path, damage: str) -> None:
     path = _filled(tmp_path / "profiles.sqlite3")
@@ -127,6 +137,14 @@ def test_a_damaged_row_is_refused_when_it_is_looked_up(tmp_path: Path, damage: s
 
     with SqliteStore(path) as store, pytest.raises(StoreError, match=r"profiles\.sqlite3 is damaged, a row"):
         store.records(an_environment(), [a_trial("cpu:0")])
+
+
+def test_a_damaged_problem_is_refused_when_it_is_copied(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    _execute(path, "UPDATE records SET problem = '[]'")
+
+    with SqliteStore(path) as store, pytest.raises(StoreError, match=r"profiles\.sqlite3 is damaged, a row"):
+        store.copy_into(MemoryStore())
 
 
 def test_a_missing_table_is_refused_when_it_is_used(tmp_path: Path) -> None:

@@ -713,6 +713,31 @@ def test_a_division_that_fails_as_a_whole_gives_way_to_another_algorithm_of_any_
     assert {part.algorithm for each in plan.sites.values() for part in each.parts} == {"scripted:slow"}
 
 
+def test_no_limit_is_named_that_only_what_breaks_would_fit() -> None:
+    class FailsAsAWhole(ScriptedBackend):
+        def footprint(self, job: Job, limit_bytes: int) -> int | None:
+            if any(name == "scripted:quick" for name, _ in cast("list[list[object]]", job.payload["parts"])):
+                raise RuntimeError("no such engine")
+            return super().footprint(job, limit_bytes)
+
+    backend = FailsAsAWhole({"quick": Recipe(rate(0.1 * MS), sample_bytes=20)})
+
+    with pytest.raises(InfeasibleError) as raised:
+        _tuned(backend, _one_convolution(), limit_bytes=500)  # PyTorch's own needs 1000 a sample
+
+    assert raised.value.least_bytes is None
+
+
+def test_an_error_that_was_not_recorded_is_none_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Profiler, "errors", lambda *_: {("scripted:own", 8): 1e-7})
+
+    (assigned,) = _tuned(_with_rival(_affine(0.5, 0.02)), _one_convolution()).assignments
+
+    assert assigned.division.key == "scripted:rival@4*2"
+    assert assigned.evidence is not None
+    assert assigned.evidence.error is None
+
+
 def test_of_what_may_run_at_a_site_the_heavier_counts_against_the_total() -> None:
     def seen(n_bytes: int) -> Proven:
         return Proven(Division((Candidate("a", 8, 1.0, 10),)), Evidence(workspace_bytes=n_bytes))
