@@ -127,12 +127,18 @@ class ProblemForecast:
         return self._neediest(lambda need: need.least_bytes)
 
     def _neediest(self, n_bytes: Callable[[Need], int]) -> Need | None:
-        """Return the size from whose need on, and no less, sizes add up to the mini-batch."""
-        rising = sorted(self.needs, key=lambda need: (n_bytes(need), -need.batch))
-        for number, need in enumerate(rising, 1):
-            if _sums(self.problem.batch, (each.batch for each in rising[:number]))[self.problem.batch]:
-                return next(each for each in rising if n_bytes(each) == n_bytes(need))
+        """Return the largest size that needs most in a division of the whole mini-batch that needs least."""
+        for limit_bytes in sorted({n_bytes(need) for need in self.needs}):
+            completed = self._completed([need for need in self.needs if n_bytes(need) <= limit_bytes])
+            neediest = [need for need in completed if n_bytes(need) == limit_bytes]
+            if neediest:
+                return neediest[-1]
         return None
+
+    def _completed(self, needs: Sequence[Need]) -> list[Need]:
+        """Return those sizes of which one, and others of these as often as one likes, are the mini-batch."""
+        sums = _sums(self.problem.batch, (need.batch for need in needs))
+        return [need for need in needs if sums[self.problem.batch - need.batch]]
 
     @property
     def undivided_bytes(self) -> int | None:
@@ -155,9 +161,8 @@ class ProblemForecast:
 
     def largest_within(self, limit_bytes: int) -> Need | None:
         """Return the largest micro-batch of a division into first-ranked plans within a limit, if any."""
-        fitting = [need for need in self.needs if need.first_bytes <= limit_bytes]
-        sums = _sums(self.problem.batch, (need.batch for need in fitting))
-        return next((need for need in reversed(fitting) if sums[self.problem.batch - need.batch]), None)
+        completed = self._completed([need for need in self.needs if need.first_bytes <= limit_bytes])
+        return completed[-1] if completed else None
 
     def fit(self, limit_bytes: int) -> Fit:
         """Return what of it fits a workspace limit of `limit_bytes`."""

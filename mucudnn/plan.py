@@ -129,6 +129,24 @@ class Assignment:
     candidates: tuple[Candidate, ...] = ()
     evidence: Evidence | None = None
 
+    def check(self) -> None:
+        """Verify that what runs here, now or of a smaller batch, is possible.
+
+        Raises:
+            PlanError: the parts do not add up to the batch, the problem is another op's, or an algorithm has
+                several set-up times.
+        """
+        if self.division.batch != self.problem.batch:
+            raise PlanError(
+                f"The parts of {self.site} must add up to {self.problem.batch} samples, "
+                f"but got {self.division.batch}."
+            )
+        if self.site.op is not self.problem.op:
+            raise PlanError(f"The problem of {self.site} must be of that op, but got {self.problem}.")
+        set_ups = {(each.algorithm, each.setup_s) for each in (*self.division.parts, *self.candidates)}
+        if len(set_ups) != len(dict(set_ups)):
+            raise PlanError(f"An algorithm of {self.site} must have one set-up time, but got several.")
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
@@ -186,17 +204,12 @@ class Plan:
         """Verify in exact integers that every batch is covered and that the limit holds.
 
         Raises:
-            PlanError: a division's parts do not add up to the batch, a site stands twice, or the
-                workspace exceeds the limit.
+            PlanError: an assignment is impossible, a site stands twice, or the workspace exceeds the limit.
         """
         if len(self.sites) != len(self.assignments):
             raise PlanError("Every site must have one division, but some site stands twice.")
         for assigned in self.assignments:
-            if assigned.division.batch != assigned.problem.batch:
-                raise PlanError(
-                    f"The parts of {assigned.site} must add up to {assigned.problem.batch} samples, "
-                    f"but got {assigned.division.batch}."
-                )
+            assigned.check()
         if self.workspace_bytes > self.limit_bytes:
             raise PlanError(
                 f"The workspace must be at most {format_exactly(self.limit_bytes)}, "

@@ -8,7 +8,10 @@ from fractions import Fraction
 from mucudnn.errors import SizeError
 from mucudnn.units import UNITS, format_bytes, format_exactly
 
-__all__ = ["format_bytes", "format_exactly", "parse_bytes"]
+__all__ = ["LARGEST", "format_bytes", "format_exactly", "parse_bytes"]
+
+LARGEST = 2**63 - 1
+"""The largest amount that is read, in bytes: what a file's offset and SQLite's integers hold."""
 
 _FACTORS = {unit.lower(): factor for unit, factor in UNITS.items()}
 _PATTERN = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
@@ -22,7 +25,7 @@ def parse_bytes(size: int | str) -> int:
             unit does not matter.
 
     Raises:
-        SizeError: negative, no number, a string without a unit, or an unknown unit.
+        SizeError: negative, more than `LARGEST`, no number, a string without a unit, or an unknown unit.
     """
     if isinstance(size, bool) or not isinstance(size, int | str):
         got = reprlib.repr(size)  # a sample, in the limit's place, may be large
@@ -30,6 +33,8 @@ def parse_bytes(size: int | str) -> int:
     n_bytes = size if isinstance(size, int) else _parse_text(size)
     if n_bytes < 0:
         raise SizeError(f"A size must not be negative, but got {size!r}.")
+    if n_bytes > LARGEST:
+        raise SizeError(f"A size must be at most {LARGEST} bytes, but got more.")
     return n_bytes
 
 
@@ -46,4 +51,7 @@ def _parse_text(text: str) -> int:
     factor = _FACTORS.get(unit.lower())
     if factor is None:
         raise SizeError(f"A unit must be one of {', '.join(UNITS)}, but got {unit!r} in {text!r}.")
-    return math.floor(Fraction(number) * factor)
+    try:
+        return math.floor(Fraction(number) * factor)
+    except ValueError:  # Python reads no integer of more than some thousand digits
+        return LARGEST + 1

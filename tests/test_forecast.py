@@ -201,5 +201,16 @@ def test_sizes_that_do_not_add_up_to_the_mini_batch_fit_nothing() -> None:
     assert (found.best_bytes, found.least_bytes) == (7, 6)
 
 
+def test_the_neediest_size_is_one_of_a_division_that_adds_up() -> None:
+    # Of 6 samples, 5 leave one that needs more; 3 and 3 need little.
+    found = ProblemForecast(
+        a_problem(batch=6), tuple(Need(size, 1, 100 if 3 <= size <= 5 else 1000, 7) for size in range(1, 7))
+    )
+
+    assert found.best == found.by_size[3]
+    assert found.largest_within(100) == found.best
+    assert found.least == found.by_size[6]
+
+
 def test_sizes_that_never_add_up_to_the_batch_never_fit() -> None:
     assert needs((3, 10, 5)).fit(2**60) is Fit.NEVER

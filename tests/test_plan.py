@@ -86,6 +86,22 @@ def test_parts_that_do_not_add_up_are_refused() -> None:
         a_plan(assignments=(short,)).check()
 
 
+def test_an_algorithm_with_two_set_up_times_is_refused() -> None:
+    (assigned,) = _sites(0)
+    other = dataclasses.replace(assigned.division.parts[0], batch=1, setup_s=0.5)
+
+    with pytest.raises(PlanError, match="An algorithm of conv0 fprop must have one set-up time"):
+        a_plan(assignments=(dataclasses.replace(assigned, candidates=(other,)),)).check()
+
+
+def test_a_problem_of_another_op_is_refused() -> None:
+    (assigned,) = _sites(0)
+    other = dataclasses.replace(assigned, problem=assigned.problem.with_op(ConvOp.DGRAD))
+
+    with pytest.raises(PlanError, match="The problem of conv0 fprop must be of that op, but got dgrad"):
+        a_plan(assignments=(other,)).check()
+
+
 def _plan_with_everything() -> Plan:
     measured = Estimate(0.1, 0.09, 0.11, 10)
     evidence = Evidence(

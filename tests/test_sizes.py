@@ -55,6 +55,16 @@ def test_a_negative_size_is_refused(size: int | str) -> None:
         parse_bytes(size)
 
 
+@pytest.mark.parametrize("size", [2**63, 10**400, f"{2**43}MiB", "9" * 5000 + "B"])
+def test_more_than_any_machine_has_is_refused(size: int | str) -> None:
+    with pytest.raises(SizeError, match="must be at most 9223372036854775807 bytes"):
+        parse_bytes(size)
+
+
+def test_the_largest_size_is_read() -> None:
+    assert parse_bytes(2**63 - 1) == 2**63 - 1
+
+
 @pytest.mark.parametrize("text", ["", "MiB", "1e3MB", "64 Mi B", "nanMB", "1,5GiB", ".5GiB"])
 def test_what_is_no_number_with_a_unit_is_refused(text: str) -> None:
     with pytest.raises(SizeError, match="must be a number with a unit"):

@@ -1,5 +1,6 @@
 """The table of a forecast: for each convolution its ops, and their workspaces at each size."""
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -30,7 +31,7 @@ def forecast_table(forecast: Forecast, limit_bytes: int | None, width: int, name
     groups = _groups(forecast)
     titles = [_title(group, sites, width, names_sites) for group, sites in groups.items()]
     sizes = _sizes(forecast)
-    for step in range(1 + len(sizes) // _MOST_SIZES, len(sizes) + 2):
+    for step in range(max(1, math.ceil(len(sizes) / _MOST_SIZES)), len(sizes) + 2):
         chosen = sizes[::-1][::step][::-1]  # from the smallest on, which needs least
         rows = [_rows(group, sites, chosen, limit_bytes) for group, sites in groups.items()]
         totals = ("", _total_rows(forecast, chosen, limit_bytes))
