@@ -45,8 +45,13 @@ class Workspace:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that the buffer takes."""
+        """Bytes that the buffer has when all of it is there."""
         return self._buffer.numel()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of it that are there now: a device's are not while they are given back."""
+        return self._buffer.untyped_storage().nbytes()
 
     def reserve(self, n_bytes: int, capacity_bytes: int = 0) -> None:
         """Make the buffer hold at least `n_bytes`; if it must grow, all is bound anew later.
@@ -103,8 +108,7 @@ class Workspace:
 
     def _present(self) -> Tensor:
         """The buffer, or as much of it as came again after it was given back: views reach no further."""
-        held_bytes = self._buffer.untyped_storage().nbytes()
-        return self._buffer if held_bytes >= self.n_bytes else self._buffer[:held_bytes]
+        return self._buffer if self.held_bytes >= self.n_bytes else self._buffer[: self.held_bytes]
 
 
 _kept_for_graphs: list[object] = []

@@ -14,15 +14,20 @@ from torch import Tensor, nn
 
 from bench.gpu import steps
 from bench.gpu.step_rows import PairRow, StepRow, summary, told
-from bench.gpu.step_ways import Way, step_of
+from bench.gpu.step_ways import Way, rooms_seen, step_of
 from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
 from bench.record import TimeIsUpError, Watch
 from bench.workloads import SETTINGS, Workload
+from mucudnn.backends import backend_of
 from mucudnn.backends.cudnn.library import load_library
+from mucudnn.division import undivided
 from mucudnn.errors import BackendError
+from mucudnn.execution import Runner
 from mucudnn.intervals import Verdict
 from mucudnn.sizes import format_bytes
 from mucudnn.timing import SamplingRule
+from mucudnn.workspace import Workspace
+from tests.convolutions import a_convolution, operands_of
 from tests.models import on_one_thread
 from tests.paper_ground import PaperGround
 
@@ -98,7 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(folder: Path) -> list[StepRow | PairRow]:
     """All that is found of one network, which takes some seconds."""
     with torch.random.fork_rng(), on_one_thread():
-        rows, is_well = run(a_ground(), [SMALL], [STRICT], "1MiB", (folder, folder), ENDLESS)
+        rows, is_well = run(a_ground(), [SMALL], [STRICT], ["1MiB"], (folder, folder), ENDLESS)
     assert is_well
     return rows
 
@@ -136,6 +141,40 @@ def test_all_ways_have_the_losses_of_their_twins(ways: list[StepRow]) -> None:
     assert ways[0].difference == 0
     assert all(row.difference < 1e-4 for row in ways)
     assert all(len(row.losses) == 6 for row in ways)
+
+
+def test_all_ways_have_the_weights_of_their_twins(ways: list[StepRow]) -> None:
+    assert ways[0].weights == 0
+    assert all(row.weights < 1e-4 for row in ways[:4])
+
+
+def test_every_op_of_a_patched_model_is_weighed_with_its_buffer_and_without_its_result(
+    ground: PaperGround,
+) -> None:
+    problem = a_convolution(batch=4)
+    runner = Runner(backend_of("cpu:"), problem, undivided("cpu:im2col", 4))
+    workspace, operands = Workspace(CPU), operands_of(problem)
+    result = runner(workspace, *operands)
+
+    with rooms_seen(ground.allocator) as taken:
+        again = runner(workspace, *operands)
+    runner(workspace, *operands)
+
+    assert torch.equal(again, result)
+    assert workspace.held_bytes > 0
+    assert taken == [workspace.held_bytes + 300 - result.nbytes]
+
+
+def test_a_way_that_takes_more_than_the_limit_is_not_well(
+    ground: PaperGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = StepRow("small", "float32-nchw", 2**20, DIVIDED, room_bytes=2**20)
+    for seen, expected in ((row, True), (dataclasses.replace(row, room_bytes=2**20 + 1), False)):
+        monkeypatch.setattr(steps, "_rows_of", lambda *_, seen=seen: iter([seen]))
+
+        _, is_well = run(ground, [SMALL], [STRICT], ["1MiB"], (tmp_path, tmp_path), ENDLESS)
+
+        assert is_well is expected
 
 
 def test_memory_is_what_a_step_takes_beside_what_was_there(ways: list[StepRow]) -> None:
@@ -247,7 +286,7 @@ def test_time_that_is_up_ends_the_run(
 ) -> None:
     over = Watch(time.monotonic() - 1)
 
-    assert run(ground, [SMALL], [STRICT], "1MiB", (tmp_path, tmp_path), over) == ([], True)
+    assert run(ground, [SMALL], [STRICT], ["1MiB"], (tmp_path, tmp_path), over) == ([], True)
     assert "The time is up" in capsys.readouterr().out
     with pytest.raises(TimeIsUpError):
         [*a_trial(ground, tmp_path, over).rows()]
@@ -267,7 +306,7 @@ def test_a_network_that_cannot_be_tuned_is_a_row_and_the_next_one_goes_on(
     monkeypatch.setattr(steps, "tune", fail_once)
     other = dataclasses.replace(SMALL, name="other")
 
-    rows, is_well = run(ground, [SMALL, other], [STRICT], "1MiB", (folder, tmp_path), ENDLESS)
+    rows, is_well = run(ground, [SMALL, other], [STRICT], ["1MiB"], (folder, tmp_path), ENDLESS)
 
     assert not is_well
     assert [(rows[0].network, rows[0].failure)] == [("small", "Nothing could be measured.")]
@@ -286,7 +325,7 @@ def test_a_broken_card_ends_the_run(
 
     monkeypatch.setattr(steps, "tune", break_it)
 
-    rows, is_well = run(ground, [SMALL, SMALL], [STRICT], "1MiB", (tmp_path, tmp_path), ENDLESS)
+    rows, is_well = run(ground, [SMALL, SMALL], [STRICT], ["1MiB"], (tmp_path, tmp_path), ENDLESS)
 
     assert not is_well
     assert [row.failure for row in rows] == ["an illegal memory access was encountered"]

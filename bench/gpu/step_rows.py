@@ -21,6 +21,10 @@ class StepRow:
         time: of a step.
         losses: of the first steps.
         difference: the largest from the losses of PyTorch as it comes, relative.
+        weights: the largest difference of a parameter or buffer after these steps from those of PyTorch as it
+            comes, relative, in the 2-norm.
+        room_bytes: the most that an op of a patched module took beside operands and result, its buffer
+            included, by the allocator; None where none is patched.
         peak_bytes: that the allocator held at most in a step beside what it held before, workspace included.
         used_bytes: the same of the card's memory, by NVML.
         divided: sites that run in several parts, of all; None of PyTorch's own.
@@ -37,6 +41,8 @@ class StepRow:
     time: Timing | None = None
     losses: tuple[float, ...] = ()
     difference: float | None = None
+    weights: float | None = None
+    room_bytes: int | None = None
     peak_bytes: int | None = None
     used_bytes: int | None = None
     divided: str | None = None
@@ -44,6 +50,11 @@ class StepRow:
     break_even: float | None = None
     failure: str | None = None
     conditions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an op took more than the limit."""
+        return self.room_bytes is not None and self.room_bytes > self.limit_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,10 +92,13 @@ def summary(rows: Sequence[StepRow | PairRow]) -> str:
             steps.setdefault(f"{title}, {format_bytes(row.limit_bytes)}", []).append(_cells(row))
         else:
             pairs.setdefault(title, []).append(_pair_cells(row))
-    headings = ("way", "step", "95 %", "peak", "NVML", "losses off", "divided", "tuned", "paid back after")
+    headings = (
+        "way", "step", "95 %", "room", "peak", "NVML", "losses off", "weights off", "divided", "tuned",
+        "paid back after",
+    )  # fmt: skip
     return "\n".join(
         [
-            *table(headings, "<>>>>>>>>", list(steps.items())),
+            *table(headings, "<" + ">" * (len(headings) - 1), list(steps.items())),
             "",
             *table(("way", "against", "time", "verdict"), "<<>>", list(pairs.items())),
         ]
@@ -104,10 +118,11 @@ def _pair_cells(row: PairRow) -> tuple[str, ...]:
 
 def _cells(row: StepRow) -> tuple[str, ...]:
     if row.time is None:
-        return (row.way, "failed", row.failure or "", *("",) * 6)
+        return (row.way, "failed", row.failure or "", *("",) * 8)
     ends = f"{duration(row.time.low_us or 0)} to {duration(row.time.high_us or 0)}"
-    sizes = ("" if each is None else format_bytes(each) for each in (row.peak_bytes, row.used_bytes))
-    difference = "" if row.difference is None else f"{row.difference:.1e}"
+    rooms = (row.room_bytes, row.peak_bytes, row.used_bytes)
+    sizes = ("" if each is None else format_bytes(each) for each in rooms)
+    off = ("" if each is None else f"{each:.1e}" for each in (row.difference, row.weights))
     tuned = "" if row.tuning_s is None else f"{row.tuning_s:.0f} s"
     paid = "" if row.break_even is None else f"{row.break_even:.0f} steps"
-    return (row.way, duration(row.time.median_us), ends, *sizes, difference, row.divided or "", tuned, paid)
+    return (row.way, duration(row.time.median_us), ends, *sizes, *off, row.divided or "", tuned, paid)

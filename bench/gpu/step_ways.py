@@ -1,9 +1,10 @@
 """A training step as a call, and a thread of its own for each way to run it."""
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,10 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 from bench.gpu.ground import Ground
 from bench.workloads import Setting, Workload, operands
 from mucudnn import apply
+from mucudnn.backends.cudnn.footprint import Allocator
+from mucudnn.execution import Runner
 from mucudnn.plan import Plan
+from mucudnn.workspace import Workspace
 
 Result = TypeVar("Result")
 
@@ -35,6 +39,12 @@ class Step:
         self._optimiser.step()
         return loss.detach()
 
+    def differs(self, other: "Step") -> float:
+        """Return how far parameters and buffers are from another step's at most, relative, in the 2-norm."""
+        states = (step.model.state_dict().values() for step in (self, other))
+        pairs = [(one.double(), two.double()) for one, two in zip(*states, strict=True)]
+        return max(float((one - two).norm() / max(float(two.norm()), 1e-30)) for one, two in pairs)
+
     def copy(self, plan: Plan | None = None) -> "Step":
         """Return the step of a copy of the model, which runs as the plan says if there is one."""
         model = copy.deepcopy(self.model)
@@ -51,6 +61,29 @@ def step_of(workload: Workload, setting: Setting, device: torch.device) -> Step:
         scores = copy.deepcopy(model)(images[:2])
     shape = (len(images), *scores.shape[2:])
     return Step(model, images, torch.randint(scores.size(1), shape, device=device))
+
+
+@contextlib.contextmanager
+def rooms_seen(allocator: Allocator) -> Iterator[list[int]]:
+    """Note the bytes that each op of a patched module takes which runs meanwhile, PyTorch's own in it too.
+
+    They are its buffer, which was there before, and the most that the allocator gives it beside the result.
+    """
+    taken: list[int] = []
+    run = Runner.__call__
+
+    def weighed(runner: Runner, workspace: Workspace, *args: Any, **kwargs: Any) -> Tensor:
+        allocator.settle()
+        held_bytes, before_bytes = workspace.held_bytes, allocator.allocated_bytes()
+        result = run(runner, workspace, *args, **kwargs)
+        taken.append(held_bytes + allocator.peak_bytes() - before_bytes - result.nbytes)
+        return result
+
+    Runner.__call__ = weighed  # type: ignore[method-assign,assignment]  # for as long as it is looked at
+    try:
+        yield taken
+    finally:
+        Runner.__call__ = run  # type: ignore[method-assign]
 
 
 class Way:

@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import functools
 import gc
+import itertools
 import json
 import math
 import sys
@@ -23,7 +24,7 @@ from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
 from bench.gpu.sections import attempted, sentence
 from bench.gpu.step_rows import PairRow, StepRow, summary, told
-from bench.gpu.step_ways import Step, Way, step_of
+from bench.gpu.step_ways import Step, Way, rooms_seen, step_of
 from bench.gpu.values import Timing, jsonable
 from bench.record import TimeIsUpError, Watch, folder_of, recording, seconds_of
 from bench.workloads import NETWORKS, SETTINGS, Setting, Workload, chosen
@@ -80,6 +81,7 @@ class Trial:
         self._watch = watch
         self._empty = StepRow(network, setting.name, parse_bytes(limit), "")
         self._losses: tuple[float, ...] = ()
+        self._own: Step | None = None
 
     def rows(self) -> Iterator[StepRow | PairRow]:
         """Yield a row for every way and every pair, each as soon as its rounds are over.
@@ -121,9 +123,14 @@ class Trial:
         return plan, time.monotonic() - start
 
     def _seen(self, way: Way, row: StepRow) -> StepRow:
-        """Return what the first steps show: losses, and memory with the workspace."""
+        """Return what the first steps show: losses, weights, the room of each op, all memory."""
         self._watch.check()
         losses = tuple(float(way.run(way.step.train)) for _ in range(_LOSSES))
+        self._own = self._own or way.step.copy()
+        row = dataclasses.replace(row, weights=way.step.differs(self._own))
+        with rooms_seen(self._ground.allocator) as rooms:
+            way()
+        row = dataclasses.replace(row, room_bytes=max(rooms, default=None))
         release_workspaces()
         gc.collect()
         self._ground.allocator.settle()
@@ -212,7 +219,7 @@ def run(
     ground: Ground,
     workloads: Sequence[Workload],
     settings: Sequence[Setting],
-    limit: str,
+    limits: Sequence[str],
     folders: tuple[Path, Path],
     watch: Watch,
 ) -> tuple[list[StepRow | PairRow], bool]:
@@ -222,7 +229,7 @@ def run(
         ground: the card.
         workloads: networks.
         settings: types and layouts.
-        limit: of workspace.
+        limits: of workspace.
         folders: of the recording, and of the rows, which are appended to steps.jsonl one by one, after a
             line that says under which conditions they were measured.
         watch: which ends it.
@@ -232,18 +239,17 @@ def run(
     is_well = True
     with (results / "steps.jsonl").open("a", encoding="utf-8") as file:
         try:
-            for workload in workloads:
-                for setting in settings:
-                    watch.check()
-                    with ground.precision(setting.allow_tf32), ground.current():
-                        _write(file.write, _header(ground))
-                        trial = Trial(ground, workload, setting, limit, recorded, watch)
-                        for row in _rows_of(trial, ground, workload, setting, limit):
-                            rows.append(row)
-                            is_well = is_well and not (isinstance(row, StepRow) and row.failure)
-                            _write(file.write, row)
-                            file.flush()
-                            print(told(row), flush=True)
+            for workload, setting, limit in itertools.product(workloads, settings, limits):
+                watch.check()
+                with ground.precision(setting.allow_tf32), ground.current():
+                    _write(file.write, _header(ground))
+                    trial = Trial(ground, workload, setting, limit, recorded, watch)
+                    for row in _rows_of(trial, ground, workload, setting, limit):
+                        rows.append(row)
+                        is_well = is_well and not (isinstance(row, StepRow) and (row.failure or row.is_over))
+                        _write(file.write, row)
+                        file.flush()
+                        print(told(row), flush=True)
         except TimeIsUpError as error:
             print(error, flush=True)
     return rows, is_well
@@ -297,7 +303,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(options: argparse.Namespace, networks: Sequence[Workload], settings: Sequence[Setting]) -> int:
-    parse_bytes(options.limit)  # before hours of work
+    for limit in options.limit:
+        parse_bytes(limit)  # before hours of work
     watch = Watch(time.monotonic() + options.seconds)
     ground = CardGround(options.device)
     results = options.output or Path("bench/results", slug(ground.name))
@@ -314,7 +321,9 @@ def _compare(options: argparse.Namespace, networks: Sequence[Workload], settings
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.gpu.steps", description=__doc__)
     parser.add_argument("--device", type=int, default=0, help="the card's number (default: %(default)s)")
-    parser.add_argument("--limit", default="64MiB", help="of workspace (default: %(default)s)")
+    parser.add_argument(
+        "--limit", nargs="+", default=["64MiB"], help="of workspace, one or several (default: 64MiB)"
+    )
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="after which nothing new is begun (default: no end)"
     )
