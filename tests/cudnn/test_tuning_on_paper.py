@@ -12,7 +12,7 @@ from mucudnn.choices import Policy
 from mucudnn.execution import Runner
 from mucudnn.live import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import RefusalKind
+from mucudnn.profile import RefusalKind, Trial
 from mucudnn.profiler import Profiler
 from mucudnn.solvers import solve_reuse
 from mucudnn.store.memory import MemoryStore
@@ -166,6 +166,16 @@ def test_pytorchs_own_is_not_even_tried_where_its_plan_wants_more_than_the_limit
     refused = {each.batch for each in found.refusals if each.algorithm == backend.own}
     assert 8 in refused
     assert all(each.batch < 8 for each in found.candidates if each.algorithm == backend.own)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_what_pytorchs_own_needs_in_float64_is_asked_in_the_layout_in_which_it_computes(
+    backend: CudnnBackend, op: ConvOp
+) -> None:
+    # That is the contiguous one, in which the first plan needs nothing; in channels_last it would.
+    trial = Trial(conv(op, dtype="float64", layout=Layout.CHANNELS_LAST), backend.own, whole=True)
+
+    assert backend.workspace_bytes(trial, 0) is not None
 
 
 def test_an_exhaustive_search_finds_engines_that_heuristics_leave_out(backend: CudnnBackend) -> None:

@@ -51,7 +51,7 @@ class CudnnBackend:
     own = "cudnn:aten"
     alignment_bytes = _ALIGNMENT_BYTES
     takes_memory_by_pages = False
-    least_span_ns = 3_000_000  # waiting for a card takes some 10 µs, and an idle one begins late
+    least_span_ns = 1_000_000  # waiting for a card takes some 10 µs, alike for all that are compared
     own_convolution = staticmethod(own_convolution)
     recorded_convolution = staticmethod(recorded_convolution)
 
@@ -218,7 +218,8 @@ class CudnnBackend:
         """
         if self._workshop is None or not self._card.runs_cudnn(problem):
             return 0
-        problem = dataclasses.replace(problem, filter_layout=problem.layout)  # PyTorch copies the filter so
+        layout = Layout.CONTIGUOUS if problem.dtype == "float64" else problem.layout  # in which it computes
+        problem = dataclasses.replace(problem, layout=layout, filter_layout=layout)
         tried = self._workshop.first(problem, self._card.plans_tried)
         return max((each.overwriting_bytes for each in tried), default=0)
 

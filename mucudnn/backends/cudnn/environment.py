@@ -26,7 +26,7 @@ _VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_TUNABLEOP",
     "TORCH_BLAS_PREFER_CUBLASLT",
-    "TORCH_CUDNN_V8_API_DISABLED",
+    "TORCH_CUDNN",
 )
 """What names of variables begin with that count."""
 
