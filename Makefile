@@ -69,9 +69,9 @@ $(GPU)/ready: bench/gpu/install.py
 gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes without a network
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
-	@PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=20 150 $(GPU)/bin/python -m pytest \
-		-m gpu --require-gpu -v -o timeout=40 -o timeout_method=signal -o faulthandler_timeout=30 \
-		-W default -W error::mucudnn.errors.BackendWarning $(GPU_TESTS); tests=$$?; \
+	@PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=20 240 $(GPU)/bin/python -m pytest \
+		-m gpu --require-gpu -v --tb=short --junitxml=$(GPU)/tests.xml \
+		-o timeout=40 -o timeout_method=signal -o faulthandler_timeout=30 -W default $(GPU_TESTS); tests=$$?; \
 		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$tests
 
 record:  ## tune networks on an NVIDIA GPU into one recording, which can be replayed; goes on where it stopped

@@ -10,61 +10,68 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from mucudnn.backends import backend_for
-from mucudnn.choices import Mode, Policy
+from mucudnn.backends import Backend, backend_for
+from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
 from mucudnn.extraction import extract
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Candidate, Trial
+from mucudnn.profile import Candidate
 from mucudnn.version import __version__
 
 LIMIT_BYTES = 2**33
 
-_BACKEND = backend_for("cpu", torch.device("cpu"))
+_CPU = backend_for("cpu", torch.device("cpu"))
 
-_NAMES = (_BACKEND.own, *(f"cpu:{name}" for name in ("gemm", "im2col", "winograd2", "winograd4", "fft16")))
-"""Algorithms that compute parts of any size."""
+_NAMES = (_CPU.own, *(f"cpu:{name}" for name in ("gemm", "im2col", "winograd2", "winograd4", "fft16")))
+"""Algorithms of the processor that compute parts of any size."""
 
 
-def a_plan_for(model: nn.Module, sample: object, mode: Mode = Mode.REUSE) -> Plan:
+def a_plan_for(model: nn.Module, sample: object, mode: Mode = Mode.REUSE, backend: Backend = _CPU) -> Plan:
     """Divide all that the model computes on `sample`; nothing is measured, so the times are made up.
 
     Of 8 samples, 3 and 2 run by the first algorithm that the problem has, 2 by the next, 1 by the one after
     that; PyTorch's own comes last. A site starts with another algorithm than the one before it.
     """
     extraction = extract(model, sample)
-    return a_plan_of(extraction.problems, mode, extraction.untouched)
+    return a_plan_of(extraction.problems, mode, extraction.untouched, backend)
 
 
 def a_plan_of(
     problems: Mapping[ConvSite, ConvProblem],
     mode: Mode = Mode.REUSE,
     untouched: tuple[tuple[str, str], ...] = (),
+    backend: Backend = _CPU,
 ) -> Plan:
     """Divide these problems, each starting with another algorithm than the one before it."""
     assignments = [
-        Assignment(site, problem, _division(problem, start), _candidates(problem))
+        Assignment(site, problem, _division(backend, problem, start), _candidates(backend, problem))
         for start, (site, problem) in enumerate(problems.items())
     ]
-    environment = dataclasses.replace(_BACKEND.environment(), soft={})
+    environment = dataclasses.replace(backend.environment(), soft={})
     return Plan(mode, Policy.ALL, LIMIT_BYTES, environment, tuple(assignments), untouched, __version__)
 
 
-def _algorithms(problem: ConvProblem) -> list[str]:
-    return [name for name in _NAMES if _BACKEND.computes(problem, name)]
+def _algorithms(backend: Backend, problem: ConvProblem) -> list[str]:
+    """Return algorithms that compute parts of any size, PyTorch's own first."""
+    names = _NAMES if backend.own == _CPU.own else backend.algorithms(problem, Search.HEURISTIC, whole=False)
+    parts = [problem.part(size) for size in range(1, problem.batch + 1)]
+    return [name for name in names if all(backend.computes(part, name) for part in parts)]
 
 
-def _division(problem: ConvProblem, start: int) -> Division:
-    own, *others = algorithms = _algorithms(problem)
+def _division(backend: Backend, problem: ConvProblem, start: int) -> Division:
+    own, *others = algorithms = _algorithms(backend, problem)
     names = [*others, own]
     shares = _shares(problem.batch)
     parts = [
-        [_candidate(problem, algorithms, names[(start + place) % len(names)], size) for size in sizes]
+        [
+            _candidate(backend, problem, algorithms, names[(start + place) % len(names)], size)
+            for size in sizes
+        ]
         for place, sizes in enumerate(shares[: len(names)])
     ]
     rest = list(itertools.chain.from_iterable(shares[len(names) :]))
-    parts[-1] += [_candidate(problem, algorithms, parts[-1][0].algorithm, size) for size in rest]
+    parts[-1] += [_candidate(backend, problem, algorithms, parts[-1][0].algorithm, size) for size in rest]
     return Division(tuple(itertools.chain.from_iterable(parts)))
 
 
@@ -83,24 +90,21 @@ def _shares(batch: int) -> list[list[int]]:
     return [*shares, [left]] if left else shares
 
 
-def _candidates(problem: ConvProblem) -> tuple[Candidate, ...]:
+def _candidates(backend: Backend, problem: ConvProblem) -> tuple[Candidate, ...]:
     """One of every algorithm at every size, the large ones cheaper by the sample."""
-    algorithms = _algorithms(problem)
+    algorithms = _algorithms(backend, problem)
     return tuple(
-        _candidate(problem, algorithms, name, size)
+        _candidate(backend, problem, algorithms, name, size)
         for name, size in itertools.product(algorithms, range(1, problem.batch + 1))
     )
 
 
-def _candidate(problem: ConvProblem, algorithms: list[str], algorithm: str, size: int) -> Candidate:
+def _candidate(
+    backend: Backend, problem: ConvProblem, algorithms: list[str], algorithm: str, size: int
+) -> Candidate:
     """Made-up times favour whichever algorithm comes last."""
     place = algorithms.index(algorithm)
     time_s = (1 + size) / (1 + place)
-    return Candidate(
-        algorithm, size, time_s, _declared(Trial(problem.with_batch(size), algorithm, whole=False))
-    )
-
-
-def _declared(trial: Trial) -> int:
-    """What PyTorch's own takes is not known here, and does not matter."""
-    return 0 if trial.algorithm == _BACKEND.own else _BACKEND.buffer_bytes(trial.problem, trial.algorithm)
+    # What PyTorch's own takes is not known here, and does not matter.
+    declared = 0 if algorithm == backend.own else backend.buffer_bytes(problem.part(size), algorithm)
+    return Candidate(algorithm, size, time_s, declared)

@@ -8,6 +8,7 @@ recording if that is all there is.
 
 import argparse
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -123,7 +124,7 @@ class Recorder:
         self._packed_s = time.monotonic()
 
     def record(self, workloads: Sequence[Workload], settings: Sequence[Setting]) -> None:
-        """Tune all workloads in all settings.
+        """Tune all workloads in one setting after the other: each is a recording of its own.
 
         Raises:
             TimeIsUpError: the time was not enough.
@@ -131,13 +132,12 @@ class Recorder:
             RuntimeError: something else has broken the device.
         """
         with recording(self._folder) as store:
-            for workload in workloads:
-                for setting in settings:
-                    with tf32(setting.allow_tf32):
-                        self._record(workload, setting, store)
-                    if time.monotonic() - self._packed_s > _PACKING_S:
-                        store.pack(self._folder / PACKED)
-                        self._packed_s = time.monotonic()
+            for setting, workload in itertools.product(settings, workloads):
+                with tf32(setting.allow_tf32):
+                    self._record(workload, setting, store)
+                if time.monotonic() - self._packed_s > _PACKING_S:
+                    store.pack(self._folder / PACKED)
+                    self._packed_s = time.monotonic()
 
     def _record(self, workload: Workload, setting: Setting, store: SqliteStore) -> None:
         present = backend_for("auto", self._device).environment()

@@ -1,17 +1,72 @@
-"""A patched model trains on a card. The last of its tests by name, so that it costs no other its time."""
+"""Patched models train on a card: by plans made by hand, compiled, and tuned."""
 
 import copy
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mucudnn
+from bench.by_hand import a_plan_for
 from bench.precision import tf32
+from mucudnn.backends import backend_for
+from mucudnn.patched import PatchedForward
 
 pytestmark = pytest.mark.gpu
 
 BATCH = 16
+
+CUDA = torch.device("cuda")
+
+
+def assert_same_step(model: Callable[[Tensor], Tensor], twin: nn.Module, images: Tensor) -> None:
+    """Results and gradients are equal to rounding; `model` and `twin` have equal weights."""
+    found = []
+    for run, module in ((model, model), (twin, twin)):
+        given = images.clone().requires_grad_()
+        result = run(given)
+        wanted = [given, *cast(nn.Module, module).parameters()]
+        found.append([result, *torch.autograd.grad(result.square().mean(), wanted)])
+    for ours, expected in zip(*found, strict=True):
+        # A few hundred roundings of 6e-8; tiles and engines add up in other orders.
+        assert (ours - expected).norm() <= 1e-5 * expected.norm()
+
+
+def divided_by_hand(twin: nn.Module, images: Tensor) -> nn.Module:
+    """A copy of `twin` whose convolutions run in uneven parts, by several algorithms each."""
+    backend = backend_for("auto", images.device)
+    plan = a_plan_for(copy.deepcopy(twin), images.clone().requires_grad_(), backend=backend)
+    return mucudnn.apply(copy.deepcopy(twin), plan)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_transposed_convolutions_are_divided(rank: int) -> None:
+    torch.manual_seed(0)
+    kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[rank - 1]
+    twin = nn.Sequential(kind(8, 16, 4, stride=2, padding=1), kind(16, 8, 3, groups=4)).to(CUDA)
+    images = torch.randn(8, 8, *(6,) * rank, device=CUDA)
+    with tf32(is_allowed=False):
+        assert_same_step(divided_by_hand(twin, images), twin, images)
+
+
+@pytest.mark.timeout(100)  # a compiler starts
+def test_a_compiled_model_is_one_graph_of_divided_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    twin = nn.Sequential(
+        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(16, 8, 4, stride=2, padding=1)
+    ).to(CUDA)
+    images = torch.randn(8, 8, 12, 12, device=CUDA)
+    ran: list[object] = []
+    compute = PatchedForward.compute
+    monkeypatch.setattr(PatchedForward, "compute", lambda *args: (ran.append(args[0]), compute(*args))[1])
+    with tf32(is_allowed=False):
+        model = divided_by_hand(twin, images)
+
+        assert_same_step(torch.compile(model, backend="aot_eager", fullgraph=True), twin, images)
+
+    assert len(ran) == 2
 
 
 def network() -> nn.Sequential:

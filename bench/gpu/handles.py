@@ -108,7 +108,7 @@ def _two_threads(ground: Ground, runner: Runner, stand: Stand, expected: Tensor)
     def work() -> float:
         with ground.current():
             workspace = Workspace(ground.card.device)
-            start.wait(timeout=60)
+            start.wait(timeout=10)
             results = [runner(workspace, stand.first, stand.second, stand.bias) for _ in range(_RUNS)]
             ground.card.clock()
             return max(_difference(result, expected) for result in results)
