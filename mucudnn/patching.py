@@ -19,6 +19,7 @@ from mucudnn.modules import Call, Kind, check_is_module, kind_of, padded, settin
 from mucudnn.patched import Learn, Notice, PatchedForward, Variant
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Environment
 from mucudnn.routing import Memory, is_own
 from mucudnn.workspace import release_workspaces
 
@@ -257,7 +258,20 @@ def _backend_at_home(model: nn.Module, plan: Plan) -> Backend:
         backend = backend_for("auto", tensor.device)
     except (BackendError, OptionError) as error:
         raise PlanMismatchError(f"The plan cannot be used here: {error}") from error
-    differences = plan.environment.differences(backend.environment())
+    present = backend.environment()
+    differences = plan.environment.differences(present)
     if differences:
-        raise PlanMismatchError(f"The plan was made in another environment: {'; '.join(differences)}.")
+        told = f"The plan was made in another environment: {'; '.join(differences)}."
+        raise PlanMismatchError(f"{told}{_remedy(plan.environment, present)}")
     return backend
+
+
+def _remedy(then: Environment, now: Environment) -> str:
+    """Return how the processor gets the threads with which a plan was made, if it has others."""
+    threads = then.policy.get("threads")
+    if then.backend != "cpu" or threads is None or threads == now.policy.get("threads"):
+        return ""
+    return (
+        f" torch.set_num_threads({threads}), or OMP_NUM_THREADS={threads} in the environment, gives it the "
+        "threads that it was made with; for others there must be another plan."
+    )

@@ -10,6 +10,9 @@ from functools import cached_property
 from mucudnn.intervals import Estimate, estimate, ratio
 from mucudnn.problem import ConvProblem
 
+FACTS = {"device": "device", "software": "software", "policy": "setting"}
+"""Parts of an environment that decide, and what a fact of each is called."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
@@ -68,10 +71,10 @@ class Environment:
         phrases = []
         if self.backend != present.backend:
             phrases.append(f"backend was {self.backend}, is {present.backend}")
-        for part in ("device", "software", "policy"):
+        for part, word in FACTS.items():
             then, now = getattr(self, part), getattr(present, part)
             phrases += [
-                f"{part} {name} was {then.get(name, 'unset')}, is {now.get(name, 'unset')}"
+                f"{word} {name} was {then.get(name, 'unset')}, is {now.get(name, 'unset')}"
                 for name in sorted(then.keys() | now.keys())
                 if then.get(name) != now.get(name)
             ]

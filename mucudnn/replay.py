@@ -24,7 +24,7 @@ from mucudnn.measuring import (
 )
 from mucudnn.outcome import Outcome, predicted_estimate
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Comparison, Environment, Record, Trial
+from mucudnn.profile import FACTS, Comparison, Environment, Record, Trial
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore, expanded, readable_store
 
@@ -248,7 +248,7 @@ def _smallest_with(keys: Sequence[str], comparisons: Sequence[Comparison]) -> Ou
 
 
 def numbered(environments: Sequence[Environment]) -> list[str]:
-    """Return how environments differ: ["#1: cpu, policy threads 8", "#2: cpu, policy threads 16"]."""
+    """Return how environments differ: ["#1: cpu, setting threads 8", "#2: cpu, setting threads 16"]."""
     facts = [_facts(environment) for environment in environments]
     telling = [
         name
@@ -265,7 +265,7 @@ def numbered(environments: Sequence[Environment]) -> list[str]:
 
 def _facts(environment: Environment) -> dict[str, str]:
     return {
-        f"{part} {name}": fact
-        for part in ("device", "software", "policy")
+        f"{word} {name}": fact
+        for part, word in FACTS.items()
         for name, fact in getattr(environment, part).items()
     }

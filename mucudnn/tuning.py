@@ -214,7 +214,7 @@ class Tuning:
         return evidence.is_faster
 
     def _wait(self) -> None:
-        self._work.at("waiting while somebody else measures")
+        self._work.at("waiting for another process of yours that measures on this device")
 
     def _profile(self, problem: ConvProblem) -> Profile:
         self._work.at(f"profiling {problem}")

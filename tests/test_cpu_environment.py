@@ -40,7 +40,7 @@ def test_what_libraries_are_told_by_variables_is_in_the_environment(
     monkeypatch.setenv(name, "some")
 
     assert name not in before.policy
-    assert before.differences(present_environment()) == [f"policy {name} was unset, is some"]
+    assert before.differences(present_environment()) == [f"setting {name} was unset, is some"]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_forked_child_has_another_environment_since_it_has_another_scheme() ->
 
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert told.stdout.strip() == "['policy workers was team, is pool']"
+    assert told.stdout.strip() == "['setting workers was team, is pool']"
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("1", "TorchScript"), ("0", "Python")])

@@ -182,7 +182,7 @@ def test_all_modules_of_a_model_give_each_reason_once_together() -> None:
     reasons = [str(warning.message) for warning in told]
     assert len(reasons) == 3
     assert all("This reason is given once" in reason for reason in reasons)
-    assert "in another environment: policy threads was" in reasons[-1]
+    assert "in another environment: setting threads was" in reasons[-1]
 
 
 def test_a_module_that_its_plan_leaves_undivided_is_left_alone() -> None:
@@ -271,6 +271,20 @@ def test_a_plan_of_a_backend_that_is_not_here_is_refused_for_that() -> None:
         apply(conv, dataclasses.replace(plan, environment=elsewhere))
 
 
+def test_a_plan_of_another_number_of_threads_is_refused_with_how_to_have_that_number() -> None:
+    conv, plan = with_plan(lambda assigned: assigned)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+
+    try:
+        with pytest.raises(
+            PlanMismatchError, match=rf"set_num_threads\({threads}\), or OMP_NUM_THREADS"
+        ):
+            apply(conv, plan)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_model_unpickled_where_times_are_others_says_so_and_runs_pytorchs_own() -> None:
     conv, plan = with_plan(undivided("cpu:im2col"))
     apply(conv, plan)
@@ -279,7 +293,7 @@ def test_a_model_unpickled_where_times_are_others_says_so_and_runs_pytorchs_own(
     torch.set_num_threads(threads + 1)
 
     try:
-        with pytest.warns(UntunedWarning, match=rf"policy threads was {threads}, is {threads + 1}"):
+        with pytest.warns(UntunedWarning, match=rf"setting threads was {threads}, is {threads + 1}"):
             result = arrived(images())
     finally:
         torch.set_num_threads(threads)

@@ -58,9 +58,9 @@ def test_differences_name_the_recorded_and_the_present_value() -> None:
 
     assert an_environment().differences(present) == [
         "backend was cpu, is cudnn",
-        "policy deterministic was no, is unset",
-        "policy tf32 was unset, is yes",
-        "policy threads was 8, is 4",
+        "setting deterministic was no, is unset",
+        "setting tf32 was unset, is yes",
+        "setting threads was 8, is 4",
     ]
 
 

@@ -410,7 +410,7 @@ def test_one_of_several_environments_must_be_chosen(tmp_path: Path) -> None:
         OptionError,
         match=(
             r"recording must be followed by # and the number of one of its environments, "
-            r"#1: scripted, policy threads unset; #2: scripted, policy threads 9, but got 'replay:"
+            r"#1: scripted, setting threads unset; #2: scripted, setting threads 9, but got 'replay:"
         ),
     ):
         _replayed(path)

@@ -14,7 +14,7 @@ from typing import IO, Any, TextIO
 import click
 
 import mucudnn
-from mucudnn.errors import MucudnnWarning
+from mucudnn.errors import MucudnnWarning, SampleError
 
 
 class Failure(click.ClickException):
@@ -49,7 +49,10 @@ def sentence(error: Exception) -> str:
     """Return what an error says, in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'A file'} cannot be used: {error.strerror}."
-    return _in_one_line(str(error))
+    text = _in_one_line(str(error))
+    if isinstance(error, SampleError) and error.__cause__ is not None:  # the model itself has raised that
+        return f"{text.removesuffix('.')}{_place(error.__cause__)}."
+    return text
 
 
 @contextlib.contextmanager

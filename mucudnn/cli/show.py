@@ -5,9 +5,16 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.options import FILE, json_option
-from mucudnn.cli.output import print_json
+from mucudnn.cli.output import columns, print_json
 from mucudnn.plan import Plan
-from mucudnn.report import plan_as_json, refusals_as_json, refusals_of, render_plan, render_refusals
+from mucudnn.report import (
+    DEFAULT_WIDTH,
+    plan_as_json,
+    refusals_as_json,
+    refusals_of,
+    render_plan,
+    render_refusals,
+)
 from mucudnn.store import default_path, expanded, readable_store
 
 
@@ -39,7 +46,7 @@ def show_command(path: Path, with_refusals: bool, store: Path | None, as_json: b
     if as_json:
         print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
     else:
-        click.echo(f"{render_plan(plan)}\n\n{render_refusals(plan, refusals)}")
+        click.echo(f"{_rendered(plan)}\n\n{render_refusals(plan, refusals)}")
 
 
 def print_plan(plan: Plan, as_json: bool) -> None:
@@ -47,4 +54,9 @@ def print_plan(plan: Plan, as_json: bool) -> None:
     if as_json:
         print_json(plan_as_json(plan))
     else:
-        click.echo(render_plan(plan))
+        click.echo(_rendered(plan))
+
+
+def _rendered(plan: Plan) -> str:
+    """Return the text of a plan, its notes in lines that fit into the terminal."""
+    return render_plan(plan, width=min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH))

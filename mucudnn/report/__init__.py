@@ -1,10 +1,11 @@
 """Plans and forecasts as text and as JSON values; measures nothing and never loads torch."""
 
-from mucudnn.report.forecasts import DEFAULT_WIDTH, forecast_as_json, render_forecast
+from mucudnn.report.forecasts import forecast_as_json, render_forecast
 from mucudnn.report.plans import describe_runs, plan_as_json, render_plan
 from mucudnn.report.refusals import refusals_as_json, refusals_of, render_refusals
 from mucudnn.report.totals import Totals, is_kept
 from mucudnn.report.words import (
+    DEFAULT_WIDTH,
     describe_environment,
     describe_facts,
     describe_shape,

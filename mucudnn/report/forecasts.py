@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from mucudnn.forecast import Fit, Forecast, Need, ProblemForecast, SiteForecast, Total
 from mucudnn.problem import Layout
 from mucudnn.report.forecast_table import forecast_table
-from mucudnn.report.words import render_notes
+from mucudnn.report.words import DEFAULT_WIDTH, render_notes
 from mucudnn.sizes import format_bytes
 from mucudnn.version import __version__
-
-DEFAULT_WIDTH = 118
 
 _TITLE = "Workspace in MiB of the first-ranked plan, undivided and by micro-batch size:"
 _FIGURES = (

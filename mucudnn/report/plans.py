@@ -12,7 +12,7 @@ from mucudnn.plan import Assignment, CallEvidence, Plan
 from mucudnn.profile import Environment
 from mucudnn.report.table import Row, table
 from mucudnn.report.totals import Totals, comparisons_at, is_kept, seen_at, speedup_at
-from mucudnn.report.words import describe_environment, describe_shape, render_notes
+from mucudnn.report.words import DEFAULT_WIDTH, describe_environment, describe_shape, render_notes
 from mucudnn.sizes import format_bytes
 
 _PERCENT = f"{CONFIDENCE * 100:g} %"
@@ -59,13 +59,13 @@ _MEASURED_ONCE = (
 )
 
 
-def render_plan(plan: Plan) -> str:
+def render_plan(plan: Plan, width: int = DEFAULT_WIDTH) -> str:
     """Return a plan for people to read: a row for each op of each convolution, and what they add up to.
 
-    Plain text, the same on a terminal and in a pipe, without a line break at its end. Nothing is cut off:
-    lines have at most 120 columns, but for paths and numbers of unusual length.
+    Plain text, without a line break at its end. Nothing is cut off: notes have lines of at most `width`
+    columns, rows of the table are as long as they must be, mostly some 120 columns.
     """
-    return "\n".join([*_table(plan), "", *_notes(plan)])
+    return "\n".join([*_table(plan), "", *_notes(plan, width)])
 
 
 def plan_as_json(plan: Plan) -> dict[str, object]:
@@ -215,7 +215,7 @@ def _milliseconds(seconds: float) -> str:
 # The notes below the table
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: Plan, width: int) -> list[str]:
     totals = Totals.of(plan)
     untimed = f", {totals.untimed} undivided and not timed" if totals.untimed else ""
     notes = [
@@ -234,7 +234,7 @@ def _notes(plan: Plan) -> list[str]:
         *_predicted_notes(plan),
         *_evidence_notes(plan),
     ]
-    return render_notes(notes)
+    return render_notes(notes, width)
 
 
 def _total_note(totals: Totals) -> str:
@@ -251,7 +251,7 @@ def _total_note(totals: Totals) -> str:
         text += (
             f" Sites without a time before: {totals.without_base}, "
             f"now {_milliseconds(totals.without_base_s)}; "
-            "PyTorch's own needs more workspace than the limit, so it was not run."
+            "PyTorch's own needs more workspace than the limit, so it was not run, and may be faster."
         )
     if totals.calls_speedup is not None:
         text += (

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment
 
-_NOTE_WIDTH = 118
+DEFAULT_WIDTH = 118
+"""Columns of lines that are wrapped, where no terminal says how many it has."""
+
 _LABEL_WIDTH = 15
 
 _SAID_BY_THE_NAME = ("vendor_id", "cpu family", "model", "stepping")
@@ -51,7 +53,7 @@ def describe_facts(facts: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {facts[name]}" for name in sorted(facts, key=str.casefold))
 
 
-def render_notes(notes: Iterable[tuple[str, str]], width: int = _NOTE_WIDTH) -> list[str]:
+def render_notes(notes: Iterable[tuple[str, str]], width: int = DEFAULT_WIDTH) -> list[str]:
     """Return labelled texts as lines of at most `width` columns, the labels standing out on the left."""
     return [
         line

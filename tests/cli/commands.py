@@ -49,6 +49,10 @@ def leaving():
 def interrupted():
     raise KeyboardInterrupt
 
+class Failing(nn.Module):
+    def forward(self, image):
+        raise ValueError("the image is too small")
+
 class Volumes(nn.Module):
     """Convolutions in three dimensions, one of them transposed, and a functional one of one dimension."""
 

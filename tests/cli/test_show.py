@@ -27,6 +27,16 @@ def test_show_prints_a_saved_plan(plan_path: Path) -> None:
     assert result.stdout == render_plan(a_plan()) + "\n"
 
 
+def test_notes_are_as_wide_as_a_narrow_terminal(plan_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mucudnn.cli.show.columns", lambda _: 60)
+
+    result = run("show", plan_path)
+
+    assert result.stdout == render_plan(a_plan(), width=60) + "\n"
+    notes = result.stdout.split("\n\n")[-1].splitlines()
+    assert 50 < max(map(len, notes)) <= 60
+
+
 def test_show_prints_json_and_nothing_else(plan_path: Path) -> None:
     result = run("show", "--json", plan_path)
 

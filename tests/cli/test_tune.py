@@ -209,6 +209,16 @@ def test_a_sample_that_the_model_rejects_ends_with_a_sentence() -> None:
     assert_one_sentence(result, "mucudnn: The model must run on the sample, but it raised RuntimeError(")
 
 
+def test_where_a_model_fails_is_told() -> None:
+    result = tune("Failing", "--input", "4x3x8x8", "--workspace-limit", "1MiB")
+
+    assert_one_sentence(
+        result,
+        "mucudnn: The model must run on the sample, but it raised ValueError('the image is too small') "
+        "(models_of_a_test.py, line ",
+    )
+
+
 def test_a_limit_that_nothing_fits_ends_with_a_sentence_that_names_the_least() -> None:
     result = tune(
         "wide", "--input", "4x64x32x32", "--workspace-limit", "0B", "--eval", "--policy", "undivided"
