@@ -125,10 +125,8 @@ def _extracted(
     _make_parameters(model, arguments)
     modules = convolutions(model)
     refused = {path: undividable(module) for path, module in modules.items()}
-    # Within the model, that is: of an eval model under no_grad its user may ask for gradients all the same.
-    heeds_no_grad = model.training or torch.is_grad_enabled()
     recorders = {
-        path: _Recorder(module, kind, wanted, is_inference=is_inference, heeds_no_grad=heeds_no_grad)
+        path: _Recorder(module, kind, wanted, is_inference=is_inference)
         for path, module in modules.items()
         if refused[path] is None and (kind := kind_of(module)) is not None
     }
@@ -214,13 +212,7 @@ class _Recorder:
     """Stands in for the method of a module that computes its convolution, and notes what it is asked for."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        kind: Kind,
-        wanted: frozenset[ConvOp],
-        *,
-        is_inference: bool,
-        heeds_no_grad: bool,
+        self, module: nn.Module, kind: Kind, wanted: frozenset[ConvOp], *, is_inference: bool
     ) -> None:
         self.module = module
         self.kind = kind
@@ -231,7 +223,6 @@ class _Recorder:
         self._obstacle: str | None = _UNREACHED
         self._wanted = wanted
         self._is_inference = is_inference
-        self._heeds_no_grad = heeds_no_grad
 
     def start(self, turns: Iterator[int]) -> None:
         """Forget what an earlier pass has shown.
@@ -276,8 +267,7 @@ class _Recorder:
         self._obstacle = None
         if not self.calls:
             self.turn = next(self._next_turn)
-        is_differentiated = torch.is_grad_enabled() or not self._heeds_no_grad
-        has_gradients = is_differentiated and not self._is_inference
+        has_gradients = not self._is_inference  # those under no_grad may be computed again with gradients
         needs = {
             ConvOp.FPROP: True,
             ConvOp.DGRAD: call.image.requires_grad and has_gradients,

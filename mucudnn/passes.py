@@ -4,12 +4,11 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from mucudnn.errors import SampleError
 from mucudnn.modules import home_of
@@ -150,7 +149,7 @@ def unhooked() -> contextlib.AbstractContextManager[object]:
     """
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:  # noqa: FBT003
         return _NOTHING
-    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+    return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, _as_it_is)  # a result would hold itself
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
@@ -159,15 +158,27 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _with_gradients_seen() -> Iterator[None]:
-    """Have reentrant checkpoints run as the others do, with gradients: their backward pass computes them."""
-    function: type[Any] = torch.utils.checkpoint.CheckpointFunction
-    function.apply = staticmethod(
-        lambda run, _preserve, *args: checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
-    )
+    """Have reentrant checkpoints of this thread run as the others do, with gradients.
+
+    Under no_grad, as they run else, nothing would show which gradients their backward pass computes.
+    """
+    here = threading.get_ident()
+    function: type[Any] = CheckpointFunction
+    former, apply = function.__dict__.get("apply"), function.apply
+
+    def run_or_apply(run: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        if threading.get_ident() != here:
+            return apply(run, preserve_rng_state, *args)
+        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False)
+
+    function.apply = staticmethod(run_or_apply)
     try:
         yield
     finally:
-        del function.apply  # there is the inherited one again
+        if former is None:
+            del function.apply  # there is the inherited one again
+        else:
+            function.apply = former
 
 
 @contextlib.contextmanager

@@ -1,10 +1,13 @@
 """What is found of a model's convolutions, and that the model does not notice."""
 
+import gc
 import logging
 import operator
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mucudnn.errors import NothingToTuneError, OptionError, SampleError
 from mucudnn.extraction import CallArguments, Extraction, extract
+from mucudnn.passes import unhooked
 from mucudnn.problem import ConvOp, Layout
 from tests.models import a_batch, a_chain
 
@@ -155,27 +159,6 @@ def test_training_counts_even_where_gradients_are_switched_off() -> None:
         assert _ops(extract(a_chain(), a_batch()))["3"] == ALL
 
 
-class _PartlyWithoutGradients(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            features = self.first(x)
-        result: Tensor = self.second(features)
-        return result
-
-
-def test_what_a_model_computes_without_gradients_needs_none() -> None:
-    found = extract(_PartlyWithoutGradients(), a_batch())
-
-    assert {call.path: call.ops for call in found.calls} == {
-        "first": (ConvOp.FPROP,),
-        "second": (ConvOp.FPROP, ConvOp.WGRAD),
-    }
-
-
 @pytest.mark.parametrize("looks_at_values", [False, True])
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_convolutions_in_checkpoints_have_all_their_gradients(
@@ -201,6 +184,42 @@ def test_convolutions_in_checkpoints_have_all_their_gradients(
         "rest.0": (*ConvOp,),
         "rest.2": (*ConvOp,),
     }
+
+
+def test_other_threads_compute_their_checkpoints_as_ever_meanwhile() -> None:
+    def computes_again_with_the_same_random_numbers() -> bool:
+        x = torch.ones(1000, requires_grad=True)
+        y = checkpoint(F.dropout, x, use_reentrant=True)
+        assert isinstance(y, Tensor)
+        y.sum().backward()
+        assert x.grad is not None
+        return torch.equal(y != 0, x.grad != 0)
+
+    class Waiting(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            with ThreadPoolExecutor(1) as pool:
+                found.append(pool.submit(computes_again_with_the_same_random_numbers).result())
+            result: Tensor = super().forward(x)
+            return result
+
+    found: list[bool] = []
+    extract(Waiting(nn.Conv2d(3, 4, 3)), a_batch())
+
+    assert found == [True]
+
+
+def test_what_is_saved_out_of_sight_of_the_callers_hooks_is_let_go() -> None:
+    def identity(tensor: Tensor) -> Tensor:
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(identity, identity), unhooked():
+        result = (torch.ones(3, requires_grad=True) * 2).relu()  # it saves its result
+    gone = weakref.ref(result)
+    (gradient,) = torch.autograd.grad(result.sum(), [result], retain_graph=True)
+    del result, gradient
+    gc.collect()
+
+    assert gone() is None
 
 
 def test_frozen_weights_have_no_gradient() -> None:
