@@ -99,6 +99,8 @@ class Runner:
     ) -> Tensor:
         """Return y from (x, w), dx from (dy, w), or dw from (x, dy), as the problem's op says.
 
+        A signal handler that computes while its thread does has a buffer of its own, beyond the limit.
+
         Args:
             workspace: of this thread's present queue.
             first: x or dy, of the problem's shape and layout.

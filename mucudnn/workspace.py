@@ -150,7 +150,7 @@ class _Workspaces:
 
 
 _workspaces: WeakKeyDictionary[Queue, _Workspaces] = WeakKeyDictionary()
-_making = threading.Lock()
+_making = threading.RLock()  # a signal handler may compute, too
 
 
 def workspace_of(backend: Backend, owner: Owner | None = None) -> Workspace:

@@ -43,7 +43,7 @@ def backend_named_by(algorithm: str) -> str:
     return _OTHER_PREFIXES.get(prefix, prefix)
 
 
-_making = threading.Lock()
+_making = threading.RLock()  # a signal handler may compute, too
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.backends.cudnn.backend import CudnnBackend
+from mucudnn.backends.cudnn.constants import Attribute
 from mucudnn.backends.cudnn.graph import UID_W, UID_X, UID_Y
 from mucudnn.backends.cudnn.library import CudnnError, Library
 from mucudnn.choices import Search
@@ -105,6 +107,37 @@ def test_each_part_is_launched_at_the_start_of_its_samples(
     assert [each.addresses[uid_in] for each in paper.executions] == [first[n].data_ptr() for n in starts]
     assert [each.addresses[uid_out] for each in paper.executions] == [result[n].data_ptr() for n in starts]
     assert {each.addresses[UID_W] for each in paper.executions} == {second.data_ptr()}
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_signal_handler_may_launch_the_plan_that_it_interrupts(
+    paper: PaperLibrary, card: PaperCard, op: ConvOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, armed = paper._set, [False]
+
+    def interrupted(pointer: int, name: int, *rest: int) -> int:
+        status = told(pointer, name, *rest)  # type: ignore[arg-type]  # as it came
+        if armed[0] and name == Attribute.PACK_IDS:  # the addresses are told next
+            armed[0] = False
+            signal.raise_signal(signal.SIGUSR1)
+        return status
+
+    monkeypatch.setattr(paper, "_set", interrupted)
+    backend, problem = paper_backend(paper, card), conv(op)
+    runner = divided(backend, problem, first_engine(backend, problem))
+    operands, others = operands_of(problem)[:2], operands_of(problem, seed=7)[:2]
+    room = workspace()
+    expected, expected_inside = runner(room, *operands), runner(room, *others)
+    inside: list[Tensor] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: inside.append(runner(room, *others)))
+    try:
+        armed[0] = True
+        result = runner(room, *operands)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert torch.equal(result, expected)
+    assert [torch.equal(each, expected_inside) for each in inside] == [True]
 
 
 def test_a_weight_gradient_reads_its_samples_of_both_operands(

@@ -117,7 +117,7 @@ class TorchCard:
         self._index = index
         self._allocator = TorchAllocator(self.device)
         self._queues: dict[int, Queue] = {}
-        self._making = threading.Lock()
+        self._making = threading.RLock()  # a signal handler may compute, too
         # What torch.cuda.current_stream asks, without a Python object for every launch.
         self._raw_stream = torch._C._cuda_getCurrentRawStream
 

@@ -17,7 +17,8 @@ class Launch:
 
     A variant pack that is finalised can be neither set nor finalised again, so each launch makes one. Not
     every engine's plan may be used by two threads at once, and ctypes lets other threads run in each call:
-    a lock is held from the first address to the end of the execution.
+    a lock is held from the first address to the end of the execution. A signal handler that comes in between,
+    which gets the lock of its own thread, launches with arrays of its own.
 
     Attributes:
         workspace_bytes: what the plan itself declares.
@@ -34,7 +35,9 @@ class Launch:
         self._library = library
         self._plan = plan
         self._alignment_mask = alignment_bytes - 1
-        self._lock = threading.Lock()
+        self._alignment_bytes = alignment_bytes
+        self._lock = threading.RLock()
+        self._is_taken = False
         self._pack = ctypes.c_void_p()
         self._uids = (ctypes.c_int64 * 3)(UID_X, UID_W, UID_Y)
         self._pointers = (ctypes.c_void_p * 3)()
@@ -62,10 +65,17 @@ class Launch:
                 f"but got the addresses {x:#x}, {w:#x} and {y:#x}."
             )
         with self._lock:
-            pointers = self._pointers
-            pointers[0], pointers[1], pointers[2] = x, w, y
-            self._workspace[0] = workspace
-            status = self._execute(handle)
+            if self._is_taken:
+                Launch(self._library, self._plan, self._alignment_bytes)(handle, x, w, y, workspace)
+                return
+            self._is_taken = True
+            try:
+                pointers = self._pointers
+                pointers[0], pointers[1], pointers[2] = x, w, y
+                self._workspace[0] = workspace
+                status = self._execute(handle)
+            finally:
+                self._is_taken = False
         if status:
             self._library.check(status, WHAT)
 
