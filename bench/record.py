@@ -156,7 +156,7 @@ class Recorder:
                 told = self._planned(model, sample, aim, store, self._path(workload, setting, aim))
             finally:
                 seconds, measured = time.monotonic() - start, store.count() - known
-                self._keep_cost(workload, setting, aim, seconds, measured)
+                keep_cost(self._folder, workload, setting, aim.name, seconds, measured)
             self._say(workload, setting, aim.name, seconds, told)
 
     def _planned(self, model: nn.Module, sample: Tensor, aim: Aim, store: SqliteStore, path: Path) -> str:
@@ -175,15 +175,6 @@ class Recorder:
         path.with_suffix(".txt").write_text(render_plan(plan) + "\n", encoding="utf-8")
         totals = Totals.of(plan)
         return "nothing was timed" if totals.speedup is None else f"x{totals.speedup:.2f}"
-
-    def _keep_cost(
-        self, workload: Workload, setting: Setting, aim: Aim, seconds: float, measured: int
-    ) -> None:
-        """Keep what tuning took, also where the time was up: a plan costs the sum of its lines."""
-        cost = {"network": workload.name, "setting": setting.name, "aim": aim.name}
-        line = json.dumps({**cost, "seconds": round(seconds, 3), "trials": measured})
-        with (self._folder / COSTS).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
 
     def _say(self, workload: Workload, setting: Setting, aim: str, seconds: float, told: str) -> None:
         taken = f"{seconds:.1f} s"
@@ -208,6 +199,16 @@ def recording(folder: Path) -> SqliteStore:
         with SqliteStore(packed, read_only=True) as known:
             known.copy_into(store)
     return store
+
+
+def keep_cost(
+    folder: Path, workload: Workload, setting: Setting, aim: str, seconds: float, measured: int
+) -> None:
+    """Keep what tuning took, also where the time was up: a plan costs the sum of its lines."""
+    cost = {"network": workload.name, "setting": setting.name, "aim": aim}
+    line = json.dumps({**cost, "seconds": round(seconds, 3), "trials": measured})
+    with (folder / COSTS).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
 
 
 def seconds_of(folder: Path, network: str, setting: str) -> float:

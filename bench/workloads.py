@@ -74,8 +74,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("tf32-nhwc", torch.float32, Layout.CHANNELS_LAST),
     Setting("float32-nhwc", torch.float32, Layout.CHANNELS_LAST, allow_tf32=False),
 )
-"""In the order in which they are measured, those first in which workspace matters most: cuDNN transposes what
-is contiguous. The default environment is the first of a recording; it has fewest engines to try."""
+"""In the order in which they are measured: strict float32, the first of a recording, has fewest engines; next
+comes that in which workspace matters most, as cuDNN transposes what is contiguous."""
 
 
 def operands(workload: Workload, setting: Setting, device: torch.device) -> tuple[nn.Module, Tensor]:

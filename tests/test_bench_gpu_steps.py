@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from bench.gpu import steps
 from bench.gpu.step_rows import PairRow, StepRow, summary, told
 from bench.gpu.step_ways import Way, rooms_seen, step_of
 from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
-from bench.record import TimeIsUpError, Watch
+from bench.record import STORE, TimeIsUpError, Watch, keep_cost
 from bench.workloads import SETTINGS, Workload
 from mucudnn.backends import backend_of
 from mucudnn.backends.cudnn.library import load_library
@@ -169,7 +170,7 @@ def test_a_way_that_takes_more_than_the_limit_is_not_well(
     ground: PaperGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = StepRow("small", "float32-nchw", 2**20, DIVIDED, room_bytes=2**20)
-    for seen, expected in ((row, True), (dataclasses.replace(row, room_bytes=2**20 + 1), False)):
+    for seen, expected in ((row, True), (dataclasses.replace(row, room_bytes=2**20 + 2**16), False)):
         monkeypatch.setattr(steps, "_rows_of", lambda *_, seen=seen: iter([seen]))
 
         _, is_well = run(ground, [SMALL], [STRICT], ["1MiB"], (tmp_path, tmp_path), ENDLESS)
@@ -187,11 +188,30 @@ def test_tuning_counts_with_what_it_had_cost_before(
     assert [row.way for row in ways if row.tuning_s is not None] == [UNDIVIDED, DIVIDED]
     assert {row.break_even for row in ways if row.tuning_s is not None} == {math.inf}  # nothing is saved
     assert [row.divided is None for row in ways] == [True, True, False, False, True, True]
-    monkeypatch.setattr(steps, "seconds_of", lambda *_: 1000.0)
+    keep_cost(tmp_path, SMALL, STRICT, "8MiB-reuse", 1000.0, 7)
 
     rows = [*a_trial(ground, tmp_path).rows()]
+    more = [*a_trial(ground, tmp_path).rows()]
 
-    assert all(1000 < row.tuning_s < 1100 for row in rows if getattr(row, "tuning_s", None) is not None)
+    first, second, third, fourth = (
+        row.tuning_s for row in (*rows, *more) if getattr(row, "tuning_s", None) is not None
+    )
+    assert 1000 < first < second <= third <= fourth < 1100  # what is known takes almost nothing
+
+
+def test_rows_tell_for_which_of_several_limits_they_are(
+    ground: PaperGround, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copy(folder / STORE, tmp_path / STORE)
+
+    rows, _ = run(ground, [SMALL], [STRICT], ["512KiB", "1MiB"], (tmp_path, tmp_path), ENDLESS)
+
+    for kind in (StepRow, PairRow):
+        limits = [row.limit_bytes for row in rows if isinstance(row, kind)]
+        assert limits == sorted(limits)
+        assert {*limits} == {2**19, 2**20}
+    assert "small 4x3x8x8  float32-nchw  512 KiB" in told(rows[0])
+    assert summary(rows).count("small 4x3x8x8, float32-nchw, 512 KiB") == 2
 
 
 def test_rows_are_kept_one_by_one_under_their_conditions(
@@ -216,7 +236,7 @@ def test_the_summary_tells_ways_and_pairs(found: list[StepRow | PairRow]) -> Non
 def test_each_row_is_told_in_a_line_of_its_own(found: list[StepRow | PairRow]) -> None:
     for row in found:
         line = told(row)
-        assert line.startswith(f"small 4x3x8x8  float32-nchw  {row.way}  ")
+        assert line.startswith(f"small 4x3x8x8  float32-nchw  1 MiB  {row.way}  ")
         assert "\n" not in line
         assert ("x1.000 [" in line) == isinstance(row, PairRow)
 

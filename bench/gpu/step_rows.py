@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.gpu.values import Timing, duration
 from mucudnn.intervals import Verdict
+from mucudnn.measuring import fits_as_seen
 from mucudnn.report.table import table
 from mucudnn.sizes import format_bytes
 
@@ -24,11 +25,12 @@ class StepRow:
         weights: the largest difference of a parameter or buffer after these steps from those of PyTorch as it
             comes, relative, in the 2-norm.
         room_bytes: the most that an op of a patched module took beside operands and result, its buffer
-            included, by the allocator; None where none is patched.
+            included and copies of operands in another layout, by the allocator; None where none is patched.
         peak_bytes: that the allocator held at most in a step beside what it held before, workspace included.
         used_bytes: the same of the card's memory, by NVML.
         divided: sites that run in several parts, of all; None of PyTorch's own.
-        tuning_s: seconds that tuning took in all, as far as it is recorded.
+        tuning_s: seconds that tuning the network in this setting has taken so far, for all limits, as far as
+            that is recorded.
         break_even: steps after which these are paid back; infinite if nothing is saved.
         failure: why there is nothing of it.
         conditions: clocks, temperature and power after it.
@@ -53,8 +55,8 @@ class StepRow:
 
     @property
     def is_over(self) -> bool:
-        """Whether an op took more than the limit."""
-        return self.room_bytes is not None and self.room_bytes > self.limit_bytes
+        """Whether an op took more than the limit, and than the noise of weighing."""
+        return self.room_bytes is not None and not fits_as_seen(self.room_bytes, self.limit_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,7 @@ class PairRow:
     Attributes:
         network: see `StepRow`.
         setting: see `StepRow`.
+        limit_bytes: see `StepRow`.
         base: a way.
         way: the other.
         ratio: of its time to the base's, the median of the rounds.
@@ -74,6 +77,7 @@ class PairRow:
 
     network: str
     setting: str
+    limit_bytes: int
     base: str
     way: str
     ratio: float
@@ -87,9 +91,9 @@ def summary(rows: Sequence[StepRow | PairRow]) -> str:
     steps: dict[str, list[tuple[str, ...]]] = {}
     pairs: dict[str, list[tuple[str, ...]]] = {}
     for row in rows:
-        title = f"{row.network}, {row.setting}"
+        title = ", ".join(_title(row))
         if isinstance(row, StepRow):
-            steps.setdefault(f"{title}, {format_bytes(row.limit_bytes)}", []).append(_cells(row))
+            steps.setdefault(title, []).append(_cells(row))
         else:
             pairs.setdefault(title, []).append(_pair_cells(row))
     headings = (
@@ -108,8 +112,12 @@ def summary(rows: Sequence[StepRow | PairRow]) -> str:
 def told(row: StepRow | PairRow) -> str:
     """Return a row in a line, to be printed as soon as it is known."""
     if isinstance(row, StepRow):
-        return "  ".join([row.network, row.setting, *filter(None, _cells(row))])
-    return "  ".join([row.network, row.setting, *_pair_cells(row)])
+        return "  ".join([*_title(row), *filter(None, _cells(row))])
+    return "  ".join([*_title(row), *_pair_cells(row)])
+
+
+def _title(row: StepRow | PairRow) -> tuple[str, str, str]:
+    return row.network, row.setting, format_bytes(row.limit_bytes)
 
 
 def _pair_cells(row: PairRow) -> tuple[str, ...]:

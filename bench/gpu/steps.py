@@ -26,7 +26,7 @@ from bench.gpu.sections import attempted, sentence
 from bench.gpu.step_rows import PairRow, StepRow, summary, told
 from bench.gpu.step_ways import Step, Way, rooms_seen, step_of
 from bench.gpu.values import Timing, jsonable
-from bench.record import TimeIsUpError, Watch, folder_of, recording, seconds_of
+from bench.record import TimeIsUpError, Watch, folder_of, keep_cost, recording, seconds_of
 from bench.workloads import NETWORKS, SETTINGS, Setting, Workload, chosen
 from mucudnn import tune
 from mucudnn.errors import MucudnnError
@@ -92,17 +92,14 @@ class Trial:
         """
         own = step_of(self._workload, self._setting, self._ground.card.device)
         plans = {UNDIVIDED: self._tuned(own, "undivided"), DIVIDED: self._tuned(own, "power_of_two")}
-        cost_s = seconds_of(self._folder, self._workload.name, self._setting.name)
         ways = {
             PYTORCH: Way(self._ground, own.copy()),
             BENCHMARK: Way(self._ground, own.copy(), has_benchmark=True),
             **{name: Way(self._ground, own.copy(plan)) for name, (plan, _) in plans.items()},
         }
         known = {
-            name: dataclasses.replace(
-                self._empty, way=name, divided=_parted(plan), tuning_s=round(cost_s + taken_s, 1)
-            )
-            for name, (plan, taken_s) in plans.items()
+            name: dataclasses.replace(self._empty, way=name, divided=_parted(plan), tuning_s=round(cost_s, 1))
+            for name, (plan, cost_s) in plans.items()
         }
         with contextlib.ExitStack() as stack:
             for way in ways.values():
@@ -116,11 +113,19 @@ class Trial:
             yield from self._captured({name: ways[name] for name in copies}, copies)
 
     def _tuned(self, own: Step, policy: str) -> tuple[Plan, float]:
-        """Return a plan, and what it took beside what was known."""
-        start = time.monotonic()
+        """Return a plan, and what all tuning of this network in this setting has taken so far."""
+        start, names = time.monotonic(), (self._workload.name, self._setting.name)
         with recording(self._folder) as store:
-            plan = tune(own.model, own.images, self._limit, policy=policy, store=store, progress=self._watch)
-        return plan, time.monotonic() - start
+            known = store.count()
+            try:
+                plan = tune(
+                    own.model, own.images, self._limit, policy=policy, store=store, progress=self._watch
+                )
+            finally:
+                seconds, measured = time.monotonic() - start, store.count() - known
+                aim = f"{self._limit}-{policy}"
+                keep_cost(self._folder, self._workload, self._setting, aim, seconds, measured)
+        return plan, seconds_of(self._folder, *names)
 
     def _seen(self, way: Way, row: StepRow) -> StepRow:
         """Return what the first steps show: losses, weights, the room of each op, all memory."""
@@ -176,8 +181,8 @@ class Trial:
         samples = times[base].samples_s, times[name].samples_s
         seen = ratio(*samples)
         return PairRow(
-            self._empty.network, self._setting.name, base, name, seen.median, seen.low, seen.high,
-            compare(*samples),
+            self._empty.network, self._setting.name, self._empty.limit_bytes, base, name,
+            seen.median, seen.low, seen.high, compare(*samples),
         )  # fmt: skip
 
     def _captured(self, ways: Mapping[str, Way], steps: Mapping[str, Step]) -> Iterator[StepRow | PairRow]:
