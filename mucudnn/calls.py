@@ -269,18 +269,10 @@ def obstacle(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> str |
     return None
 
 
-def _look_for_autocast(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind)
-
-
-_has_autocast: Callable[[str], bool] = torch.compiler.assume_constant_result(_look_for_autocast)
-"""Whether a kind of device has autocast; Dynamo of torch 2.11 does not look into that."""
-
-
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the type in which autocast has convolutions of this thread compute; None outside of it."""
     kind = device.type
-    if not _has_autocast(kind) or not torch.is_autocast_enabled(kind):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
 

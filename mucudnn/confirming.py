@@ -91,8 +91,9 @@ def winner(rivals: Mapping[str, Division], outcome: Outcome) -> Division:
     Medians of quotients are not transitive: what is FASTER than something that is FASTER than the first may
     still be told apart from the first by nothing.
     """
-    first = best = next(iter(rivals))
-    for key in rivals:
+    first, *others = rivals
+    best = first
+    for key in others:
         if all(outcome.verdict(each, key) is Verdict.FASTER for each in {first, best}):
             best = key
     return rivals[best]

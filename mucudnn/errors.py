@@ -67,8 +67,8 @@ class InfeasibleError(MucudnnError):
         limit_bytes: the limit that was asked for, in bytes.
         least_bytes: a limit that may do, in bytes: the least by what is declared, and by what was seen under
             the limit. What runs for the first time under it may turn out wrong, or to take more, and what
-            could not be weighed may need less. None where no candidates' sizes add up to the batch, or where
-            their workspaces are not known.
+            could not be weighed may need less. None where no candidates' sizes add up to the batch, where
+            their workspaces are not known, or where what fits was seen to break.
         site: where in the model, as text; None if it concerns no single site.
         is_total: whether the limit is that of all convolutions together; then `least_bytes` is their sum,
             and the site is the one that needs most; without a sum, one that was seen to take more than it

@@ -105,6 +105,14 @@ _is_exported: Callable[[], bool] = torch.compiler.assume_constant_result(_look_f
 """Whether the graph is exported; asked for itself, Dynamo of torch 2.11 takes that for true everywhere."""
 
 
+def _look_for_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
+
+
+_has_autocast: Callable[[str], bool] = torch.compiler.assume_constant_result(_look_for_autocast)
+"""Whether a kind of device has autocast; Dynamo of torch 2.11 does not look into that."""
+
+
 class PatchedForward:
     """What a patched module has in the place of its method that computes the convolution."""
 
@@ -186,7 +194,8 @@ class PatchedForward:
 
         Graphs that are exported leave this process, in which the operator finds what is divided.
         """
-        if _is_exported() or autocast_dtype(call.image.device) is not None:
+        kind = call.image.device.type
+        if _is_exported() or (_has_autocast(kind) and torch.is_autocast_enabled(kind)):
             return None
         if call.image.dim() != call.weight.dim() or _is_transformed():
             return None

@@ -247,6 +247,9 @@ class Profiler:
         """Return the measured errors of the candidates of `problem`, by algorithm and size.
 
         They are of the records that its last profile was made of, whatever has become of the store since.
+
+        Raises:
+            KeyError: this profiler has made none.
         """
         return self._errors[problem]
 

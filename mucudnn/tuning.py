@@ -288,10 +288,10 @@ class Tuning:
     ) -> Confirmed:
         """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
 
-        The rivals, in the order in which each must beat the best before it: PyTorch's own undivided, the
-        best undivided candidate, the best division without PyTorch's own, the division. A base that does
-        not fit the site's share is timed for comparison only. If all were seen to take more than the room,
-        whatever they declared, the best division with less workspace takes their place.
+        The rivals, in the order in which each must beat the best before it, and the first: PyTorch's own
+        undivided, the best undivided candidate, the best division without PyTorch's own, the division. A
+        base that does not fit the site's share is timed for comparison only. If all were seen to take more
+        than the room, whatever they declared, the best division with less workspace takes their place.
         """
         problem = self._problems[site]
         self._work.at(f"confirming {problem}")
@@ -316,10 +316,10 @@ class Tuning:
 
     def _proven(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Proven:
         errors = self._profiler.errors(problem)
-        known = [errors.get((part.algorithm, part.batch)) for part in division.parts]
-        worst = max((error for error in known if error is not None), default=None)
+        known = [errors[key] for part in division.parts if (key := (part.algorithm, part.batch)) in errors]
+        worst = max(known) if len(known) == len(division.parts) else None
         own = undivided(self._profiler.own, problem.batch).key
-        return Proven(division, evidence_of(division, outcome, own, None if None in known else worst))
+        return Proven(division, evidence_of(division, outcome, own, worst))
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
         limit_bytes = self._profiler.limit_bytes

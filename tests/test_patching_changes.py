@@ -277,9 +277,7 @@ def test_a_plan_of_another_number_of_threads_is_refused_with_how_to_have_that_nu
     torch.set_num_threads(threads + 1)
 
     try:
-        with pytest.raises(
-            PlanMismatchError, match=rf"set_num_threads\({threads}\), or OMP_NUM_THREADS"
-        ):
+        with pytest.raises(PlanMismatchError, match=rf"set_num_threads\({threads}\), or OMP_NUM_THREADS"):
             apply(conv, plan)
     finally:
         torch.set_num_threads(threads)
