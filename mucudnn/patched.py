@@ -217,26 +217,14 @@ class PatchedForward:
         has_bias: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients for a compiled graph, each None unless it is `needed`."""
-        with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
-            return self._gradients(gradient, image, weight, arguments, needed, has_bias=has_bias)
-
-    def _gradients(
-        self,
-        gradient: Tensor,
-        image: Tensor,
-        weight: Tensor,
-        arguments: ConvArguments,
-        needed: tuple[bool, bool, bool],
-        *,
-        has_bias: bool,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the same, outside of autocast."""
         bias = gradient.new_empty(gradient.shape[1]) if has_bias else None
-        route = self._router.found(Call.of(image, weight, bias, arguments), self._convolution)
-        if route is None:
-            return own_gradients(gradient, image, weight, arguments, needed)
-        order = route.convolution.order
-        return route.convolution.gradients(gradient, image.contiguous(memory_format=order), weight, needed)
+        with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
+            route = self._router.found(Call.of(image, weight, bias, arguments), self._convolution)
+            if route is None:
+                return own_gradients(gradient, image, weight, arguments, needed)
+            order = route.convolution.order
+            image = image.contiguous(memory_format=order)
+            return route.convolution.gradients(gradient, image, weight, needed)
 
     def _convolution(self, backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
         """Return what computes a forward pass, or None for PyTorch's own, with a warning."""

@@ -107,6 +107,21 @@ def test_gradients_are_traced_too() -> None:
     assert_same_step(torch.compile(model, backend="aot_eager", fullgraph=True), model, twin, images)
 
 
+def test_gradients_are_divided_though_backward_is_called_under_autocast() -> None:
+    torch.manual_seed(0)
+    twin, images = a_chain(), a_batch().requires_grad_()  # float64 is never cast
+    model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = []
+    for run, module in ((compiled, model), (twin, twin)):
+        loss = run(images).square().mean()
+        with torch.autocast("cpu", torch.bfloat16):  # for which no plan was made: a warning would say so
+            found.append(torch.autograd.grad(loss, [images, *module.parameters()]))
+
+    for result, expected in zip(*found, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_batch_of_any_size_is_one_graph() -> None:
     model, twin, images = twins()
     graphs = _Graphs()

@@ -699,13 +699,16 @@ def test_where_the_limit_forbids_pytorchs_own_nothing_goes_back() -> None:
     assert _keys(plan) == ["scripted:rival@8*1"]
 
 
-def test_a_division_that_fails_as_a_whole_gives_way_to_another_algorithm_of_any_size() -> None:
-    class FailsAsAWhole(ScriptedBackend):
-        def footprint(self, job: Job, limit_bytes: int) -> int | None:
-            if any(name == "scripted:quick" for name, _ in cast("list[list[object]]", job.payload["parts"])):
-                raise RuntimeError("no such engine")
-            return super().footprint(job, limit_bytes)
+class FailsAsAWhole(ScriptedBackend):
+    """One algorithm can be timed in parts, but not run in a finished division."""
 
+    def footprint(self, job: Job, limit_bytes: int) -> int | None:
+        if any(name == "scripted:quick" for name, _ in cast("list[list[object]]", job.payload["parts"])):
+            raise RuntimeError("no such engine")
+        return super().footprint(job, limit_bytes)
+
+
+def test_a_division_that_fails_as_a_whole_gives_way_to_another_algorithm_of_any_size() -> None:
     backend = FailsAsAWhole({"quick": Recipe(rate(0.1 * MS)), "slow": Recipe(rate(3 * MS), sample_bytes=50)})
 
     plan = _tuned(backend, _one_convolution(), limit_bytes=500)  # PyTorch's own needs 1000 a sample
@@ -714,12 +717,6 @@ def test_a_division_that_fails_as_a_whole_gives_way_to_another_algorithm_of_any_
 
 
 def test_no_limit_is_named_that_only_what_breaks_would_fit() -> None:
-    class FailsAsAWhole(ScriptedBackend):
-        def footprint(self, job: Job, limit_bytes: int) -> int | None:
-            if any(name == "scripted:quick" for name, _ in cast("list[list[object]]", job.payload["parts"])):
-                raise RuntimeError("no such engine")
-            return super().footprint(job, limit_bytes)
-
     backend = FailsAsAWhole({"quick": Recipe(rate(0.1 * MS), sample_bytes=20)})
 
     with pytest.raises(InfeasibleError) as raised:
