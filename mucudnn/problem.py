@@ -44,6 +44,14 @@ class Layout(StrEnum):
     """Channels innermost: NHWC."""
 
 
+def cudnn_layout(layout: Layout, dtype: str) -> Layout:
+    """Return the layout in which PyTorch has cuDNN compute; of float64 that is always the contiguous one.
+
+    Source: PyTorch, aten/src/ATen/native/ConvUtils.h, cudnn_conv_use_channels_last.
+    """
+    return Layout.CONTIGUOUS if dtype == "float64" else layout
+
+
 @dataclasses.dataclass(frozen=True)
 class ConvProblem:
     """One op of a convolution with everything that decides what is computed and how fast.

@@ -137,8 +137,7 @@ class Profiler:
         return [
             Candidate(record.trial.algorithm, record.trial.problem.batch, 0.0, record.workspace_bytes)
             for record in records
-            if record.workspace_bytes is not None
-            and (record.refusal is None or record.refusal.kind is RefusalKind.OVER_LIMIT)
+            if record.workspace_bytes is not None and not record.is_broken
         ]
 
     def compare(

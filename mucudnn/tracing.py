@@ -26,7 +26,7 @@ from mucudnn.extraction import CallArguments, wanted_ops
 from mucudnn.forecast import Occurrence
 from mucudnn.passes import examined, run_in_earnest, run_without_arithmetic
 from mucudnn.plan import ConvSite
-from mucudnn.problem import ConvOp, ConvProblem, Layout, op_of, problems_of
+from mucudnn.problem import ConvOp, ConvProblem, Layout, cudnn_layout, op_of, problems_of
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 
@@ -182,7 +182,7 @@ class _Recorder(TorchDispatchMode):
         result: Tensor = _CONVOLUTION(
             image, weight, bias, stride, padding, dilation, is_transposed, output_padding, groups
         )
-        layout = _layout(image, weight)
+        layout = cudnn_layout(layout_of(image, weight), str(image.dtype).removeprefix("torch."))
         arguments = ConvArguments.of(image.dim() - 2, stride, padding, dilation, groups)
         has_bias = bias is not None and not is_transposed  # dgrad adds none
         x, y = (result, image) if is_transposed else (image, result)
@@ -196,14 +196,6 @@ class _Recorder(TorchDispatchMode):
             needed |= {ConvOp.WGRAD} if weight.requires_grad else set()
         key = (self.paths[-1] if self.paths else "", problem, is_transposed)
         self.found[key] = self.found.get(key, frozenset()) | (needed & self._wanted)
-
-
-def _layout(image: Tensor, weight: Tensor) -> Layout:
-    """Return the layout in which PyTorch has cuDNN compute; of float64 that is always the contiguous one.
-
-    Source: PyTorch, aten/src/ATen/native/ConvUtils.h, cudnn_conv_use_channels_last.
-    """
-    return Layout.CONTIGUOUS if image.dtype == torch.float64 else layout_of(image, weight)
 
 
 def _problem(

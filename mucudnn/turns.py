@@ -68,8 +68,6 @@ def _taken(lock: BaseFileLock, on_wait: Callable[[], None], patience_s: float) -
             wait_s = _SLICE_S
         except OSError:  # the folder cannot be made or written to, or its file system refuses to lock
             return nothing
-        except NotImplementedError:  # so filelock 3.16 says that a file system has no flock; later ones warn
-            return nothing
         except UserWarning:  # of a file system without locks, where the user makes warnings errors
             return nothing
         if time.monotonic() > end_s:

@@ -134,21 +134,6 @@ def test_a_file_system_that_warns_of_its_locks_is_gone_without(
         pass
 
 
-def test_a_file_system_of_which_an_older_filelock_says_that_it_has_no_locks_is_gone_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise NotImplementedError("FileSystem does not appear to support flock; use SoftFileLock instead")
-
-    monkeypatch.setattr(turns.FileLock, "acquire", refuse)
-    entered = []
-
-    with turn(tmp_path / "lock", nothing):
-        entered.append(1)
-
-    assert entered
-
-
 def test_where_no_lock_can_be_had_it_goes_without(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ran = []

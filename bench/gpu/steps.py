@@ -114,7 +114,7 @@ class Trial:
 
     def _tuned(self, own: Step, policy: str) -> tuple[Plan, float]:
         """Return a plan, and what all tuning of this network in this setting has taken so far."""
-        start, names = time.monotonic(), (self._workload.name, self._setting.name)
+        start = time.monotonic()
         with recording(self._folder) as store:
             known = store.count()
             try:
@@ -125,13 +125,13 @@ class Trial:
                 seconds, measured = time.monotonic() - start, store.count() - known
                 aim = f"{self._limit}-{policy}"
                 keep_cost(self._folder, self._workload, self._setting, aim, seconds, measured)
-        return plan, seconds_of(self._folder, *names)
+        return plan, seconds_of(self._folder, self._workload.name, self._setting.name)
 
     def _seen(self, way: Way, row: StepRow) -> StepRow:
         """Return what the first steps show: losses, weights, the room of each op, all memory."""
         self._watch.check()
         losses = tuple(float(way.run(way.step.train)) for _ in range(_LOSSES))
-        self._own = self._own or way.step.copy()
+        self._own = self._own or way.step.copy()  # the first way is PyTorch's
         row = dataclasses.replace(row, weights=way.step.differs(self._own))
         with rooms_seen(self._ground.allocator) as rooms:
             way()

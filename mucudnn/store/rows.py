@@ -8,9 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
-
-LARGEST_INTEGER = 2**63 - 1
-"""What SQLite can hold; a larger limit, which no memory reaches, is held as this."""
+from mucudnn.sizes import LARGEST
 
 
 def environment_to_row(environment: Environment) -> tuple[str, str]:
@@ -49,7 +47,7 @@ def record_to_row(record: Record) -> tuple[object, ...]:
         _measurement_to_text(record.setup),
         None if refusal is None else str(refusal.kind),
         None if refusal is None else refusal.reason,
-        None if limit_bytes is None else min(limit_bytes, LARGEST_INTEGER),
+        None if limit_bytes is None else min(limit_bytes, LARGEST),  # what SQLite can hold
     )
 
 

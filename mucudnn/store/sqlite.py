@@ -15,6 +15,7 @@ from typing import Self
 from mucudnn.errors import StoreError
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
+from mucudnn.sizes import LARGEST
 from mucudnn.store import rows, schema
 from mucudnn.store.base import Store
 
@@ -50,7 +51,7 @@ _ADD_RECORD = f"""
         setup = excluded.setup, refusal_kind = excluded.refusal_kind,
         refusal_reason = excluded.refusal_reason, limit_bytes = excluded.limit_bytes, date = excluded.date
     WHERE records.refusal_kind = '{RefusalKind.OVER_LIMIT}'
-        AND records.limit_bytes < ifnull(excluded.limit_bytes, {rows.LARGEST_INTEGER})"""
+        AND records.limit_bytes < ifnull(excluded.limit_bytes, {LARGEST})"""
 
 _FIND_RECORDS = f"SELECT * FROM records WHERE environment = {_ENVIRONMENT} AND problem = ?"
 

@@ -21,7 +21,7 @@ from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError, BackendWarning, warn_user
-from mucudnn.problem import ConvProblem, Layout
+from mucudnn.problem import ConvProblem, Layout, cudnn_layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock
 
@@ -218,7 +218,7 @@ class CudnnBackend:
         """
         if self._workshop is None or not self._card.runs_cudnn(problem):
             return 0
-        layout = Layout.CONTIGUOUS if problem.dtype == "float64" else problem.layout  # in which it computes
+        layout = cudnn_layout(problem.layout, problem.dtype)  # PyTorch copies operands so
         problem = dataclasses.replace(problem, layout=layout, filter_layout=layout)
         tried = self._workshop.first(problem, self._card.plans_tried)
         return max((each.overwriting_bytes for each in tried), default=0)

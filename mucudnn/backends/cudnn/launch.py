@@ -35,7 +35,6 @@ class Launch:
         self._library = library
         self._plan = plan
         self._alignment_mask = alignment_bytes - 1
-        self._alignment_bytes = alignment_bytes
         self._lock = threading.RLock()
         self._is_taken = False
         self._pack = ctypes.c_void_p()
@@ -66,7 +65,7 @@ class Launch:
             )
         with self._lock:
             if self._is_taken:
-                Launch(self._library, self._plan, self._alignment_bytes)(handle, x, w, y, workspace)
+                Launch(self._library, self._plan, self._alignment_mask + 1)(handle, x, w, y, workspace)
                 return
             self._is_taken = True
             try:
