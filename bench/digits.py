@@ -26,7 +26,7 @@ from mucudnn.outcome import Outcome
 from mucudnn.plan import Evidence, Plan
 from mucudnn.problem import Layout
 from mucudnn.profiler import Profiler
-from mucudnn.report import render_plan
+from mucudnn.report import draw_plan, render_plan
 from mucudnn.sizes import format_bytes, parse_bytes
 from mucudnn.store import Store, open_store
 from mucudnn.timing import SamplingRule, compare_runs
@@ -89,6 +89,9 @@ def _demonstrate(options: argparse.Namespace) -> None:
         _keep(plan, Path(options.plan))
         shown = _with_bases(plan, store)
     _say(render_plan(shown))
+    page = Path(options.plan).with_suffix(".html")
+    draw_plan(shown, page)
+    _say(f"Drawn, with that table: {page}.")
     patched = copy_of(step)
     apply(patched.model, plan)
     _show_step(step, patched)

@@ -38,5 +38,9 @@ def test_the_package_loads_nothing_heavy() -> None:
     assert _loaded_by("import mucudnn") & heavy == set()
 
 
+def test_a_report_loads_what_draws_when_it_is_asked_for_a_picture() -> None:
+    assert "matplotlib" not in _loaded_by("import mucudnn.cli")
+
+
 def test_the_package_loads_no_cudnn_library() -> None:
     assert "libcudnn" not in _output("import mucudnn; print(open('/proc/self/maps').read())")

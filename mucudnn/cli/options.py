@@ -1,12 +1,15 @@
 """Arguments and options that commands share, and how they are read."""
 
+import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from mucudnn.choices import Policy
-from mucudnn.errors import SizeError
+from mucudnn.errors import OptionError, SizeError
+from mucudnn.plan import is_device
+from mucudnn.report import checked_kind
 from mucudnn.sizes import parse_bytes
 
 DTYPES = {
@@ -30,7 +33,34 @@ _INTEGERS = {"int32": "int32", "int": "int32", "int64": "int64", "long": "int64"
 """The same of what is counted, for inputs alone."""
 
 FILE = click.Path(dir_okay=False, path_type=Path)
-NEW_FILE = click.Path(dir_okay=False, readable=False, writable=True, path_type=Path)
+
+
+class NewFile(click.Path):
+    """A file that is written after hours of work, perhaps: what could not be is refused before."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, readable=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path that an option names."""
+        path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]  # as path_type says
+        folder = Path(os.path.realpath(path)).parent
+        if not is_device(path) and not (folder.is_dir() and os.access(folder, os.W_OK)):
+            self.fail(f"its folder must exist and be writable, but got '{path}'.", param, ctx)
+        return path
+
+
+class _PictureFile(NewFile):
+    """A file that a plan is drawn into."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the path that an option names."""
+        path = super().convert(value, param, ctx)
+        try:
+            checked_kind(path)
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
+        return path
 
 
 class Target(NamedTuple):
@@ -108,4 +138,8 @@ dtype_option = click.option(
 channels_last_option = click.option(
     "--channels-last", is_flag=True, help="Lay out the model and its 4-D and 5-D inputs channels-last."
 )
+figure_option = click.option(
+    "--figure", type=_PictureFile(),
+    help="Where to draw the plan: a .svg, .pdf or .png, or a page, .html, that has the text as well.",
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead: seconds and bytes.")

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import click
 
-from mucudnn.cli.options import FILE, json_option
-from mucudnn.cli.output import columns, print_json
+from mucudnn.cli.options import FILE, figure_option, json_option
+from mucudnn.cli.output import columns, print_json, say
 from mucudnn.plan import Plan
 from mucudnn.report import (
     DEFAULT_WIDTH,
+    draw_plan,
     plan_as_json,
     refusals_as_json,
     refusals_of,
@@ -26,27 +27,35 @@ from mucudnn.store import default_path, expanded, readable_store
     type=FILE,
     help="Where the plan's profiles are kept, which tell that.  [default: as mucudnn info says]",
 )
+@figure_option
 @json_option
-def show_command(path: Path, with_refusals: bool, store: Path | None, as_json: bool) -> None:
+def show_command(
+    path: Path, with_refusals: bool, store: Path | None, figure: Path | None, as_json: bool
+) -> None:
     """Show a saved plan: what ran before, what runs now, and what that gains.
 
     \b
     Example:
       mucudnn show plan.json
       mucudnn show plan.json --refusals
+      mucudnn show plan.json --figure plan.html
     """
     if store is not None and not with_refusals:
         raise click.BadParameter("only --refusals reads a store.", param_hint="'--store'")
     plan = Plan.load(path)
+    if figure is not None:
+        draw_plan(plan, figure)  # before anything is printed: whoever reads that may leave
     if not with_refusals:
         print_plan(plan, as_json)
-        return
-    with readable_store(expanded(store or default_path())) as opened:
-        refusals = refusals_of(plan, opened)
-    if as_json:
-        print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
     else:
-        click.echo(f"{_rendered(plan)}\n\n{render_refusals(plan, refusals)}")
+        with readable_store(expanded(store or default_path())) as opened:
+            refusals = refusals_of(plan, opened)
+        if as_json:
+            print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
+        else:
+            click.echo(f"{_rendered(plan)}\n\n{render_refusals(plan, refusals)}")
+    if figure is not None:
+        say(f"It is drawn in {figure}.", as_json)
 
 
 def print_plan(plan: Plan, as_json: bool) -> None:

@@ -1,7 +1,6 @@
 """`mucudnn tune`: from a model to a plan."""
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -13,10 +12,11 @@ from mucudnn.choices import Mode, Search
 from mucudnn.cli.model import Shapes, device_of_backend, load_model, prepare, random_inputs
 from mucudnn.cli.options import (
     FILE,
-    NEW_FILE,
+    NewFile,
     Target,
     channels_last_option,
     dtype_option,
+    figure_option,
     inputs_option,
     json_option,
     policy_option,
@@ -26,8 +26,8 @@ from mucudnn.cli.options import (
 from mucudnn.cli.output import say, tell
 from mucudnn.cli.show import print_plan
 from mucudnn.errors import OptionError
-from mucudnn.plan import is_device
 from mucudnn.replay import PREFIX
+from mucudnn.report import draw_plan
 from mucudnn.store import MemoryStore, Store, open_store
 from mucudnn.store.steadfast import SteadfastStore
 
@@ -65,7 +65,8 @@ from mucudnn.store.steadfast import SteadfastStore
     "--again", is_flag=True,
     help="Measure anew what the store knows of these convolutions, such as when the machine was busy.",
 )  # fmt: skip
-@click.option("-o", "--output", type=NEW_FILE, help="Where to save the plan; without it, it is only shown.")
+@click.option("-o", "--output", type=NewFile(), help="Where to save the plan; without it, it is only shown.")
+@figure_option
 @json_option
 def tune_command(
     target: Target,
@@ -82,6 +83,7 @@ def tune_command(
     store: Path | None,
     again: bool,
     output: Path | None,
+    figure: Path | None,
     as_json: bool,
 ) -> None:
     """Measure, choose a division for every convolution of a model, and save the plan.
@@ -94,7 +96,6 @@ def tune_command(
     Example:
       mucudnn tune torchvision.models:resnet18 --input 32x3x224x224 --workspace-limit 64MiB -o plan.json
     """
-    _check_writable(output)
     _check_backend(backend, store, again=again)
     start = time.perf_counter()
     is_replay = backend.startswith(PREFIX)
@@ -117,6 +118,8 @@ def tune_command(
     try:
         if output is not None:
             plan.save(output)  # before anything is printed: whoever reads that may leave
+        if figure is not None:
+            draw_plan(plan, figure)
     finally:
         print_plan(plan, as_json)
     say(_how_it_went(seconds, backend), as_json)
@@ -124,17 +127,8 @@ def tune_command(
         "The plan is not saved; -o FILE saves it." if output is None else f"The plan is saved in {output}.",
         as_json,
     )
-
-
-def _check_writable(output: Path | None) -> None:
-    """Refuse, before hours of work, a folder in which no plan can be saved."""
-    if output is None or is_device(output):
-        return
-    folder = Path(os.path.realpath(output)).parent
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise click.BadParameter(
-            f"its folder must exist and be writable, but got '{output}'.", param_hint="'-o' / '--output'"
-        )
+    if figure is not None:
+        say(f"It is drawn in {figure}.", as_json)
 
 
 def _check_backend(backend: str, store: Path | None, *, again: bool) -> None:

@@ -1,6 +1,7 @@
-"""Plans and forecasts as text and as JSON values; measures nothing and never loads torch."""
+"""Plans and forecasts as text, as JSON values and as pictures; measures nothing and never loads torch."""
 
 from mucudnn.report.forecasts import forecast_as_json, render_forecast
+from mucudnn.report.pictures import checked_kind, draw_plan, plan_figure
 from mucudnn.report.plans import describe_runs, plan_as_json, render_plan
 from mucudnn.report.refusals import refusals_as_json, refusals_of, render_refusals
 from mucudnn.report.totals import Totals, is_kept
@@ -15,13 +16,16 @@ from mucudnn.report.words import (
 __all__ = [
     "DEFAULT_WIDTH",
     "Totals",
+    "checked_kind",
     "describe_environment",
     "describe_facts",
     "describe_runs",
     "describe_shape",
+    "draw_plan",
     "forecast_as_json",
     "is_kept",
     "plan_as_json",
+    "plan_figure",
     "refusals_as_json",
     "refusals_of",
     "render_forecast",

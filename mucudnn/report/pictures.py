@@ -1,0 +1,268 @@
+"""Plans as pictures: times before and now, workspaces against the limit, and what less workspace would cost.
+
+Nothing is measured, and equal plans give equal pictures, byte for byte.
+"""
+
+import dataclasses
+import functools
+import html
+import math
+import os
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mucudnn.choices import Mode
+from mucudnn.division import Division
+from mucudnn.errors import OptionError
+from mucudnn.intervals import CONFIDENCE, Verdict
+from mucudnn.plan import Assignment, Plan
+from mucudnn.problem import ConvProblem
+from mucudnn.report import drawing
+from mucudnn.report.drawing import BLUE, GREY, ORANGE, RED, Change, Look, Span
+from mucudnn.report.plans import describe_runs, render_plan
+from mucudnn.report.totals import is_kept, seen_at, speedup_at
+from mucudnn.report.words import describe_environment
+from mucudnn.sizes import format_bytes
+from mucudnn.solvers import division_front, least_workspace_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+_PAGE_KIND = ".html"
+
+KINDS = (*drawing.PICTURES, _PAGE_KIND)
+"""How the name of a file that a plan is drawn into may end."""
+
+_WIDTH, _HEAD_HEIGHT, _ROW_HEIGHT, _FRONT_HEIGHT = 11.0, 1.4, 0.17, 1.7
+"""Inches."""
+
+_FRONT_COLUMNS = 3
+
+_FRONTS = 9
+"""How many convolutions are drawn with their fronts: those that take most time, all equal ones together."""
+
+_LONGEST = 44
+"""Characters of what runs; the table has the rest."""
+
+_MS = 1e-3
+
+_BEFORE = Look("before: PyTorch's own", GREY, is_hollow=True)
+_KEPT = Look("PyTorch's own stays", GREY)
+_FASTER = Look("now, FASTER", BLUE)
+_FORCED = Look("now; the limit forbids PyTorch's own", ORANGE)
+_OTHER = Look("now, not FASTER; PyTorch's own needs more than it may take", RED)
+_UNTIMED = Look("now, not timed", GREY)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """Sites with one problem and one division, which were measured once.
+
+    Attributes:
+        shown: one of them.
+        sites: how many there are.
+    """
+
+    shown: Assignment
+    sites: int
+
+    @property
+    def name(self) -> str:
+        """Where that is."""
+        more = f" and {self.sites - 1} more" if self.sites > 1 else ""
+        return f"{self.shown.site}{more}{', predicted' * seen_at(self.shown).is_predicted}"
+
+    @property
+    def gain(self) -> str:
+        """The speedup, where something else ran before."""
+        speedup = speedup_at(self.shown)
+        return "" if speedup is None or is_kept(self.shown) else f"{speedup:.2f}"
+
+    @property
+    def runs(self) -> str:
+        """What runs."""
+        return textwrap.shorten(" + ".join(describe_runs(self.shown.division)), _LONGEST, placeholder=" …")
+
+    @property
+    def look(self) -> Look:
+        """How what runs now is drawn."""
+        seen = seen_at(self.shown)
+        if seen.chosen is None:
+            return _UNTIMED
+        if is_kept(self.shown):
+            return _KEPT
+        if seen.reference is None:
+            return _FORCED
+        return _FASTER if seen.verdict is Verdict.FASTER else _OTHER
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all the sites before; where that is not known, now; where nothing is, as predicted."""
+        known = seen_at(self.shown).reference or seen_at(self.shown).chosen
+        return self.sites * (self.shown.division.time_s if known is None else known.median)
+
+    @functools.cached_property
+    def front(self) -> tuple[Division, ...]:
+        """The divisions within the limit that no other beats in both time and workspace."""
+        candidates, batch = self.shown.candidates, self.shown.problem.batch
+        return () if least_workspace_bytes(candidates, batch) is None else division_front(candidates, batch)
+
+
+def draw_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Draw a plan into a file: a picture, or a page (.html) of the picture and the text of `render_plan`.
+
+    Args:
+        plan: what is drawn.
+        path: of the file; its ending says of what kind: .svg, .pdf, .png, .html.
+
+    Raises:
+        OptionError: the name ends otherwise, or matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    kind = checked_kind(path)
+    picture = drawing.image(lambda: plan_figure(plan), ".svg" if kind == _PAGE_KIND else kind)
+    Path(path).write_bytes(_page(plan, picture.decode()).encode() if kind == _PAGE_KIND else picture)
+
+
+def checked_kind(path: str | os.PathLike[str]) -> str:
+    """Return of what kind a picture in that file is: how its name ends, in small letters.
+
+    Raises:
+        OptionError: it is none of `KINDS`, or matplotlib is not installed.
+    """
+    kind = Path(path).suffix.lower()
+    if kind not in KINDS:
+        raise OptionError(f"The name of a picture must end in {', '.join(KINDS)}, but got '{path}'.")
+    drawing.check_drawable()
+    return kind
+
+
+def plan_figure(plan: Plan) -> "Figure":
+    """Return a plan as a figure of matplotlib: a line for each op of each convolution, then some fronts."""
+    from matplotlib.figure import Figure
+
+    rows = _rows(plan)
+    fronts = _longest([row for row in rows if len(row.front) > 1])
+    heights = [_HEAD_HEIGHT + _ROW_HEIGHT * len(rows)]
+    if fronts:
+        heights.append(0.5 + _FRONT_HEIGHT * math.ceil(len(fronts) / _FRONT_COLUMNS))
+    figure = Figure(figsize=(_WIDTH, math.fsum(heights)), layout="constrained")
+    above, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    _draw_rows(above, rows, plan)
+    for part in below:
+        _draw_fronts(part, fronts, plan)
+    return figure
+
+
+def _rows(plan: Plan) -> list[_Row]:
+    """Return what was measured, each once, in the order in which the model meets it."""
+    alike: dict[tuple[ConvProblem, str], list[Assignment]] = {}
+    for assigned in plan.assignments:
+        alike.setdefault((assigned.problem, assigned.division.key), []).append(assigned)
+    return [_Row(sites[0], len(sites)) for sites in alike.values()]
+
+
+def _longest(rows: Sequence[_Row]) -> list[_Row]:
+    """Return the rows that take most time, in their order."""
+    chosen = sorted(rows, key=lambda row: row.total_s, reverse=True)[:_FRONTS]
+    return [row for row in rows if row in chosen]
+
+
+def _draw_rows(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
+    """Draw times and workspaces, before and now."""
+    times, workspaces = part.subplots(1, 2, width_ratios=(3, 2))
+    takes = [Change(*_workspaces(row.shown), row.look) for row in rows]
+    drawing.draw_changes(times, [Change(*_times(row.shown), row.look) for row in rows], _BEFORE)
+    drawing.draw_changes(workspaces, takes, _BEFORE)
+    drawing.name_lines(times, [row.name for row in rows], [row.gain for row in rows])
+    drawing.name_lines(workspaces, [""] * len(rows), [row.runs for row in rows])
+    times.set_title(f"Time of one in ms, median and {CONFIDENCE:.0%} interval; speedup", loc="left")
+    times.set_xlim(left=0)
+    workspaces.set_title("Workspace; what runs now", loc="left")
+    known = [span.middle for each in takes for span in (each.before, each.now) if span is not None]
+    drawing.scale_bytes(workspaces, max(plan.limit_bytes, *known))
+    drawing.draw_limit(workspaces, plan.limit_bytes)
+    for axes in (times, workspaces):
+        axes.grid()
+    part.suptitle(_title(plan))
+    drawing.add_legend(part, [_BEFORE, *(row.look for row in rows)], plan.limit_bytes)
+
+
+def _title(plan: Plan) -> str:
+    whose = "all together" if plan.mode is Mode.SHARING else "each"
+    device = describe_environment(plan.environment)["device"]
+    return f"Convolutions within {format_bytes(plan.limit_bytes)} {whose}\n{textwrap.shorten(device, 160)}"
+
+
+def _times(assigned: Assignment) -> tuple[Span | None, Span | None]:
+    """Return milliseconds before and now."""
+    seen = seen_at(assigned)
+    before, now = (None if each is None else Span.of(each, _MS) for each in (seen.reference, seen.chosen))
+    return before, now
+
+
+def _workspaces(assigned: Assignment) -> tuple[Span | None, Span | None]:
+    """Return bytes of workspace before and now."""
+    seen = seen_at(assigned)
+    taken = seen.workspace_bytes or assigned.division.workspace_bytes  # what is small is seen as nothing
+    before = seen.reference_workspace_bytes
+    return None if before is None else Span.exact(before), Span.exact(taken)
+
+
+def _draw_fronts(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
+    """Draw the fronts of some convolutions, each for itself."""
+    part.suptitle(
+        "What less workspace would cost, where most time is spent: ms by the profiles, within each workspace"
+    )
+    lines = math.ceil(len(rows) / _FRONT_COLUMNS)
+    every = [*part.subplots(lines, _FRONT_COLUMNS, squeeze=False).flat]
+    for axes, row in zip(every, rows, strict=False):
+        _draw_front(axes, row, plan)
+    for axes in every[len(rows) :]:
+        axes.set_axis_off()
+
+
+def _draw_front(axes: "Axes", row: _Row, plan: Plan) -> None:
+    """Draw the least time within each workspace: steps, as nothing lies between two divisions."""
+    now = row.shown.division
+    room = now.workspace_bytes if plan.mode is Mode.SHARING else plan.limit_bytes  # beyond, nothing is known
+    n_bytes = [each.workspace_bytes for each in row.front]
+    ms = [each.time_s / _MS for each in row.front]
+    axes.step([*n_bytes, max(room, n_bytes[-1])], [*ms, ms[-1]], where="post", color=GREY, linewidth=1)
+    axes.plot(n_bytes, ms, ".", markersize=4, color=GREY)
+    axes.plot(now.workspace_bytes, now.time_s / _MS, markersize=5, **row.look.mark)
+    drawing.scale_bytes(axes, plan.limit_bytes)
+    drawing.draw_limit(axes, plan.limit_bytes)
+    axes.set_ylim(bottom=0)
+    axes.set_title(str(row.shown.site), loc="left")
+
+
+def _page(plan: Plan, picture: str) -> str:
+    """Return a page that needs no other file: the picture, and the text of `render_plan`."""
+    title = f"mucudnn: convolutions within {format_bytes(plan.limit_bytes)}"
+    drawn, text = picture[picture.index("<svg") :], html.escape(render_plan(plan))
+    return _PAGE.format(title=title, picture=drawn, text=text)
+
+
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+body {{ font-family: sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }}
+svg {{ height: auto; max-width: 100%; }}
+pre {{ overflow-x: auto; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{picture}
+<pre>{text}</pre>
+</body>
+</html>
+"""
