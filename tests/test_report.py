@@ -201,8 +201,8 @@ def test_the_notes_add_up_whole_calls_and_count_what_was_undone() -> None:
     text = render_plan(a_plan_with_calls())
 
     assert note(text, "total").endswith(
-        "Timed as whole calls too: 2 convolutions, 40.00 ms before, 30.00 ms now, speedup 1.33; 1 of them "
-        "undone."
+        "Timed as whole calls too: 2 convolutions, 40.00 ms before, 30.00 ms now, speedup 1.33; 1.32 if each "
+        "call is at the lower end of its interval, 1.35 if at the upper; 1 of them undone."
     )
     assert note(text, "calls").endswith("Comparisons made: 2.")
     assert "calls" not in render_plan(a_mixed_plan())
@@ -306,6 +306,40 @@ def test_totals_count_each_site_once() -> None:
 
 def test_totals_of_nothing_have_no_speedup() -> None:
     assert Totals.of(a_plan(assignments=())).speedup is None
+
+
+def test_the_ends_of_the_total_are_those_of_all_sites_at_once() -> None:
+    rounds = ((WINOGRAD.key, Estimate(2.0, 1.6, 2.5, 10)),)
+    rows = (
+        assigned("conv1", ConvOp.FPROP, WINOGRAD, dataclasses.replace(FASTER, speedups=rounds)),
+        assigned("conv2", ConvOp.FPROP, OWN, KEPT),
+    )
+    plan = a_mixed_plan(assignments=rows)
+
+    totals = Totals.of(plan)
+
+    assert totals.ends == pytest.approx((20 / (10 / 1.6 + 10), 20 / (10 / 2.5 + 10)))
+    assert (
+        "sums of medians; 1.23 if each site is at the lower end of its interval, 1.43 if at the upper)."
+        in note(render_plan(plan), "total")
+    )
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [(), ((WINOGRAD.key, Estimate(2.0, -math.inf, math.inf, 3)),), (("cpu:im2col@32*1", seconds(1.4)),)],
+)
+def test_a_site_without_an_interval_leaves_the_total_without_ends(
+    rounds: tuple[tuple[str, Estimate], ...],
+) -> None:
+    rows = (
+        assigned("conv1", ConvOp.FPROP, WINOGRAD, dataclasses.replace(FASTER, speedups=rounds)),
+        assigned("conv2", ConvOp.FPROP, OWN, KEPT),
+    )
+    plan = a_mixed_plan(assignments=rows)
+
+    assert Totals.of(plan).ends is None
+    assert "lower end" not in render_plan(plan)
 
 
 def test_the_same_time_in_several_parts_is_no_site_left_as_before() -> None:

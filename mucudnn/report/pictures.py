@@ -25,7 +25,6 @@ from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.totals import is_kept, seen_at, speedup_at
 from mucudnn.report.words import describe_environment
 from mucudnn.sizes import format_bytes
-from mucudnn.solvers import division_front, least_workspace_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,6 +106,8 @@ class _Row:
     @functools.cached_property
     def front(self) -> tuple[Division, ...]:
         """The divisions within the limit that no other beats in both time and workspace."""
+        from mucudnn.solvers import division_front, least_workspace_bytes  # with numpy, which is slow to load
+
         candidates, batch = self.shown.candidates, self.shown.problem.batch
         return () if least_workspace_bytes(candidates, batch) is None else division_front(candidates, batch)
 

@@ -243,7 +243,8 @@ def _total_note(totals: Totals) -> str:
         text = (
             f"{totals.paired} of {totals.sites} sites have both times: "
             f"{_milliseconds(totals.before_s)} before, {_milliseconds(totals.now_s)} now, "
-            f"speedup {totals.speedup:.2f} (before / now, of these sums of medians)."
+            f"speedup {totals.speedup:.2f} (before / now, of these sums of medians"
+            f"{_ends(totals.ends, 'site')})."
         )
         if totals.predicted:
             text += f" Of these, {totals.predicted} are predicted."
@@ -257,9 +258,17 @@ def _total_note(totals: Totals) -> str:
         text += (
             f" Timed as whole calls too: {totals.calls} convolutions, "
             f"{_milliseconds(totals.calls_before_s)} before, {_milliseconds(totals.calls_now_s)} now, "
-            f"speedup {totals.calls_speedup:.2f}; {totals.calls_undone} of them undone."
+            f"speedup {totals.calls_speedup:.2f}{_ends(totals.calls_ends, 'call')}; "
+            f"{totals.calls_undone} of them undone."
         )
     return text
+
+
+def _ends(ends: tuple[float, float] | None, of: str) -> str:
+    """Return, behind a speedup, what it is where all that it adds up lies at the ends of the intervals."""
+    if ends is None:
+        return ""
+    return f"; {ends[0]:.2f} if each {of} is at the lower end of its interval, {ends[1]:.2f} if at the upper"
 
 
 def _chosen_note(plan: Plan) -> str:

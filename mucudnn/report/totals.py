@@ -2,8 +2,13 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
+from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, Evidence, Plan
+
+_UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)
+"""How many times as fast as before runs what ran before."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +24,8 @@ class Totals:
         paired: number of those whose times before and now are both known.
         before_s: what ran before, over the paired sites.
         now_s: what runs now, over the paired sites.
+        ends: the speedup of the paired sites if each was at the lower end of its own interval, and if each
+            was at the upper: further apart than a 95 % interval of the total. None if some has no interval.
         without_base: number of those whose time now is known, but not that before.
         without_base_s: what runs now, over the sites without a base.
         predicted: number of paired sites whose times were predicted, not measured.
@@ -26,6 +33,7 @@ class Totals:
         calls_undone: number of those that were not faster so, and stay PyTorch's own.
         calls_before_s: what they took before.
         calls_now_s: what they take now, which of those undone is what they took before.
+        calls_ends: their speedup likewise, if each was at the lower end, or at the upper.
     """
 
     sites: int
@@ -36,6 +44,7 @@ class Totals:
     paired: int
     before_s: float
     now_s: float
+    ends: tuple[float, float] | None
     without_base: int
     without_base_s: float
     predicted: int
@@ -43,6 +52,7 @@ class Totals:
     calls_undone: int
     calls_before_s: float
     calls_now_s: float
+    calls_ends: tuple[float, float] | None
 
     @classmethod
     def of(cls, plan: Plan) -> "Totals":
@@ -54,6 +64,13 @@ class Totals:
         pairs = [
             (seen.reference.median, seen.chosen.median) for seen in evidence if seen.reference and seen.chosen
         ]
+        speedups = [
+            _interval_at(each)
+            for each in plan.assignments
+            for seen in [seen_at(each)]
+            if seen.reference and seen.chosen
+        ]
+        gained = [call.speedup if call.is_faster else _UNCHANGED for call in plan.calls]
         alone = [seen.chosen.median for seen in evidence if seen.chosen and not seen.reference]
         return cls(
             sites=len(plan.assignments),
@@ -64,6 +81,7 @@ class Totals:
             paired=len(pairs),
             before_s=math.fsum(before for before, _ in pairs),
             now_s=math.fsum(now for _, now in pairs),
+            ends=_ends([before for before, _ in pairs], speedups),
             without_base=len(alone),
             without_base_s=math.fsum(alone),
             predicted=sum(seen.is_predicted and bool(seen.reference and seen.chosen) for seen in evidence),
@@ -73,6 +91,7 @@ class Totals:
             calls_now_s=math.fsum(
                 (call.divided if call.is_faster else call.reference).median for call in plan.calls
             ),
+            calls_ends=_ends([call.reference.median for call in plan.calls], gained),
         )
 
     @property
@@ -84,6 +103,24 @@ class Totals:
     def calls_speedup(self) -> float | None:
         """The same of the calls."""
         return self.calls_before_s / self.calls_now_s if self.calls_now_s > 0 else None
+
+
+def _ends(before_s: Sequence[float], speedups: Sequence[Estimate | None]) -> tuple[float, float] | None:
+    """Return how many times as fast all is, with each at the lower end of its interval, and at the upper."""
+    known = [each for each in speedups if each is not None and each.low > 0 and math.isfinite(each.high)]
+    total_s = math.fsum(before_s)
+    if len(known) < len(before_s) or total_s <= 0:
+        return None
+    slowest_s = math.fsum(seconds / each.low for seconds, each in zip(before_s, known, strict=True))
+    fastest_s = math.fsum(seconds / each.high for seconds, each in zip(before_s, known, strict=True))
+    return total_s / slowest_s, total_s / fastest_s
+
+
+def _interval_at(assigned: Assignment) -> Estimate | None:
+    """Return how many times as fast as before a site runs, by the quotients of the rounds."""
+    if is_kept(assigned):
+        return _UNCHANGED
+    return dict(seen_at(assigned).speedups).get(assigned.division.key)
 
 
 def is_kept(assigned: Assignment) -> bool:
@@ -103,7 +140,7 @@ def speedup_at(assigned: Assignment) -> float | None:
     It is the median of the rounds' quotients; without rounds, as in a prediction, the quotient of both times.
     """
     seen = seen_at(assigned)
-    of_rounds = dict(seen.speedups).get(assigned.division.key)
+    of_rounds = _interval_at(assigned)
     if of_rounds is not None:
         return of_rounds.median
     if seen.reference is None or seen.chosen is None or seen.chosen.median <= 0:
