@@ -5,13 +5,10 @@ import html
 import importlib.util
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import matplotlib
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure, SubFigure
 
 from mucudnn.choices import Mode
@@ -23,6 +20,7 @@ from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from mucudnn.report import draw_plan, plan_figure, render_plan
 from tests.examples import a_plan, a_problem
+from tests.figures import BLUE, GREY, ORANGE, RED, behind, dots, legend, names, titles
 from tests.test_report import (
     FASTER,
     KEPT,
@@ -35,57 +33,12 @@ from tests.test_report import (
     seconds,
 )
 
-GREY, BLUE, ORANGE, RED = "#7f7f7f", "#0072b2", "#e69f00", "#d55e00"
-
-
-class Dot(NamedTuple):
-    """What is drawn on a line."""
-
-    line: int
-    value: float
-    low: float
-    high: float
-    colour: str
-    is_hollow: bool
-
-
-def dots(axes: Axes) -> list[Dot]:
-    """Return what is drawn, line by line, hollow ones first."""
-    found = []
-    for container in axes.containers:
-        assert isinstance(container, ErrorbarContainer)
-        marks, _, (bars,) = container.lines
-        is_hollow = to_hex(marks.get_markerfacecolor()) == "#ffffff"
-        colour = to_hex(marks.get_color())
-        for value, line, bar in zip(marks.get_xdata(), marks.get_ydata(), bars.get_segments(), strict=True):
-            (low, _), (high, _) = bar
-            found.append(Dot(round(line), value, low, high, colour, is_hollow))
-    return sorted(found, key=lambda dot: (dot.line, not dot.is_hollow))
-
 
 def parts(figure: Figure) -> tuple[Axes, Axes, list[SubFigure]]:
     """Return the axes of times and of workspaces, and what is drawn below."""
     above, *below = figure.subfigs
     times, workspaces = above.axes
     return times, workspaces, below
-
-
-def names(axes: Axes) -> list[str]:
-    return [label.get_text() for label in axes.get_yticklabels()]
-
-
-def behind(axes: Axes) -> list[str]:
-    (axis,) = axes.child_axes
-    return [label.get_text() for label in axis.get_yticklabels()]
-
-
-def legend(figure: Figure) -> list[str]:
-    (found,) = figure.subfigs[0].legends
-    return [text.get_text() for text in found.get_texts()]
-
-
-def texts(part: SubFigure) -> list[str]:
-    return [axes.get_title(loc="left") for axes in part.axes if axes.axison]
 
 
 def approx(*values: float) -> object:
@@ -160,7 +113,7 @@ def test_any_limit_has_an_axis(limit_bytes: int) -> None:
 
 
 def test_the_legend_says_what_is_drawn_and_nothing_else() -> None:
-    assert legend(plan_figure(a_mixed_plan())) == [
+    assert legend(plan_figure(a_mixed_plan()).subfigs[0]) == [
         "before: PyTorch's own",
         "now, FASTER",
         "PyTorch's own stays",
@@ -177,7 +130,7 @@ def test_what_gave_way_without_a_gain_looks_so() -> None:
     figure = plan_figure(plan)
 
     assert dots(parts(figure)[0])[1].colour == RED
-    assert "now, not FASTER; PyTorch's own needs more than it may take" in legend(figure)
+    assert "now, not FASTER; PyTorch's own needs more than it may take" in legend(figure.subfigs[0])
 
 
 def test_equal_sites_are_one_line() -> None:
@@ -268,7 +221,7 @@ def test_fronts_are_those_of_what_takes_most_time_in_the_order_of_the_model() ->
 
     _, _, (below,) = parts(plan_figure(a_mixed_plan(assignments=sites)))
 
-    assert texts(below) == [f"conv{each} fprop" for each in ms if each > 2]
+    assert titles(below) == [f"conv{each} fprop" for each in ms if each > 2]
 
 
 def test_equal_sites_take_their_time_together() -> None:
@@ -282,8 +235,8 @@ def test_equal_sites_take_their_time_together() -> None:
 
     _, _, (below,) = parts(plan_figure(a_mixed_plan(assignments=(*slow, *fast))))
 
-    assert "fast0 fprop" in texts(below)
-    assert len(texts(below)) == 9
+    assert "fast0 fprop" in titles(below)
+    assert len(titles(below)) == 9
 
 
 def test_without_a_choice_there_is_no_front() -> None:

@@ -1,6 +1,7 @@
 """What was measured, as lines of JSON: each is written at once, and tables are made of nothing else."""
 
 import dataclasses
+import gzip
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -239,10 +240,18 @@ def to_text(line: Line) -> str:
 
 
 def read(path: Path) -> list[Line]:
-    """Return the lines of a file; no file has none, and a line that was cut off is left out."""
+    """Return the lines of a file, packed if its name ends in .gz; no file has none.
+
+    A line that was cut off is left out.
+    """
     if not path.exists():
         return []
-    read_lines = (_from_text(text) for text in path.read_text(encoding="utf-8").splitlines())
+    with (
+        gzip.open(path, "rt", encoding="utf-8")
+        if path.suffix == ".gz"
+        else path.open(encoding="utf-8") as file
+    ):
+        read_lines = [_from_text(text) for text in file]
     return [line for line in read_lines if line is not None]
 
 

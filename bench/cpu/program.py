@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and write the results; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(given)
+    if options.retell is not None:
+        return _retold(Path(options.retell))
     try:
         limits = tuple(sorted({parse_bytes(limit) for limit in options.limits}))
     except MucudnnError as error:
@@ -86,6 +88,16 @@ def _to_measure(options: argparse.Namespace, layers: Path, steps: Path) -> list[
 def _is_asked_for(line: Line, options: argparse.Namespace) -> bool:
     """Whether a line is of a case that is selected."""
     return isinstance(line, Measured | Failed) and line.case in _selection(options)
+
+
+def _retold(folder: Path) -> int:
+    """Write what people read of a folder of results anew; return the exit status."""
+    try:
+        results.retell(folder)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"bench.cpu: {folder} must hold results, but {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _measure(options: argparse.Namespace, run: "Run", step_run: StepRun) -> None:
@@ -236,6 +248,11 @@ def _parser() -> argparse.ArgumentParser:
         "--again",
         action="store_true",
         help="measure anew what is selected of layers, or all steps; profiles are kept",
+    )
+    add(
+        "--retell",
+        metavar="FOLDER",
+        help="write summary and pictures of a folder of results anew, from its lines; measure nothing",
     )
     add("--output", default=None, help="folder (default: bench/results/ and the processor's name)")
     return parser

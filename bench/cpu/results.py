@@ -1,16 +1,19 @@
-"""The results of a machine as files: `env.json`, the lines, and the summary that is made of them."""
+"""The results of a machine as files: `env.json`, the lines, and the summary and pictures made of them."""
 
 import datetime
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.cpu.ground import Ground, step_code
 from bench.cpu.layers import ALL
-from bench.cpu.lines import Line, Recording, to_text
+from bench.cpu.lines import Line, Recording, read, to_text
+from bench.cpu.pictures import PICTURES, pictures
 from bench.cpu.summary import summary
 from mucudnn.plan_file import encode
+from mucudnn.profile import Environment
+from mucudnn.report import describe_facts
 from mucudnn.version import __version__
 
 _LARGEST_BYTES = 2**20
@@ -36,32 +39,58 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     recording = Recording.of([*lines, *steps])
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     settings = {name: encode(started.environment) for name, started in recording.started.items()}
     run = {
-        "date": date,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command,
         "mucudnn": __version__,
         "code": ground.code,
         "step code": step_code(),
     }
-    content = {**run, "ground": ground.environment.to_json(), "settings": settings}
-    _write_text(folder / ENVIRONMENT, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    everything = {**run, "ground": ground.environment.to_json(), "settings": settings}
+    _write_text(folder / ENVIRONMENT, json.dumps(everything, indent=1, sort_keys=True) + "\n")
     _write_lines(folder / LINES, lines)
     _write_lines(folder / STEPS, steps)
-    _write_text(folder / SUMMARY, summary(recording, ALL, _header(ground, run)))
+    _tell(folder, recording, ground.environment, run)
 
 
-def _header(ground: Ground, run: dict[str, str]) -> dict[str, str]:
-    device = ", ".join(f"{name} {fact}" for name, fact in ground.environment.device.items())
-    software = ", ".join(f"{name} {fact}" for name, fact in ground.environment.software.items())
-    soft = ", ".join(f"{name} {fact}" for name, fact in ground.environment.soft.items())
-    return {"machine": device, "software": software, "system": soft, **run}
+def retell(folder: Path) -> None:
+    """Write the summary and the pictures of a folder anew, from what else it holds.
+
+    Raises:
+        OSError: it has no `env.json`, or cannot be written to.
+    """
+    everything = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
+    run = {name: everything[name] for name in ("date", "command", "mucudnn", "code", "step code")}
+    lines = [
+        line for name in (LINES, STEPS) for line in (*read(folder / name), *read(_packed(folder / name)))
+    ]
+    _tell(folder, Recording.of(lines), Environment(**everything["ground"]), run)
+
+
+def _tell(folder: Path, recording: Recording, environment: Environment, run: Mapping[str, str]) -> None:
+    """Write what people read: the summary, with pictures beside it."""
+    drawn = pictures(recording, ALL)
+    for name in PICTURES:
+        (folder / name).unlink(missing_ok=True)
+    for name, content in drawn.items():
+        (folder / name).write_bytes(content)
+    facts = {
+        "machine": describe_facts(environment.device),
+        "software": describe_facts(environment.software),
+        "system": describe_facts(environment.soft),
+        **run,
+    }
+    _write_text(folder / SUMMARY, summary(recording, ALL, facts, [*drawn]))
+
+
+def _packed(plain: Path) -> Path:
+    return plain.with_name(f"{plain.name}.gz")
 
 
 def _write_lines(plain: Path, lines: Sequence[Line]) -> None:
     """Write the lines, compressed if they are many; the other form goes."""
-    packed = plain.with_name(f"{plain.name}.gz")
+    packed = _packed(plain)
     content = "".join(to_text(line) + "\n" for line in lines).encode()
     if len(content) > _LARGEST_BYTES:
         packed.write_bytes(gzip.compress(content, mtime=0))  # the same lines give the same bytes

@@ -25,8 +25,7 @@ _PREFACE = (
 
 def section(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # noqa: ARG001  # a section's
     """Yield all that there is to say of training steps."""
-    known = [case for case in _every_case() if case in recording.steps]
-    lines = [recording.steps[case] for case in known]
+    lines = known_steps(recording)
     if lines:
         yield from _PREFACE
         yield f"Each convolution may take {format_bytes(LIMIT_BYTES)}. Comparisons: {len(lines)}."
@@ -34,6 +33,11 @@ def section(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # 
         yield from (*_times(lines), "", *_parts(lines), "", *_tuning(lines), "")
     yield from _networks()
     yield from _absent(recording)
+
+
+def known_steps(recording: Recording) -> list[StepMeasured]:
+    """Return the steps that were measured, in their order."""
+    return [recording.steps[case] for case in _every_case() if case in recording.steps]
 
 
 def target_rows(recording: Recording) -> Iterator[Row]:

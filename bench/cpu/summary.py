@@ -41,16 +41,20 @@ class Section:
     body: Callable[[Recording, Sequence[Layer]], Iterator[str]]
 
 
-def summary(recording: Recording, layers: Sequence[Layer], facts: Mapping[str, str]) -> str:
+def summary(
+    recording: Recording, layers: Sequence[Layer], facts: Mapping[str, str], pictures: Sequence[str] = ()
+) -> str:
     """Return the summary in Markdown.
 
     Args:
         recording: what was measured.
         layers: all that there is to measure, in their order.
         facts: of the run, for the header.
+        pictures: names of files beside it that show what was measured.
     """
     lines = ["# Convolution layers on the processor", "", *_PREFACE, ""]
     lines += [f"* {name}: {value}" for name, value in facts.items()]
+    lines += [text for name in pictures for text in ("", f"![{name.partition('.')[0]}]({name})")]
     for section in SECTIONS:
         lines += ["", f"## {section.title}", "", *section.body(recording, layers)]
     return "\n".join(lines) + "\n"

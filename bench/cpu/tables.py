@@ -33,8 +33,7 @@ def groups(recording: Recording, layers: Sequence[Layer]) -> Iterator[tuple[str,
 def layer_tables(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
     """Yield a table for each setting, layout and op: PyTorch's own first, then every limit."""
     for title, lines in groups(recording, layers):
-        limits = _limits(lines)
-        detailed = _DETAILED_BYTES if _DETAILED_BYTES in limits else limits[-1]
+        limits, detailed = _limits(lines), detailed_limit(lines)
         rate = _rate(recording, lines[0].case.setting)
         yield from (f"### {title}", "")
         headings = (
@@ -49,6 +48,12 @@ def layer_tables(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]
 def _limits(lines: Sequence[Measured]) -> list[int]:
     """The limits that all lines have, so without the one that is an eighth of what a layer hides."""
     return sorted(set.intersection(*({each.limit_bytes for each in line.choices} for line in lines)))
+
+
+def detailed_limit(lines: Sequence[Measured]) -> int:
+    """Return the limit under which it is told what runs, in bytes."""
+    limits = _limits(lines)
+    return _DETAILED_BYTES if _DETAILED_BYTES in limits else limits[-1]
 
 
 def _rate(recording: Recording, setting: str) -> float | None:
