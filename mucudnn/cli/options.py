@@ -51,7 +51,7 @@ class NewFile(click.Path):
 
 
 class _PictureFile(NewFile):
-    """A file that a plan is drawn into."""
+    """A file that something is drawn into."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path that an option names."""
@@ -140,6 +140,6 @@ channels_last_option = click.option(
 )
 figure_option = click.option(
     "--figure", type=_PictureFile(),
-    help="Where to draw the plan: a .svg, .pdf or .png, or a page, .html, that has the text as well.",
+    help="Where to draw it: a .svg, .pdf or .png, or a page, .html, that has the text as well.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead: seconds and bytes.")

@@ -1,7 +1,9 @@
 """Plans and forecasts as text, as JSON values and as pictures; measures nothing and never loads torch."""
 
+from mucudnn.report.drawing import checked_kind
+from mucudnn.report.forecast_picture import draw_forecast, forecast_figure
 from mucudnn.report.forecasts import forecast_as_json, render_forecast
-from mucudnn.report.pictures import checked_kind, draw_plan, plan_figure
+from mucudnn.report.plan_picture import draw_plan, plan_figure
 from mucudnn.report.plans import describe_runs, plan_as_json, render_plan
 from mucudnn.report.refusals import refusals_as_json, refusals_of, render_refusals
 from mucudnn.report.totals import Totals, is_kept
@@ -21,8 +23,10 @@ __all__ = [
     "describe_facts",
     "describe_runs",
     "describe_shape",
+    "draw_forecast",
     "draw_plan",
     "forecast_as_json",
+    "forecast_figure",
     "is_kept",
     "plan_as_json",
     "plan_figure",

@@ -1,10 +1,13 @@
 """How times and amounts of memory are drawn: by matplotlib, loaded for those alone who ask for a picture."""
 
 import dataclasses
+import html
 import importlib.util
 import io
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mucudnn.errors import OptionError
@@ -22,8 +25,10 @@ _DATELESS: Mapping[str, dict[str, None]] = {
 }
 """What keeps the day out of a file, so that equal pictures are equal bytes."""
 
-PICTURES = tuple(_DATELESS)
-"""How the name of a picture's file may end."""
+_PAGE = ".html"
+
+KINDS = (*_DATELESS, _PAGE)
+"""How the name of a file that something is drawn into may end."""
 
 GREY, BLUE, ORANGE, RED = "#7f7f7f", "#0072b2", "#e69f00", "#d55e00"
 """Colours that people who see few of them tell apart (Okabe and Ito, "Color Universal Design", 2008)."""
@@ -74,14 +79,42 @@ class Span:
         return cls(value, value, value)
 
 
-def check_drawable() -> None:
-    """Verify that pictures can be drawn here.
+def checked_kind(path: str | os.PathLike[str]) -> str:
+    """Return of what kind a file is that something is to be drawn into: how its name ends, in small letters.
 
     Raises:
-        OptionError: matplotlib is not installed.
+        OptionError: that is none of `KINDS`, or matplotlib is not installed.
     """
+    kind = Path(path).suffix.lower()
+    if kind not in KINDS:
+        raise OptionError(f"The name of a picture must end in {', '.join(KINDS)}, but got '{path}'.")
     if importlib.util.find_spec("matplotlib") is None:
         raise OptionError("matplotlib must be installed to draw; pip install 'mucudnn[figures]' adds it.")
+    return kind
+
+
+def save(
+    draw: Callable[[], "Figure"], path: str | os.PathLike[str], title: str, text: Callable[[], str]
+) -> None:
+    """Draw into a file: a picture, or a page that has a text as well and needs no other file.
+
+    Args:
+        draw: makes the figure.
+        path: of the file; its ending says of what kind.
+        title: of the page.
+        text: makes that of the page.
+
+    Raises:
+        OptionError: the name ends with none of `KINDS`, or matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    kind = checked_kind(path)
+    if kind != _PAGE:
+        Path(path).write_bytes(image(draw, kind))
+        return
+    picture = image(draw, ".svg").decode()
+    picture, told = picture[picture.index("<svg") :], html.escape(text())
+    Path(path).write_text(_HTML.format(title=html.escape(title), picture=picture, text=told), "utf-8")
 
 
 def image(draw: Callable[[], "Figure"], kind: str) -> bytes:
@@ -89,7 +122,7 @@ def image(draw: Callable[[], "Figure"], kind: str) -> bytes:
 
     Args:
         draw: makes the figure.
-        kind: of the file, one of `PICTURES`.
+        kind: of the file: .svg, .pdf, .png.
     """
     import matplotlib
 
@@ -106,6 +139,27 @@ def image(draw: Callable[[], "Figure"], kind: str) -> bytes:
         matplotlib.rc("svg", hashsalt="mucudnn")
         draw().savefig(file, format=kind.removeprefix("."), metadata=_DATELESS[kind])
     return file.getvalue()
+
+
+_HTML = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>{title}</title>
+<style>
+body {{ font-family: sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }}
+svg {{ height: auto; max-width: 100%; }}
+pre {{ overflow-x: auto; }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{picture}
+<pre>{text}</pre>
+</body>
+</html>
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,9 +230,9 @@ def name_lines(axes: "Axes", names: Sequence[str], notes: Sequence[str]) -> None
         each.tick_params(axis="y", length=0)
 
 
-def scale_bytes(axes: "Axes", largest_bytes: float) -> None:
-    """Have a horizontal axis of bytes, in powers of two, from nothing to somewhat above the largest."""
-    top = max(largest_bytes, _GRAIN_BYTES)
+def scale_bytes(axes: "Axes", amounts: Iterable[float]) -> None:
+    """Have a horizontal axis of bytes, in powers of two, from nothing to somewhat above all `amounts`."""
+    top = max([_GRAIN_BYTES, *amounts])
     steps = range(math.ceil(math.log(top / _GRAIN_BYTES, 8)) + 1)
     ticks = [0, *(_GRAIN_BYTES * 8**step for step in steps)]
     axes.set_xscale("symlog", base=2, linthresh=_GRAIN_BYTES)

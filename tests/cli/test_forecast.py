@@ -169,6 +169,16 @@ def test_an_interrupt_ends_without_a_word() -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "")
 
 
+@pytest.mark.deviceless
+def test_a_forecast_is_drawn_beside_what_is_printed(tmp_path: Path) -> None:
+    shape = ("--input", "16x64x16x16", "--eval", "--workspace-limit", "1MiB")
+
+    result = forecast("wide", *shape, "--figure", tmp_path / "forecast.html")
+
+    assert result.stdout == f"{forecast('wide', *shape).stdout}It is drawn in {tmp_path / 'forecast.html'}.\n"
+    assert "limit          Sites that fit into 1 MiB" in (tmp_path / "forecast.html").read_text("utf-8")
+
+
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch brings its own cuDNN")
 def test_without_the_library_a_sentence_says_how_to_get_it(tmp_path: Path) -> None:
     finished = in_a_process(

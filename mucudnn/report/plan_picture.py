@@ -5,17 +5,14 @@ Nothing is measured, and equal plans give equal pictures, byte for byte.
 
 import dataclasses
 import functools
-import html
 import math
 import os
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mucudnn.choices import Mode
 from mucudnn.division import Division
-from mucudnn.errors import OptionError
 from mucudnn.intervals import CONFIDENCE, Verdict
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem
@@ -29,11 +26,6 @@ from mucudnn.sizes import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
-
-_PAGE_KIND = ".html"
-
-KINDS = (*drawing.PICTURES, _PAGE_KIND)
-"""How the name of a file that a plan is drawn into may end."""
 
 _WIDTH, _HEAD_HEIGHT, _ROW_HEIGHT, _FRONT_HEIGHT = 11.0, 1.4, 0.17, 1.7
 """Inches."""
@@ -123,22 +115,8 @@ def draw_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         OptionError: the name ends otherwise, or matplotlib is not installed.
         OSError: the file cannot be written.
     """
-    kind = checked_kind(path)
-    picture = drawing.image(lambda: plan_figure(plan), ".svg" if kind == _PAGE_KIND else kind)
-    Path(path).write_bytes(_page(plan, picture.decode()).encode() if kind == _PAGE_KIND else picture)
-
-
-def checked_kind(path: str | os.PathLike[str]) -> str:
-    """Return of what kind a picture in that file is: how its name ends, in small letters.
-
-    Raises:
-        OptionError: it is none of `KINDS`, or matplotlib is not installed.
-    """
-    kind = Path(path).suffix.lower()
-    if kind not in KINDS:
-        raise OptionError(f"The name of a picture must end in {', '.join(KINDS)}, but got '{path}'.")
-    drawing.check_drawable()
-    return kind
+    title = f"mucudnn: convolutions within {format_bytes(plan.limit_bytes)}"
+    drawing.save(lambda: plan_figure(plan), path, title, lambda: render_plan(plan))
 
 
 def plan_figure(plan: Plan) -> "Figure":
@@ -184,7 +162,7 @@ def _draw_rows(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
     times.set_xlim(left=0)
     workspaces.set_title("Workspace; what runs now", loc="left")
     known = [span.middle for each in takes for span in (each.before, each.now) if span is not None]
-    drawing.scale_bytes(workspaces, max(plan.limit_bytes, *known))
+    drawing.scale_bytes(workspaces, [plan.limit_bytes, *known])
     drawing.draw_limit(workspaces, plan.limit_bytes)
     for axes in (times, workspaces):
         axes.grid()
@@ -235,35 +213,7 @@ def _draw_front(axes: "Axes", row: _Row, plan: Plan) -> None:
     axes.step([*n_bytes, max(room, n_bytes[-1])], [*ms, ms[-1]], where="post", color=GREY, linewidth=1)
     axes.plot(n_bytes, ms, ".", markersize=4, color=GREY)
     axes.plot(now.workspace_bytes, now.time_s / _MS, markersize=5, **row.look.mark)
-    drawing.scale_bytes(axes, plan.limit_bytes)
+    drawing.scale_bytes(axes, [plan.limit_bytes])
     drawing.draw_limit(axes, plan.limit_bytes)
     axes.set_ylim(bottom=0)
     axes.set_title(str(row.shown.site), loc="left")
-
-
-def _page(plan: Plan, picture: str) -> str:
-    """Return a page that needs no other file: the picture, and the text of `render_plan`."""
-    title = f"mucudnn: convolutions within {format_bytes(plan.limit_bytes)}"
-    drawn, text = picture[picture.index("<svg") :], html.escape(render_plan(plan))
-    return _PAGE.format(title=title, picture=drawn, text=text)
-
-
-_PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{title}</title>
-<style>
-body {{ font-family: sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }}
-svg {{ height: auto; max-width: 100%; }}
-pre {{ overflow-x: auto; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{picture}
-<pre>{text}</pre>
-</body>
-</html>
-"""

@@ -133,6 +133,12 @@ def test_what_gave_way_without_a_gain_looks_so() -> None:
     assert "now, not FASTER; PyTorch's own needs more than it may take" in legend(figure.subfigs[0])
 
 
+def test_a_plan_without_sites_is_drawn(tmp_path: Path) -> None:
+    draw_plan(a_plan(assignments=()), tmp_path / "plan.svg")
+
+    assert (tmp_path / "plan.svg").exists()
+
+
 def test_equal_sites_are_one_line() -> None:
     rows = tuple(assigned(path, ConvOp.FPROP, WINOGRAD, FASTER) for path in ("one", "two", "three"))
 
