@@ -14,9 +14,9 @@ from mucudnn.cli.options import (
     Target,
     channels_last_option,
     dtype_option,
-    figure_option,
     inputs_option,
     json_option,
+    plot_option,
     policy_option,
     size,
     target_argument,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option("--no-tf32", is_flag=True, help="Leave out plans that round float32 to TF32.")
 @click.option("--deterministic", is_flag=True, help="Leave out plans whose results may change between runs.")
 @click.option("--sites", "names_sites", is_flag=True, help="Name every place where a convolution occurs.")
-@figure_option
+@plot_option
 @json_option
 def forecast_command(
     target: Target,
@@ -62,7 +62,7 @@ def forecast_command(
     no_tf32: bool,
     deterministic: bool,
     names_sites: bool,
-    figure: Path | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Tell what workspace cuDNN's plans would take for every convolution of a model, without a GPU.
@@ -94,15 +94,15 @@ def forecast_command(
             policy=choice(Policy, policy),
             progress=shown,
         )
-    if figure is not None:
-        draw_forecast(made, figure, limit_bytes)  # before anything is printed: whoever reads that may leave
+    if plot is not None:
+        draw_forecast(made, plot, limit_bytes)  # before anything is printed: whoever reads that may leave
     if as_json:
         print_json(forecast_as_json(made, limit_bytes))
     else:
         width = columns(DEFAULT_WIDTH)
         click.echo(render_forecast(made, limit_bytes, width=width, names_sites=names_sites))
-    if figure is not None:
-        say(f"It is drawn in {figure}.", as_json)
+    if plot is not None:
+        say(f"It is drawn in {plot}.", as_json)
 
 
 def _occurrences(

@@ -138,8 +138,8 @@ dtype_option = click.option(
 channels_last_option = click.option(
     "--channels-last", is_flag=True, help="Lay out the model and its 4-D and 5-D inputs channels-last."
 )
-figure_option = click.option(
-    "--figure", type=_PictureFile(),
+plot_option = click.option(
+    "--plot", type=_PictureFile(),
     help="Where to draw it: a .svg, .pdf or .png, or a page, .html, that has the text as well.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead: seconds and bytes.")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mucudnn.cli.options import FILE, figure_option, json_option
+from mucudnn.cli.options import FILE, json_option, plot_option
 from mucudnn.cli.output import columns, print_json, say
 from mucudnn.plan import Plan
 from mucudnn.report import (
@@ -27,10 +27,10 @@ from mucudnn.store import default_path, expanded, readable_store
     type=FILE,
     help="Where the plan's profiles are kept, which tell that.  [default: as mucudnn info says]",
 )
-@figure_option
+@plot_option
 @json_option
 def show_command(
-    path: Path, with_refusals: bool, store: Path | None, figure: Path | None, as_json: bool
+    path: Path, with_refusals: bool, store: Path | None, plot: Path | None, as_json: bool
 ) -> None:
     """Show a saved plan: what ran before, what runs now, and what that gains.
 
@@ -38,13 +38,13 @@ def show_command(
     Example:
       mucudnn show plan.json
       mucudnn show plan.json --refusals
-      mucudnn show plan.json --figure plan.html
+      mucudnn show plan.json --plot plan.html
     """
     if store is not None and not with_refusals:
         raise click.BadParameter("only --refusals reads a store.", param_hint="'--store'")
     plan = Plan.load(path)
-    if figure is not None:
-        draw_plan(plan, figure)  # before anything is printed: whoever reads that may leave
+    if plot is not None:
+        draw_plan(plan, plot)  # before anything is printed: whoever reads that may leave
     if not with_refusals:
         print_plan(plan, as_json)
     else:
@@ -54,8 +54,8 @@ def show_command(
             print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
         else:
             click.echo(f"{_rendered(plan)}\n\n{render_refusals(plan, refusals)}")
-    if figure is not None:
-        say(f"It is drawn in {figure}.", as_json)
+    if plot is not None:
+        say(f"It is drawn in {plot}.", as_json)
 
 
 def print_plan(plan: Plan, as_json: bool) -> None:

@@ -16,9 +16,9 @@ from mucudnn.cli.options import (
     Target,
     channels_last_option,
     dtype_option,
-    figure_option,
     inputs_option,
     json_option,
+    plot_option,
     policy_option,
     size,
     target_argument,
@@ -66,7 +66,7 @@ from mucudnn.store.steadfast import SteadfastStore
     help="Measure anew what the store knows of these convolutions, such as when the machine was busy.",
 )  # fmt: skip
 @click.option("-o", "--output", type=NewFile(), help="Where to save the plan; without it, it is only shown.")
-@figure_option
+@plot_option
 @json_option
 def tune_command(
     target: Target,
@@ -83,7 +83,7 @@ def tune_command(
     store: Path | None,
     again: bool,
     output: Path | None,
-    figure: Path | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Measure, choose a division for every convolution of a model, and save the plan.
@@ -118,8 +118,8 @@ def tune_command(
     try:
         if output is not None:
             plan.save(output)  # before anything is printed: whoever reads that may leave
-        if figure is not None:
-            draw_plan(plan, figure)
+        if plot is not None:
+            draw_plan(plan, plot)
     finally:
         print_plan(plan, as_json)
     say(_how_it_went(seconds, backend), as_json)
@@ -127,8 +127,8 @@ def tune_command(
         "The plan is not saved; -o FILE saves it." if output is None else f"The plan is saved in {output}.",
         as_json,
     )
-    if figure is not None:
-        say(f"It is drawn in {figure}.", as_json)
+    if plot is not None:
+        say(f"It is drawn in {plot}.", as_json)
 
 
 def _check_backend(backend: str, store: Path | None, *, again: bool) -> None:

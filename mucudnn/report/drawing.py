@@ -89,7 +89,7 @@ def checked_kind(path: str | os.PathLike[str]) -> str:
     if kind not in KINDS:
         raise OptionError(f"The name of a picture must end in {', '.join(KINDS)}, but got '{path}'.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise OptionError("matplotlib must be installed to draw; pip install 'mucudnn[figures]' adds it.")
+        raise OptionError("matplotlib must be installed to draw; pip install 'mucudnn[plots]' adds it.")
     return kind
 
 

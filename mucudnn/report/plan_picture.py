@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mucudnn.choices import Mode
-from mucudnn.division import Division
 from mucudnn.intervals import CONFIDENCE, Verdict
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem
@@ -32,7 +31,7 @@ _WIDTH, _HEAD_HEIGHT, _ROW_HEIGHT, _FRONT_HEIGHT = 11.0, 1.4, 0.17, 1.7
 
 _FRONT_COLUMNS = 3
 
-_FRONTS = 9
+_FRONTS = 8
 """How many convolutions are drawn with their fronts: those that take most time, all equal ones together."""
 
 _LONGEST = 44
@@ -46,6 +45,7 @@ _FASTER = Look("now, FASTER", BLUE)
 _FORCED = Look("now; the limit forbids PyTorch's own", ORANGE)
 _OTHER = Look("now, not FASTER; PyTorch's own needs more than it may take", RED)
 _UNTIMED = Look("now, not timed", GREY)
+_ALL = Look("the plan", BLUE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +96,36 @@ class _Row:
         return self.sites * (self.shown.division.time_s if known is None else known.median)
 
     @functools.cached_property
-    def front(self) -> tuple[Division, ...]:
-        """The divisions within the limit that no other beats in both time and workspace."""
+    def front(self) -> "_Front":
+        """The least time within each workspace; empty where nothing is known of that."""
         from mucudnn.solvers import division_front, least_workspace_bytes  # with numpy, which is slow to load
 
         candidates, batch = self.shown.candidates, self.shown.problem.batch
-        return () if least_workspace_bytes(candidates, batch) is None else division_front(candidates, batch)
+        if least_workspace_bytes(candidates, batch) is None:
+            return ()
+        return tuple((each.workspace_bytes, each.time_s) for each in division_front(candidates, batch))
+
+
+_Front = tuple[tuple[int, float], ...]
+"""Workspaces in bytes, rising, and the seconds that the profiles predict within each, falling."""
+
+
+def _together(rows: Sequence[_Row]) -> _Front:
+    """Return the seconds of all sites over what each of them may take; empty where some have no front."""
+    fronts = [dict(row.front) for row in rows]
+    if not fronts or not all(fronts):
+        return ()
+    least_bytes = max(min(front) for front in fronts)
+    levels = sorted({n_bytes for front in fronts for n_bytes in front if n_bytes >= least_bytes})
+    return tuple(
+        (
+            level,
+            math.fsum(
+                row.sites * min(time_s for n_bytes, time_s in row.front if n_bytes <= level) for row in rows
+            ),
+        )
+        for level in levels
+    )
 
 
 def draw_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
@@ -124,7 +148,7 @@ def plan_figure(plan: Plan) -> "Figure":
     from matplotlib.figure import Figure
 
     rows = _rows(plan)
-    fronts = _longest([row for row in rows if len(row.front) > 1])
+    fronts = _curves(rows, plan)
     heights = [_HEAD_HEIGHT + _ROW_HEIGHT * len(rows)]
     if fronts:
         heights.append(0.5 + _FRONT_HEIGHT * math.ceil(len(fronts) / _FRONT_COLUMNS))
@@ -132,7 +156,7 @@ def plan_figure(plan: Plan) -> "Figure":
     above, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_rows(above, rows, plan)
     for part in below:
-        _draw_fronts(part, fronts, plan)
+        _draw_fronts(part, fronts, plan.limit_bytes)
     return figure
 
 
@@ -142,12 +166,6 @@ def _rows(plan: Plan) -> list[_Row]:
     for assigned in plan.assignments:
         alike.setdefault((assigned.problem, assigned.division.key), []).append(assigned)
     return [_Row(sites[0], len(sites)) for sites in alike.values()]
-
-
-def _longest(rows: Sequence[_Row]) -> list[_Row]:
-    """Return the rows that take most time, in their order."""
-    chosen = sorted(rows, key=lambda row: row.total_s, reverse=True)[:_FRONTS]
-    return [row for row in rows if row in chosen]
 
 
 def _draw_rows(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
@@ -191,29 +209,70 @@ def _workspaces(assigned: Assignment) -> tuple[Span | None, Span | None]:
     return None if before is None else Span.exact(before), Span.exact(taken)
 
 
-def _draw_fronts(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
-    """Draw the fronts of some convolutions, each for itself."""
+@dataclasses.dataclass(frozen=True)
+class _Curve:
+    """A front as it is drawn.
+
+    Attributes:
+        title: of what.
+        front: at least two points.
+        room_bytes: up to which it is known.
+        now: bytes and seconds, by the profiles, of what runs.
+        look: of that.
+    """
+
+    title: str
+    front: _Front
+    room_bytes: int
+    now: tuple[int, float]
+    look: Look
+
+
+def _curves(rows: Sequence[_Row], plan: Plan) -> list[_Curve]:
+    """Return what less workspace would cost: of all sites together, and of those that take most time."""
+    is_sharing = plan.mode is Mode.SHARING
+    able = [row for row in rows if len(row.front) > 1]
+    longest = sorted(able, key=lambda row: row.total_s, reverse=True)[:_FRONTS]
+    curves = [
+        _Curve(
+            str(row.shown.site),
+            row.front,
+            division.workspace_bytes if is_sharing else plan.limit_bytes,  # its share: no more is known
+            (division.workspace_bytes, division.time_s),
+            row.look,
+        )
+        for row in rows
+        if row in longest
+        for division in [row.shown.division]
+    ]
+    together = () if is_sharing else _together(rows)  # what shares are worth, an integer programme tells
+    if len(together) < 2:
+        return curves
+    now = (plan.workspace_bytes, plan.time_s)
+    return [_Curve("all of them together", together, plan.limit_bytes, now, _ALL), *curves]
+
+
+def _draw_fronts(part: "SubFigure", curves: Sequence[_Curve], limit_bytes: int) -> None:
+    """Draw some fronts, each for itself."""
     part.suptitle(
-        "What less workspace would cost, where most time is spent: ms by the profiles, within each workspace"
+        "What a lower limit for each would cost, where most time is spent: ms by the profiles, over the limit"
     )
-    lines = math.ceil(len(rows) / _FRONT_COLUMNS)
+    lines = math.ceil(len(curves) / _FRONT_COLUMNS)
     every = [*part.subplots(lines, _FRONT_COLUMNS, squeeze=False).flat]
-    for axes, row in zip(every, rows, strict=False):
-        _draw_front(axes, row, plan)
-    for axes in every[len(rows) :]:
+    for axes, curve in zip(every, curves, strict=False):
+        _draw_front(axes, curve, limit_bytes)
+    for axes in every[len(curves) :]:
         axes.set_axis_off()
 
 
-def _draw_front(axes: "Axes", row: _Row, plan: Plan) -> None:
+def _draw_front(axes: "Axes", curve: _Curve, limit_bytes: int) -> None:
     """Draw the least time within each workspace: steps, as nothing lies between two divisions."""
-    now = row.shown.division
-    room = now.workspace_bytes if plan.mode is Mode.SHARING else plan.limit_bytes  # beyond, nothing is known
-    n_bytes = [each.workspace_bytes for each in row.front]
-    ms = [each.time_s / _MS for each in row.front]
-    axes.step([*n_bytes, max(room, n_bytes[-1])], [*ms, ms[-1]], where="post", color=GREY, linewidth=1)
+    n_bytes, ms = [each for each, _ in curve.front], [seconds / _MS for _, seconds in curve.front]
+    ends = [*n_bytes, max(curve.room_bytes, n_bytes[-1])]
+    axes.step(ends, [*ms, ms[-1]], where="post", color=GREY, linewidth=1)
     axes.plot(n_bytes, ms, ".", markersize=4, color=GREY)
-    axes.plot(now.workspace_bytes, now.time_s / _MS, markersize=5, **row.look.mark)
-    drawing.scale_bytes(axes, [plan.limit_bytes])
-    drawing.draw_limit(axes, plan.limit_bytes)
+    axes.plot(curve.now[0], curve.now[1] / _MS, markersize=5, **curve.look.mark)
+    drawing.scale_bytes(axes, [limit_bytes])
+    drawing.draw_limit(axes, limit_bytes)
     axes.set_ylim(bottom=0)
-    axes.set_title(str(row.shown.site), loc="left")
+    axes.set_title(curve.title, loc="left")

@@ -173,7 +173,7 @@ def test_an_interrupt_ends_without_a_word() -> None:
 def test_a_forecast_is_drawn_beside_what_is_printed(tmp_path: Path) -> None:
     shape = ("--input", "16x64x16x16", "--eval", "--workspace-limit", "1MiB")
 
-    result = forecast("wide", *shape, "--figure", tmp_path / "forecast.html")
+    result = forecast("wide", *shape, "--plot", tmp_path / "forecast.html")
 
     assert result.stdout == f"{forecast('wide', *shape).stdout}It is drawn in {tmp_path / 'forecast.html'}.\n"
     assert "limit          Sites that fit into 1 MiB" in (tmp_path / "forecast.html").read_text("utf-8")

@@ -46,14 +46,14 @@ def test_show_prints_json_and_nothing_else(plan_path: Path) -> None:
 def test_show_draws_a_plan_beside_what_it_prints(plan_path: Path, tmp_path: Path) -> None:
     picture = tmp_path / "plan.html"
 
-    result = run("show", plan_path, "--figure", picture)
+    result = run("show", plan_path, "--plot", picture)
 
     assert result.stdout == f"{render_plan(a_plan())}\nIt is drawn in {picture}.\n"
     assert "<svg" in picture.read_text(encoding="utf-8")
 
 
 def test_where_a_plan_is_drawn_is_said_beside_json(plan_path: Path, tmp_path: Path) -> None:
-    result = run("show", plan_path, "--json", "--figure", tmp_path / "plan.svg")
+    result = run("show", plan_path, "--json", "--plot", tmp_path / "plan.svg")
 
     assert json.loads(result.stdout)["limit_bytes"] == 2048
     assert result.stderr == f"It is drawn in {tmp_path / 'plan.svg'}.\n"

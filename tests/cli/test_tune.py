@@ -105,8 +105,8 @@ def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
             "its folder must exist and be writable, but got 'no_such_folder/plan.json'.",
         ),
         ("--output", ".", "is a directory."),
-        ("--figure", "plan.gif", "must end in .svg, .pdf, .png, .html, but got 'plan.gif'."),
-        ("--figure", "no_such_folder/plan.svg", "its folder must exist and be writable, but got"),
+        ("--plot", "plan.gif", "must end in .svg, .pdf, .png, .html, but got 'plan.gif'."),
+        ("--plot", "no_such_folder/plan.svg", "its folder must exist and be writable, but got"),
     ],
 )
 def test_a_wrong_option_is_a_usage_error(option: str, value: str, message: str) -> None:
