@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mucudnn.backends import Backend
 from mucudnn.calls import (
     ConvArguments,
+    as_autocast,
     autocast_dtype,
     is_traced,
     own_call,
@@ -194,11 +195,12 @@ class PatchedForward:
 
         Graphs that are exported leave this process, in which the operator finds what is divided.
         """
+        if _is_exported() or call.image.dim() != call.weight.dim() or _is_transformed():
+            return None
         kind = call.image.device.type
-        if _is_exported() or (_has_autocast(kind) and torch.is_autocast_enabled(kind)):
-            return None
-        if call.image.dim() != call.weight.dim() or _is_transformed():
-            return None
+        if _has_autocast(kind) and torch.is_autocast_enabled(kind):  # which knows nothing of the operator
+            cast = as_autocast(call.image, call.weight, call.bias, torch.get_autocast_dtype(kind))
+            call = Call(*cast, call.settings)
         image, arguments = padded(self._module, call)
         return convolve(image, call.weight, call.bias, arguments, self._name)
 

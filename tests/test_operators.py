@@ -179,14 +179,61 @@ def test_code_that_the_default_compiler_writes_gives_the_same_numbers(
     assert "aten.convolution" not in written
 
 
-def test_under_autocast_a_graph_holds_pytorchs_own() -> None:
-    twin, images = a_module(nn.Conv2d).float(), images_for(nn.Conv2d).detach().float()
-    with torch.autocast("cpu", torch.bfloat16):
-        module = divided(twin, images)
-        result = torch.compile(module, backend="eager", fullgraph=True)(images)
-        expected = twin(images)
+class _Autocast(nn.Module):
+    """Enters autocast within what is compiled."""
 
-    assert torch.equal(result, expected)
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.model(images)
+
+
+def autocast_step(model: Any, images: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Return the result under autocast, then the gradients by a backward pass outside of it."""
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(images)
+    return [y, *torch.autograd.grad(y.float().square().mean(), [images, *parameters])]
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_under_autocast_a_graph_is_divided_in_autocasts_type(
+    backend: str, is_inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    twin, images = a_chain().float(), a_batch().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
+    compiled = torch.compile(_Autocast(model) if is_inside else model, backend=backend, fullgraph=True)
+    seen: list[torch.dtype] = []
+    own = PatchedForward.compute
+    monkeypatch.setattr(PatchedForward, "compute", lambda *args: (seen.append(args[1].dtype), own(*args))[1])
+
+    found = autocast_step(compiled, images, [*model.parameters()])
+
+    assert seen == [torch.bfloat16] * 2
+    expected = autocast_step(model, images, [*model.parameters()])
+    for result, eager, of_twin in zip(
+        found, expected, autocast_step(twin, images, [*twin.parameters()]), strict=True
+    ):
+        assert (result.dtype, result.stride()) == (of_twin.dtype, of_twin.stride())
+        assert torch.equal(result, eager)
+        scale = max(of_twin.abs().max().item(), 1e-3)
+        torch.testing.assert_close(result, of_twin, rtol=0, atol=0.02 * scale)
+
+
+def test_a_graph_under_autocast_says_that_it_was_tuned_without() -> None:
+    twin, images = a_module(nn.Conv2d).float(), images_for(nn.Conv2d).detach().float()
+    module = divided(twin, images)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.warns(UntunedWarning, match="was tuned for .* float32.*, but meets .* bfloat16"):
+            result = compiled(images)
+        assert torch.equal(result, twin(images))
 
 
 def test_an_exported_model_holds_pytorchs_own() -> None:
