@@ -135,6 +135,11 @@ def _extracted(
         warnings.filterwarnings("ignore", _HOOKS_OF_A_COMPILED_MODEL)  # these are ours, and soon gone
         _run(model, recorders, functions, arguments)
     reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
+    reasons |= {
+        path: _AS_FUNCTION
+        for path, recorder in recorders.items()
+        if reasons[path] == _UNREACHED and id(recorder.module) in functions.calling
+    }
     order = sorted(recorders.items(), key=lambda named: named[1].turn)
     calls = tuple(
         SiteCall(path, variant, problem, ops, recorder.needed[problem])
@@ -161,15 +166,17 @@ _here = _Here()
 
 
 class _Functions(TorchFunctionMode):
-    """Finds the modules that call convolutions as functions, but for those that stand for one.
+    """Finds the modules that call convolutions as functions.
 
     Attributes:
-        callers: their paths, in the order in which they were met.
+        callers: the paths of those that are no convolutions, in the order in which they were met.
+        calling: the ids of convolutions that do, such as one whose `forward` standardises its weight first.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.callers: dict[str, None] = {}
+        self.calling: set[int] = set()
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._running: list[nn.Module] = []
 
@@ -202,10 +209,24 @@ class _Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Compute `func`, and remember who has called it if it is a convolution."""
-        if func in FUNCTIONS and not (_here.recorded or any(map(kind_of, self._running))):
-            known = (self._paths.get(id(module)) for module in reversed(self._running))
-            self.callers.setdefault(next((path for path in known if path is not None), ""))
+        if func in FUNCTIONS and not _here.recorded:
+            self._note_caller()
         return func(*args, **(kwargs or {}))
+
+    def _note_caller(self) -> None:
+        """Remember whom a call is of: the innermost convolution, if it is within any, or else module."""
+        inside = [*reversed(self._running)]
+        convolution = next((module for module in inside if kind_of(module) is not None), None)
+        if convolution is not None:
+            self.calling.add(id(convolution))
+            return
+        known = (self._paths.get(id(module)) for module in inside)
+        self.callers.setdefault(next((path for path in known if path is not None), ""))
+
+    def forget(self) -> None:
+        """Forget what an earlier pass has shown."""
+        self.callers.clear()
+        self.calling.clear()
 
 
 class _Recorder:
@@ -302,7 +323,7 @@ def _run(
             run_without_arithmetic(model, sample)
             return
         except Exception:  # noqa: BLE001  # whatever a model cannot do without values, it may do with them
-            functions.callers.clear()
+            functions.forget()
             _start(recorders)
         try:
             run_in_earnest(model, sample)

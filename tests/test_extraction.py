@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from mucudnn.errors import NothingToTuneError, OptionError, SampleError
+from mucudnn.errors import NothingToTuneError, OptionError, SampleError, ValuesWarning
 from mucudnn.extraction import CallArguments, Extraction, extract
 from mucudnn.passes import unhooked
 from mucudnn.problem import ConvOp, Layout
@@ -609,6 +609,36 @@ class Halved(nn.ConvTranspose2d):
 def test_a_model_whose_convolutions_cannot_be_divided_is_refused_with_the_reasons() -> None:
     with pytest.raises(SampleError, match="0: Doubled computes its convolution itself"):
         extract(nn.Sequential(Doubled(3, 4, 3)), a_batch())
+
+
+class Standardised(nn.Conv2d):
+    def forward(self, image: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True)
+        return nn.functional.conv2d(image, weight, self.bias)
+
+
+@pytest.mark.parametrize("makes_values", [False, True])
+def test_a_convolution_that_calls_a_function_instead_is_named_with_that_reason(makes_values: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ours = Standardised(3, 4, 3)
+            self.plain = nn.Conv2d(4, 4, 3)
+            self.idle = Standardised(3, 4, 3)
+
+        def forward(self, image: Tensor) -> Tensor:
+            y = self.plain(self.ours(image))
+            return y * y.sum().item() if makes_values else y
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ValuesWarning)
+        extraction = extract(Net(), a_batch())
+
+    assert [call.path for call in extraction.calls] == ["plain"]
+    assert dict(extraction.untouched) == {
+        "ours": "it calls a convolution as a function, and mucudnn.autotune alone divides such calls",
+        "idle": "the sample does not reach its convolution",
+    }
 
 
 def test_every_kind_of_convolution_is_found() -> None:
