@@ -26,7 +26,7 @@ from mucudnn.outcome import Outcome
 from mucudnn.plan import Evidence, Plan
 from mucudnn.problem import Layout
 from mucudnn.profiler import Profiler
-from mucudnn.report import draw_plan, render_plan
+from mucudnn.report import check_matplotlib, draw_plan, render_plan
 from mucudnn.sizes import format_bytes, parse_bytes
 from mucudnn.store import Store, open_store
 from mucudnn.timing import SamplingRule, compare_runs
@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demonstrate(options: argparse.Namespace) -> None:
+    check_matplotlib()
     step = digits_step(options.batch, options.layout == Layout.CHANNELS_LAST)
     _say(
         f"ResNet-18 (32x32), training step on {options.batch} handwritten digits, {options.layout}, "
@@ -102,7 +103,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
 def _keep(plan: Plan, path: Path) -> None:
     """Save the plan, and say whether it is the one of the run before."""
     text = plan.to_text()
-    former = path.read_text(encoding="utf-8") if path.exists() else None
+    former = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
     path.parent.mkdir(parents=True, exist_ok=True)
     plan.save(path)
     again = "" if former is None else ", the same as before" if former == text else ", another than before"

@@ -1,0 +1,1 @@
+"""The processor: PyTorch's own convolution and algorithms made of its operations, weighed in a child."""
