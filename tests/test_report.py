@@ -325,6 +325,22 @@ def test_the_ends_of_the_total_are_those_of_all_sites_at_once() -> None:
     )
 
 
+def test_the_ends_enclose_the_total_though_it_is_no_median_of_quotients() -> None:
+    rounds = ((WINOGRAD.key, Estimate(1.5, 1.45, 1.55, 10)),)  # the quotient of the medians is 2
+    rows = (assigned("conv1", ConvOp.FPROP, WINOGRAD, dataclasses.replace(FASTER, speedups=rounds)),)
+
+    totals = Totals.of(a_mixed_plan(assignments=rows))
+
+    assert totals.speedup == pytest.approx(2)
+    assert totals.ends == pytest.approx((2 * 1.45 / 1.5, 2 * 1.55 / 1.5))
+
+
+def test_where_nothing_was_changed_no_ends_are_told() -> None:
+    plan = a_mixed_plan(assignments=(assigned("conv2", ConvOp.FPROP, OWN, KEPT),))
+
+    assert Totals.of(plan).ends is None
+
+
 @pytest.mark.parametrize(
     "rounds",
     [(), ((WINOGRAD.key, Estimate(2.0, -math.inf, math.inf, 3)),), (("cpu:im2col@32*1", seconds(1.4)),)],

@@ -15,9 +15,9 @@ from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import LIMIT_BYTES
 from bench.cpu.step_lines import DIVIDED, OWN, StepMeasured
 from bench.cpu.step_tables import known_steps
-from mucudnn.intervals import CONFIDENCE, Estimate, Verdict
+from mucudnn.intervals import Estimate, Verdict
 from mucudnn.report import drawing
-from mucudnn.report.drawing import BLUE, GREY, RED, Change, Look, Span
+from mucudnn.report.drawing import BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _STEP_LOOKS: Mapping[Verdict, Look] = {
     Verdict.FASTER: Look("patched, FASTER", BLUE),
     Verdict.SLOWER: Look("patched, SLOWER", RED),
     Verdict.SAME: Look("patched, SAME", GREY),
-    Verdict.AMBIGUOUS: Look("patched, AMBIGUOUS", GREY),
+    Verdict.AMBIGUOUS: Look("patched, AMBIGUOUS", ORANGE),
 }
 
 _STAYS = Look("PyTorch's own stays", GREY, is_hollow=True)
@@ -82,7 +82,7 @@ def steps_figure(steps: Sequence[StepMeasured]) -> "Figure":
     axes.grid()
     axes.set_title(
         f"A training step in seconds, {format_bytes(LIMIT_BYTES)} each convolution: median and "
-        f"{CONFIDENCE:.0%} interval; on the right unpatched / patched",
+        f"{drawing.PERCENT} interval; on the right unpatched / patched",
         loc="left",
     )
     drawing.add_legend(figure, [_BEFORE, *looks])
@@ -108,8 +108,8 @@ def layers_figure(groups: Sequence[tuple[str, Sequence[Measured]]]) -> "Figure":
     medians = [speedup.median for group in chosen for speedup, _ in group.seen]
     every[0].set_ylim(min(_LEAST, *medians) / _BEYOND, max(_MOST, *medians) * _BEYOND)
     figure.suptitle(
-        f"Times as fast as PyTorch's own convolution: every layer with its {CONFIDENCE:.0%} interval, from "
-        "the least to the most; in the titles the sums of times"
+        f"Times as fast as PyTorch's own convolution: every layer with its {drawing.PERCENT} interval, "
+        "from the least to the most; in the titles the quotients of the sums of times"
     )
     drawing.add_legend(figure, (_STAYS, _FASTER, _UNDECIDED, _SLOWER))
     return figure

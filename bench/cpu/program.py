@@ -27,6 +27,7 @@ from bench.cpu.step_lines import StepCase
 from bench.cpu.step_run import StepRun
 from mucudnn.errors import BackendError, MucudnnError
 from mucudnn.problem import ConvOp, Layout
+from mucudnn.report import check_matplotlib
 from mucudnn.report.table import table
 from mucudnn.sizes import parse_bytes
 
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.retell is not None:
         return _retold(Path(options.retell))
     try:
+        check_matplotlib()  # what is measured will be drawn
         limits = tuple(sorted({parse_bytes(limit) for limit in options.limits}))
     except MucudnnError as error:
         print(f"bench.cpu: {error}", file=sys.stderr)
@@ -94,8 +96,8 @@ def _retold(folder: Path) -> int:
     """Write what people read of a folder of results anew; return the exit status."""
     try:
         results.retell(folder)
-    except (OSError, ValueError, KeyError) as error:
-        print(f"bench.cpu: {folder} must hold results, but {error}", file=sys.stderr)
+    except (OSError, EOFError, ValueError, KeyError, TypeError, MucudnnError) as error:
+        print(f"bench.cpu: {folder} cannot be told anew: {error!r}", file=sys.stderr)
         return 2
     return 0
 

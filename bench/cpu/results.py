@@ -58,7 +58,8 @@ def retell(folder: Path) -> None:
     """Write the summary and the pictures of a folder anew, from what else it holds.
 
     Raises:
-        OSError: it has no `env.json`, or cannot be written to.
+        OSError, EOFError: it has no `env.json`, cannot be written to, or has a packed file that is cut off.
+        ValueError, KeyError, TypeError: `env.json` is not what `write` wrote.
     """
     everything = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
     run = {name: everything[name] for name in ("date", "command", "mucudnn", "code", "step code")}

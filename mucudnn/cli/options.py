@@ -140,6 +140,6 @@ channels_last_option = click.option(
 )
 plot_option = click.option(
     "--plot", type=_PictureFile(),
-    help="Where to draw it: a .svg, .pdf or .png, or a page, .html, that has the text as well.",
+    help="Where to draw it: a .svg, .pdf or .png, or a page, .html, that has the table as well.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead: seconds and bytes.")

@@ -1,9 +1,9 @@
 """Plans and forecasts as text, as JSON values and as pictures; measures nothing and never loads torch."""
 
-from mucudnn.report.drawing import checked_kind
-from mucudnn.report.forecast_picture import draw_forecast, forecast_figure
+from mucudnn.report.drawing import check_matplotlib, checked_kind
+from mucudnn.report.forecast_picture import draw_forecast
 from mucudnn.report.forecasts import forecast_as_json, render_forecast
-from mucudnn.report.plan_picture import draw_plan, plan_figure
+from mucudnn.report.plan_picture import draw_plan
 from mucudnn.report.plans import describe_runs, plan_as_json, render_plan
 from mucudnn.report.refusals import refusals_as_json, refusals_of, render_refusals
 from mucudnn.report.totals import Totals, is_kept
@@ -18,6 +18,7 @@ from mucudnn.report.words import (
 __all__ = [
     "DEFAULT_WIDTH",
     "Totals",
+    "check_matplotlib",
     "checked_kind",
     "describe_environment",
     "describe_facts",
@@ -26,10 +27,8 @@ __all__ = [
     "draw_forecast",
     "draw_plan",
     "forecast_as_json",
-    "forecast_figure",
     "is_kept",
     "plan_as_json",
-    "plan_figure",
     "refusals_as_json",
     "refusals_of",
     "render_forecast",

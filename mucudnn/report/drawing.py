@@ -2,7 +2,6 @@
 
 import dataclasses
 import html
-import importlib.util
 import io
 import math
 import os
@@ -11,26 +10,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mucudnn.errors import OptionError
-from mucudnn.intervals import Estimate
+from mucudnn.intervals import CONFIDENCE, Estimate
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, FigureBase
 
+_LEAST_VERSION = (3, 9)
+"""Of matplotlib, as pyproject.toml has it: what is drawn was tried with no older one."""
+
+PERCENT = f"{CONFIDENCE * 100:g} %"
+"""Of intervals, for titles."""
+
 _DATELESS: Mapping[str, dict[str, None]] = {
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
     ".png": {},
 }
-"""What keeps the day out of a file, so that equal pictures are equal bytes."""
+"""What keeps the day out of a file: one version of matplotlib draws equal pictures in equal bytes."""
 
 _PAGE = ".html"
 
 KINDS = (*_DATELESS, _PAGE)
 """How the name of a file that something is drawn into may end."""
 
-GREY, BLUE, ORANGE, RED = "#7f7f7f", "#0072b2", "#e69f00", "#d55e00"
+GREY, BLUE, ORANGE, RED, BLACK = "#7f7f7f", "#0072b2", "#e69f00", "#d55e00", "#000000"
 """Colours that people who see few of them tell apart (Okabe and Ito, "Color Universal Design", 2008)."""
 
 _GRAIN_BYTES = 64 * 2**10
@@ -83,14 +88,30 @@ def checked_kind(path: str | os.PathLike[str]) -> str:
     """Return of what kind a file is that something is to be drawn into: how its name ends, in small letters.
 
     Raises:
-        OptionError: that is none of `KINDS`, or matplotlib is not installed.
+        OptionError: that is none of `KINDS`, or matplotlib cannot be used.
     """
     kind = Path(path).suffix.lower()
     if kind not in KINDS:
         raise OptionError(f"The name of a picture must end in {', '.join(KINDS)}, but got '{path}'.")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise OptionError("matplotlib must be installed to draw; pip install 'mucudnn[plots]' adds it.")
+    check_matplotlib()
     return kind
+
+
+def check_matplotlib() -> None:
+    """Verify that matplotlib can be used.
+
+    Raises:
+        OptionError: it is not installed, or does not work, or is too old.
+    """
+    try:
+        import matplotlib.figure
+    except ImportError as error:
+        raise OptionError(
+            f"matplotlib must be installed to draw ({error}); pip install 'mucudnn[plots]' adds it."
+        ) from error
+    if matplotlib.__version_info__[:2] < _LEAST_VERSION:
+        least = ".".join(map(str, _LEAST_VERSION))
+        raise OptionError(f"matplotlib must be {least} or later to draw, but is {matplotlib.__version__}.")
 
 
 def save(
@@ -105,7 +126,7 @@ def save(
         text: makes that of the page.
 
     Raises:
-        OptionError: the name ends with none of `KINDS`, or matplotlib is not installed.
+        OptionError: the name ends with none of `KINDS`, or matplotlib cannot be used.
         OSError: the file cannot be written.
     """
     kind = checked_kind(path)
@@ -231,14 +252,19 @@ def name_lines(axes: "Axes", names: Sequence[str], notes: Sequence[str]) -> None
 
 
 def scale_bytes(axes: "Axes", amounts: Iterable[float]) -> None:
-    """Have a horizontal axis of bytes, in powers of two, from nothing to somewhat above all `amounts`."""
+    """Have a horizontal axis of bytes, in powers of two, from nothing to above all `amounts`."""
     top = max([_GRAIN_BYTES, *amounts])
-    steps = range(math.ceil(math.log(top / _GRAIN_BYTES, 8)) + 1)
-    ticks = [0, *(_GRAIN_BYTES * 8**step for step in steps)]
+    octaves = math.ceil(math.log2(top / _GRAIN_BYTES))
+    step = 3 * math.ceil((octaves + 1) / (3 * _TICKS))
+    ticks = [0, *(_GRAIN_BYTES * 2**octave for octave in range(0, octaves + 1, step))]
     axes.set_xscale("symlog", base=2, linthresh=_GRAIN_BYTES)
-    axes.set_xlim(-_GRAIN_BYTES / 4, 2 * top)
-    axes.set_xticks(ticks, [format_bytes(tick) for tick in ticks])
+    axes.set_xlim(-_GRAIN_BYTES / 4, 2.0 * top)
+    axes.set_xticks([float(tick) for tick in ticks], [format_bytes(tick) for tick in ticks])
     axes.minorticks_off()
+
+
+_TICKS = 5
+"""How many amounts, beside nothing, an axis of bytes names at most."""
 
 
 def draw_limit(axes: "Axes", limit_bytes: int) -> None:
@@ -249,14 +275,18 @@ def draw_limit(axes: "Axes", limit_bytes: int) -> None:
 _LIMIT: Mapping[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.8}
 
 
-def add_legend(figure: "FigureBase", looks: Iterable[Look], limit_bytes: int | None = None) -> None:
-    """Say below a figure what its marks are, each once, and what the limit is."""
+def add_legend(figure: "FigureBase", looks: Iterable[Look], limit: str | None = None) -> None:
+    """Say below a figure what its marks are, each once, and what the line of the limit is."""
     from matplotlib.lines import Line2D
 
     handles = [
         Line2D([], [], linestyle="", markersize=4, label=look.text, **look.mark)
         for look in dict.fromkeys(looks)
     ]
-    if limit_bytes is not None:
-        handles.append(Line2D([], [], label=f"limit, {format_bytes(limit_bytes)}", **_LIMIT))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    if limit is not None:
+        handles.append(Line2D([], [], label=limit, **_LIMIT))
+    columns = min(_LEGEND_COLUMNS, len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
+
+
+_LEGEND_COLUMNS = 5

@@ -10,6 +10,7 @@ from mucudnn.plan import ConvSite
 from mucudnn.report import drawing
 from mucudnn.report.drawing import GREY, Change, Look, Span
 from mucudnn.report.forecasts import render_forecast
+from mucudnn.report.words import elided
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEAD_HEIGHT, _ROW_HEIGHT = 10.0, 1.9, 0.17
 """Inches."""
+
+_LONGEST = 60
+"""Characters of a name."""
 
 _UNDIVIDED = Look("undivided", GREY, is_hollow=True)
 
@@ -29,16 +33,19 @@ class _Row:
     Attributes:
         sites: where that is.
         forecast: its workspaces.
+        is_transposed: whether they are of transposed convolutions.
     """
 
     sites: Sequence[ConvSite]
     forecast: ProblemForecast
+    is_transposed: bool
 
     @property
     def name(self) -> str:
         """The first of the sites, and how many more there are."""
         more = f" and {len(self.sites) - 1} more" if len(self.sites) > 1 else ""
-        return f"{self.sites[0]}{more}"
+        transposed = " (transposed)" if self.is_transposed else ""
+        return f"{elided(str(self.sites[0]), _LONGEST)}{transposed}{more}"
 
     @property
     def parts(self) -> list[Need]:
@@ -61,7 +68,7 @@ def draw_forecast(forecast: Forecast, path: str | os.PathLike[str], limit_bytes:
         limit_bytes: a workspace limit for each site.
 
     Raises:
-        OptionError: the name ends otherwise, or matplotlib is not installed.
+        OptionError: the name ends otherwise, or matplotlib cannot be used.
         OSError: the file cannot be written.
     """
     drawing.save(
@@ -88,10 +95,15 @@ def forecast_figure(forecast: Forecast, limit_bytes: int | None = None) -> "Figu
     if limit_bytes is not None:
         drawing.draw_limit(axes, limit_bytes)
     axes.grid()
-    axes.set_title("Workspace of the first-ranked plan; on the right undivided", loc="left")
+    axes.set_title(
+        "Workspace of the first-ranked plan (parts of 16-bit weight gradients with their float32 sum); "
+        "on the right undivided",
+        loc="left",
+    )
     kinds = dict.fromkeys(f"{row.forecast.problem.dtype} {row.forecast.problem.layout}" for row in rows)
     figure.suptitle(f"{forecast.device}\n{', '.join([forecast.library, *kinds, *forecast.settings])}")
-    drawing.add_legend(figure, [_UNDIVIDED], limit_bytes)
+    limit = None if limit_bytes is None else f"limit for each, {format_bytes(limit_bytes)}"
+    drawing.add_legend(figure, [_UNDIVIDED], limit)
     return figure
 
 
@@ -101,7 +113,7 @@ def _rows(forecast: Forecast) -> list[_Row]:
     for site in forecast.sites:
         key = (site.forecast, site.occurrence.is_transposed)
         alike.setdefault(key, []).append(site.occurrence.site)
-    return [_Row(sites, found) for (found, _), sites in alike.items()]
+    return [_Row(sites, found, is_transposed) for (found, is_transposed), sites in alike.items()]
 
 
 def _part_bytes(rows: Sequence[_Row]) -> list[int]:

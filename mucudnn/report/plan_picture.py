@@ -1,25 +1,25 @@
 """Plans as pictures: times before and now, workspaces against the limit, and what less workspace would cost.
 
-Nothing is measured, and equal plans give equal pictures, byte for byte.
+Nothing is measured, and equal plans give equal pictures.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 import os
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mucudnn.choices import Mode
-from mucudnn.intervals import CONFIDENCE, Verdict
+from mucudnn.intervals import Verdict
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.report import drawing
-from mucudnn.report.drawing import BLUE, GREY, ORANGE, RED, Change, Look, Span
+from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.totals import is_kept, seen_at, speedup_at
-from mucudnn.report.words import describe_environment
+from mucudnn.report.words import describe_environment, elided
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -34,8 +34,13 @@ _FRONT_COLUMNS = 3
 _FRONTS = 8
 """How many convolutions are drawn with their fronts: those that take most time, all equal ones together."""
 
-_LONGEST = 44
-"""Characters of what runs; the table has the rest."""
+_LONGEST = 48
+"""Characters of a name, and of what runs; the table has the rest."""
+
+_TITLE_LONGEST = 44
+"""Characters of a title above one of several fronts."""
+
+_DEVICE_LONGEST = 150
 
 _MS = 1e-3
 
@@ -43,14 +48,14 @@ _BEFORE = Look("before: PyTorch's own", GREY, is_hollow=True)
 _KEPT = Look("PyTorch's own stays", GREY)
 _FASTER = Look("now, FASTER", BLUE)
 _FORCED = Look("now; the limit forbids PyTorch's own", ORANGE)
-_OTHER = Look("now, not FASTER; PyTorch's own needs more than it may take", RED)
-_UNTIMED = Look("now, not timed", GREY)
-_ALL = Look("the plan", BLUE)
+_OTHER = Look("now, not FASTER: PyTorch's own does not fit", RED)
+_UNTIMED = Look("now, not timed", BLACK, is_hollow=True)
+_ALL = Look("the plan", BLACK)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """Sites with one problem and one division, which were measured once.
+    """Sites with one problem and one division.
 
     Attributes:
         shown: one of them.
@@ -64,7 +69,8 @@ class _Row:
     def name(self) -> str:
         """Where that is."""
         more = f" and {self.sites - 1} more" if self.sites > 1 else ""
-        return f"{self.shown.site}{more}{', predicted' * seen_at(self.shown).is_predicted}"
+        where = elided(str(self.shown.site), _LONGEST)
+        return f"{where}{more}{', predicted' * seen_at(self.shown).is_predicted}"
 
     @property
     def gain(self) -> str:
@@ -75,7 +81,7 @@ class _Row:
     @property
     def runs(self) -> str:
         """What runs."""
-        return textwrap.shorten(" + ".join(describe_runs(self.shown.division)), _LONGEST, placeholder=" …")
+        return elided(" + ".join(describe_runs(self.shown.division)), _LONGEST)
 
     @property
     def look(self) -> Look:
@@ -136,7 +142,7 @@ def draw_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         path: of the file; its ending says of what kind: .svg, .pdf, .png, .html.
 
     Raises:
-        OptionError: the name ends otherwise, or matplotlib is not installed.
+        OptionError: the name ends otherwise, or matplotlib cannot be used.
         OSError: the file cannot be written.
     """
     title = f"mucudnn: convolutions within {format_bytes(plan.limit_bytes)}"
@@ -156,7 +162,7 @@ def plan_figure(plan: Plan) -> "Figure":
     above, *below = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_rows(above, rows, plan)
     for part in below:
-        _draw_fronts(part, fronts, plan.limit_bytes)
+        _draw_fronts(part, fronts, plan)
     return figure
 
 
@@ -176,7 +182,7 @@ def _draw_rows(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
     drawing.draw_changes(workspaces, takes, _BEFORE)
     drawing.name_lines(times, [row.name for row in rows], [row.gain for row in rows])
     drawing.name_lines(workspaces, [""] * len(rows), [row.runs for row in rows])
-    times.set_title(f"Time of one in ms, median and {CONFIDENCE:.0%} interval; speedup", loc="left")
+    times.set_title(f"Time of one in ms, median and {drawing.PERCENT} interval; speedup", loc="left")
     times.set_xlim(left=0)
     workspaces.set_title("Workspace; what runs now", loc="left")
     known = [span.middle for each in takes for span in (each.before, each.now) if span is not None]
@@ -185,13 +191,15 @@ def _draw_rows(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
     for axes in (times, workspaces):
         axes.grid()
     part.suptitle(_title(plan))
-    drawing.add_legend(part, [_BEFORE, *(row.look for row in rows)], plan.limit_bytes)
+    whose = " of all together" if plan.mode is Mode.SHARING else ""
+    limit = f"limit{whose}, {format_bytes(plan.limit_bytes)}"
+    drawing.add_legend(part, [_BEFORE, *(row.look for row in rows)], limit)
 
 
 def _title(plan: Plan) -> str:
     whose = "all together" if plan.mode is Mode.SHARING else "each"
     device = describe_environment(plan.environment)["device"]
-    return f"Convolutions within {format_bytes(plan.limit_bytes)} {whose}\n{textwrap.shorten(device, 160)}"
+    return f"Convolutions within {format_bytes(plan.limit_bytes)} {whose}\n{elided(device, _DEVICE_LONGEST)}"
 
 
 def _times(assigned: Assignment) -> tuple[Span | None, Span | None]:
@@ -231,11 +239,11 @@ class _Curve:
 def _curves(rows: Sequence[_Row], plan: Plan) -> list[_Curve]:
     """Return what less workspace would cost: of all sites together, and of those that take most time."""
     is_sharing = plan.mode is Mode.SHARING
-    able = [row for row in rows if len(row.front) > 1]
-    longest = sorted(able, key=lambda row: row.total_s, reverse=True)[:_FRONTS]
+    ranked = sorted(rows, key=lambda row: row.total_s, reverse=True)
+    longest = [*itertools.islice((row for row in ranked if len(row.front) > 1), _FRONTS)]
     curves = [
         _Curve(
-            str(row.shown.site),
+            elided(str(row.shown.site), _TITLE_LONGEST),
             row.front,
             division.workspace_bytes if is_sharing else plan.limit_bytes,  # its share: no more is known
             (division.workspace_bytes, division.time_s),
@@ -249,30 +257,33 @@ def _curves(rows: Sequence[_Row], plan: Plan) -> list[_Curve]:
     if len(together) < 2:
         return curves
     now = (plan.workspace_bytes, plan.time_s)
-    return [_Curve("all of them together", together, plan.limit_bytes, now, _ALL), *curves]
+    return [_Curve("all convolutions (black: the plan)", together, plan.limit_bytes, now, _ALL), *curves]
 
 
-def _draw_fronts(part: "SubFigure", curves: Sequence[_Curve], limit_bytes: int) -> None:
+def _draw_fronts(part: "SubFigure", curves: Sequence[_Curve], plan: Plan) -> None:
     """Draw some fronts, each for itself."""
+    what = "smaller share" if plan.mode is Mode.SHARING else "lower limit for each"
     part.suptitle(
-        "What a lower limit for each would cost, where most time is spent: ms by the profiles, over the limit"
+        f"What a {what} would cost, of what took most time and has a choice: "
+        "ms by the profiles, over workspace"
     )
     lines = math.ceil(len(curves) / _FRONT_COLUMNS)
     every = [*part.subplots(lines, _FRONT_COLUMNS, squeeze=False).flat]
     for axes, curve in zip(every, curves, strict=False):
-        _draw_front(axes, curve, limit_bytes)
+        _draw_front(axes, curve, plan)
     for axes in every[len(curves) :]:
         axes.set_axis_off()
 
 
-def _draw_front(axes: "Axes", curve: _Curve, limit_bytes: int) -> None:
+def _draw_front(axes: "Axes", curve: _Curve, plan: Plan) -> None:
     """Draw the least time within each workspace: steps, as nothing lies between two divisions."""
     n_bytes, ms = [each for each, _ in curve.front], [seconds / _MS for _, seconds in curve.front]
     ends = [*n_bytes, max(curve.room_bytes, n_bytes[-1])]
     axes.step(ends, [*ms, ms[-1]], where="post", color=GREY, linewidth=1)
     axes.plot(n_bytes, ms, ".", markersize=4, color=GREY)
     axes.plot(curve.now[0], curve.now[1] / _MS, markersize=5, **curve.look.mark)
-    drawing.scale_bytes(axes, [limit_bytes])
-    drawing.draw_limit(axes, limit_bytes)
+    drawing.scale_bytes(axes, [plan.limit_bytes])
+    if plan.mode is Mode.REUSE:  # in sharing mode it is the limit of a sum
+        drawing.draw_limit(axes, plan.limit_bytes)
     axes.set_ylim(bottom=0)
     axes.set_title(curve.title, loc="left")

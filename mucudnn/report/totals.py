@@ -25,7 +25,8 @@ class Totals:
         before_s: what ran before, over the paired sites.
         now_s: what runs now, over the paired sites.
         ends: the speedup of the paired sites if each was at the lower end of its own interval, and if each
-            was at the upper: further apart than a 95 % interval of the total. None if some has no interval.
+            was at the upper; no confidence is claimed for that. None if some changed site has no interval, or
+            none was changed.
         without_base: number of those whose time now is known, but not that before.
         without_base_s: what runs now, over the sites without a base.
         predicted: number of paired sites whose times were predicted, not measured.
@@ -70,6 +71,10 @@ class Totals:
             for seen in [seen_at(each)]
             if seen.reference and seen.chosen
         ]
+        called = [
+            (call.reference.median, (call.divided if call.is_faster else call.reference).median)
+            for call in plan.calls
+        ]
         gained = [call.speedup if call.is_faster else _UNCHANGED for call in plan.calls]
         alone = [seen.chosen.median for seen in evidence if seen.chosen and not seen.reference]
         return cls(
@@ -81,17 +86,15 @@ class Totals:
             paired=len(pairs),
             before_s=math.fsum(before for before, _ in pairs),
             now_s=math.fsum(now for _, now in pairs),
-            ends=_ends([before for before, _ in pairs], speedups),
+            ends=_ends(pairs, speedups),
             without_base=len(alone),
             without_base_s=math.fsum(alone),
             predicted=sum(seen.is_predicted and bool(seen.reference and seen.chosen) for seen in evidence),
             calls=len(plan.calls),
             calls_undone=sum(not call.is_faster for call in plan.calls),
-            calls_before_s=math.fsum(call.reference.median for call in plan.calls),
-            calls_now_s=math.fsum(
-                (call.divided if call.is_faster else call.reference).median for call in plan.calls
-            ),
-            calls_ends=_ends([call.reference.median for call in plan.calls], gained),
+            calls_before_s=math.fsum(before for before, _ in called),
+            calls_now_s=math.fsum(now for _, now in called),
+            calls_ends=_ends(called, gained),
         )
 
     @property
@@ -105,15 +108,22 @@ class Totals:
         return self.calls_before_s / self.calls_now_s if self.calls_now_s > 0 else None
 
 
-def _ends(before_s: Sequence[float], speedups: Sequence[Estimate | None]) -> tuple[float, float] | None:
-    """Return how many times as fast all is, with each at the lower end of its interval, and at the upper."""
+def _ends(
+    times: Sequence[tuple[float, float]], speedups: Sequence[Estimate | None]
+) -> tuple[float, float] | None:
+    """Return how many times as fast all is, with each at the lower end of its interval, and at the upper.
+
+    Args:
+        times: seconds before and now, of each.
+        speedups: of each; what is unchanged cannot move.
+    """
     known = [each for each in speedups if each is not None and each.low > 0 and math.isfinite(each.high)]
-    total_s = math.fsum(before_s)
-    if len(known) < len(before_s) or total_s <= 0:
+    before_s = math.fsum(before for before, _ in times)
+    if len(known) < len(times) or all(each is _UNCHANGED for each in known) or before_s <= 0:
         return None
-    slowest_s = math.fsum(seconds / each.low for seconds, each in zip(before_s, known, strict=True))
-    fastest_s = math.fsum(seconds / each.high for seconds, each in zip(before_s, known, strict=True))
-    return total_s / slowest_s, total_s / fastest_s
+    slowest_s = math.fsum(now * each.median / each.low for (_, now), each in zip(times, known, strict=True))
+    fastest_s = math.fsum(now * each.median / each.high for (_, now), each in zip(times, known, strict=True))
+    return before_s / slowest_s, before_s / fastest_s
 
 
 def _interval_at(assigned: Assignment) -> Estimate | None:

@@ -69,5 +69,13 @@ def render_notes(notes: Iterable[tuple[str, str]], width: int = DEFAULT_WIDTH) -
     ]
 
 
+def elided(text: str, longest: int) -> str:
+    """Return a text of at most `longest` characters: of what is longer the middle is left out."""
+    if len(text) <= longest:
+        return text
+    behind = (longest - 1) // 2
+    return f"{text[: longest - 1 - behind]}…{text[len(text) - behind :]}"
+
+
 def _by(sizes: tuple[int, ...]) -> str:
     return "x".join(str(size) for size in sizes)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,25 @@ def test_a_reader_who_leaves_early_does_not_cost_the_plan(tuned: Tuned, tmp_path
 
     os.close(writing)
     assert output.read_text() == tuned.plan.read_text()
+
+
+def test_a_plan_is_drawn_and_saved(tuned: Tuned, tmp_path: Path) -> None:
+    output, picture = tmp_path / "plan.json", tmp_path / "plan.html"
+
+    result = tune("conv", *SMALL, "--store", tuned.store, "-o", output, "--plot", picture)
+
+    assert result.stdout.endswith(f"The plan is saved in {output}.\nIt is drawn in {picture}.\n")
+    assert "<svg" in picture.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("tuned")
+def test_where_nothing_can_be_drawn_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    result = tune("broken", *SMALL, "--plot", "plan.svg")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "pip install 'mucudnn[plots]' adds it." in result.stderr
 
 
 def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
