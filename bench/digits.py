@@ -8,12 +8,14 @@ import argparse
 import copy
 import dataclasses
 import hashlib
+import math
 import sys
 import time
 from pathlib import Path
 
 import torch
 
+from bench.payback import break_even
 from bench.steps import Differences, TrainingStep, copy_of, differences, digits_step, in_float64
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
@@ -83,10 +85,8 @@ def _demonstrate(options: argparse.Namespace) -> None:
         plan = tune(
             step.model, step.images, options.limit, mode=options.mode, policy=options.policy, store=store
         )
-        _say(
-            f"Tuned in {time.perf_counter() - start:.0f} s: {store.count() - known} trials were measured, "
-            f"{known} were known."
-        )
+        tuning_s = time.perf_counter() - start
+        _say(f"Tuned in {tuning_s:.0f} s: {store.count() - known} trials were measured, {known} were known.")
         _keep(plan, Path(options.plan))
         shown = _with_bases(plan, store)
     _say(render_plan(shown))
@@ -95,7 +95,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
     _say(f"Drawn, with that table: {page}.")
     patched = copy_of(step)
     apply(patched.model, plan)
-    _show_step(step, patched)
+    _show_step(step, patched, tuning_s)
     _show_memory(plan, options)
     _show_proof(step, patched, plan)
 
@@ -140,8 +140,8 @@ def _against(own: str, division: str, seen: Outcome, evidence: Evidence) -> Evid
     )
 
 
-def _show_step(unpatched: TrainingStep, patched: TrainingStep) -> None:
-    """Time both training steps in the same rounds."""
+def _show_step(unpatched: TrainingStep, patched: TrainingStep, tuning_s: float) -> None:
+    """Time both training steps in the same rounds, and tell when tuning has paid for itself."""
     times = compare_runs({"unpatched": copy_of(unpatched), "patched": copy_of(patched)}, _STEPS)
     base, present = times["unpatched"], times["patched"]
     verdict = compare(base.samples_s, present.samples_s)
@@ -153,6 +153,11 @@ def _show_step(unpatched: TrainingStep, patched: TrainingStep) -> None:
         f"  patched / unpatched  {relative.median:.3f} [{relative.low:.3f}, {relative.high:.3f}]  {verdict}  "
         f"(median and 95 % interval of {relative.samples} pairs)"
     )
+    paid = break_even(tuning_s, base.samples_s, present.samples_s)
+    steps, low, high = (
+        f"{each:.0f}" if math.isfinite(each) else "∞" for each in (paid.median, paid.low, paid.high)
+    )
+    _say(f"  the {tuning_s:.0f} s of tuning are paid back after {steps} [{low}, {high}] steps")
 
 
 def _show_memory(plan: Plan, options: argparse.Namespace) -> None:

@@ -1,10 +1,10 @@
 """What was measured of a training step: one line of JSON each."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 
 from bench.cpu.rounds import Rounds
+from bench.payback import break_even
 from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
 from mucudnn.problem import Layout
 
@@ -106,13 +106,8 @@ class StepMeasured:
     @property
     def break_even(self) -> Estimate:
         """Steps after which the time saved exceeds that of tuning; infinity where nothing is saved."""
-        pairs = zip(self.rounds.samples_s(OWN), self.rounds.samples_s(DIVIDED), strict=True)
-        saved = estimate([own - divided for own, divided in pairs])
-        median, low, high = (self._steps(each) for each in (saved.median, saved.high, saved.low))
-        return Estimate(median, low, high, saved.samples)
-
-    def _steps(self, saved_s: float) -> float:
-        return self.tuned.seconds / saved_s if saved_s > 0 else math.inf
+        before_s, now_s = (self.rounds.samples_s(name) for name in (OWN, DIVIDED))
+        return break_even(self.tuned.seconds, before_s, now_s)
 
 
 @dataclasses.dataclass(frozen=True)
