@@ -108,15 +108,33 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         ops: "auto", or the ops that are wanted, of those that the pass needs.
 
     Raises:
-        SampleError: the model cannot be run on the sample.
+        SampleError: the model cannot be run on the sample, or is sharded by `fully_shard`.
         NothingToTuneError: it can, but has no convolution that can be divided, or none that needs the ops.
         OptionError: `ops` is none of the choices.
     """
     wanted = wanted_ops(ops, is_training=model.training)
+    _check_unsharded(model)
     with examined(model):
         return _extracted(
             model, CallArguments.of(sample), wanted, is_inference=ops == "auto" and not model.training
         )
+
+
+def _check_unsharded(model: nn.Module) -> None:
+    """Verify that no part of the model is sharded by FSDP2.
+
+    Its hooks make parameters whole and keep in mind that they are, until a backward pass; after a pass that
+    leaves the model as it was, the next step would meet sharded ones.
+
+    Raises:
+        SampleError: a part is.
+    """
+    for path, module in model.named_modules():
+        if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
+            raise SampleError(
+                f"The model must be whole, but {f'its {path}' if path else 'it'} is sharded by fully_shard; "
+                "optimize it with a sample first, and shard then."
+            )
 
 
 def _extracted(

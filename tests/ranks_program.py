@@ -26,7 +26,7 @@ from tests.models import a_batch, a_chain
 
 RANKS = 2
 
-RUNS = ("ddp", "fsdp", "other_model", "other_threads", "failing", "nothing")
+RUNS = ("ddp", "fsdp", "ddp_first", "fsdp_first", "other_model", "other_threads", "failing", "nothing")
 
 
 def main() -> None:
@@ -55,6 +55,8 @@ def _found(rank: int, folder: Path, what: str) -> dict[str, Any]:
         model = nn.Sequential(nn.Conv2d(3, 4, 5)).double()
     if what == "nothing" and rank == 1:
         model = nn.Sequential(nn.Flatten(), nn.Linear(108, 2)).double()
+    if what.endswith("_first"):
+        model = _wrapped(what, model)
     images = a_batch(dtype=torch.float64)
     seen: list[int] = []
     own = LiveMeasurer.measure
@@ -74,7 +76,8 @@ def _found(rank: int, folder: Path, what: str) -> dict[str, Any]:
         LiveMeasurer.measure = own  # type: ignore[method-assign]
     text = mucudnn.plan_of(model).to_text()
     images = images + rank
-    wrapped, other = _wrapped(what, model), _wrapped(what, twin)
+    wrapped = model if what.endswith("_first") else _wrapped(what, model)
+    other = _wrapped(what, twin)
     for each in (wrapped, other):
         each(images).square().mean().backward()
     differences = [
@@ -90,7 +93,7 @@ def _found(rank: int, folder: Path, what: str) -> dict[str, Any]:
 
 
 def _wrapped(what: str, model: nn.Module) -> Any:
-    if what == "fsdp":
+    if what.startswith("fsdp"):
         mesh = init_device_mesh("cpu", (RANKS,))
         return fully_shard(model, mesh=mesh)
     return DistributedDataParallel(model)

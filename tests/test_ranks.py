@@ -45,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return {what: [reply[what] for reply in replies] for what in RUNS}
 
 
-@pytest.mark.parametrize("what", ["ddp", "fsdp"])
+@pytest.mark.parametrize("what", ["ddp", "fsdp", "ddp_first"])
 def test_ranks_have_one_plan_that_the_first_has_made_and_the_gradients_of_their_twins(
     what: str, found: Found
 ) -> None:
@@ -71,6 +71,13 @@ def test_ranks_that_differ_raise_before_the_first_step(what: str, reason: str, f
     assert first["error"].startswith("PlanMismatchError: All ranks must be able to run one plan, but rank")
     assert first == second
     assert re.search(reason, first["error"])
+
+
+def test_a_model_that_is_sharded_already_is_refused(found: Found) -> None:
+    assert [each["error"] for each in found["fsdp_first"]] == [
+        "SampleError: The model must be whole, but it is sharded by fully_shard; optimize it with a sample "
+        "first, and shard then."
+    ] * RANKS
 
 
 def test_no_rank_waits_for_one_that_could_not_tune(found: Found) -> None:
