@@ -1,5 +1,6 @@
 """What `make bench-cpu` draws of its lines; all lines here are made up."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,16 @@ def test_a_packed_folder_is_retold_and_old_pictures_go(folder: Path) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert "layers.jsonl.gz" in before
     assert not {"steps.svg", "layers.svg"} & set(before)  # no layer of that name is known
+
+
+def test_what_cannot_draw_says_so_before_anything_else(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    for arguments in (["--retell", str(folder)], ["--seconds", "60"]):
+        assert program.main(arguments) == 2
+        assert "matplotlib must be installed to draw" in capsys.readouterr().err
 
 
 def test_no_results_cannot_be_retold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

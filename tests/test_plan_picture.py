@@ -171,6 +171,15 @@ def test_a_time_without_an_interval_is_drawn_alone() -> None:
     assert [dot[1:4] for dot in dots(times)] == [approx(4.0, 4.0, 4.0)]
 
 
+def test_an_interval_beside_its_median_is_drawn_up_to_it(tmp_path: Path) -> None:
+    odd = Estimate(0.004, 0.005, 0.006, 10)
+    plan = a_mixed_plan(assignments=(assigned("one", ConvOp.FPROP, WINOGRAD, Evidence(chosen=odd)),))
+
+    times, _, _ = parts(plan_figure(plan))
+
+    assert [dot[1:4] for dot in dots(times)] == [approx(4.0, 4.0, 6.0)]
+
+
 def test_what_runs_is_cut_where_it_is_long() -> None:
     sizes = (16, 8, 4, 2, 1, 1)
     long = Division(

@@ -246,12 +246,9 @@ def read(path: Path) -> list[Line]:
     """
     if not path.exists():
         return []
-    with (
-        gzip.open(path, "rt", encoding="utf-8")
-        if path.suffix == ".gz"
-        else path.open(encoding="utf-8") as file
-    ):
-        read_lines = [_from_text(text) for text in file]
+    content = path.read_bytes()
+    unpacked = gzip.decompress(content) if path.suffix == ".gz" else content
+    read_lines = (_from_text(text) for text in unpacked.decode("utf-8").splitlines())
     return [line for line in read_lines if line is not None]
 
 

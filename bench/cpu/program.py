@@ -50,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and write the results; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     options = _parser().parse_args(given)
-    if options.retell is not None:
-        return _retold(Path(options.retell))
     try:
         check_matplotlib()  # what is measured will be drawn
+        if options.retell is not None:
+            return _retold(Path(options.retell))
         limits = tuple(sorted({parse_bytes(limit) for limit in options.limits}))
     except MucudnnError as error:
         print(f"bench.cpu: {error}", file=sys.stderr)
@@ -96,7 +96,7 @@ def _retold(folder: Path) -> int:
     """Write what people read of a folder of results anew; return the exit status."""
     try:
         results.retell(folder)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, MucudnnError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         print(f"bench.cpu: {folder} cannot be told anew: {error!r}", file=sys.stderr)
         return 2
     return 0

@@ -26,6 +26,7 @@ from bench.gpu.sections import attempted, sentence
 from bench.gpu.step_rows import PairRow, StepRow, summary, told
 from bench.gpu.step_ways import Step, Way, rooms_seen, step_of
 from bench.gpu.values import Timing, jsonable
+from bench.payback import break_even
 from bench.record import TimeIsUpError, Watch, folder_of, keep_cost, recording, seconds_of
 from bench.workloads import NETWORKS, SETTINGS, Setting, Workload, chosen
 from mucudnn import tune
@@ -166,10 +167,11 @@ class Trial:
         if times is None:
             yield from (dataclasses.replace(row, failure=failure) for row in rows.values())
             return
-        base_s = times[next(iter(calls))].estimate.median
+        base_s = times[next(iter(calls))].samples_s
         for name, row in rows.items():
-            saved_s = base_s - times[name].estimate.median
-            paid = None if row.tuning_s is None else row.tuning_s / saved_s if saved_s > 0 else math.inf
+            paid = None
+            if row.tuning_s is not None:
+                paid = break_even(row.tuning_s, base_s, times[name].samples_s).median
             yield dataclasses.replace(
                 row, time=Timing.of(times[name]), break_even=paid, conditions=conditions
             )

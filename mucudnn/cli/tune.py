@@ -26,6 +26,7 @@ from mucudnn.cli.options import (
 from mucudnn.cli.output import say, tell
 from mucudnn.cli.show import print_plan
 from mucudnn.errors import OptionError
+from mucudnn.plan import Plan
 from mucudnn.replay import PREFIX
 from mucudnn.report import draw_plan
 from mucudnn.store import MemoryStore, Store, open_store
@@ -96,6 +97,7 @@ def tune_command(
     Example:
       mucudnn tune torchvision.models:resnet18 --input 32x3x224x224 --workspace-limit 64MiB -o plan.json
     """
+    _check_files(output, plot)
     _check_backend(backend, store, again=again)
     start = time.perf_counter()
     is_replay = backend.startswith(PREFIX)
@@ -116,19 +118,25 @@ def tune_command(
         )  # fmt: skip
     seconds = time.perf_counter() - start
     try:
-        if output is not None:
-            plan.save(output)  # before anything is printed: whoever reads that may leave
-        if plot is not None:
-            draw_plan(plan, plot)
+        _keep(plan, output, plot)  # before anything is printed: whoever reads that may leave
     finally:
         print_plan(plan, as_json)
-    say(_how_it_went(seconds, backend), as_json)
-    say(
-        "The plan is not saved; -o FILE saves it." if output is None else f"The plan is saved in {output}.",
-        as_json,
-    )
+    for line in _how_it_went(seconds, backend, output, plot):
+        say(line, as_json)
+
+
+def _check_files(output: Path | None, plot: Path | None) -> None:
+    """Refuse a picture in the plan's place."""
+    if output is not None and plot is not None and output.resolve() == plot.resolve():
+        raise click.BadParameter(f"the plan itself is saved in '{plot}'.", param_hint="'--plot'")
+
+
+def _keep(plan: Plan, output: Path | None, plot: Path | None) -> None:
+    """Save and draw a plan, as far as that was asked for."""
+    if output is not None:
+        plan.save(output)
     if plot is not None:
-        say(f"It is drawn in {plot}.", as_json)
+        draw_plan(plan, plot)
 
 
 def _check_backend(backend: str, store: Path | None, *, again: bool) -> None:
@@ -145,10 +153,15 @@ def _check_backend(backend: str, store: Path | None, *, again: bool) -> None:
         raise click.BadParameter("a recording measures nothing; leave this out.", param_hint="'--again'")
 
 
-def _how_it_went(seconds: float, backend: str) -> str:
+def _how_it_went(seconds: float, backend: str, output: Path | None, plot: Path | None) -> Iterator[str]:
+    """Yield what tuning took, and where the plan is."""
     if backend.startswith(PREFIX):
-        return f"Answered in {seconds:.1f} s by {backend.removeprefix(PREFIX)}; nothing was measured."
-    return f"Tuned in {seconds:.1f} s."
+        yield f"Answered in {seconds:.1f} s by {backend.removeprefix(PREFIX)}; nothing was measured."
+    else:
+        yield f"Tuned in {seconds:.1f} s."
+    yield "The plan is not saved; -o FILE saves it." if output is None else f"The plan is saved in {output}."
+    if plot is not None:
+        yield f"It is drawn in {plot}."
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, FigureBase
 
 _LEAST_VERSION = (3, 9)
-"""Of matplotlib, as pyproject.toml has it: what is drawn was tried with no older one."""
+"""Of matplotlib, as pyproject.toml has it: tried were 3.9.4 and the one that constraints.txt has."""
 
 PERCENT = f"{CONFIDENCE * 100:g} %"
 """Of intervals, for titles."""
@@ -37,6 +37,14 @@ KINDS = (*_DATELESS, _PAGE)
 
 GREY, BLUE, ORANGE, RED, BLACK = "#7f7f7f", "#0072b2", "#e69f00", "#d55e00", "#000000"
 """Colours that people who see few of them tell apart (Okabe and Ito, "Color Universal Design", 2008)."""
+
+_LIMIT: Mapping[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.8}
+"""How the line of a limit is drawn."""
+
+_LEGEND_COLUMNS = 5
+
+_TICKS = 5
+"""How many amounts, beside nothing, an axis of bytes names at most."""
 
 _GRAIN_BYTES = 64 * 2**10
 """Below that an axis of bytes is linear, down to nothing: finer is no weighing."""
@@ -73,10 +81,14 @@ class Span:
 
     @classmethod
     def of(cls, estimate: Estimate, unit: float) -> "Span":
-        """Return an estimate in units of `unit`; where its interval has no ends, the median alone."""
+        """Return an estimate in units of `unit`; where its interval has no ends, the median alone.
+
+        An interval that does not hold its median, as none that was measured, is widened until it does.
+        """
         is_known = math.isfinite(estimate.low) and math.isfinite(estimate.high)
         low, high = (estimate.low, estimate.high) if is_known else (estimate.median, estimate.median)
-        return cls(estimate.median / unit, low / unit, high / unit)
+        middle = estimate.median
+        return cls(middle / unit, min(low, middle) / unit, max(high, middle) / unit)
 
     @classmethod
     def exact(cls, value: float) -> "Span":
@@ -263,16 +275,9 @@ def scale_bytes(axes: "Axes", amounts: Iterable[float]) -> None:
     axes.minorticks_off()
 
 
-_TICKS = 5
-"""How many amounts, beside nothing, an axis of bytes names at most."""
-
-
 def draw_limit(axes: "Axes", limit_bytes: int) -> None:
     """Draw a limit on a horizontal axis of bytes."""
     axes.axvline(limit_bytes, **_LIMIT)
-
-
-_LIMIT: Mapping[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 0.8}
 
 
 def add_legend(figure: "FigureBase", looks: Iterable[Look], limit: str | None = None) -> None:
@@ -287,6 +292,3 @@ def add_legend(figure: "FigureBase", looks: Iterable[Look], limit: str | None = 
         handles.append(Line2D([], [], label=limit, **_LIMIT))
     columns = min(_LEGEND_COLUMNS, len(handles))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False)
-
-
-_LEGEND_COLUMNS = 5

@@ -10,7 +10,7 @@ from mucudnn.plan import ConvSite
 from mucudnn.report import drawing
 from mucudnn.report.drawing import GREY, Change, Look, Span
 from mucudnn.report.forecasts import render_forecast
-from mucudnn.report.words import elided
+from mucudnn.report.words import and_more, elided
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -43,9 +43,8 @@ class _Row:
     @property
     def name(self) -> str:
         """The first of the sites, and how many more there are."""
-        more = f" and {len(self.sites) - 1} more" if len(self.sites) > 1 else ""
         transposed = " (transposed)" if self.is_transposed else ""
-        return f"{elided(str(self.sites[0]), _LONGEST)}{transposed}{more}"
+        return and_more(f"{elided(str(self.sites[0]), _LONGEST)}{transposed}", len(self.sites) - 1)
 
     @property
     def parts(self) -> list[Need]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from mucudnn.forecast import Fit, Forecast, ProblemForecast, SiteForecast, Total
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.report.table import Row, table
-from mucudnn.report.words import describe_shape
+from mucudnn.report.words import and_more, describe_shape
 
 _MIB = 2**20
 _MOST_SIZES = 12
@@ -56,9 +56,7 @@ def _groups(forecast: Forecast) -> dict[_Group, list[SiteForecast]]:
 
 def _title(group: _Group, sites: Iterable[SiteForecast], width: int, names_sites: bool) -> str:
     first, *others = dict.fromkeys(site.occurrence.site.place for site in sites)
-    names = first
-    if others:
-        names = ", ".join([first, *others]) if names_sites else f"{first} and {len(others)} more"
+    names = ", ".join([first, *others]) if names_sites else and_more(first, len(others))
     text = f"{names}  {describe_shape(*group)}"
     if not names_sites:
         return text

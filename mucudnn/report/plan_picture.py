@@ -18,8 +18,8 @@ from mucudnn.problem import ConvProblem
 from mucudnn.report import drawing
 from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.plans import describe_runs, render_plan
-from mucudnn.report.totals import is_kept, seen_at, speedup_at
-from mucudnn.report.words import describe_environment, elided
+from mucudnn.report.totals import is_kept, seen_at, speedup_at, workspace_at
+from mucudnn.report.words import and_more, describe_environment, elided
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ class _Row:
     @property
     def name(self) -> str:
         """Where that is."""
-        more = f" and {self.sites - 1} more" if self.sites > 1 else ""
-        where = elided(str(self.shown.site), _LONGEST)
-        return f"{where}{more}{', predicted' * seen_at(self.shown).is_predicted}"
+        where = and_more(elided(str(self.shown.site), _LONGEST), self.sites - 1)
+        return f"{where}{', predicted' * seen_at(self.shown).is_predicted}"
 
     @property
     def gain(self) -> str:
@@ -211,10 +210,8 @@ def _times(assigned: Assignment) -> tuple[Span | None, Span | None]:
 
 def _workspaces(assigned: Assignment) -> tuple[Span | None, Span | None]:
     """Return bytes of workspace before and now."""
-    seen = seen_at(assigned)
-    taken = seen.workspace_bytes or assigned.division.workspace_bytes  # what is small is seen as nothing
-    before = seen.reference_workspace_bytes
-    return None if before is None else Span.exact(before), Span.exact(taken)
+    before = seen_at(assigned).reference_workspace_bytes
+    return None if before is None else Span.exact(before), Span.exact(workspace_at(assigned))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, Verdict, median
 from mucudnn.plan import Assignment, CallEvidence, Plan
 from mucudnn.profile import Environment
 from mucudnn.report.table import Row, table
-from mucudnn.report.totals import Totals, comparisons_at, is_kept, seen_at, speedup_at
+from mucudnn.report.totals import Totals, comparisons_at, is_kept, seen_at, speedup_at, workspace_at
 from mucudnn.report.words import DEFAULT_WIDTH, describe_environment, describe_shape, render_notes
 from mucudnn.sizes import format_bytes
 
@@ -142,14 +142,13 @@ def _heading(assigned: Assignment) -> str:
 def _cells(assigned: Assignment, mode: Mode) -> tuple[str, ...]:
     """Return the texts of a row, in the order of the headings."""
     seen, speedup = seen_at(assigned), speedup_at(assigned)
-    needed = seen.workspace_bytes or assigned.division.workspace_bytes  # what is small is seen as nothing
     return (
         f"  {assigned.site.op}",
         _why_no_base(assigned) if seen.reference is None else _time(seen.reference),
         "-" if seen.reference_workspace_bytes is None else format_bytes(seen.reference_workspace_bytes),
         "\n+ ".join(describe_runs(assigned.division)),
         "not timed" if seen.chosen is None else _time(seen.chosen),
-        format_bytes(needed),
+        format_bytes(workspace_at(assigned)),
         "-" if speedup is None else f"{speedup:.2f}",
         _verdict(assigned, mode),
     )

@@ -62,15 +62,13 @@ class Totals:
         kept = sum(is_kept(assigned) for assigned in undivided)
         untimed = sum(seen_at(assigned).chosen is None for assigned in undivided)
         evidence = [seen_at(assigned) for assigned in plan.assignments]
-        pairs = [
-            (seen.reference.median, seen.chosen.median) for seen in evidence if seen.reference and seen.chosen
-        ]
-        speedups = [
-            _interval_at(each)
-            for each in plan.assignments
-            for seen in [seen_at(each)]
+        paired = [
+            (assigned, seen.reference.median, seen.chosen.median)
+            for assigned, seen in zip(plan.assignments, evidence, strict=True)
             if seen.reference and seen.chosen
         ]
+        pairs = [(before, now) for _, before, now in paired]
+        speedups = [_interval_at(assigned) for assigned, _, _ in paired]
         called = [
             (call.reference.median, (call.divided if call.is_faster else call.reference).median)
             for call in plan.calls
@@ -142,6 +140,14 @@ def is_kept(assigned: Assignment) -> bool:
 def seen_at(assigned: Assignment) -> Evidence:
     """Return what was seen at a site; all of it None if it was not timed."""
     return assigned.evidence or Evidence()
+
+
+def workspace_at(assigned: Assignment) -> int:
+    """Return the bytes that a site takes, as seen; where it was seen to take none, as declared.
+
+    What is small is seen as nothing.
+    """
+    return seen_at(assigned).workspace_bytes or assigned.division.workspace_bytes
 
 
 def speedup_at(assigned: Assignment) -> float | None:

@@ -69,6 +69,11 @@ def render_notes(notes: Iterable[tuple[str, str]], width: int = DEFAULT_WIDTH) -
     ]
 
 
+def and_more(name: str, others: int) -> str:
+    """Return the name of the first of several, and how many others there are."""
+    return f"{name} and {others} more" if others else name
+
+
 def elided(text: str, longest: int) -> str:
     """Return a text of at most `longest` characters: of what is longer the middle is left out."""
     if len(text) <= longest:

@@ -88,6 +88,13 @@ def test_a_plan_is_drawn_and_saved(tuned: Tuned, tmp_path: Path) -> None:
     assert "<svg" in picture.read_text(encoding="utf-8")
 
 
+def test_a_picture_does_not_take_the_plans_place() -> None:
+    result = tune("broken", *SMALL, "-o", "plan.svg", "--plot", "./plan.svg")
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "the plan itself is saved in 'plan.svg'." in result.stderr
+
+
 @pytest.mark.usefixtures("tuned")
 def test_where_nothing_can_be_drawn_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
