@@ -5,7 +5,6 @@ program filled. See `python -m bench.digits --help`.
 """
 
 import argparse
-import copy
 import dataclasses
 import hashlib
 import math
@@ -15,8 +14,9 @@ from pathlib import Path
 
 import torch
 
+from bench.differences import Differences
 from bench.payback import break_even
-from bench.steps import Differences, TrainingStep, copy_of, differences, digits_step, in_float64
+from bench.steps import TrainingStep, copy_of, differences, digits_step, double, in_float64
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
 from mucudnn.choices import Policy
@@ -186,8 +186,8 @@ def _show_proof(unpatched: TrainingStep, patched: TrainingStep, plan: Plan) -> N
     A ReLU turns a rounding into a jump, so in float32 gradients differ by far more than their rounding,
     between any two ways to compute them. In float64 the same divisions show that nothing else differs.
     """
-    exact = _double(unpatched)
-    exact_patched = _double(unpatched)
+    exact = double(unpatched)
+    exact_patched = double(unpatched)
     apply(exact_patched.model, in_float64(plan))
     columns = {
         "float32": differences(copy_of(patched), copy_of(unpatched)),
@@ -200,10 +200,6 @@ def _show_proof(unpatched: TrainingStep, patched: TrainingStep, plan: Plan) -> N
         label = {"statistics": "batch-norm statistics"}.get(name, name)
         numbers = [getattr(column, name) for column in columns.values()]
         _say(f"  {label:22}{numbers[0]:12.1e}{numbers[1]:12.1e}{numbers[2]:32.1e}")
-
-
-def _double(step: TrainingStep) -> TrainingStep:
-    return TrainingStep(copy.deepcopy(step.model).double(), step.images.double(), step.labels)
 
 
 def _milliseconds(estimate: Estimate) -> str:

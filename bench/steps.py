@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from bench.data import load
+from bench.differences import Differences
 from bench.networks import resnet18
 from mucudnn.backends import backend_of
 from mucudnn.division import Division
@@ -21,14 +22,14 @@ class TrainingStep:
     """Forward, loss, backward and update of one model on one mini-batch."""
 
     def __init__(self, model: nn.Module, images: Tensor, labels: Tensor) -> None:
-        """Take the model in training mode, images (n, 3, 32, 32) and labels (n,)."""
+        """Take the model in training mode, images (n, c, h, w) and labels (n,) or (n, h, w)."""
         self.model = model
         self.images = images
         self.labels = labels
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def gradients(self) -> Tensor:
-        """Compute the gradients of all parameters; return the scores, shape (n, classes)."""
+        """Compute the gradients of all parameters; return the scores, shape (n, classes[, h, w])."""
         self._optimizer.zero_grad(set_to_none=True)
         scores: Tensor = self.model(self.images)
         F.cross_entropy(scores, self.labels).backward()
@@ -55,6 +56,11 @@ def digits_step(batch: int, channels_last: bool, seed: int = 0) -> TrainingStep:
 def copy_of(step: TrainingStep) -> TrainingStep:
     """Return a step with a copy of the model, so that neither changes the other."""
     return TrainingStep(copy.deepcopy(step.model), step.images, step.labels)
+
+
+def double(step: TrainingStep) -> TrainingStep:
+    """Return a step with a copy of the model in float64; the weights are equal."""
+    return TrainingStep(copy.deepcopy(step.model).double(), step.images.double(), step.labels)
 
 
 class WeighedStep:
@@ -95,21 +101,6 @@ def in_float64(plan: Plan) -> Plan:
 
 def _doubled(candidate: Candidate) -> Candidate:
     return dataclasses.replace(candidate, workspace_bytes=2 * candidate.workspace_bytes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Differences:
-    """Largest differences between two models after the same step, relative to the largest value.
-
-    Attributes:
-        outputs: of the scores.
-        gradients: of the parameter whose gradient differs most.
-        statistics: of the batch-norm buffer that differs most.
-    """
-
-    outputs: float
-    gradients: float
-    statistics: float
 
 
 def differences(one: TrainingStep, other: TrainingStep) -> Differences:

@@ -1,5 +1,6 @@
 """Whole training steps in `make bench-cpu`: what is trained, timed and told; the networks here are small."""
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,14 +16,17 @@ from bench.cpu.process import task_from, task_text
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, Network, cases_of
 from bench.cpu.step_child import LINES, StepTask, work
-from bench.cpu.step_lines import DIVIDED, OWN, StepCase, StepFailed, StepMeasured, Tuned
+from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
 from bench.cpu.step_models import Recipe, mosaics_of, prepared, unet_on_mosaics
 from bench.cpu.step_run import StepRun
 from bench.cpu.steps import measure, timed
+from bench.differences import Differences
 from bench.networks import conv_norm
 from mucudnn import Plan
+from mucudnn.backends.base import NoNeighbours
 from mucudnn.intervals import Verdict
-from mucudnn.problem import Layout
+from mucudnn.problem import ConvOp, Layout
+from mucudnn.timing import SamplingRule
 
 HERE = "tests.test_bench_cpu_steps"
 FLAT = (1.0,) * 15
@@ -66,6 +70,9 @@ def measured(
     known: int = 0,
     untouched: tuple[str, ...] = (),
     own_bytes: int | None = 3 * 2**30,
+    times: tuple[SiteTime, ...] = (),
+    others: float | None = None,
+    **changes: Differences,
 ) -> StepMeasured:
     spans = {OWN: [own_ms] * len(noise), DIVIDED: [divided_ms * each for each in noise]}
     runs = {"stem fprop": "cpu:aten@64*1", "stage1 fprop": "cpu:winograd4@64*1"}
@@ -73,14 +80,17 @@ def measured(
         case=which,
         batch=64,
         limit_bytes=LIMIT_BYTES,
-        tuned=Tuned(100.0, known, 300, 2**28, runs, 1, untouched, 12 * 2**20),
-        rounds=Rounds(1, {name: tuple(round(ms * 1e6) for ms in some) for name, some in spans.items()}),
+        tuned=Tuned(100.0, known, 300, 2**28, runs, 1, untouched, 12 * 2**20, times),
+        rounds=Rounds(
+            1, {name: tuple(round(ms * 1e6) for ms in some) for name, some in spans.items()}, others
+        ),
         convolutions=0.8,
         reading=0.001,
         difference=3e-6,
         own_bytes=own_bytes,
         divided_bytes=2**30,
         seconds=400.0,
+        **changes,
     )
 
 
@@ -181,6 +191,11 @@ def test_a_small_step_is_measured_from_end_to_end(tmp_path: Path) -> None:
     assert 0 < line.convolutions < 1
     assert 0 < line.reading < 1
     assert line.difference < 1e-4
+    assert line.differences.outputs == line.difference
+    assert max(line.differences.gradients, line.differences.statistics) < 1e-3
+    assert 0 < line.rounding.outputs < 1e-4
+    assert {each.place for each in line.tuned.times} == {"0.conv", "2.conv"}
+    assert all(min(each.own_s, each.now_s) > 0 for each in line.tuned.times)
     assert min(line.own_bytes, line.divided_bytes) >= 2 * 8 * 64**2 * 4  # the activations of one convolution
     plan = Plan.load(tmp_path / "1-thread_tiny_channels_last.json")
     assert {str(site): division.key for site, division in plan.sites.items()} == line.tuned.runs
@@ -188,10 +203,28 @@ def test_a_small_step_is_measured_from_end_to_end(tmp_path: Path) -> None:
     assert read(tmp_path / LINES) == [line]
 
 
+def test_others_are_watched_while_steps_are_timed() -> None:
+    seen: list[str] = []
+
+    class Watching(NoNeighbours):
+        taken = 0.25
+
+        @contextlib.contextmanager
+        def watched(self) -> Iterator[None]:
+            seen.append("watch")
+            yield
+            seen.append("done")
+
+    rounds = Rounds.timed({OWN: lambda: seen.append("step")}, SamplingRule((2,), 1.0), Watching())
+    assert rounds.others == 0.25
+    assert (seen[0], seen[-1]) == ("watch", "done")
+    assert {*seen[1:-1]} == {"step"}
+
+
 def test_a_step_whose_loss_is_no_number_is_no_measurement() -> None:
     own = prepared(f"{HERE}:diverging", Layout.CONTIGUOUS)
     with pytest.raises(ValueError, match=r"^The loss of the unpatched model must be finite, but got nan"):
-        timed(own, own.copy())
+        timed(own, own.copy(), NoNeighbours())
 
 
 def test_a_task_survives_its_text_and_its_process_writes_what_it_is_and_what_it_finds(tmp_path: Path) -> None:
@@ -295,7 +328,7 @@ def shown(*lines: Line) -> list[str]:
 
 def test_absolute_times_stand_first_and_shares_memory_and_tuning_follow() -> None:
     text = shown(measured(case()))
-    times, parts, tuning = row_of(("resnet18", "channels_last", "1 thread"), text)
+    times, parts, changes, tuning = row_of(("resnet18", "channels_last", "1 thread"), text)
     assert times[3:] == [
         "64",
         "2500 [2500, 2500]",
@@ -304,18 +337,45 @@ def test_absolute_times_stand_first_and_shares_memory_and_tuning_follow() -> Non
         "FASTER",
         "1.35",
         "15",
+        "–",
     ]
-    assert parts[3:] == ["80%", "5.00", "0.1%", "3 GiB", "1 GiB", "12 MiB", "1 of 2", "3.0e-06"]
+    assert parts[3:] == ["80%", "5.00", "0.1%", "3 GiB", "1 GiB", "12 MiB", "1 of 2"]
+    assert changes[3:] == ["3.0e-06", "–", "–"]  # of an older version
     assert tuning[3:] == ["100 s", "300", "256 MiB", "80 [80, 80]"]
 
 
 def test_a_loss_stands_as_plainly_as_a_gain() -> None:
-    (times, _, tuning) = row_of(
+    times, _, _, tuning = row_of(
         ("vgg11", "contiguous", "2 threads"),
         shown(measured(case("vgg11", "2-threads", Layout.CONTIGUOUS), 600.0, 750.0)),
     )
     assert times[4:9] == ["600 [600, 600]", "750 [750, 750]", "0.80 [0.80, 0.80]", "SLOWER", "–"]
     assert tuning[-1] == "∞ [∞, ∞]"
+
+
+def test_what_others_took_and_what_changed_stand_beside_the_times() -> None:
+    changes = {"differences": Differences(1e-6, 2e-4, 3e-7), "rounding": Differences(4e-6, 5e-4, 6e-7)}
+    times, _, changed, _ = row_of(
+        ("resnet18", "channels_last", "1 thread"), shown(measured(case(), others=0.125, **changes))
+    )
+    assert times[-1] == "0.12"
+    assert changed[3:] == ["1.0e-06 (4.0e-06)", "2.0e-04 (5.0e-04)", "3.0e-07 (6.0e-07)"]
+
+
+def test_each_convolution_s_gain_stands_beside_its_share_of_the_step() -> None:
+    fprop, wgrad = ConvOp.FPROP, ConvOp.WGRAD
+    times = (
+        SiteTime("stem", fprop, 0.25, 0.125),
+        SiteTime("up", fprop, None, 0.5),
+        SiteTime("stem", wgrad, 0.25, 0.25),
+    )
+    lines = list(step_tables.shares(Recording.of([measured(case(), times=times)]), ()))
+    assert "resnet18, channels_last, 1 thread:" in lines
+    assert "| stem | 20.0% | 1.33 |" in lines
+    assert "| up | – | – |" in lines
+    assert lines[-1] == "| all together | – | – |"
+    (only,) = step_tables.shares(Recording.of([measured(case())]), ())
+    assert only == "Not kept by the version that measured."
 
 
 def test_tuning_that_was_interrupted_took_at_least_what_the_last_run_took() -> None:
@@ -324,7 +384,7 @@ def test_tuning_that_was_interrupted_took_at_least_what_the_last_run_took() -> N
 
 
 def test_what_could_not_be_weighed_is_left_blank() -> None:
-    _, parts, _ = row_of(("resnet18", "channels_last", "1 thread"), shown(measured(case(), own_bytes=None)))
+    _, parts, *_ = row_of(("resnet18", "channels_last", "1 thread"), shown(measured(case(), own_bytes=None)))
     assert parts[6:8] == ["–", "1 GiB"]
 
 

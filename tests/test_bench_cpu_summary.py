@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.commit import commit
 from bench.cpu import coverage, results, tables
 from bench.cpu.ground import Ground
 from bench.cpu.layers import Layer
@@ -373,6 +374,8 @@ def test_results_are_env_lines_and_summary(tmp_path: Path) -> None:
     results.write(tmp_path, ground, lines, "python -m bench.cpu")
     env = json.loads((tmp_path / "env.json").read_text())
     assert env["code"] == "0123"
+    assert env["commit"] == commit()
+    assert env["random states"] == {"operands of layers": 1, "weights and data of steps": 0}
     assert env["settings"]["1-thread"]["policy"]["threads"] == "1"
     assert read(tmp_path / "layers.jsonl") == lines
     assert (tmp_path / "summary.md").read_text().startswith("# Convolution layers on the processor")

@@ -90,12 +90,14 @@ def test_many_short_watches_add_up(machine: Machine, monkeypatch: pytest.MonkeyP
     on(monkeypatch, 2)
     for _ in range(9):
         machine.measure(0.1, own=0.2, others=(0.05, 0))
-    before = machine.neighbours.complaint()
-    for _ in range(2):
+    before, taken_before = machine.neighbours.complaint(), machine.neighbours.taken
+    for _ in range(11):
         machine.measure(0.1, own=0.2, others=(0.05, 0))
 
     assert before is None  # too short to tell
+    assert taken_before is None
     assert "others took 0.5 of the 2" in str(machine.neighbours.complaint())
+    assert machine.neighbours.taken == pytest.approx(0.5)
 
 
 def test_where_the_kernel_does_not_tell_nothing_is_said(tmp_path: Path) -> None:
@@ -105,6 +107,16 @@ def test_where_the_kernel_does_not_tell_nothing_is_said(tmp_path: Path) -> None:
         pass
 
     assert silent.complaint() is None
+    assert silent.taken is None
+
+
+def test_who_counts_more_than_the_kernel_does_leaves_nothing_to_others(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 2)
+    machine.measure(10, own=5, others=(-0.02, 0))  # the kernel counts in hundredths, cut off
+
+    assert machine.neighbours.taken == 0
 
 
 def test_the_processor_s_are_watched() -> None:

@@ -481,6 +481,8 @@ def test_whatever_is_timed_is_watched() -> None:
             return Counting()
 
     class Counting:
+        taken = None
+
         def __init__(self) -> None:
             self.watches = 0
 

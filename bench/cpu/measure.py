@@ -23,7 +23,7 @@ from mucudnn.profiler import Profiler
 from mucudnn.sizes import format_bytes
 from mucudnn.stand import Stand
 from mucudnn.store import Store
-from mucudnn.timing import SamplingRule, compare_runs
+from mucudnn.timing import SamplingRule
 from mucudnn.weighing import division_job
 
 PROFILING = SamplingRule(looks=(3,), precision=0.05, warmups=1)
@@ -45,7 +45,7 @@ DECIDING_S = 1.0
 PROVING_S = 1.0
 """Seconds that rounds may take as long as there are fewer than `MOST_ROUNDS`."""
 
-_SEED = 1
+SEED = 1
 """Of the operands; the values do not matter, but that they are the same again."""
 
 _UNCAPPED = 1 << 50
@@ -80,13 +80,13 @@ class CaseMeter:
         profile = self._profiler.profile(problem)
         own = self._own(problem, profile)
         rivalry = contest(profile.candidates, own, limits_of(self._limits, own.workspace_bytes))
-        stand = Stand(self._backend, problem, 0, seed=_SEED)
+        stand = Stand(self._backend, problem, 0, seed=SEED)
         calls = _calls(stand, rivalry)
         slowest_s = max(each.time_s for each in (own, *rivalry.rivals.values()))
-        deciding = _timed(calls, _looks(slowest_s * len(calls)), stand)
+        deciding = self._timed(calls, _looks(slowest_s * len(calls)), stand)
         seen, choices = self._choose(problem, rivalry, deciding)
         chosen = {own.key: calls[own.key], **{key: calls[key] for key in _keys(choices)}}
-        proving = _timed(chosen, (_rounds(PROVING_S, slowest_s * len(chosen)),), stand)
+        proving = self._timed(chosen, (_rounds(PROVING_S, slowest_s * len(chosen)),), stand)
         return Measured(
             case=case,
             problem=problem,
@@ -125,6 +125,11 @@ class CaseMeter:
             for key in unweighed:
                 seen[key] = self._weight(division_job(problem, rivalry.rivals[key], self._backend.device))
 
+    def _timed(self, calls: Mapping[str, Callable[[], None]], looks: tuple[int, ...], stand: Stand) -> Rounds:
+        """Time `calls` in the same rounds, each after an ordinary operation, as in a model."""
+        rule = SamplingRule(looks, _PRECISION)
+        return Rounds.timed(calls, rule, self._backend.neighbours(), stand.ordinary_operation)
+
     def _weight(self, job: Job) -> int:
         n_bytes = self._backend.footprint(job, _UNCAPPED)
         if n_bytes is None:
@@ -146,12 +151,6 @@ def _looks(round_s: float) -> tuple[int, ...]:
     """Return when a contest may end; one that is not decided goes on, however slow, to the last of these."""
     most = max(_rounds(DECIDING_S, round_s), _LOOKS[-1])
     return (*(look for look in _LOOKS if look < most), most)
-
-
-def _timed(calls: Mapping[str, Callable[[], None]], looks: tuple[int, ...], stand: Stand) -> Rounds:
-    """Time `calls` in the same rounds, each after an ordinary operation, as in a model."""
-    rule = SamplingRule(looks, _PRECISION)
-    return Rounds.of(compare_runs(calls, rule, before=stand.ordinary_operation))
 
 
 def _keys(choices: Sequence[Choice]) -> list[str]:

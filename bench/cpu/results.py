@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.commit import commit
+from bench.cpu import measure, step_models
 from bench.cpu.ground import Ground, step_code
 from bench.cpu.layers import ALL
 from bench.cpu.lines import Line, Recording, read, to_text
@@ -18,6 +20,9 @@ from mucudnn.version import __version__
 
 _LARGEST_BYTES = 2**20
 """Lines beyond this are compressed: a repository keeps every version of a file."""
+
+_RUN = ("date", "command", "mucudnn", "commit", "code", "step code")
+"""What a run says of itself; results of older versions name no commit."""
 
 ENVIRONMENT = "env.json"
 LINES = "layers.jsonl"
@@ -44,10 +49,17 @@ def write(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command,
         "mucudnn": __version__,
+        "commit": commit(),
         "code": ground.code,
         "step code": step_code(),
     }
-    everything = {**run, "ground": ground.environment.to_json(), "settings": settings}
+    states = {"operands of layers": measure.SEED, "weights and data of steps": step_models.SEED}
+    everything = {
+        **run,
+        "random states": states,
+        "ground": ground.environment.to_json(),
+        "settings": settings,
+    }
     _write_text(folder / ENVIRONMENT, json.dumps(everything, indent=1, sort_keys=True) + "\n")
     _write_lines(folder / LINES, lines)
     _write_lines(folder / STEPS, steps)
@@ -62,7 +74,7 @@ def retell(folder: Path) -> None:
         ValueError, KeyError, TypeError: `env.json` is not what `write` wrote.
     """
     everything = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
-    run = {name: everything[name] for name in ("date", "command", "mucudnn", "code", "step code")}
+    run = {name: everything[name] for name in _RUN if name in everything}
     lines = [
         line for name in (LINES, STEPS) for line in (*read(folder / name), *read(_packed(folder / name)))
     ]

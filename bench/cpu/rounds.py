@@ -1,9 +1,14 @@
 """Spans of calls that were timed in the same rounds."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from mucudnn.profile import Measurement
+from mucudnn.plan_file import OPTIONAL
+from mucudnn.timing import SamplingRule, compare_runs, nothing
+
+if TYPE_CHECKING:
+    from mucudnn.backends.base import Neighbours
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,16 +18,26 @@ class Rounds:
     Attributes:
         calls: how many calls each span holds.
         spans_ns: by the name of the call, such as a division's key.
+        others: how many processors others took on average in that time; None if that is not known.
     """
 
     calls: int
     spans_ns: Mapping[str, tuple[int, ...]]
+    others: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
     @classmethod
-    def of(cls, times: Mapping[str, Measurement]) -> "Rounds":
-        """Return what `compare_runs` has timed; every span holds the same number of calls."""
-        calls = next(iter(times.values())).calls
-        return cls(calls, {name: each.spans_ns for name, each in times.items()})
+    def timed(
+        cls,
+        calls: Mapping[str, Callable[[], None]],
+        rule: SamplingRule,
+        neighbours: "Neighbours",
+        before: Callable[[], None] = nothing,
+    ) -> "Rounds":
+        """Time calls by `compare_runs`; `neighbours`, of these rounds alone, are watched meanwhile."""
+        with neighbours.watched():
+            times = compare_runs(calls, rule, before=before)
+        spans = {name: each.spans_ns for name, each in times.items()}
+        return cls(next(iter(times.values())).calls, spans, neighbours.taken)
 
     def samples_s(self, key: str) -> list[float]:
         """Return seconds per call, one number a round."""

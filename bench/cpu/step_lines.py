@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 
 from bench.cpu.rounds import Rounds
+from bench.differences import Differences
 from bench.payback import break_even
 from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
-from mucudnn.problem import Layout
+from mucudnn.plan_file import OPTIONAL
+from mucudnn.problem import ConvOp, Layout
 
 OWN = "unpatched"
 DIVIDED = "patched"
@@ -32,6 +34,23 @@ class StepCase:
 
 
 @dataclasses.dataclass(frozen=True)
+class SiteTime:
+    """What the tuner's confirming rounds say of one op of a convolution.
+
+    Attributes:
+        place: the module, and which of its shapes.
+        op: which of the three.
+        own_s: seconds of PyTorch's own, the median; None if the limit forbade to run it.
+        now_s: seconds of what runs now; None if that was not timed.
+    """
+
+    place: str
+    op: ConvOp
+    own_s: float | None
+    now_s: float | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Tuned:
     """What tuning cost, and what came of it.
 
@@ -45,6 +64,7 @@ class Tuned:
         untouched: convolutions that could not be tuned.
         seen_bytes: the most that any chosen division was seen to take beside operands and result; None if
             none was weighed.
+        times: of every site; nothing in lines of older versions.
     """
 
     seconds: float
@@ -55,6 +75,7 @@ class Tuned:
     kept: int
     untouched: tuple[str, ...]
     seen_bytes: int | None
+    times: tuple[SiteTime, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +96,9 @@ class StepMeasured:
             not be weighed.
         divided_bytes: that of the patched model.
         seconds: that all of it took.
+        differences: after one pass of both models with equal weights, patched - unpatched; None, as the next
+            one, in lines of older versions.
+        rounding: the same of the unpatched model in float32 and in float64: what rounding alone does.
     """
 
     case: StepCase
@@ -88,6 +112,8 @@ class StepMeasured:
     own_bytes: int | None
     divided_bytes: int | None
     seconds: float
+    differences: Differences | None = dataclasses.field(default=None, metadata=OPTIONAL)
+    rounding: Differences | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
     def seconds_of(self, name: str) -> Estimate:
         """Return the median time of a step with its interval; `name` is `OWN` or `DIVIDED`."""

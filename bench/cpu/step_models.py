@@ -16,7 +16,7 @@ from mucudnn.patching import apply
 from mucudnn.plan import Plan
 from mucudnn.problem import Layout
 
-_SEED = 0
+SEED = 0
 """Of weights and of the order of the data: equal recipes give equal steps."""
 
 _FORMATS = {Layout.CONTIGUOUS: torch.contiguous_format, Layout.CHANNELS_LAST: torch.channels_last}
@@ -79,7 +79,7 @@ def prepared(recipe: str, layout: Layout) -> "ReadingStep":
     The same arguments give the same weights and the same data in the same order.
     """
     module, _, function = recipe.partition(":")
-    torch.manual_seed(_SEED)
+    torch.manual_seed(SEED)
     found: Recipe = getattr(importlib.import_module(module), function)()
     found.model.train().to(memory_format=_FORMATS[layout])  # type: ignore[call-overload]  # torch's stub forgets it
     return ReadingStep(found, layout)
@@ -129,7 +129,7 @@ class ReadingStep:
 
 def _endless(recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches for ever, each pass over the data in an order of its own."""
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
     while True:
         yield from batches(recipe.images, recipe.targets, recipe.batch, generator, drop_last=True)
 

@@ -8,7 +8,7 @@ from bench.cpu.lines import Recording
 from bench.cpu.markdown import markdown, milliseconds, spread
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, StepAim, cases_of
-from bench.cpu.step_lines import DIVIDED, OWN, StepCase, StepFailed, StepMeasured
+from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured
 from bench.cpu.targets import LEAST_SPEEDUP, Row, counted, judged
 from mucudnn.intervals import Estimate
 from mucudnn.problem import Layout
@@ -30,9 +30,45 @@ def section(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # 
         yield from _PREFACE
         yield f"Each convolution may take {format_bytes(LIMIT_BYTES)}. Comparisons: {len(lines)}."
         yield ""
-        yield from (*_times(lines), "", *_parts(lines), "", *_tuning(lines), "")
+        tables = (_times, _parts, _changes, _tuning)
+        yield from (text for each in tables for text in (*each(lines), ""))
     yield from _networks()
     yield from _absent(recording)
+
+
+def shares(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # noqa: ARG001  # a section's
+    """Yield how much of a step each convolution is, and how many times as fast it has become."""
+    lines = [line for line in known_steps(recording) if line.tuned.times]
+    if not lines:
+        yield "Not kept by the version that measured."
+        return
+    yield from (
+        "By the tuner's confirming rounds: `share` is the median time of PyTorch's own, of all ops of a",
+        "convolution together, over that of the unpatched step; **x** is that time over what runs now. `–`",
+        "stands where the limit forbade to run PyTorch's own.",
+    )
+    for line in lines:
+        yield from ("", f"{', '.join(_where(line))}:", "", *_shares(line))
+
+
+def _shares(line: StepMeasured) -> Iterator[str]:
+    places: dict[str, list[SiteTime]] = {}
+    for each in line.tuned.times:
+        places.setdefault(each.place, []).append(each)
+    step_s = line.seconds_of(OWN).median
+    rows = [(name, *_share(times, step_s)) for name, times in places.items()]
+    yield from markdown(
+        ("convolution", "share", "x"), [*rows, ("all together", *_share(line.tuned.times, step_s))]
+    )
+
+
+def _share(times: Sequence[SiteTime], step_s: float) -> tuple[str, str]:
+    """Return the share of a step that these times are, and how many times as fast they have become."""
+    known = [(each.own_s, each.now_s) for each in times if each.own_s is not None and each.now_s is not None]
+    if len(known) < len(times):
+        return "–", "–"
+    own_s, now_s = (math.fsum(some) for some in zip(*known, strict=True))
+    return f"{own_s / step_s:.1%}", f"{own_s / now_s:.2f}"
 
 
 def known_steps(recording: Recording) -> list[StepMeasured]:
@@ -87,7 +123,10 @@ _WHERE = ("network", "layout", "threads")
 
 def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
     wanted = {aim.case: f"{aim.wanted:.2f}" for aim in AIMS}
-    headings = (*_WHERE, "batch", "unpatched, ms", "patched, ms", "x", "verdict", "wanted", "rounds")
+    headings = (
+        *(*_WHERE, "batch", "unpatched, ms", "patched, ms", "x", "verdict", "wanted", "rounds"),
+        "processors that others took",
+    )
     rows = [
         (
             *_where(line),
@@ -98,6 +137,7 @@ def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
             str(line.verdict),
             wanted.get(line.case, "–"),
             str(line.speedup.samples),
+            "–" if line.rounds.others is None else f"{line.rounds.others:.2f}",
         )
         for line in lines
     ]
@@ -105,16 +145,16 @@ def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
 
 
 def _parts(lines: Sequence[StepMeasured]) -> Iterator[str]:
-    """What of the step can become faster at all, what memory it takes, and how far the scores differ."""
+    """What of the step can become faster at all, and what memory it takes."""
     yield from (
         "Shares are those of one unpatched step. `peak` is the most memory of a step beside weights and",
         "data: activations, gradients, momentum, workspace. `kept` are sites where PyTorch's own convolution",
-        "runs undivided. `difference` is that of the scores of equal weights, relative to the largest.",
+        "runs undivided.",
         "",
     )
     headings = (
         *(*_WHERE, "convolutions", "x if they took no time", "reading", "peak unpatched", "peak patched"),
-        *("workspace of a convolution, at most", "kept", "difference"),
+        *("workspace of a convolution, at most", "kept"),
     )
     rows = [
         (
@@ -126,11 +166,30 @@ def _parts(lines: Sequence[StepMeasured]) -> Iterator[str]:
             _bytes(line.divided_bytes),
             _bytes(line.tuned.seen_bytes),
             f"{line.tuned.kept} of {len(line.tuned.runs)}",
-            f"{line.difference:.1e}",
         )
         for line in lines
     ]
     yield from markdown(headings, rows)
+
+
+def _changes(lines: Sequence[StepMeasured]) -> Iterator[str]:
+    """How far the patched model's results are from the unpatched one's."""
+    yield from (
+        "Largest differences of the patched model from the unpatched one after one pass with equal weights,",
+        "relative to the largest value; beside them, in brackets, what rounding alone does: the unpatched",
+        "model in float32 against float64. A ReLU turns a rounding into a jump, which gradients show most.",
+        "",
+    )
+    names = ("outputs", "gradients", "statistics")
+    rows = [(*_where(line), *(_beside(line, name) for name in names)) for line in lines]
+    yield from markdown((*_WHERE, "scores", "gradients", "batch-norm statistics"), rows)
+
+
+def _beside(line: StepMeasured, name: str) -> str:
+    """Return how far one kind of result is off, beside what rounding does."""
+    if line.differences is None or line.rounding is None:
+        return f"{line.difference:.1e}" if name == "outputs" else "–"
+    return f"{getattr(line.differences, name):.1e} ({getattr(line.rounding, name):.1e})"
 
 
 def _bound(line: StepMeasured) -> str:

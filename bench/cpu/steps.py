@@ -14,15 +14,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_cases import LIMIT_BYTES
-from bench.cpu.step_lines import DIVIDED, OWN, StepCase, StepMeasured, Tuned
+from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepMeasured, Tuned
 from bench.cpu.step_models import ReadingStep, prepared
+from bench.steps import TrainingStep, copy_of, differences, double
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
+from mucudnn.backends.base import Neighbours
 from mucudnn.division import undivided
 from mucudnn.errors import BackendError
-from mucudnn.plan import Plan
+from mucudnn.plan import Assignment, Plan
 from mucudnn.store import open_store
-from mucudnn.timing import SamplingRule, compare_runs
+from mucudnn.timing import SamplingRule
 
 STEPS = SamplingRule(looks=(15, 20, 30), precision=0.01, warmups=1)
 """Of whole steps, which take seconds: with 15 rounds the interval leaves out three samples at either end."""
@@ -46,12 +48,13 @@ def measure(case: StepCase, recipe: str, folder: Path) -> StepMeasured:
     start = time.perf_counter()
     backend = backend_of("cpu:")
     own = prepared(recipe, case.layout)
-    sample, _ = own.copy().read()
+    sample, targets = own.copy().read()
     plan, tuned = _tuned(own, sample, backend, folder / str(case).replace(" ", "_"))
     divided = own.copy()
     apply(divided.model, plan)
-    difference = _difference(own, divided, sample)
-    rounds = timed(own, divided)
+    single, present = (TrainingStep(step.copy().model, sample, targets) for step in (own, divided))
+    changed, rounding = differences(present, copy_of(single)), differences(single, double(single))
+    rounds = timed(own, divided, backend.neighbours())
     shares = _shares(own)
     payload = {"recipe": recipe, "layout": str(case.layout)}
     return StepMeasured(
@@ -62,10 +65,12 @@ def measure(case: StepCase, recipe: str, folder: Path) -> StepMeasured:
         rounds=rounds,
         convolutions=shares.convolutions,
         reading=shares.reading,
-        difference=difference,
+        difference=changed.outputs,
         own_bytes=_weight(backend, {**payload, "plan": None}),
         divided_bytes=_weight(backend, {**payload, "plan": plan.to_text()}),
         seconds=time.perf_counter() - start,
+        differences=changed,
+        rounding=rounding,
     )
 
 
@@ -87,8 +92,20 @@ def _tuned(step: ReadingStep, sample: torch.Tensor, backend: Backend, path: Path
         kept=_kept(plan, backend.own),
         untouched=tuple(f"{path}: {reason}" for path, reason in plan.untouched),
         seen_bytes=max((n_bytes for n_bytes in seen if n_bytes is not None), default=None),
+        times=tuple(_time_of(assigned) for assigned in plan.assignments),
     )
     return plan, tuned
+
+
+def _time_of(assigned: Assignment) -> SiteTime:
+    seen = assigned.evidence
+    before, now = (None, None) if seen is None else (seen.reference, seen.chosen)
+    return SiteTime(
+        assigned.site.place,
+        assigned.site.op,
+        None if before is None else before.median,
+        None if now is None else now.median,
+    )
 
 
 def _kept(plan: Plan, own: str) -> int:
@@ -102,20 +119,13 @@ def _peak_bytes() -> int:
     return next(int(line.split()[1]) * 2**10 for line in lines if line.startswith("VmHWM"))
 
 
-def _difference(own: ReadingStep, divided: ReadingStep, sample: torch.Tensor) -> float:
-    """Return the largest difference of the scores of two models of equal weights, relative to the largest."""
-    with torch.no_grad():
-        base, present = own.model(sample), divided.model(sample)
-    return float((base.double() - present.double()).abs().max() / base.abs().max())
-
-
-def timed(own: ReadingStep, divided: ReadingStep) -> Rounds:
+def timed(own: ReadingStep, divided: ReadingStep, neighbours: Neighbours) -> Rounds:
     """Return the times of both steps in the same rounds; each goes on training as it is timed.
 
     Raises:
         ValueError: a loss is no number or infinite in the end.
     """
-    rounds = Rounds.of(compare_runs({OWN: own, DIVIDED: divided}, STEPS))
+    rounds = Rounds.timed({OWN: own, DIVIDED: divided}, STEPS, neighbours)
     for name, step in ((OWN, own), (DIVIDED, divided)):
         if not math.isfinite(step.loss):
             raise ValueError(f"The loss of the {name} model must be finite, but got {step.loss}.")

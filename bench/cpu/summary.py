@@ -104,6 +104,17 @@ def _times(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # n
     if seconds:
         middle = statistics.median(seconds)
         yield f"{len(seconds)} cases in {sum(seconds):.0f} s, median {middle:.1f} s a case."
+    taken = [
+        each.others
+        for line in recording.measured.values()
+        for each in (line.deciding, line.proving)
+        if each.others is not None
+    ]
+    if taken:
+        yield (
+            f"Others took {statistics.median(taken):.2f} processors on average while rounds ran "
+            f"(median), {max(taken):.2f} at most."
+        )
     refused = sorted(
         {f"{line.case}: {text}" for line in recording.measured.values() for text in line.refused}
     )
@@ -135,6 +146,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("What dividing adds", tables.dividing),
     Section("Predicted and measured", tables.predictions),
     Section("Errors against float64", _errors),
+    Section("Shares of the steps", step_tables.shares),
     Section("Not measured", coverage.missing),
     Section("Measuring", _times),
     Section("Shapes", _sources),

@@ -129,6 +129,10 @@ class SumOnSlices:
 class Neighbours(Protocol):
     """Others who use a device while times are measured on it."""
 
+    @property
+    def taken(self) -> float | None:
+        """How many processors they took on average while they were watched; None if that is not known."""
+
     def watched(self) -> AbstractContextManager[None]:
         """Return a context in which they are watched, and times measured."""
 
@@ -138,6 +142,8 @@ class Neighbours(Protocol):
 
 class NoNeighbours:
     """Nobody, or nobody who can be watched."""
+
+    taken = None
 
     def watched(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""

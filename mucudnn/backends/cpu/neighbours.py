@@ -57,13 +57,15 @@ class ProcessorNeighbours:
             self._watched_s += self._clock() - start_s
             self._taken_s += after_s - before_s
 
+    @property
+    def taken(self) -> float | None:
+        """How many processors others took on average while they were watched; None after too short a time."""
+        return max(self._taken_s / self._watched_s, 0.0) if self._watched_s >= _LEAST_S else None
+
     def complaint(self) -> str | None:
         """Return what others took, in a sentence, if it may have moved the times."""
-        if self._watched_s < _LEAST_S:
-            return None
-        processors = len(usable_processors())
-        taken = self._taken_s / self._watched_s
-        if taken <= max(processors - self._threads, 0) + _LEAST_SHARE * processors:
+        taken, processors = self.taken, len(usable_processors())
+        if taken is None or taken <= max(processors - self._threads, 0) + _LEAST_SHARE * processors:
             return None
         threads = f"{self._threads} thread{'s' * (self._threads > 1)}"
         return (

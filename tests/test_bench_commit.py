@@ -1,0 +1,29 @@
+"""Which commit a result names."""
+
+import subprocess
+from pathlib import Path
+
+from bench.commit import commit
+
+
+def git(root: Path, *arguments: str) -> str:
+    names = ("-c", "user.name=N", "-c", "user.email=n@example.org")
+    command = ["git", *names, "-C", str(root), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_result_names_the_commit_that_is_checked_out_and_whether_files_differ(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "--quiet", "--message", "one")
+    git(tmp_path, "tag", "v1")  # a tag's name would say less
+    clean = commit(tmp_path)
+    (tmp_path / "file").write_text("two")
+
+    assert clean == git(tmp_path, "rev-parse", "--short=12", "HEAD")
+    assert commit(tmp_path) == f"{clean}-dirty"
+
+
+def test_outside_of_a_repository_the_commit_is_unknown(tmp_path: Path) -> None:
+    assert commit(tmp_path) == "unknown"
