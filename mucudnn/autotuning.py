@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any
@@ -11,14 +12,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mucudnn.backends import BACKENDS, Backend
-from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers
+from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers, watcher
 from mucudnn.choices import Mode
+from mucudnn.compiling import GraphServer, in_graph
 from mucudnn.errors import BackendError, OptionError, PlanError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import wanted_ops
 from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
 from mucudnn.modules import Call
+from mucudnn.notices import Notice, Reason
+from mucudnn.operators import announce
 from mucudnn.options import ProgressOption, Settings, StoreOption
+from mucudnn.passes import is_examining
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 from mucudnn.routing import Memory, Router, divided
@@ -59,13 +64,32 @@ _READERS: dict[object, Callable[..., Call]] = {
 """What reads a call of each of PyTorch's functions."""
 
 
-class _ThisThread(threading.local):
-    """Whether this thread tunes or computes for an `Autotune`, so that no other one interferes."""
+_NEEDS = ((False, False), (False, True), (True, False), (True, True))
+"""Which gradients a call may need: of the image, and of the filter."""
 
-    is_busy = False
+
+class _ThisThread(threading.local):
+    """How deep this thread is in what it computes for an `Autotune`, in which none interferes."""
+
+    depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
 
 
 _this_thread = _ThisThread()
+
+
+class _Server(GraphServer):
+    """Serves graphs that were compiled in an `Autotune`, which the calls of its own convolutions pass by."""
+
+    def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
+        """Return the convolution, outside of autograd."""
+        with _this_thread:
+            return super().compute(image, weight, bias, arguments)
 
 
 class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
@@ -83,7 +107,13 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         self._router = Router(served, None)
         self._known: dict[Hashable, list[Assignment]] = {}
         self._plans: list[Plan] = []
+        self._notice = Notice("for this autotune")
         self._tuning = threading.RLock()
+        self._servers = {
+            needs: _Server(self._router, functools.partial(self._convolution, needs=needs), needs)
+            for needs in _NEEDS
+        }
+        self._names = {needs: announce(server) for needs, server in self._servers.items()}
 
     @property
     def plan(self) -> Plan:
@@ -112,26 +142,34 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         """Compute `func`, divided if it is a convolution."""
         given = kwargs or {}
         read = _READERS.get(func)
-        if read is None or _this_thread.is_busy:
+        if read is None or _this_thread.depth:
             return func(*args, **given)
         try:
             call = read(*args, **given)
         except (TypeError, AttributeError):
             return func(*args, **given)  # it says what is wrong
-        _this_thread.is_busy = True
-        try:
+        if torch.compiler.is_compiling():
+            result = self._compiled(call)
+            return func(*args, **given) if result is None else result
+        with _this_thread:
             result = self._served(call)
             return func(*args, **given) if result is None else result
-        finally:
-            _this_thread.is_busy = False
+
+    def _compiled(self, call: Call) -> Tensor | None:
+        """Return the operator that runs a call being compiled, or None where PyTorch's own is to."""
+        return in_graph(call, None, self._names[_needs_of(call)]) if call.weight.dim() - 2 in RANKS else None
 
     def _served(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
         image, weight, *_ = call
-        if is_traced(image, weight) or weight.dim() - 2 not in RANKS:
+        if is_traced(image, weight):
+            words = None if is_examining() else watcher(image, weight)
+            if words is not None:
+                self._notice.give(Reason.WATCHED, f"A convolution is called {words}")
             return None
-        is_recorded = torch.is_grad_enabled()
-        needs = (is_recorded and image.requires_grad, is_recorded and weight.requires_grad)
+        if weight.dim() - 2 not in RANKS:
+            return None
+        needs = _needs_of(call)
         return self._router.served(
             call, lambda backend, problem: self._convolution(backend, problem, needs), needs
         )
@@ -155,8 +193,9 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
             return None
         try:
             return divided(backend, problem, assignments, self._memory(backend))
-        except BackendError:
-            return None  # parts of another size than the tuned ones are not computed, or need too much
+        except BackendError as error:
+            self._notice.give(Reason.PARTS, f"A call cannot be divided here ({error})")
+            return None
 
     def _assignments(
         self, backend: Backend, problem: ConvProblem, ops: Iterable[ConvOp]
@@ -197,6 +236,12 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         )
 
 
+def _needs_of(call: Call) -> tuple[bool, bool]:
+    """Return whether gradients of the image, and of the filter, are recorded."""
+    is_recorded = torch.is_grad_enabled()
+    return is_recorded and call.image.requires_grad, is_recorded and call.weight.requires_grad
+
+
 def _place(backend: Backend, problem: ConvProblem) -> Hashable:
     """Return what a problem of any batch is known by: times hold for one device and its flags."""
     return (backend.name, backend.device, backend.flags(), problem.with_batch(0))
@@ -221,9 +266,10 @@ def autotune(
             y = torch.nn.functional.conv2d(x, w)
 
     It need not be a module's, and a function may be decorated with the context instead. What was tuned serves
-    every smaller batch of the same shapes without measuring. Outside of the context nothing is changed; of
-    contexts within one another the innermost counts. Threads enter it for themselves, and ranks of a
-    distributed run tune for themselves (`optimize` has one plan).
+    every smaller batch of the same shapes without measuring. What torch.compile compiles in the context is
+    tuned when its graph first runs. Outside of the context nothing is changed; of contexts within one another
+    the innermost counts. Threads enter it for themselves, and ranks of a distributed run tune for themselves
+    (`optimize` has one plan).
 
     Args:
         workspace_limit: an int of bytes, or a string with a unit ("64MiB"), for each convolution.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.errors import OptionError, ProblemError
@@ -297,6 +299,22 @@ def without_autocast(
 ) -> contextlib.AbstractContextManager[object]:
     """Return a context for what is already cast to `dtype`; None says that there was nothing to cast."""
     return _NOTHING if dtype is None else torch.autocast(device.type, enabled=False)
+
+
+def watcher(*tensors: Tensor) -> str | None:
+    """Return who watches what is computed of `tensors`, in words, if they hold numbers; else None.
+
+    That is a mode, such as FlopCounterMode or that of selective checkpoints, or a tensor's class, such as
+    DTensor; not PyTorch's own ways to trace and to pretend, in which nothing is computed.
+    """
+    depth = torch._C._len_torch_dispatch_stack()
+    if depth:
+        mode = type(torch._C._get_dispatch_stack_at(depth - 1))
+        return None if mode.is_infra_mode() else f"in a {mode.__name__.lstrip('_')}"
+    for kind in map(type, tensors):
+        if kind not in (Tensor, torch.nn.Parameter) and not issubclass(kind, (FakeTensor, FunctionalTensor)):
+            return f"with a {kind.__name__}"
+    return None
 
 
 def is_traced(*tensors: Tensor) -> bool:

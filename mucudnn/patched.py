@@ -1,7 +1,6 @@
 """What a patched module calls: for each shape that it meets the division that serves it, or PyTorch's own."""
 
 import dataclasses
-import enum
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -9,20 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mucudnn.backends import Backend
-from mucudnn.calls import (
-    ConvArguments,
-    as_autocast,
-    autocast_dtype,
-    is_traced,
-    own_call,
-    own_gradients,
-    without_autocast,
-)
+from mucudnn.backends import Backend, backend_name
+from mucudnn.calls import ConvArguments, is_traced, own_call, watcher
+from mucudnn.compiling import GraphServer, in_graph
 from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, Kind, call_of, padded
-from mucudnn.operators import announce, convolve
+from mucudnn.notices import Notice, Reason
+from mucudnn.operators import announce
+from mucudnn.passes import is_examining
 from mucudnn.plan import Assignment, CallEvidence, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.routing import Memory, Router, divided
@@ -54,64 +48,6 @@ _learning = threading.RLock()  # of all modules: two that measure at once would 
 
 _NOWHERE = object()
 """Flags that no backend has."""
-
-
-class Reason(enum.Enum):
-    """Why a patched module leaves a call to PyTorch's own convolution; the value says what can be done."""
-
-    LARGER_BATCH = "optimize with the largest batch divides smaller ones too"
-    """Its shape was tuned, for smaller batches only."""
-    OTHER_SHAPE = "optimize with dynamic=True tunes shapes when they are met"
-    """Nothing like it was tuned."""
-    ELSEWHERE = "go back to that environment, or optimize again in this one"
-    """The plan's times are those of another environment."""
-    PARTS = "the policy 'power_of_two' measures sizes that make every smaller batch"
-    """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
-
-
-class Notice:
-    """The reasons that a model has given so far, each once; its modules share one."""
-
-    def __init__(self) -> None:
-        self._given: set[Reason] = set()
-
-    def give(self, reason: Reason, what: str) -> None:
-        """Warn that `what`, a module with its verb, runs as before, unless the reason was given already."""
-        if reason in self._given:
-            return
-        self._given.add(reason)
-        warn_user(
-            f"{what}; it runs PyTorch's own convolution ({reason.value}). This reason is given once for the "
-            "whole model.",
-            UntunedWarning,
-        )
-
-
-def _look_for_transforms() -> bool:
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    )
-
-
-_is_transformed: Callable[[], bool] = torch.compiler.assume_constant_result(_look_for_transforms)
-"""Whether derivatives are taken within what is compiled; a graph is used only under the same transforms."""
-
-
-def _look_for_export() -> bool:
-    return torch.compiler.is_exporting()
-
-
-_is_exported: Callable[[], bool] = torch.compiler.assume_constant_result(_look_for_export)
-"""Whether the graph is exported; asked for itself, Dynamo of torch 2.11 takes that for true everywhere."""
-
-
-def _look_for_autocast(kind: str) -> bool:
-    return torch.amp.is_autocast_available(kind)
-
-
-_has_autocast: Callable[[str], bool] = torch.compiler.assume_constant_result(_look_for_autocast)
-"""Whether a kind of device has autocast; Dynamo of torch 2.11 does not look into that."""
 
 
 class PatchedForward:
@@ -154,8 +90,8 @@ class PatchedForward:
         self._forget()
 
     def _forget(self) -> None:
-        self._name = announce(self)
         self._router = Router((self._memory.environment.backend,), self._module)
+        self._name = announce(self)
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -177,11 +113,14 @@ class PatchedForward:
         """Return the module's convolution, divided where the shapes were tuned."""
         call = call_of(self._kind, self._module, args, kwargs)
         if torch.compiler.is_compiling():
-            result = self._compiled(call)
+            result = in_graph(call, self._module, self._name)
         elif is_traced(call.image, call.weight):
             result = None
+            self._tell_watcher(call)
         else:
             result = self._router.served(call, self._convolution)
+            if result is None:
+                self._tell_device(call.image.device)
         if result is not None:
             return result
         if not self._kind.is_transposed:
@@ -190,24 +129,27 @@ class PatchedForward:
         image, arguments = padded(self._module, call)
         return own_call(image, call.weight, call.bias, arguments)
 
-    def _compiled(self, call: Call) -> Tensor | None:
-        """Return the operator that runs the call, or None where a graph is to hold PyTorch's own.
+    @property
+    def _whose(self) -> str:
+        return f"The module {self._path!r}" if self._path else "The model itself"
 
-        Graphs that are exported leave this process, in which the operator finds what is divided.
-        """
-        if _is_exported() or call.image.dim() != call.weight.dim() or _is_transformed():
-            return None
-        kind = call.image.device.type
-        if _has_autocast(kind) and torch.is_autocast_enabled(kind):  # which knows nothing of the operator
-            cast = as_autocast(call.image, call.weight, call.bias, torch.get_autocast_dtype(kind))
-            call = Call(*cast, call.settings)
-        image, arguments = padded(self._module, call)
-        return convolve(image, call.weight, call.bias, arguments, self._name)
+    def _tell_watcher(self, call: Call) -> None:
+        """Warn if PyTorch's own computes a call only because somebody watches."""
+        words = None if is_examining() else watcher(call.image, call.weight)
+        if words is not None:
+            self._notice.give(Reason.WATCHED, f"{self._whose} is called {words}")
+
+    def _tell_device(self, device: torch.device) -> None:
+        """Warn if PyTorch's own computes a call because it came to another kind of device."""
+        tuned = self._memory.environment.backend
+        if device.type != "meta" and backend_name(device) != tuned:
+            self._notice.give(
+                Reason.MOVED, f"{self._whose} was tuned for the backend {tuned!r}, but computes on {device}"
+            )
 
     def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
         """Return the convolution for a compiled graph, outside of autograd."""
-        result = self._router.served(Call.of(image, weight, bias, arguments), self._convolution)
-        return own_call(image, weight, bias, arguments) if result is None else result
+        return self._in_graph.compute(image, weight, bias, arguments)
 
     def gradients(
         self,
@@ -219,18 +161,16 @@ class PatchedForward:
         has_bias: bool,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients for a compiled graph, each None unless it is `needed`."""
-        bias = gradient.new_empty(gradient.shape[1]) if has_bias else None
-        with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
-            route = self._router.found(Call.of(image, weight, bias, arguments), self._convolution)
-            if route is None:
-                return own_gradients(gradient, image, weight, arguments, needed)
-            order = route.convolution.order
-            image = image.contiguous(memory_format=order)
-            return route.convolution.gradients(gradient, image, weight, needed)
+        return self._in_graph.gradients(gradient, image, weight, arguments, needed, has_bias)
+
+    @property
+    def _in_graph(self) -> GraphServer:
+        """Made for each call: kept here, it would keep this one from going when its model is restored."""
+        return GraphServer(self._router, self._convolution)
 
     def _convolution(self, backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
         """Return what computes a forward pass, or None for PyTorch's own, with a warning."""
-        name = f"The module {self._path!r}" if self._path else "The model itself"
+        name = self._whose
         differences = self._differences(backend)
         if differences:
             why = f"its plan was made in another environment: {'; '.join(differences)}"

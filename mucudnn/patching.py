@@ -16,7 +16,8 @@ from torch import nn
 from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
 from mucudnn.modules import Call, Kind, check_is_module, kind_of, padded, settings_of, undividable
-from mucudnn.patched import Learn, Notice, PatchedForward, Variant
+from mucudnn.notices import Notice
+from mucudnn.patched import Learn, PatchedForward, Variant
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment

@@ -87,6 +87,19 @@ def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is not PyTorch's own counts as faster, so that division is seen to happen."""
+    from mucudnn import tuning  # which loads torch
+
+    def quickest(rivals: Any, _: Any) -> Any:
+        own = [each for each in rivals.values() if each.parts[0].algorithm.endswith("aten")]
+        return next((each for each in rivals.values() if each not in own), own[0])
+
+    monkeypatch.setattr(tuning, "winner", quickest)
+    monkeypatch.setattr(tuning.Tuning, "_is_worth_it", lambda *_: True)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """For tests of small shapes: threads that wait for one another cost far more than they compute."""
     import torch  # not for the tests of the pure part, which never load it

@@ -37,19 +37,6 @@ def tuned(tmp_path: Path) -> Autotune:
     return autotune(LIMIT, store=tmp_path / "store", progress=False)
 
 
-@pytest.fixture
-def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is not PyTorch's own counts as faster, so that division is seen to happen."""
-    from mucudnn import tuning
-
-    def quickest(rivals: Any, _: Any) -> Any:
-        own = [each for each in rivals.values() if each.parts[0].algorithm.endswith("aten")]
-        return next((each for each in rivals.values() if each not in own), own[0])
-
-    monkeypatch.setattr(tuning, "winner", quickest)
-    monkeypatch.setattr(tuning.Tuning, "_is_worth_it", lambda *_: True)
-
-
 def is_divided(result: Tensor) -> bool:
     """Whether a convolution of ours stands in the graph that has computed `result`."""
     waiting = [result.grad_fn]
@@ -284,7 +271,14 @@ def test_a_smaller_batch_that_needs_more_than_the_limit_runs_pytorchs_own(
 
         monkeypatch.setattr(DividedConvolution, "__init__", make)
         monkeypatch.setattr(DividedConvolution, "__call__", lambda *_: pytest.fail("it needs too much"))
-        assert torch.equal(F.conv2d(x[:3], w), torch.ops.aten.conv2d(x[:3], w))
+        with pytest.warns(
+            UntunedWarning, match=r"needs 1099511627776 bytes .*once for this autotune"
+        ) as told:
+            results = [F.conv2d(x[:samples], w) for samples in (3, 2)]
+
+    assert len(told) == 1
+    for result, samples in zip(results, (3, 2), strict=True):
+        assert torch.equal(result, torch.ops.aten.conv2d(x[:samples], w))
 
 
 def test_what_was_tuned_for_other_threads_is_tuned_again(tuned: Autotune) -> None:

@@ -20,6 +20,7 @@ from mucudnn.errors import UntunedWarning
 from mucudnn.operators import announce, convolve
 from mucudnn.patched import PatchedForward
 from mucudnn.patching import apply, restore
+from tests.graphs import Graphs
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
 from tests.test_kinds import a_module, divided, every_kind, images_for
@@ -39,21 +40,6 @@ def anew() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-class _Graphs:
-    """A compiler that keeps the graphs that it is given, and runs them as they are."""
-
-    def __init__(self) -> None:
-        self.graphs: list[torch.fx.GraphModule] = []
-
-    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Any:
-        self.graphs.append(graph)
-        return graph.forward
-
-    @property
-    def targets(self) -> list[str]:
-        return [str(node.target) for graph in self.graphs for node in graph.graph.nodes]
 
 
 def assert_close(result: Tensor, expected: Tensor) -> None:
@@ -81,7 +67,7 @@ def twins() -> tuple[nn.Module, nn.Module, Tensor]:
 
 def test_a_compiled_model_is_one_graph_of_divided_convolutions() -> None:
     model, twin, images = twins()
-    graphs = _Graphs()
+    graphs = Graphs()
 
     assert_same_step(torch.compile(model, backend=graphs, fullgraph=True), model, twin, images)
 
@@ -124,7 +110,7 @@ def test_gradients_are_divided_though_backward_is_called_under_autocast() -> Non
 
 def test_a_batch_of_any_size_is_one_graph() -> None:
     model, twin, images = twins()
-    graphs = _Graphs()
+    graphs = Graphs()
     compiled = torch.compile(model, backend=graphs, fullgraph=True, dynamic=True)
 
     with warnings.catch_warnings():
@@ -350,7 +336,7 @@ def test_what_pytorchs_own_serves_is_no_operator() -> None:
         for each in plan.assignments
     )
     module = apply(copy.deepcopy(twin), dataclasses.replace(plan, assignments=own))
-    graphs = _Graphs()
+    graphs = Graphs()
 
     torch.compile(module, backend=graphs, fullgraph=True)(images)
 

@@ -1,0 +1,100 @@
+"""Convolutions inside of torch.compile: what its graphs hold, and who serves them when they run."""
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor, nn
+
+from mucudnn.calls import (
+    ConvArguments,
+    as_autocast,
+    autocast_dtype,
+    own_call,
+    own_gradients,
+    without_autocast,
+)
+from mucudnn.modules import Call, padded
+from mucudnn.operators import convolve
+from mucudnn.routing import Decide, Router
+
+
+def _look_for_transforms() -> bool:
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+_is_transformed: Callable[[], bool] = torch.compiler.assume_constant_result(_look_for_transforms)
+"""Whether derivatives are taken within what is compiled; a graph is used only under the same transforms."""
+
+
+def _look_for_export() -> bool:
+    return torch.compiler.is_exporting()
+
+
+_is_exported: Callable[[], bool] = torch.compiler.assume_constant_result(_look_for_export)
+"""Whether the graph is exported; asked for itself, Dynamo of torch 2.11 takes that for true everywhere."""
+
+
+def _look_for_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
+
+
+_has_autocast: Callable[[str], bool] = torch.compiler.assume_constant_result(_look_for_autocast)
+"""Whether a kind of device has autocast; Dynamo of torch 2.11 does not look into that."""
+
+
+def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None:
+    """Return the operator that runs a call being compiled, or None where a graph is to hold PyTorch's own.
+
+    Graphs that are exported leave this process, in which the operator finds what is divided.
+
+    Args:
+        call: being compiled.
+        module: whose call it is; None for a function's.
+        server: the name of who is to serve it.
+    """
+    if _is_exported() or call.image.dim() != call.weight.dim() or _is_transformed():
+        return None
+    kind = call.image.device.type
+    if _has_autocast(kind) and torch.is_autocast_enabled(kind):  # which knows nothing of the operator
+        cast = as_autocast(call.image, call.weight, call.bias, torch.get_autocast_dtype(kind))
+        call = Call(*cast, call.settings)
+    image, arguments = padded(module, call)
+    return convolve(image, call.weight, call.bias, arguments, server)
+
+
+class GraphServer:
+    """Serves the calls that graphs hold, by a router; a `mucudnn.operators.Server`."""
+
+    def __init__(self, router: Router, decide: Decide, needs: Hashable = None) -> None:
+        """Take what `Router.found` takes for each call."""
+        self._router = router
+        self._decide = decide
+        self._needs = needs
+
+    def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
+        """Return the convolution, outside of autograd."""
+        result = self._router.served(Call.of(image, weight, bias, arguments), self._decide, self._needs)
+        return own_call(image, weight, bias, arguments) if result is None else result
+
+    def gradients(
+        self,
+        gradient: Tensor,
+        image: Tensor,
+        weight: Tensor,
+        arguments: ConvArguments,
+        needed: tuple[bool, bool, bool],
+        has_bias: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients, each None unless it is `needed`."""
+        bias = gradient.new_empty(gradient.shape[1]) if has_bias else None
+        with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
+            call = Call.of(image, weight, bias, arguments)
+            route = self._router.found(call, self._decide, self._needs)
+            if route is None:
+                return own_gradients(gradient, image, weight, arguments, needed)
+            order = route.convolution.order
+            image = image.contiguous(memory_format=order)
+            return route.convolution.gradients(gradient, image, weight, needed)

@@ -1,0 +1,147 @@
+"""Convolutions that torch.compile finds in `autotune`: operators of its graphs, tuned when they first run."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+
+from mucudnn.autotuning import Autotune, autotune
+from mucudnn.errors import PlanError
+from mucudnn.problem import ConvOp
+from tests.graphs import Graphs
+from tests.models import a_batch, a_chain
+
+# Dynamo warns of its own use of deprecated functions of torch and Python.
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+LIMIT = "64MiB"
+DIVIDED = "mucudnn.convolution.default"
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    """Compile everything anew."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.fixture
+def tuned(tmp_path: Path) -> Autotune:
+    """A context with a store of its own."""
+    return autotune(LIMIT, store=tmp_path / "store", progress=False)
+
+
+def step(model: Callable[[Tensor], Tensor], images: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    y = model(images)
+    return [y, *torch.autograd.grad(y.square().mean(), [images, *parameters])]
+
+
+@pytest.mark.usefixtures("divided_by_hand")
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_a_training_step_is_one_graph_whose_convolutions_are_tuned_when_it_runs(
+    compiler: str, tuned: Autotune
+) -> None:
+    torch.manual_seed(0)
+    model, images = a_chain().double(), a_batch(dtype=torch.float64).requires_grad_()
+    expected = step(model, images, [*model.parameters()])
+    compiled = torch.compile(model, backend=compiler, fullgraph=True)
+
+    for _ in range(2):
+        with tuned:
+            found = step(compiled, images, [*model.parameters()])
+
+        for result, right in zip(found, expected, strict=True):
+            torch.testing.assert_close(result, right, rtol=0, atol=1e-9)
+    assert [site.op for site in tuned.plan.sites] == [*ConvOp, *ConvOp]
+    assert any(not each.key.startswith("cpu:aten@") for each in tuned.plan.sites.values())
+
+
+def test_only_what_a_graph_needs_is_tuned(tuned: Autotune) -> None:
+    model, images = a_chain(), a_batch()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+
+    with tuned:
+        compiled(images).sum().backward()  # images need no gradient
+    with tuned, torch.no_grad():
+        compiled(images)
+
+    first, second = ConvOp.FPROP, ConvOp.WGRAD
+    assert [site.op for site in tuned.plan.sites] == [first, second, *ConvOp]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w: F.conv2d(x, w, padding="same"),
+        lambda x, w: F.conv2d(x[0], w),
+        lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1), stride=2, output_padding=1),
+        lambda x, w: torch.conv2d(x, w, groups=1, dilation=2),
+    ],
+)
+def test_functions_are_those_of_pytorch(call: Callable[[Tensor, Tensor], Tensor], tuned: Autotune) -> None:
+    x, w = a_batch(dtype=torch.float64), torch.randn(3, 3, 3, 3, dtype=torch.float64)
+    with tuned:
+        result = torch.compile(call, backend="eager", fullgraph=True)(x, w)
+
+    torch.testing.assert_close(result, call(x, w), rtol=0, atol=1e-9)
+
+
+def test_graphs_hold_operators_within_the_context_alone(tuned: Autotune) -> None:
+    model, images, graphs = a_chain(), a_batch(), Graphs()
+    compiled = torch.compile(model, backend=graphs, fullgraph=True)
+    compiled(images)
+    outside = [*graphs.targets]
+    with tuned:
+        compiled(images)
+
+    assert DIVIDED not in outside
+    assert graphs.targets.count(DIVIDED) == 2
+
+
+def test_each_context_serves_what_is_called_in_it(tuned: Autotune, tmp_path: Path) -> None:
+    other = autotune("32MiB", store=tmp_path / "other", progress=False)
+    x, w = a_batch(), torch.randn(3, 3, 3, 3)
+    compiled = torch.compile(F.conv2d, backend="eager", fullgraph=True)
+    for context, samples in ((tuned, 2), (other, 4), (tuned, 8)):
+        with context:
+            compiled(x[:samples], w)
+
+    assert [each.problem.batch for each in tuned.plan.assignments] == [2, 8]
+    assert [each.problem.batch for each in other.plan.assignments] == [4]
+
+
+def test_autocast_has_its_type_and_a_context_of_its_own(tuned: Autotune) -> None:
+    x, w = a_batch(), torch.randn(3, 3, 3, 3)
+    compiled = torch.compile(lambda: F.conv2d(x, w), backend="eager", fullgraph=True)
+    with tuned, torch.autocast("cpu", torch.bfloat16):
+        result = compiled()
+        expected = F.conv2d(x, w)
+
+    assert result.dtype is torch.bfloat16
+    torch.testing.assert_close(result, expected, rtol=3e-2, atol=3e-2)
+    assert {each.problem.dtype for each in tuned.plan.assignments} == {"bfloat16"}
+
+
+def test_what_is_exported_holds_pytorchs_own(tuned: Autotune) -> None:
+    with tuned:
+        exported = torch.export.export(a_chain().eval(), (a_batch(),))
+
+    assert not any("mucudnn" in str(node.target) for node in exported.graph.nodes)
+    with pytest.raises(PlanError, match="but none was"):
+        _ = tuned.plan
+
+
+def test_pytorchs_errors_are_its_own(tuned: Autotune) -> None:
+    def wrong(x: Tensor) -> Any:
+        return F.conv2d(x, torch.zeros(3, 5, 3, 3))
+
+    with tuned, pytest.raises(RuntimeError, match="channels"):
+        torch.compile(wrong, backend="eager")(a_batch())

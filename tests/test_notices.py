@@ -1,0 +1,143 @@
+"""Patched modules that are watched, or lie elsewhere: PyTorch's own computes, and one warning says so."""
+
+import copy
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
+
+from mucudnn import apply, autotune
+from mucudnn.errors import UntunedWarning
+from tests.models import a_batch, a_chain
+from tests.plans import a_plan_for
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Marked(Tensor):
+    """A tensor of a class of its own."""
+
+
+def twins() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    twin = a_chain()
+    model = copy.deepcopy(twin)
+    return apply(model, a_plan_for(copy.deepcopy(model), a_batch())), twin
+
+
+def the_only(told: pytest.WarningsRecorder) -> str:
+    (warning,) = told.list
+    assert warning.category is UntunedWarning
+    return str(warning.message)
+
+
+def test_who_counts_operations_sees_pytorchs_own_and_one_warning_says_so(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    model, twin = twins()
+    with FlopCounterMode(display=False) as expected:
+        twin(a_batch())
+
+    for _ in range(2):
+        with FlopCounterMode(display=False) as counted:
+            model(a_batch())
+
+    assert counted.get_total_flops() == expected.get_total_flops() > 0
+    assert the_only(recwarn) == (
+        "The module '0' is called in a FlopCounterMode; it runs PyTorch's own convolution (elsewhere it is "
+        "divided). This reason is given once for the whole model."
+    )
+
+
+def test_selective_checkpoints_have_the_twin_s_gradients_and_one_warning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    model, twin = twins()
+    policy = functools.partial(
+        create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.PREFER_RECOMPUTE
+    )
+    for each in (model, twin):
+        given = a_batch().requires_grad_()
+        checkpoint(each, given, use_reentrant=False, context_fn=policy).square().mean().backward()
+
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert "'0' is called in a CachingTorchDispatchMode; it runs PyTorch's own" in the_only(recwarn)
+
+
+def test_tensors_of_a_class_of_their_own_are_told() -> None:
+    model, twin = twins()
+    images = a_batch().as_subclass(Marked)
+
+    with pytest.warns(UntunedWarning) as told:
+        result = model(images)
+
+    assert torch.equal(result, twin(images))
+    assert "'0' is called with a Marked; it runs PyTorch's own" in the_only(told)
+
+
+def pretended(model: nn.Module) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        model(mode.from_tensor(a_batch()))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pretended,
+        lambda model: model.to("meta")(a_batch().to("meta")),
+        lambda model: torch.func.vmap(model.eval())(a_batch()[None]),
+        lambda model: torch.func.jvp(model.eval(), (a_batch(),), (a_batch(),)),
+    ],
+)
+def test_what_only_pretends_or_transforms_is_none_of_that(run: Callable[[nn.Module], Any]) -> None:
+    model, _ = twins()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's, of itself
+        warnings.simplefilter("error", UntunedWarning)
+        run(model)
+
+
+def test_a_model_that_came_to_another_kind_of_device_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, twin = twins()
+    for module in (model[0], model[3]):  # as after model.cpu(), of a plan that was made on a GPU
+        memory = module._conv_forward._memory
+        elsewhere = dataclasses.replace(memory.environment, backend="cudnn")
+        monkeypatch.setattr(
+            module._conv_forward, "_memory", dataclasses.replace(memory, environment=elsewhere)
+        )
+    moved = copy.deepcopy(model)
+
+    with pytest.warns(UntunedWarning) as told:
+        result = moved(a_batch())
+
+    assert torch.equal(result, twin(a_batch()))
+    assert the_only(told) == (
+        "The module '0' was tuned for the backend 'cudnn', but computes on cpu; it runs PyTorch's own "
+        "convolution (move it back, or optimize again where it is now). This reason is given once for the "
+        "whole model."
+    )
+
+
+def test_within_autotune_who_watches_is_told_once_for_all_convolutions(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    images, weight = a_batch(), torch.randn(4, 3, 3, 3)
+    with autotune("1MiB"), FlopCounterMode(display=False):
+        for _ in range(2):
+            result = F.conv2d(images, weight)
+
+    assert torch.equal(result, F.conv2d(images, weight))
+    assert the_only(recwarn) == (
+        "A convolution is called in a FlopCounterMode; it runs PyTorch's own convolution (elsewhere it is "
+        "divided). This reason is given once for this autotune."
+    )
