@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 run: $(READY)  ## tune a ResNet-18 on real images, divide its convolutions, prove that nothing changed
 	@$(BIN)/python -m bench.digits $(ARGS)
 
-proof: $(READY)  ## train with and without division from one seed; needs the plan that run wrote
+proof: $(READY)  ## train with and without division from equal weights; needs the plan that run wrote
 	@$(BIN)/python -m bench.proof $(ARGS)
 
 $(CUDNN): $(READY)

@@ -1,29 +1,39 @@
 """Training with and without division: that the losses and the accuracy stay what they are.
 
-The plan is that of the demonstration (`make run` writes it). Three comparisons, each of two runs from one
-seed: ten steps in float64; ten steps in float32, beside runs whose weights were perturbed by 1e-7 before
-the first step; whole epochs with the accuracy on held-out images.
+The plan is that of the demonstration (`make run` writes it). Three comparisons of runs from equal weights and
+data: ten steps in float64; ten steps in float32, beside runs whose weights were perturbed by 1e-7 before the
+first step; whole epochs from several random states, with the accuracy on held-out images and the time. All
+losses are kept in a file, and drawn.
 """
 
 import argparse
 import copy
 import dataclasses
+import datetime
+import hashlib
+import json
+import shlex
 import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import nn
 
+from bench.commit import commit
 from bench.data import Digits, load
 from bench.networks import resnet18
+from bench.proof_results import Epochs, Exact, Learnt, Near, Pair, Proof, figure
 from bench.steps import in_float64
 from bench.training import perturbed, train
 from mucudnn import apply
 from mucudnn.errors import MucudnnError
 from mucudnn.plan import Plan
+from mucudnn.plan_file import encode
 from mucudnn.problem import Layout
-
-_BOUND = 1e-8
-"""Largest relative difference of a loss in float64."""
+from mucudnn.report import check_matplotlib, drawing
+from mucudnn.version import __version__
 
 _LEARNING_RATE = 0.001
 """Small, because this network magnifies any difference at the start: about a hundredfold a step at 0.02."""
@@ -37,27 +47,66 @@ The rate falls to 0, so that the last steps do not toss the few test images abou
 
 def main() -> int:
     """Run the comparisons; return 0 if all hold, else 1."""
-    parser = argparse.ArgumentParser(prog="bench.proof", description=__doc__)
-    parser.add_argument("--plan", default="build/digits-plan.json", help="plan (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="steps of the first two (default: %(default)s)")
-    parser.add_argument("--twins", type=int, default=20, help="perturbed runs (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=2, help="of the third (default: %(default)s)")
-    options = parser.parse_args()
+    options = _parser().parse_args()
     try:
-        proof = _Proof(Plan.load(options.plan))
-        verdicts = [
-            proof.in_float64(options.steps),
-            proof.in_float32(options.steps, options.twins),
-            proof.accuracy(options.epochs),
-        ]
+        check_matplotlib()
+        plan = Plan.load(options.plan)
+        proof = _proven(_Training(plan), options)
+        print(f"All losses: {_kept(proof, plan, Path(options.output))}", flush=True)
     except (MucudnnError, OSError) as error:
         print(f"mucudnn: {error}", file=sys.stderr)
         return 1
-    return 0 if all(verdicts) else 1
+    return 0 if proof.holds else 1
 
 
-class _Proof:
-    """One plan, one model, one set of images."""
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bench.proof", description=__doc__)
+    add = parser.add_argument
+    add("--plan", default="build/digits-plan.json", help="plan (default: %(default)s)")
+    add("--steps", type=int, default=10, help="steps of the first two (default: %(default)s)")
+    add("--twins", type=int, default=20, help="perturbed runs (default: %(default)s)")
+    add("--epochs", type=int, default=2, help="of the third (default: %(default)s)")
+    add("--seeds", type=int, default=3, help="random states of the third (default: %(default)s)")
+    add("--output", default="build/digits-proof.json", help="file of all losses (default: %(default)s)")
+    return parser
+
+
+def _proven(training: "_Training", options: argparse.Namespace) -> Proof:
+    """Run all comparisons, and tell of each as it is there."""
+    exact = training.in_float64(options.steps)
+    _say(exact.told())
+    near = training.in_float32(options.steps, options.twins)
+    _say(near.told())
+    epochs = training.epochs(options.epochs, options.seeds)
+    _say(epochs.told())
+    return Proof(exact, near, epochs)
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def _kept(proof: Proof, plan: Plan, path: Path) -> str:
+    """Write all losses, and a page that draws them beside `path`; return the names of both."""
+    record = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["python", "-m", "bench.proof", *sys.argv[1:]]),
+        "mucudnn": __version__,
+        "commit": commit(),
+        "plan": hashlib.sha256(plan.to_text().encode()).hexdigest(),
+        "environment": plan.environment.to_json(),
+        "proof": encode(proof),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    page = path.with_suffix(".html")
+    drawing.save(lambda: figure(proof), page, "Training with and without division", proof.told)
+    return f"{path}, drawn in {page}"
+
+
+class _Training:
+    """One plan, one kind of model, one set of images."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -65,58 +114,49 @@ class _Proof:
         problem = plan.assignments[0].problem
         self._batch = problem.batch
         self._channels_last = problem.layout is Layout.CHANNELS_LAST
-        torch.manual_seed(0)
-        self._model = resnet18()
+        self._model = _model(0)
 
-    def in_float64(self, steps: int) -> bool:
-        """Train both in float64; tell whether their losses agree to 1e-8."""
+    def in_float64(self, steps: int) -> Exact:
+        """Train both in float64."""
         model = copy.deepcopy(self._model).double()
         patched = self._patched(model, in_float64(self._plan))
-        plain, divided = self._losses(model, steps), self._losses(patched, steps)
-        worst = max(abs(a - b) / abs(a) for a, b in zip(plain, divided, strict=True))
-        print(f"float64, {steps} steps: losses differ by at most {worst:.1e}, bound {_BOUND:.0e}", flush=True)
-        return worst <= _BOUND
+        return Exact(self._losses(model, steps), self._losses(patched, steps))
 
-    def in_float32(self, steps: int, twins: int) -> bool:
-        """Train both in float32; tell whether they lie as near as perturbed runs lie, at every step."""
-        plain = self._losses(copy.deepcopy(self._model), steps)
-        divided = self._losses(self._patched(self._model, self._plan), steps)
-        others = [self._losses(perturbed(self._model, seed), steps) for seed in range(1, twins + 1)]
-        print(f"float32, {steps} steps: distance of the loss from the unpatched run's", flush=True)
-        print(f"  {'step':>4}  {'loss':>8}  {'divided':>9}  {'largest of ' + str(twins) + ' perturbed':>24}")
-        within = []
-        for step, (loss, ours) in enumerate(zip(plain, divided, strict=True)):
-            spread = max(abs(other[step] - loss) for other in others)
-            within.append(abs(ours - loss) <= spread)
-            print(f"  {step:4}  {loss:8.5f}  {abs(ours - loss):9.1e}  {spread:24.1e}", flush=True)
-        print(f"  within the spread at {sum(within)} of {steps} steps", flush=True)
-        return all(within)
+    def in_float32(self, steps: int, twins: int) -> Near:
+        """Train both in float32, and perturbed ones."""
+        return Near(
+            self._losses(copy.deepcopy(self._model), steps),
+            self._losses(self._patched(self._model, self._plan), steps),
+            tuple(self._losses(perturbed(self._model, seed), steps) for seed in range(1, twins + 1)),
+        )
 
-    def accuracy(self, epochs: int) -> bool:
-        """Train both for whole epochs; tell whether the accuracies differ by at most one percent."""
-        runs = {}
-        for name, model in (
-            ("unpatched", copy.deepcopy(self._model)),
-            ("divided", self._patched(self._model, self._plan)),
-        ):
-            runs[name] = train(
-                model,
-                self._digits,
-                epochs,
-                _SMALL_BATCH,
-                0,
-                learning_rate=_FAST_RATE,
-                decay=True,
-                drop_last=True,
-                channels_last=self._channels_last,
-            )
-            right = round(runs[name].accuracy * len(self._digits.test_labels))
-            print(
-                f"{name}, {epochs} epochs: {runs[name].accuracy:.2%} of {len(self._digits.test_labels)} "
-                f"held-out images right ({right}), last loss {runs[name].losses[-1]:.4f}",
-                flush=True,
-            )
-        return abs(runs["unpatched"].accuracy - runs["divided"].accuracy) <= 0.01
+    def epochs(self, epochs: int, seeds: int) -> Epochs:
+        """Train both for whole epochs from each random state, in turn; who is first changes."""
+        pairs = []
+        for seed in range(seeds):
+            print(f"  {epochs} epochs from random state {seed} ({seed + 1} of {seeds})", flush=True)
+            models = {"unpatched": _model(seed), "divided": self._patched(_model(seed), self._plan)}
+            order = reversed(models) if seed % 2 else iter(models)
+            runs = {name: self._learnt(models[name], epochs, seed) for name in order}
+            pairs.append(Pair(seed, **runs))
+        return Epochs(epochs, len(self._digits.test_labels), tuple(pairs))
+
+    def _learnt(self, model: nn.Module, epochs: int, seed: int) -> Learnt:
+        start = time.perf_counter()
+        ends = []
+        run = train(
+            model,
+            self._digits,
+            epochs,
+            _SMALL_BATCH,
+            seed,
+            learning_rate=_FAST_RATE,
+            decay=True,
+            drop_last=True,
+            channels_last=self._channels_last,
+            on_step=lambda *_: ends.append(time.perf_counter()),
+        )
+        return Learnt(run.losses, run.accuracy, ends[-1] - start)
 
     def _losses(self, model: nn.Module, steps: int) -> tuple[float, ...]:
         epochs = -(-steps * self._batch // len(self._digits.train_labels)) + 1
@@ -135,6 +175,12 @@ class _Proof:
 
     def _patched(self, model: nn.Module, plan: Plan) -> nn.Module:
         return apply(copy.deepcopy(model), plan)
+
+
+def _model(seed: int) -> nn.Module:
+    """Return a fresh model; equal seeds give equal weights."""
+    torch.manual_seed(seed)
+    return resnet18()
 
 
 def _without_test(digits: Digits) -> Digits:
