@@ -371,9 +371,9 @@ def test_each_convolution_s_gain_stands_beside_its_share_of_the_step() -> None:
     )
     lines = list(step_tables.shares(Recording.of([measured(case(), times=times)]), ()))
     assert "resnet18, channels_last, 1 thread:" in lines
-    assert "| stem | 20.0% | 1.33 |" in lines
-    assert "| up | – | – |" in lines
-    assert lines[-1] == "| all together | – | – |"
+    assert "| stem | 20.0% | 30.0% | 1.33 |" in lines
+    assert "| up | – | 40.0% | – |" in lines
+    assert lines[-1] == "| all together | 20.0% (1 of 2) | 70.0% | 1.33 |"
     (only,) = step_tables.shares(Recording.of([measured(case())]), ())
     assert only == "Not kept by the version that measured."
 

@@ -1,7 +1,8 @@
 """Training steps in the summary: absolute times first, then what each speed-up is of, and what it cost."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from bench.cpu.layers import Layer
 from bench.cpu.lines import Recording
@@ -43,32 +44,55 @@ def shares(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # n
         yield "Not kept by the version that measured."
         return
     yield from (
-        "By the tuner's confirming rounds: `share` is the median time of PyTorch's own, of all ops of a",
-        "convolution together, over that of the unpatched step; **x** is that time over what runs now. `–`",
-        "stands where the limit forbade to run PyTorch's own.",
+        "By the tuner's confirming rounds: median times of all ops of a convolution together, over that of",
+        "the whole step, unpatched and patched; **x** is the one time over the other. `–` stands where the",
+        "limit forbade to run PyTorch's own for one of them, which the last row leaves out of its x as well.",
+        "Each was timed alone, so that they need not add up to what they take of a step.",
     )
     for line in lines:
         yield from ("", f"{', '.join(_where(line))}:", "", *_shares(line))
+
+
+class _Share(NamedTuple):
+    """Seconds of a convolution in a step before and now; None if one of its ops has none."""
+
+    own_s: float | None
+    now_s: float | None
 
 
 def _shares(line: StepMeasured) -> Iterator[str]:
     places: dict[str, list[SiteTime]] = {}
     for each in line.tuned.times:
         places.setdefault(each.place, []).append(each)
-    step_s = line.seconds_of(OWN).median
-    rows = [(name, *_share(times, step_s)) for name, times in places.items()]
-    yield from markdown(
-        ("convolution", "share", "x"), [*rows, ("all together", *_share(line.tuned.times, step_s))]
-    )
+    found = {
+        name: _Share(_sum(each.own_s for each in times), _sum(each.now_s for each in times))
+        for name, times in places.items()
+    }
+    own_s, now_s = (line.seconds_of(name).median for name in (OWN, DIVIDED))
+    rows = [
+        (name, _part(each.own_s, own_s), _part(each.now_s, now_s), _x(each)) for name, each in found.items()
+    ]
+    known = [each for each in found.values() if None not in each]
+    compared = _Share(_sum(each.own_s for each in known), _sum(each.now_s for each in known))
+    now = _sum(each.now_s for each in found.values())
+    before = f"{_part(compared.own_s, own_s)} ({len(known)} of {len(found)})"
+    last = ("all together", before, _part(now, now_s), _x(compared))
+    yield from markdown(("convolution", "unpatched", "patched", "x"), [*rows, last])
 
 
-def _share(times: Sequence[SiteTime], step_s: float) -> tuple[str, str]:
-    """Return the share of a step that these times are, and how many times as fast they have become."""
-    known = [(each.own_s, each.now_s) for each in times if each.own_s is not None and each.now_s is not None]
-    if len(known) < len(times):
-        return "–", "–"
-    own_s, now_s = (math.fsum(some) for some in zip(*known, strict=True))
-    return f"{own_s / step_s:.1%}", f"{own_s / now_s:.2f}"
+def _sum(seconds: Iterable[float | None]) -> float | None:
+    """Return what all come to; None if one is not known."""
+    given = list(seconds)
+    known = [each for each in given if each is not None]
+    return math.fsum(known) if len(known) == len(given) else None
+
+
+def _part(seconds: float | None, step_s: float) -> str:
+    return "–" if seconds is None else f"{seconds / step_s:.1%}"
+
+
+def _x(share: _Share) -> str:
+    return f"{share.own_s / share.now_s:.2f}" if share.own_s and share.now_s else "–"
 
 
 def known_steps(recording: Recording) -> list[StepMeasured]:
