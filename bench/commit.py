@@ -7,10 +7,18 @@ _ROOT = Path(__file__).parents[1]
 
 
 def commit(root: Path = _ROOT) -> str:
-    """Return the commit that is checked out at `root`, with "-dirty" if files differ; else "unknown"."""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """Return the commit checked out at `root`, with "-dirty" if what it tracks differs; else "unknown".
+
+    A copy of the sources within another repository is of no commit that is known.
+    """
     try:
-        told = subprocess.run(command, check=True, capture_output=True, text=True)
+        if Path(_git(root, "rev-parse", "--show-toplevel")).resolve() != root.resolve():
+            return "unknown"
+        return _git(root, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return told.stdout.strip()
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,6 +1,8 @@
 """How far two models that should be equal are from one another."""
 
 import dataclasses
+import math
+from collections.abc import Iterable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,3 +18,8 @@ class Differences:
     outputs: float
     gradients: float
     statistics: float
+
+
+def largest(distances: Iterable[float]) -> float:
+    """Return the largest distance; infinity if one is no number, which `max` may pass over."""
+    return max((each if math.isfinite(each) else math.inf for each in distances), default=0.0)

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from bench.arguments import at_least_one
 from bench.commit import commit
 from bench.data import Digits, load
 from bench.networks import resnet18
@@ -50,9 +51,9 @@ def main() -> int:
     options = _parser().parse_args()
     try:
         check_matplotlib()
-        plan = Plan.load(options.plan)
+        plan, version = Plan.load(options.plan), commit()
         proof = _proven(_Training(plan), options)
-        print(f"All losses: {_kept(proof, plan, Path(options.output))}", flush=True)
+        print(f"All losses: {_kept(proof, plan, version, Path(options.output))}", flush=True)
     except (MucudnnError, OSError) as error:
         print(f"mucudnn: {error}", file=sys.stderr)
         return 1
@@ -63,10 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.proof", description=__doc__)
     add = parser.add_argument
     add("--plan", default="build/digits-plan.json", help="plan (default: %(default)s)")
-    add("--steps", type=int, default=10, help="steps of the first two (default: %(default)s)")
-    add("--twins", type=int, default=20, help="perturbed runs (default: %(default)s)")
-    add("--epochs", type=int, default=2, help="of the third (default: %(default)s)")
-    add("--seeds", type=int, default=3, help="random states of the third (default: %(default)s)")
+    add("--steps", type=at_least_one, default=10, help="steps of the first two (default: %(default)s)")
+    add("--twins", type=at_least_one, default=20, help="perturbed runs (default: %(default)s)")
+    add("--epochs", type=at_least_one, default=2, help="of the third (default: %(default)s)")
+    add("--seeds", type=at_least_one, default=3, help="random states of the third (default: %(default)s)")
     add("--output", default="build/digits-proof.json", help="file of all losses (default: %(default)s)")
     return parser
 
@@ -87,13 +88,13 @@ def _say(lines: Iterable[str]) -> None:
         print(line, flush=True)
 
 
-def _kept(proof: Proof, plan: Plan, path: Path) -> str:
+def _kept(proof: Proof, plan: Plan, version: str, path: Path) -> str:
     """Write all losses, and a page that draws them beside `path`; return the names of both."""
     record = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", "-m", "bench.proof", *sys.argv[1:]]),
         "mucudnn": __version__,
-        "commit": commit(),
+        "commit": version,
         "plan": hashlib.sha256(plan.to_text().encode()).hexdigest(),
         "environment": plan.environment.to_json(),
         "proof": encode(proof),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from bench.data import load
-from bench.differences import Differences
+from bench.differences import Differences, largest
 from bench.networks import resnet18
 from mucudnn.backends import backend_of
 from mucudnn.division import Division
@@ -109,9 +109,9 @@ def differences(one: TrainingStep, other: TrainingStep) -> Differences:
     grads = zip(one.model.parameters(), other.model.parameters(), strict=True)
     buffers = zip(one.model.buffers(), other.model.buffers(), strict=True)
     return Differences(
-        outputs=_difference(first, second),
-        gradients=max(_difference(_gradient(a), _gradient(b)) for a, b in grads),
-        statistics=max(_difference(a, b) for a, b in buffers),
+        outputs=largest([_difference(first, second)]),
+        gradients=largest(_difference(_gradient(a), _gradient(b)) for a, b in grads),
+        statistics=largest(_difference(a, b) for a, b in buffers),
     )
 
 

@@ -2,8 +2,8 @@
 
 import contextlib
 import dataclasses
-import functools
 import threading
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any
 
@@ -26,7 +26,7 @@ from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.passes import is_examining
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
-from mucudnn.routing import Memory, Router, divided
+from mucudnn.routing import Memory, NotNowError, Router, divided
 
 
 def _plain(
@@ -83,13 +83,44 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-class _Server(GraphServer):
-    """Serves graphs that were compiled in an `Autotune`, which the calls of its own convolutions pass by."""
+class _Server:
+    """Serves graphs that were compiled in an `Autotune`; its own convolutions pass by what is entered.
+
+    It does not keep its context alive, which keeps it: both go at once.
+    """
+
+    def __init__(self, context: "Autotune", router: Router, needs: tuple[bool, bool]) -> None:
+        self._context = weakref.ref(context)
+        self._router = router
+        self._needs = needs
 
     def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
-        """Return the convolution, outside of autograd."""
+        """Return the convolution, outside of autograd; what is not known is tuned."""
         with _this_thread:
-            return super().compute(image, weight, bias, arguments)
+            return self._in_graph(may_tune=True).compute(image, weight, bias, arguments)
+
+    def gradients(
+        self,
+        gradient: Tensor,
+        image: Tensor,
+        weight: Tensor,
+        arguments: ConvArguments,
+        needed: tuple[bool, bool, bool],
+        has_bias: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients, each None unless it is `needed`; PyTorch's own if the forward pass was."""
+        with _this_thread:
+            server = self._in_graph(may_tune=False)
+            return server.gradients(gradient, image, weight, arguments, needed, has_bias)
+
+    def _in_graph(self, *, may_tune: bool) -> GraphServer:
+        def decide(backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
+            context = self._context()
+            if context is None:
+                raise NotNowError
+            return context._convolution(backend, problem, self._needs, may_tune=may_tune)
+
+        return GraphServer(self._router, decide, self._needs)
 
 
 class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
@@ -109,10 +140,7 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         self._plans: list[Plan] = []
         self._notice = Notice("for this autotune")
         self._tuning = threading.RLock()
-        self._servers = {
-            needs: _Server(self._router, functools.partial(self._convolution, needs=needs), needs)
-            for needs in _NEEDS
-        }
+        self._servers = {needs: _Server(self, self._router, needs) for needs in _NEEDS}
         self._names = {needs: announce(server) for needs, server in self._servers.items()}
 
     @property
@@ -163,9 +191,10 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         """Return the convolution, or None where PyTorch's own serves the call."""
         image, weight, *_ = call
         if is_traced(image, weight):
-            words = None if is_examining() else watcher(image, weight)
-            if words is not None:
-                self._notice.give(Reason.WATCHED, f"A convolution is called {words}")
+            seen = None if is_examining() else watcher(image, weight)
+            if seen is not None:
+                reason, words = seen
+                self._notice.give(reason, f"A convolution is called {words}")
             return None
         if weight.dim() - 2 not in RANKS:
             return None
@@ -175,9 +204,13 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         )
 
     def _convolution(
-        self, backend: Backend, problem: ConvProblem, needs: tuple[bool, bool]
+        self, backend: Backend, problem: ConvProblem, needs: tuple[bool, bool], *, may_tune: bool = True
     ) -> DividedConvolution | None:
-        """Return what computes a forward pass, tuned if nothing like it was, or None for PyTorch's own."""
+        """Return what computes a forward pass, tuned if nothing like it was, or None for PyTorch's own.
+
+        Raises:
+            NotNowError: nothing like it was, and it may not be tuned now.
+        """
         roles = {ConvOp.FPROP: True, ConvOp.DGRAD: needs[0], ConvOp.WGRAD: needs[1]}
         wanted = wanted_ops(self._settings.ops, is_training=True)
         ops = [
@@ -187,7 +220,7 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         ]
         try:
             with self._tuning:
-                assignments = self._assignments(backend, problem, ops)
+                assignments = self._assignments(backend, problem, ops, may_tune)
         except UnmeasuredError as error:
             warn_user(f"A call stays as it is: {error}", UntunedWarning)
             return None
@@ -198,13 +231,15 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
             return None
 
     def _assignments(
-        self, backend: Backend, problem: ConvProblem, ops: Iterable[ConvOp]
+        self, backend: Backend, problem: ConvProblem, ops: Iterable[ConvOp], may_tune: bool
     ) -> dict[ConvOp, Assignment]:
         """Return what some ops of a convolution run, tuned if need be."""
         problems = problems_of(problem)
         found = {op: self._found(_place(backend, problems[op]), problem.batch) for op in ops}
         known = {op: assigned for op, assigned in found.items() if assigned is not None}
         missing = tuple(op for op in found if op not in known)
+        if missing and not may_tune:
+            raise NotNowError
         return known | self._tuned(backend, problem, missing) if missing else known
 
     def _found(self, place: Hashable, batch: int) -> Assignment | None:
@@ -266,10 +301,13 @@ def autotune(
             y = torch.nn.functional.conv2d(x, w)
 
     It need not be a module's, and a function may be decorated with the context instead. What was tuned serves
-    every smaller batch of the same shapes without measuring. What torch.compile compiles in the context is
-    tuned when its graph first runs. Outside of the context nothing is changed; of contexts within one another
-    the innermost counts. Threads enter it for themselves, and ranks of a distributed run tune for themselves
-    (`optimize` has one plan).
+    every smaller batch of the same shapes without measuring. Outside of the context nothing is changed; of
+    contexts within one another the innermost counts. Threads enter it for themselves, and ranks of a
+    distributed run tune for themselves (`optimize` has one plan).
+
+    What torch.compile compiles in the context is tuned when its graph first runs, but for what stands in a
+    checkpoint (`torch.utils.checkpoint`) there, which Dynamo traces without the context: that stays as it
+    is. A graph is one context's: keep it and enter it again, as a new one for each step is compiled for anew.
 
     Args:
         workspace_limit: an int of bytes, or a string with a unit ("64MiB"), for each convolution.

@@ -11,6 +11,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.errors import OptionError, ProblemError
+from mucudnn.notices import Reason
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 Numbers = int | Sequence[int]
@@ -301,19 +302,21 @@ def without_autocast(
     return _NOTHING if dtype is None else torch.autocast(device.type, enabled=False)
 
 
-def watcher(*tensors: Tensor) -> str | None:
-    """Return who watches what is computed of `tensors`, in words, if they hold numbers; else None.
+def watcher(*tensors: Tensor) -> tuple[Reason, str] | None:
+    """Return why, and by whom, what is computed of `tensors` is watched, if they hold numbers; else None.
 
     That is a mode, such as FlopCounterMode or that of selective checkpoints, or a tensor's class, such as
     DTensor; not PyTorch's own ways to trace and to pretend, in which nothing is computed.
     """
+    if any(not isinstance(each, Tensor) or each.is_meta for each in tensors):
+        return None
     depth = torch._C._len_torch_dispatch_stack()
     if depth:
         mode = type(torch._C._get_dispatch_stack_at(depth - 1))
-        return None if mode.is_infra_mode() else f"in a {mode.__name__.lstrip('_')}"
+        return None if mode.is_infra_mode() else (Reason.WATCHED, f"in a {mode.__name__.lstrip('_')}")
     for kind in map(type, tensors):
         if kind not in (Tensor, torch.nn.Parameter) and not issubclass(kind, (FakeTensor, FunctionalTensor)):
-            return f"with a {kind.__name__}"
+            return Reason.OF_A_CLASS, f"with a {kind.__name__}"
     return None
 
 

@@ -17,6 +17,8 @@ from mucudnn.modules import Call, padded
 from mucudnn.operators import convolve
 from mucudnn.routing import Decide, Router
 
+_PLAIN = (Tensor, nn.Parameter)
+
 
 def _look_for_transforms() -> bool:
     return (
@@ -56,6 +58,8 @@ def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None
         server: the name of who is to serve it.
     """
     if _is_exported() or call.image.dim() != call.weight.dim() or _is_transformed():
+        return None
+    if type(call.image) not in _PLAIN or type(call.weight) not in _PLAIN:  # for which there is no operator
         return None
     kind = call.image.device.type
     if _has_autocast(kind) and torch.is_autocast_enabled(kind):  # which knows nothing of the operator

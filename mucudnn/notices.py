@@ -19,7 +19,9 @@ class Reason(enum.Enum):
     PARTS = "the policy 'power_of_two' measures sizes that make every smaller batch"
     """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
     WATCHED = "elsewhere it is divided"
-    """Whoever watches what is computed would not see a convolution."""
+    """Whoever watches what is computed, as a dispatch mode does, would not see a convolution."""
+    OF_A_CLASS = "convolutions of plain tensors are divided"
+    """Its tensors are of a class of their own, which may mean something else by a convolution."""
 
 
 class Notice:
@@ -29,7 +31,9 @@ class Notice:
         scope: for what each is given once.
     """
 
-    def __init__(self, scope: str = "for the whole model") -> None:
+    _scope = "for the whole model"  # of pickles of older versions, too
+
+    def __init__(self, scope: str = _scope) -> None:
         self._scope = scope
         self._given: set[Reason] = set()
 

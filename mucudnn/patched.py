@@ -135,9 +135,10 @@ class PatchedForward:
 
     def _tell_watcher(self, call: Call) -> None:
         """Warn if PyTorch's own computes a call only because somebody watches."""
-        words = None if is_examining() else watcher(call.image, call.weight)
-        if words is not None:
-            self._notice.give(Reason.WATCHED, f"{self._whose} is called {words}")
+        found = None if is_examining() else watcher(call.image, call.weight)
+        if found is not None:
+            reason, words = found
+            self._notice.give(reason, f"{self._whose} is called {words}")
 
     def _tell_device(self, device: torch.device) -> None:
         """Warn if PyTorch's own computes a call because it came to another kind of device."""
@@ -149,6 +150,7 @@ class PatchedForward:
 
     def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
         """Return the convolution for a compiled graph, outside of autograd."""
+        self._tell_device(image.device)
         return self._in_graph.compute(image, weight, bias, arguments)
 
     def gradients(

@@ -1,5 +1,7 @@
 """Convolutions that torch.compile finds in `autotune`: operators of its graphs, tuned when they first run."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 from mucudnn.autotuning import Autotune, autotune
 from mucudnn.errors import PlanError
@@ -78,20 +82,84 @@ def test_only_what_a_graph_needs_is_tuned(tuned: Autotune) -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "operators"),
     [
-        lambda x, w: F.conv2d(x, w, padding="same"),
-        lambda x, w: F.conv2d(x[0], w),
-        lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1), stride=2, output_padding=1),
-        lambda x, w: torch.conv2d(x, w, groups=1, dilation=2),
+        (lambda x, w: F.conv2d(x, w, padding="same"), 1),
+        (lambda x, w: F.conv2d(x[0], w), 0),  # one sample
+        (lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1), stride=2, output_padding=1), 1),
+        (lambda x, w: torch.conv2d(x, w, groups=1, dilation=2), 1),
+        (lambda x, w: checkpoint(F.conv2d, x, w, use_reentrant=False), 0),  # traced without the context
     ],
 )
-def test_functions_are_those_of_pytorch(call: Callable[[Tensor, Tensor], Tensor], tuned: Autotune) -> None:
-    x, w = a_batch(dtype=torch.float64), torch.randn(3, 3, 3, 3, dtype=torch.float64)
+@pytest.mark.filterwarnings("ignore::mucudnn.errors.UntunedWarning")  # this compiler runs it in a mode
+def test_functions_are_those_of_pytorch(
+    call: Callable[[Tensor, Tensor], Tensor], operators: int, tuned: Autotune
+) -> None:
+    x, w, graphs = a_batch(dtype=torch.float64), torch.randn(3, 3, 3, 3, dtype=torch.float64), Graphs()
     with tuned:
-        result = torch.compile(call, backend="eager", fullgraph=True)(x, w)
+        result = torch.compile(call, backend=graphs, fullgraph=True)(x, w)
 
     torch.testing.assert_close(result, call(x, w), rtol=0, atol=1e-9)
+    assert graphs.targets.count(DIVIDED) == operators
+
+
+def test_code_that_the_default_compiler_writes_gives_the_same_numbers(
+    tuned: Autotune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))
+    torch.manual_seed(0)
+    model, images = a_chain().double(), a_batch(dtype=torch.float64).requires_grad_()
+    expected = step(model, images, [*model.parameters()])
+    with torch._inductor.config.patch(compile_threads=1), tuned:
+        found = step(torch.compile(model, fullgraph=True), images, [*model.parameters()])
+
+    for result, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, right, rtol=0, atol=1e-9)
+    assert [site.op for site in tuned.plan.sites] == [*ConvOp, *ConvOp]
+
+
+@pytest.mark.filterwarnings("ignore::mucudnn.errors.UntunedWarning")  # it runs what is in the graph
+def test_tensors_of_a_class_of_their_own_are_pytorchs(tuned: Autotune) -> None:
+    filters = [torch.randn(3, 3, 3, 3) for _ in range(2)]
+    x, w, graphs = TwoTensor(a_batch(), a_batch()), TwoTensor(*filters), Graphs()
+    with tuned:
+        result = torch.compile(F.conv2d, backend=graphs, fullgraph=True)(x, w)
+
+    assert torch.equal(result.b, F.conv2d(x.b, w.b))
+    assert DIVIDED not in graphs.targets
+
+
+@pytest.mark.usefixtures("divided_by_hand")
+def test_gradients_are_never_tuned_in_the_backward_pass(tuned: Autotune) -> None:
+    x, w = a_batch(dtype=torch.float64), torch.randn(3, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    compiled = torch.compile(F.conv2d, backend="aot_eager", fullgraph=True)
+    with tuned:
+        y = compiled(x, w)
+        sites = [*tuned.plan.sites]
+        torch.set_num_threads(2)  # nothing is known for two; the fixture sets it back
+        (found,) = torch.autograd.grad(y.sum(), [w])
+
+    assert [*tuned.plan.sites] == sites
+    torch.testing.assert_close(found, *torch.autograd.grad(F.conv2d(x, w).sum(), [w]), rtol=0, atol=1e-9)
+
+
+def test_a_context_that_nobody_keeps_goes_at_once_and_its_graphs_run_pytorchs_own(tmp_path: Path) -> None:
+    x, w = a_batch(), torch.randn(3, 3, 3, 3, requires_grad=True)
+    context = autotune(LIMIT, store=tmp_path / "store", progress=False)
+    with context:
+        y = torch.compile(F.conv2d, backend="aot_eager", fullgraph=True)(x, w)
+    torch.compiler.reset()  # whose guards keep it
+    seen = weakref.ref(context)
+    gc.collect()
+    gc.disable()
+    del context
+    try:
+        assert seen() is None
+    finally:
+        gc.enable()
+
+    (found,) = torch.autograd.grad(y.sum(), [w])
+    torch.testing.assert_close(found, *torch.autograd.grad(F.conv2d(x, w).sum(), [w]))
 
 
 def test_graphs_hold_operators_within_the_context_alone(tuned: Autotune) -> None:

@@ -25,5 +25,9 @@ def test_a_result_names_the_commit_that_is_checked_out_and_whether_files_differ(
     assert commit(tmp_path) == f"{clean}-dirty"
 
 
-def test_outside_of_a_repository_the_commit_is_unknown(tmp_path: Path) -> None:
+def test_outside_of_a_repository_of_its_own_the_commit_is_unknown(tmp_path: Path) -> None:
     assert commit(tmp_path) == "unknown"
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "one")
+    (tmp_path / "copy").mkdir()
+    assert commit(tmp_path / "copy") == "unknown"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.commit import commit
 from bench.cpu import program, step_tables
 from bench.cpu.ground import step_code
 from bench.cpu.lines import Line, Recording, append, read, to_text
@@ -373,7 +374,7 @@ def test_each_convolution_s_gain_stands_beside_its_share_of_the_step() -> None:
     assert "resnet18, channels_last, 1 thread:" in lines
     assert "| stem | 20.0% | 30.0% | 1.33 |" in lines
     assert "| up | – | 40.0% | – |" in lines
-    assert lines[-1] == "| all together | 20.0% (1 of 2) | 70.0% | 1.33 |"
+    assert lines[-2:] == ["| these 1 together | 20.0% | 30.0% | 1.33 |", "| the other 1 | – | 40.0% | – |"]
     (only,) = step_tables.shares(Recording.of([measured(case())]), ())
     assert only == "Not kept by the version that measured."
 
@@ -469,6 +470,7 @@ def test_the_program_writes_the_steps_that_it_knows_beside_the_layers(
         in (tmp_path / "second" / "summary.md").read_text()
     )
     assert json.loads((tmp_path / "second" / "env.json").read_text())["step code"] == step_code()
+    assert json.loads((tmp_path / "second" / "env.json").read_text())["commit"] == commit()
     assert "reached, 48.1% above" in capsys.readouterr().out
 
 

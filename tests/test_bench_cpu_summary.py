@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.commit import commit
 from bench.cpu import coverage, results, tables
 from bench.cpu.ground import Ground
 from bench.cpu.layers import Layer
@@ -371,10 +370,10 @@ def test_a_summary_of_nothing_says_so() -> None:
 def test_results_are_env_lines_and_summary(tmp_path: Path) -> None:
     ground = Ground(environment(), "0123")
     lines = [Started("1-thread", environment()), measured(case("net/a"), 20.0, 10.0)]
-    results.write(tmp_path, ground, lines, "python -m bench.cpu")
+    results.write(tmp_path, ground, lines, "python -m bench.cpu", version="0abc")
     env = json.loads((tmp_path / "env.json").read_text())
     assert env["code"] == "0123"
-    assert env["commit"] == commit()
+    assert env["commit"] == "0abc"
     assert env["random states"] == {"operands of layers": 1, "weights and data of steps": 0}
     assert env["settings"]["1-thread"]["policy"]["threads"] == "1"
     assert read(tmp_path / "layers.jsonl") == lines

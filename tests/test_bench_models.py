@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench.commit import commit
 from bench.models import compare as comparison
 from bench.models.__main__ import main
 from bench.models.compare import Found, compare
@@ -149,4 +150,5 @@ def test_the_table_tells_each_model_and_how_many_hold(
     assert text in capsys.readouterr().out
     assert text.startswith(f"{1 - status} of 1 models equal their twins to 1e-08 in float64, after 3 steps")
     assert "in float32 1 end within the spread of 2 twins" in text
+    assert f"\ncommit {commit()}, 20" in text
     assert ("DIFFERENT" in text) == bool(status)

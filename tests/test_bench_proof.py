@@ -11,6 +11,7 @@ from torch import nn
 from bench import proof as program
 from bench.commit import commit
 from bench.data import Digits, load
+from bench.differences import largest
 from bench.networks import resnet18
 from bench.proof_results import Epochs, Exact, Learnt, Near, Pair, Proof, figure
 from mucudnn.plan_file import decode
@@ -50,12 +51,43 @@ def test_accuracies_are_the_same_if_their_differences_are_small_in_the_median() 
         assert not Epochs(2, 300, (pair(0, one, other),)).holds
 
 
+def test_no_pair_may_differ_by_more_than_states_do() -> None:
+    lost = dataclasses.replace(EPOCHS, pairs=(pair(0, 0.90, 0.80), EPOCHS.pairs[1], pair(2, 0.92, 0.915)))
+    assert abs(lost.middle) <= 0.01
+    assert lost.spread == pytest.approx(0.05)
+    assert not lost.holds
+    assert "which states do: NO" in [*lost.told()][-1]
+
+
+def test_what_is_no_number_never_holds() -> None:
+    nan = float("nan")
+    assert not Exact((2.0, 1.0), (2.0, nan)).holds
+    assert not dataclasses.replace(NEAR, divided=(2.0, nan)).holds
+    one = EPOCHS.pairs[0]
+    sick = dataclasses.replace(one, divided=dataclasses.replace(one.divided, losses=(2.0, nan)))
+    assert not dataclasses.replace(EPOCHS, pairs=(sick, *EPOCHS.pairs[1:])).holds
+    assert largest([0.0, nan]) == largest([0.0, float("inf")]) == float("inf")
+
+
+@pytest.mark.parametrize("option", ["--steps", "--twins", "--epochs", "--seeds"])
+def test_nothing_is_trained_for_nothing(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["proof", option, "0"])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert f"argument {option}: must be at least 1, but got 0" in capsys.readouterr().err
+
+
 def test_every_run_stands_with_its_accuracy_its_loss_and_its_time() -> None:
     *_, first, _, _, last = EPOCHS.told()
     assert first.split() == [
-        *("0", "90.00%", "0.5000", "60.0", "s", "93.00%", "0.4000", "45.0", "s", "+3.00%", "0.75"),
+        *("0", "90.00%", "0.5000", "60.0", "s", "93.00%", "0.4000", "45.0", "s", "+3.00%", "1.33"),
     ]
-    assert last == "  accuracies differ by +0.50% (median of 3), bound 1%"
+    assert last == (
+        "  accuracies differ by +0.50% (median of 3), bound 1%; none by more than 5.00%, which states do: "
+        "yes; x 1.33 (1.33 to 1.33)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,19 @@ class Marked(Tensor):
     """A tensor of a class of its own."""
 
 
+class Subclassed(nn.Module):
+    """What torch.fx looks into: it is none of PyTorch's own modules, but calls the patched method of one."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self._conv_forward = conv._conv_forward
+        self.weight = conv.weight
+
+    def forward(self, images: Tensor) -> Any:
+        """Return what the patched method does."""
+        return self._conv_forward(images, self.weight, None)
+
+
 def twins() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(0)
     twin = a_chain()
@@ -82,7 +95,10 @@ def test_tensors_of_a_class_of_their_own_are_told() -> None:
         result = model(images)
 
     assert torch.equal(result, twin(images))
-    assert "'0' is called with a Marked; it runs PyTorch's own" in the_only(told)
+    assert the_only(told) == (
+        "The module '0' is called with a Marked; it runs PyTorch's own convolution (convolutions of plain "
+        "tensors are divided). This reason is given once for the whole model."
+    )
 
 
 def pretended(model: nn.Module) -> None:
@@ -90,10 +106,17 @@ def pretended(model: nn.Module) -> None:
         model(mode.from_tensor(a_batch()))
 
 
+def counted_on_paper(model: nn.Module) -> None:
+    with FlopCounterMode(display=False):
+        model.to("meta")(a_batch().to("meta"))
+
+
 @pytest.mark.parametrize(
     "run",
     [
         pretended,
+        counted_on_paper,
+        lambda model: torch.fx.Tracer().trace(Subclassed(model[0])),
         lambda model: model.to("meta")(a_batch().to("meta")),
         lambda model: torch.func.vmap(model.eval())(a_batch()[None]),
         lambda model: torch.func.jvp(model.eval(), (a_batch(),), (a_batch(),)),
@@ -107,7 +130,17 @@ def test_what_only_pretends_or_transforms_is_none_of_that(run: Callable[[nn.Modu
         run(model)
 
 
-def test_a_model_that_came_to_another_kind_of_device_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model, images: model(images),
+        lambda model, images: torch.compile(model, backend="eager", fullgraph=True)(images),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+def test_a_model_that_came_to_another_kind_of_device_says_so_once(
+    run: Callable[[nn.Module, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, twin = twins()
     for module in (model[0], model[3]):  # as after model.cpu(), of a plan that was made on a GPU
         memory = module._conv_forward._memory
@@ -118,7 +151,7 @@ def test_a_model_that_came_to_another_kind_of_device_says_so_once(monkeypatch: p
     moved = copy.deepcopy(model)
 
     with pytest.warns(UntunedWarning) as told:
-        result = moved(a_batch())
+        result = run(moved, a_batch())
 
     assert torch.equal(result, twin(a_batch()))
     assert the_only(told) == (

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.commit import commit
 from bench.cpu import results, summary, targets
 from bench.cpu.child import LINES, Task
 from bench.cpu.ground import Ground, step_code
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MucudnnError as error:
         print(f"bench.cpu: {error}", file=sys.stderr)
         return 2
-    ground = Ground.here()
+    ground, version = Ground.here(), commit()
     folder = Path("build") / "bench-cpu" / ground.digest
     folder.mkdir(parents=True, exist_ok=True)
     steps_folder = folder / f"steps-{step_code()}"
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench.cpu: nothing is known of this code here, so {output} stays as it is", file=sys.stderr)
         return status or 1
     command = shlex.join(["python", "-m", "bench.cpu", *given])
-    results.write(output, ground, lines, command, steps)
+    results.write(output, ground, lines, command, steps, version)
     rows = list(summary.target_rows(Recording.of([*lines, *steps]), ALL))
     print("\n" + "\n".join(table(targets.Row._fields, "<<<<", [("", rows)])))
     print(f"\nWritten to {output}.")

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.commit import commit
 from bench.cpu import measure, step_models
 from bench.cpu.ground import Ground, step_code
 from bench.cpu.layers import ALL
@@ -31,7 +30,12 @@ SUMMARY = "summary.md"
 
 
 def write(
-    folder: Path, ground: Ground, lines: Sequence[Line], command: str, steps: Sequence[Line] = ()
+    folder: Path,
+    ground: Ground,
+    lines: Sequence[Line],
+    command: str,
+    steps: Sequence[Line] = (),
+    version: str = "unknown",
 ) -> None:
     """Write the results of one ground, in place of what the folder held.
 
@@ -41,6 +45,7 @@ def write(
         lines: all that was measured of layers on it.
         command: that was given, for the record.
         steps: all that was measured of training steps on it, by the present code.
+        version: the commit that the last run began with; `code` tells what lines of earlier ones depend on.
     """
     folder.mkdir(parents=True, exist_ok=True)
     recording = Recording.of([*lines, *steps])
@@ -49,7 +54,7 @@ def write(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": command,
         "mucudnn": __version__,
-        "commit": commit(),
+        "commit": version,
         "code": ground.code,
         "step code": step_code(),
     }

@@ -46,7 +46,7 @@ def shares(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # n
     yield from (
         "By the tuner's confirming rounds: median times of all ops of a convolution together, over that of",
         "the whole step, unpatched and patched; **x** is the one time over the other. `–` stands where the",
-        "limit forbade to run PyTorch's own for one of them, which the last row leaves out of its x as well.",
+        "limit forbade to run PyTorch's own for one of them; the last rows tell those from the others.",
         "Each was timed alone, so that they need not add up to what they take of a step.",
     )
     for line in lines:
@@ -73,11 +73,12 @@ def _shares(line: StepMeasured) -> Iterator[str]:
         (name, _part(each.own_s, own_s), _part(each.now_s, now_s), _x(each)) for name, each in found.items()
     ]
     known = [each for each in found.values() if None not in each]
-    compared = _Share(_sum(each.own_s for each in known), _sum(each.now_s for each in known))
-    now = _sum(each.now_s for each in found.values())
-    before = f"{_part(compared.own_s, own_s)} ({len(known)} of {len(found)})"
-    last = ("all together", before, _part(now, now_s), _x(compared))
-    yield from markdown(("convolution", "unpatched", "patched", "x"), [*rows, last])
+    both = _Share(_sum(each.own_s for each in known), _sum(each.now_s for each in known))
+    rest = _sum(each.now_s for each in found.values() if None in each)
+    last = [(f"these {len(known)} together", _part(both.own_s, own_s), _part(both.now_s, now_s), _x(both))]
+    if len(known) < len(found):
+        last.append((f"the other {len(found) - len(known)}", "–", _part(rest, now_s), "–"))
+    yield from markdown(("convolution", "unpatched", "patched", "x"), [*rows, *last])
 
 
 def _sum(seconds: Iterable[float | None]) -> float | None:
@@ -173,7 +174,7 @@ def _parts(lines: Sequence[StepMeasured]) -> Iterator[str]:
     yield from (
         "Shares are those of one unpatched step. `peak` is the most memory of a step beside weights and",
         "data: activations, gradients, momentum, workspace. `kept` are sites where PyTorch's own convolution",
-        "runs undivided.",
+        "runs undivided. A workspace may be seen up to 32 KiB above the limit: the noise of weighing.",
         "",
     )
     headings = (

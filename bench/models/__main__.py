@@ -6,6 +6,7 @@ are compared with the spread of copies of the twin whose weights were perturbed 
 """
 
 import argparse
+import datetime
 import fnmatch
 import sys
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from bench.arguments import at_least_one
+from bench.commit import commit
 from bench.models.compare import BOUND, Found, compare
 from bench.models.zoo import BATCH, Entry, entries
 from mucudnn.report.table import table
@@ -89,7 +92,8 @@ def _text(found: Sequence[Found], steps: int, twins: int) -> str:
     results = (
         f"{equal} of {len(found)} models equal their twins to {BOUND:.0e} in float64, after {steps} steps;\n"
         f"in float32 {within} end within the spread of {twins} twins, whose weights were perturbed\n"
-        f"by 1e-7 at the start. Batch {BATCH}, uneven parts, torch {torch.__version__}."
+        f"by 1e-7 at the start. Batch {BATCH}, uneven parts, torch {torch.__version__},\n"
+        f"commit {commit()}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}."
     )
     legend = (
         "float64, float32: the largest difference to the twin, of the losses of all steps and of\n"
@@ -105,19 +109,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.models", description=__doc__)
     parser.add_argument("--list", action="store_true", help="print the names of the models, and no more")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN", help="names, as in a shell")
-    parser.add_argument("--steps", type=_at_least_one, default=3, help="of training (default: %(default)s)")
+    parser.add_argument("--steps", type=at_least_one, default=3, help="of training (default: %(default)s)")
     parser.add_argument(
-        "--twins", type=_at_least_one, default=20, help="perturbed ones, of each model (default: %(default)s)"
+        "--twins", type=at_least_one, default=20, help="perturbed ones, of each model (default: %(default)s)"
     )
     parser.add_argument("--output", default=None, help="file for the table")
     return parser
-
-
-def _at_least_one(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, but got {number}")
-    return number
 
 
 if __name__ == "__main__":
