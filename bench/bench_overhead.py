@@ -16,11 +16,11 @@ from mucudnn.backends import backend_of
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import undivided
 from mucudnn.extraction import extract
-from mucudnn.patched import Learn
 from mucudnn.patching import patch
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import problems_of
 from mucudnn.routing import NotNowError
+from mucudnn.shapes import Learn
 
 KINDS = {"Conv2d": nn.Conv2d, "Conv1d": nn.Conv1d, "ConvTranspose2d": nn.ConvTranspose2d}
 

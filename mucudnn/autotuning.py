@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
@@ -21,7 +22,6 @@ from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
 from mucudnn.modules import Call
 from mucudnn.notices import Notice, Reason
-from mucudnn.operators import announce
 from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.passes import is_examining
 from mucudnn.plan import Assignment, Plan
@@ -83,46 +83,6 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-class _Server:
-    """Serves graphs that were compiled in an `Autotune`; its own convolutions pass by what is entered.
-
-    It does not keep its context alive, which keeps it: both go at once.
-    """
-
-    def __init__(self, context: "Autotune", router: Router, needs: tuple[bool, bool]) -> None:
-        self._context = weakref.ref(context)
-        self._router = router
-        self._needs = needs
-
-    def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
-        """Return the convolution, outside of autograd; what is not known is tuned."""
-        with _this_thread:
-            return self._in_graph(may_tune=True).compute(image, weight, bias, arguments)
-
-    def gradients(
-        self,
-        gradient: Tensor,
-        image: Tensor,
-        weight: Tensor,
-        arguments: ConvArguments,
-        needed: tuple[bool, bool, bool],
-        has_bias: bool,
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the gradients, each None unless it is `needed`; PyTorch's own if the forward pass was."""
-        with _this_thread:
-            server = self._in_graph(may_tune=False)
-            return server.gradients(gradient, image, weight, arguments, needed, has_bias)
-
-    def _in_graph(self, *, may_tune: bool) -> GraphServer:
-        def decide(backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
-            context = self._context()
-            if context is None:
-                raise NotNowError
-            return context._convolution(backend, problem, self._needs, may_tune=may_tune)
-
-        return GraphServer(self._router, decide, self._needs)
-
-
 class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
     """Tunes the convolutions that are called while it is entered, and divides them; see `autotune`.
 
@@ -140,8 +100,27 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         self._plans: list[Plan] = []
         self._notice = Notice("for this autotune")
         self._tuning = threading.RLock()
-        self._servers = {needs: _Server(self, self._router, needs) for needs in _NEEDS}
-        self._names = {needs: announce(server) for needs, server in self._servers.items()}
+        self._servers = {needs: self._server(needs) for needs in _NEEDS}
+        self._names = {needs: server.name for needs, server in self._servers.items()}
+
+    def _server(self, needs: tuple[bool, bool]) -> GraphServer:
+        """Return who serves graphs that were compiled in this context.
+
+        It does not keep the context alive, which keeps it: both go at once. Its own convolutions pass by
+        what is entered, and gradients that were not tuned with the forward pass never are.
+        """
+        kept = weakref.ref(self)
+
+        def decide(
+            backend: Backend, problem: ConvProblem, *, may_tune: bool = True
+        ) -> DividedConvolution | None:
+            context = kept()
+            if context is None:
+                raise NotNowError
+            return context._convolution(backend, problem, needs, may_tune=may_tune)
+
+        recall = functools.partial(decide, may_tune=False)
+        return GraphServer(self._router, decide, needs, recall=recall, within=_this_thread)
 
     @property
     def plan(self) -> Plan:

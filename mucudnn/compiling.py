@@ -1,6 +1,7 @@
 """Convolutions inside of torch.compile: what its graphs hold, and who serves them when they run."""
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,11 @@ from mucudnn.calls import (
     without_autocast,
 )
 from mucudnn.modules import Call, padded
-from mucudnn.operators import convolve
+from mucudnn.operators import announce, convolve
 from mucudnn.routing import Decide, Router
 
 _PLAIN = (Tensor, nn.Parameter)
+_ANYWHERE = nullcontext()
 
 
 def _look_for_transforms() -> bool:
@@ -70,18 +72,42 @@ def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None
 
 
 class GraphServer:
-    """Serves the calls that graphs hold, by a router; a `mucudnn.operators.Server`."""
+    """Serves the calls that graphs hold, by a router; a `mucudnn.operators.Server`.
 
-    def __init__(self, router: Router, decide: Decide, needs: Hashable = None) -> None:
-        """Take what `Router.found` takes for each call."""
+    Attributes:
+        name: by which graphs find it as long as somebody keeps it.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        decide: Decide,
+        needs: Hashable = None,
+        *,
+        recall: Decide | None = None,
+        within: AbstractContextManager[object] = _ANYWHERE,
+    ) -> None:
+        """Take what `Router.found` takes for each call.
+
+        Args:
+            router: finds what runs.
+            decide: is asked for shapes that are not known.
+            needs: what else its answer depends on.
+            recall: is asked in the backward pass, if not the same.
+            within: is entered for all that is computed.
+        """
         self._router = router
         self._decide = decide
         self._needs = needs
+        self._recall = recall or decide
+        self._within = within
+        self.name = announce(self)
 
     def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
         """Return the convolution, outside of autograd."""
-        result = self._router.served(Call.of(image, weight, bias, arguments), self._decide, self._needs)
-        return own_call(image, weight, bias, arguments) if result is None else result
+        with self._within:
+            result = self._router.served(Call.of(image, weight, bias, arguments), self._decide, self._needs)
+            return own_call(image, weight, bias, arguments) if result is None else result
 
     def gradients(
         self,
@@ -94,11 +120,10 @@ class GraphServer:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients, each None unless it is `needed`."""
         bias = gradient.new_empty(gradient.shape[1]) if has_bias else None
-        with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
-            call = Call.of(image, weight, bias, arguments)
-            route = self._router.found(call, self._decide, self._needs)
+        plain = without_autocast(image.device, autocast_dtype(image.device))  # of who calls backward in it
+        with self._within, plain:
+            route = self._router.found(Call.of(image, weight, bias, arguments), self._recall, self._needs)
             if route is None:
                 return own_gradients(gradient, image, weight, arguments, needed)
-            order = route.convolution.order
-            image = image.contiguous(memory_format=order)
+            image = image.contiguous(memory_format=route.convolution.order)
             return route.convolution.gradients(gradient, image, weight, needed)

@@ -17,11 +17,12 @@ from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
 from mucudnn.modules import Call, Kind, check_is_module, kind_of, padded, settings_of, undividable
 from mucudnn.notices import Notice
-from mucudnn.patched import Learn, PatchedForward, Variant
+from mucudnn.patched import PatchedForward
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
 from mucudnn.routing import Memory, is_own
+from mucudnn.shapes import Learn, TunedShapes, Variant
 from mucudnn.workspace import release_workspaces
 
 _AUTOCAST_ITEMSIZE = 2
@@ -191,7 +192,8 @@ def _patch(
             _check_module(module, kind, path, assigned.problem)
         problem = next(iter(assignments.values())).problem
         shapes.append(Variant(_forward_problem(module, kind, problem), dict(assignments)))
-    return kind.method, PatchedForward(module, kind, path, tuple(shapes), memory, notice, home, learn)
+    tuned = TunedShapes(path, tuple(shapes), memory, notice, home, learn)
+    return kind.method, PatchedForward(module, kind, tuned)
 
 
 def _forward_problem(module: nn.Module, kind: Kind, problem: ConvProblem) -> ConvProblem:

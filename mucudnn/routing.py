@@ -69,15 +69,22 @@ class Route(NamedTuple):
 class Router:
     """Finds what runs the calls of a module, or of functions."""
 
-    def __init__(self, backends: tuple[str, ...], module: nn.Module | None) -> None:
+    def __init__(
+        self,
+        backends: tuple[str, ...],
+        module: nn.Module | None,
+        tell_device: Callable[[torch.device], None] | None = None,
+    ) -> None:
         """Know of no shape yet.
 
         Args:
             backends: names of those that serve calls; PyTorch's own convolution serves others.
             module: whose calls they are; None for functions.
+            tell_device: is told of each call on a device that is none of theirs.
         """
         self._backends = backends
         self._module = module
+        self._tell_device = tell_device
         self._routes: dict[Hashable, Route | None] = {}
 
     def served(self, call: Call, decide: Decide, needs: Hashable = None) -> Tensor | None:
@@ -102,7 +109,11 @@ class Router:
         if image.dim() != weight.dim() or image.layout is not torch.strided:
             return None
         name = backend_name(device)
-        if name not in self._backends or weight.layout is not torch.strided:
+        if name not in self._backends:
+            if self._tell_device is not None:
+                self._tell_device(device)
+            return None
+        if weight.layout is not torch.strided:
             return None
         dtype = autocast_dtype(device)
         backend = backend_of(name, device)

@@ -143,11 +143,9 @@ def test_a_model_that_came_to_another_kind_of_device_says_so_once(
 ) -> None:
     model, twin = twins()
     for module in (model[0], model[3]):  # as after model.cpu(), of a plan that was made on a GPU
-        memory = module._conv_forward._memory
-        elsewhere = dataclasses.replace(memory.environment, backend="cudnn")
-        monkeypatch.setattr(
-            module._conv_forward, "_memory", dataclasses.replace(memory, environment=elsewhere)
-        )
+        shapes = module._conv_forward._shapes
+        elsewhere = dataclasses.replace(shapes._memory.environment, backend="cudnn")
+        monkeypatch.setattr(shapes, "_memory", dataclasses.replace(shapes._memory, environment=elsewhere))
     moved = copy.deepcopy(model)
 
     with pytest.warns(UntunedWarning) as told:

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from bench.networks import BasicBlock, resnet18
 from mucudnn.calls import ConvArguments, own_call, own_gradients
+from mucudnn.choices import Mode
+from mucudnn.compiling import GraphServer
 from mucudnn.division import undivided
 from mucudnn.errors import UntunedWarning
-from mucudnn.operators import announce, convolve
-from mucudnn.patched import PatchedForward
-from mucudnn.patching import apply, restore
+from mucudnn.operators import _servers, announce, convolve
+from mucudnn.patching import apply, patch, plan_of, restore
+from mucudnn.plan import Plan
 from tests.graphs import Graphs
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
@@ -79,8 +81,8 @@ def test_a_compiled_model_is_one_graph_of_divided_convolutions() -> None:
 def test_what_runs_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, images = twins()
     seen: list[object] = []
-    own = PatchedForward.compute
-    monkeypatch.setattr(PatchedForward, "compute", lambda *args: (seen.append(args[0]), own(*args))[1])
+    own = GraphServer.compute
+    monkeypatch.setattr(GraphServer, "compute", lambda *args: (seen.append(args[0]), own(*args))[1])
 
     torch.compile(model, backend="eager", fullgraph=True)(images)
 
@@ -195,8 +197,8 @@ def test_under_autocast_a_graph_is_divided_in_autocasts_type(
         model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
     compiled = torch.compile(_Autocast(model) if is_inside else model, backend=backend, fullgraph=True)
     seen: list[torch.dtype] = []
-    own = PatchedForward.compute
-    monkeypatch.setattr(PatchedForward, "compute", lambda *args: (seen.append(args[1].dtype), own(*args))[1])
+    own = GraphServer.compute
+    monkeypatch.setattr(GraphServer, "compute", lambda *args: (seen.append(args[1].dtype), own(*args))[1])
 
     found = autocast_step(compiled, images, [*model.parameters()])
 
@@ -231,12 +233,71 @@ def test_an_exported_model_holds_pytorchs_own() -> None:
     assert_close(exported.module()(images.detach()), twin.eval()(images))
 
 
+def equal_blocks(number: int, mode: Mode = Mode.REUSE) -> tuple[nn.Module, nn.Module, Tensor]:
+    """Return a divided model of equal blocks, its twin, and images; what is equal runs equal divisions."""
+    torch.manual_seed(0)
+    twin = nn.Sequential(*(BasicBlock(3, 3, stride=1) for _ in range(number))).double()
+    images = a_batch(dtype=torch.float64).requires_grad_()
+    return apply(copy.deepcopy(twin), evenly(a_plan_for(copy.deepcopy(twin), images, mode))), twin, images
+
+
+def evenly(plan: Plan) -> Plan:
+    """Return the plan in which all sites of a problem run what the first of them does."""
+    first = {each.problem: each.division for each in reversed(plan.assignments)}
+    same = (dataclasses.replace(each, division=first[each.problem]) for each in plan.assignments)
+    return dataclasses.replace(plan, assignments=tuple(same))
+
+
+def names_of(model: nn.Module) -> list[str]:
+    return [
+        module.__dict__["_conv_forward"]._name for module in model.modules() if isinstance(module, nn.Conv2d)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, of what a block is given
+def test_equal_blocks_that_are_compiled_one_by_one_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, twin, images = equal_blocks(4)
+    graphs, seen = Graphs(), list[object]()
+    own = GraphServer.compute
+    monkeypatch.setattr(GraphServer, "compute", lambda *args: (seen.append(args[0]), own(*args))[1])
+    for block in model.children():
+        block.compile(backend=graphs, fullgraph=True)
+
+    assert_same_step(model, model, twin, images)
+
+    assert len(graphs.graphs) == 1
+    assert graphs.targets.count("mucudnn.convolution.default") == 2
+    assert len(seen) == 8
+
+
+def test_who_serves_equal_blocks_stays_as_long_as_one_of_them() -> None:
+    model, _, _ = equal_blocks(2)
+    (name,) = {*names_of(model)}
+
+    restore(model.get_submodule("0"))
+    gc.collect()
+    assert name in _servers
+    restore(model)
+    gc.collect()
+    assert name not in _servers
+
+
+@pytest.mark.parametrize("mode", ["shapes", "sharing", "learning"])
+def test_modules_that_cannot_serve_each_other_have_names_of_their_own(mode: str) -> None:
+    plain = Mode.SHARING if mode == "sharing" else Mode.REUSE
+    model, _, _ = twins() if mode == "shapes" else equal_blocks(1, plain)
+    if mode == "learning":
+        model = patch(model, plan_of(model), lambda *_: plan_of(model))
+
+    first, second = names_of(model)
+    assert first != second
+
+
 def test_copies_have_names_of_their_own() -> None:
     model, twin, images = twins()
     other = pickle.loads(pickle.dumps(model))
 
-    names = {each.get_submodule("0").__dict__["_conv_forward"]._name for each in (model, other)}
-    assert len(names) == 2
+    assert not {*names_of(model)} & {*names_of(other)}
     assert_same_step(torch.compile(other, backend="eager", fullgraph=True), other, twin, images)
 
 

@@ -12,7 +12,7 @@ import mucudnn
 from bench.by_hand import a_plan_for
 from bench.precision import tf32
 from mucudnn.backends import backend_for
-from mucudnn.patched import PatchedForward
+from mucudnn.compiling import GraphServer
 
 pytestmark = pytest.mark.gpu
 
@@ -59,8 +59,8 @@ def test_a_compiled_model_is_one_graph_of_divided_convolutions(monkeypatch: pyte
     ).to(CUDA)
     images = torch.randn(8, 8, 12, 12, device=CUDA)
     ran: list[object] = []
-    compute = PatchedForward.compute
-    monkeypatch.setattr(PatchedForward, "compute", lambda *args: (ran.append(args[0]), compute(*args))[1])
+    compute = GraphServer.compute
+    monkeypatch.setattr(GraphServer, "compute", lambda *args: (ran.append(args[0]), compute(*args))[1])
     with tf32(is_allowed=False):
         model = divided_by_hand(twin, images)
 

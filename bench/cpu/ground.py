@@ -39,6 +39,7 @@ _STEP_CODE = (
     "patching.py",
     "profiler.py",
     "routing.py",
+    "shapes.py",
     "solvers/*.py",
     "tracing.py",
     "tuner.py",
