@@ -11,6 +11,7 @@ from torch import nn
 
 from bench.commit import commit
 from bench.cpu import program, step_tables
+from bench.cpu.case_run import STEPS, CaseRun
 from bench.cpu.ground import step_code
 from bench.cpu.lines import Line, Recording, append, read, to_text
 from bench.cpu.process import task_from, task_text
@@ -19,7 +20,6 @@ from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, Network, cases_of
 from bench.cpu.step_child import LINES, StepTask, work
 from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
 from bench.cpu.step_models import Recipe, mosaics_of, prepared, unet_on_mosaics
-from bench.cpu.step_run import StepRun
 from bench.cpu.steps import measure, timed
 from bench.differences import Differences
 from bench.networks import conv_norm
@@ -31,6 +31,7 @@ from mucudnn.timing import SamplingRule
 
 HERE = "tests.test_bench_cpu_steps"
 FLAT = (1.0,) * 15
+StepRun = CaseRun[StepCase, StepTask]
 
 
 def tiny() -> Recipe:
@@ -271,7 +272,7 @@ def run_of(folder: Path, lines: Sequence[Line], seen: list[StepTask], how: str |
             break
         return how
 
-    return StepRun(folder, [TINY], process)
+    return CaseRun(STEPS, folder, [TINY], process)
 
 
 CASES = cases_of([TINY], ("1-thread",), tuple(Layout))
@@ -518,7 +519,7 @@ def test_steps_follow_the_layers_unless_either_is_asked_for_alone(
     selected: list[object] = []
     monkeypatch.setattr(program.Run, "measure", lambda _, selection: selected.append(selection))
     monkeypatch.setattr(
-        program.StepRun, "measure", lambda _, cases, __: asked.update(each.network for each in cases)
+        program.CaseRun, "measure", lambda _, cases, __: asked.update(each.network for each in cases)
     )
     assert program.main([*arguments, "--settings", "1-thread", "--output", "out"]) == 1
     assert asked == networks

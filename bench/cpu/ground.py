@@ -29,11 +29,13 @@ _CODE = (
 
 _STEP_CODE = (
     "calls.py",
+    "compiling.py",
     "extraction.py",
     "functional.py",
     "kept.py",
     "measuring.py",
     "modules.py",
+    "operators.py",
     "passes.py",
     "patched.py",
     "patching.py",

@@ -5,9 +5,12 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import get_args
 
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_lines import StepCase, StepFailed, StepMeasured
+from bench.cpu.way_cases import WayCase
+from bench.cpu.way_lines import WayFailed, WayMeasured
 from mucudnn.errors import MucudnnError
 from mucudnn.intervals import Estimate, estimate, ratio
 from mucudnn.plan_file import decode, encode
@@ -172,11 +175,9 @@ class GemmRate:
         return [2 * self.size**3 / (span * 1e-9) for span in self.spans_ns]
 
 
-Line = Measured | Failed | StepMeasured | StepFailed | Started | GemmRate
+Line = Measured | Failed | StepMeasured | StepFailed | WayMeasured | WayFailed | Started | GemmRate
 
-_KINDS: Mapping[str, type[Line]] = {
-    kind.__name__: kind for kind in (Measured, Failed, StepMeasured, StepFailed, Started, GemmRate)
-}
+_KINDS: Mapping[str, type[Line]] = {kind.__name__: kind for kind in get_args(Line)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +189,8 @@ class Recording:
         failed: cases that failed, and were not measured after that.
         steps: training steps, by case.
         failed_steps: those that failed, and were not measured after that.
+        ways: networks in all ways, by case.
+        failed_ways: those that failed, and were not measured after that.
         started: the last start in each setting.
         rates: of each setting, operations per second of all products.
     """
@@ -196,6 +199,8 @@ class Recording:
     failed: Mapping[Case, Failed]
     steps: Mapping[StepCase, StepMeasured]
     failed_steps: Mapping[StepCase, StepFailed]
+    ways: Mapping[WayCase, WayMeasured]
+    failed_ways: Mapping[WayCase, WayFailed]
     started: Mapping[str, Started]
     rates: Mapping[str, tuple[float, ...]]
 
@@ -206,6 +211,8 @@ class Recording:
         failed: dict[Case, Failed] = {}
         steps: dict[StepCase, StepMeasured] = {}
         failed_steps: dict[StepCase, StepFailed] = {}
+        ways: dict[WayCase, WayMeasured] = {}
+        failed_ways: dict[WayCase, WayFailed] = {}
         started: dict[str, Started] = {}
         rates: dict[str, tuple[float, ...]] = {}
         for line in lines:
@@ -220,11 +227,16 @@ class Recording:
                     failed_steps.pop(line.case, None)
                 case StepFailed():
                     failed_steps[line.case] = line
+                case WayMeasured():
+                    ways[line.case] = line
+                    failed_ways.pop(line.case, None)
+                case WayFailed():
+                    failed_ways[line.case] = line
                 case Started():
                     started[line.setting] = line
                 case GemmRate():
                     rates[line.setting] = (*rates.get(line.setting, ()), *line.rates)
-        return cls(measured, failed, steps, failed_steps, started, rates)
+        return cls(measured, failed, steps, failed_steps, ways, failed_ways, started, rates)
 
 
 def append(path: Path, line: Line) -> None:

@@ -1,8 +1,9 @@
 """`make bench-cpu`: layers and whole training steps against PyTorch's own convolution, and the targets.
 
-A process for each thread setting, or for each training step, in which all is interleaved. What was measured
-by the same code on the same machine is not measured again: a run that was interrupted, or whose time was up,
-is continued by the next one. Lines and profiles lie in build/bench-cpu/, results in bench/results/.
+With `--ways` networks, in training and inference, in every way that PyTorch has, and patched. A process for
+each thread setting, training step, or network in all ways, in which all is interleaved. What was measured by
+the same code on the same machine is not measured again: a run that was interrupted, or whose time was up, is
+continued by the next one. Lines and profiles lie in build/bench-cpu/, results in bench/results/.
 """
 
 import argparse
@@ -15,7 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.commit import commit
-from bench.cpu import results, summary, targets
+from bench.cpu import results, summary, targets, way_cases
+from bench.cpu.case_run import STEPS, WAYS, CaseRun
 from bench.cpu.child import LINES, Task
 from bench.cpu.ground import Ground, step_code
 from bench.cpu.layers import ALL
@@ -24,8 +26,10 @@ from bench.cpu.process import INTERRUPTED, ended
 from bench.cpu.schedule import Selection, Stage, pending, tiers
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import NETWORKS, cases_of
+from bench.cpu.step_child import StepTask
 from bench.cpu.step_lines import StepCase
-from bench.cpu.step_run import StepRun
+from bench.cpu.way_cases import WAY_NETWORKS, WayCase
+from bench.cpu.way_child import WayTask
 from mucudnn.errors import BackendError, MucudnnError
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.report import check_matplotlib
@@ -37,6 +41,7 @@ _LIMITS = ("4MiB", "16MiB", "64MiB")
 _EVERY_LAYER = ["*"]
 _OPS = [str(op) for op in ConvOp]
 _NETWORKS = [network.name for network in NETWORKS]
+_WAY_NETWORKS = [network.name for network in WAY_NETWORKS]
 
 _PATIENCE_S = 180.0
 """By how much a process may pass its time, for the case that it has begun, before it is taken to hang."""
@@ -62,30 +67,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ground, version = Ground.here(), commit()
     folder = Path("build") / "bench-cpu" / ground.digest
     folder.mkdir(parents=True, exist_ok=True)
-    steps_folder = folder / f"steps-{step_code()}"
+    steps_folder, ways_folder = (folder / f"{name}-{step_code()}" for name in ("steps", "ways"))
     if options.again:
         others = [line for line in read(folder / LINES) if not _is_asked_for(line, options)]
-        _set_aside(*_to_measure(options, folder / LINES, steps_folder))
-        for line in others if options.steps is None else ():
+        _set_aside(*_to_measure(options, folder / LINES, steps_folder, ways_folder))
+        for line in others if _has_layers(options) else ():
             append(folder / LINES, line)
-    run, step_run = Run(folder, limits, options.seconds), StepRun(steps_folder, NETWORKS)
-    status = _status_of(lambda: _measure(options, run, step_run))
+    run = Run(folder, limits, options.seconds)
+    step_run, way_run = CaseRun(STEPS, steps_folder, NETWORKS), CaseRun(WAYS, ways_folder, WAY_NETWORKS)
+    status = _status_of(lambda: _measure(options, run, step_run, way_run))
     output = Path(options.output or Path("bench") / "results" / ground.slug)
-    lines, steps = read(folder / LINES), step_run.lines()
-    if not (lines or steps):
+    lines, steps, ways = read(folder / LINES), step_run.lines(), way_run.lines()
+    if not (lines or steps or ways):
         print(f"bench.cpu: nothing is known of this code here, so {output} stays as it is", file=sys.stderr)
         return status or 1
     command = shlex.join(["python", "-m", "bench.cpu", *given])
-    results.write(output, ground, lines, command, steps, version)
+    results.write(output, ground, lines, command, steps, version, ways)
     rows = list(summary.target_rows(Recording.of([*lines, *steps]), ALL))
     print("\n" + "\n".join(table(targets.Row._fields, "<<<<", [("", rows)])))
     print(f"\nWritten to {output}.")
     return status
 
 
-def _to_measure(options: argparse.Namespace, layers: Path, steps: Path) -> list[Path]:
-    """Return where the lines of layers lie, of steps, or both: of what is asked for."""
-    return [*([layers] if options.steps is None else []), *([steps] if _step_cases(options) else [])]
+def _has_layers(options: argparse.Namespace) -> bool:
+    """Whether layers are asked for: unless steps or ways alone are."""
+    return options.steps is None and options.ways is None
+
+
+def _to_measure(options: argparse.Namespace, layers: Path, steps: Path, ways: Path) -> list[Path]:
+    """Return where the lines of layers lie, of steps, of ways: of what is asked for."""
+    return [
+        *([layers] if _has_layers(options) else []),
+        *([steps] if _step_cases(options) else []),
+        *([ways] if _way_cases(options) else []),
+    ]
 
 
 def _is_asked_for(line: Line, options: argparse.Namespace) -> bool:
@@ -103,11 +118,17 @@ def _retold(folder: Path) -> int:
     return 0
 
 
-def _measure(options: argparse.Namespace, run: "Run", step_run: StepRun) -> None:
-    """Measure layers, then training steps; only the latter if they are asked for."""
-    if options.steps is None:
+def _measure(
+    options: argparse.Namespace,
+    run: "Run",
+    step_run: CaseRun[StepCase, StepTask],
+    way_run: CaseRun[WayCase, WayTask],
+) -> None:
+    """Measure layers, then training steps; only steps, or ways, if they are asked for."""
+    if _has_layers(options):
         run.measure(_selection(options))
     step_run.measure(_step_cases(options), run.left_s())
+    way_run.measure(_way_cases(options), run.left_s())
 
 
 def _status_of(measure: Callable[[], None]) -> int:
@@ -210,11 +231,20 @@ def _selection(options: argparse.Namespace) -> Selection:
 
 
 def _step_cases(options: argparse.Namespace) -> list[StepCase]:
-    """Return the training steps that are asked for; none where some layers or ops were."""
-    if options.steps is None and (options.layers != _EVERY_LAYER or options.ops != _OPS):
+    """Return the training steps that are asked for; none where some layers or ops were, or ways."""
+    is_partial = options.layers != _EVERY_LAYER or options.ops != _OPS or options.ways is not None
+    if options.steps is None and is_partial:
         return []
     networks = [network for network in NETWORKS if network.name in (options.steps or _NETWORKS)]
     return cases_of(networks, _settings(options), [Layout(name) for name in options.layouts])
+
+
+def _way_cases(options: argparse.Namespace) -> list[WayCase]:
+    """Return the networks in all ways that are asked for; none unless they are."""
+    if options.ways is None:
+        return []
+    networks = [network for network in WAY_NETWORKS if network.name in (options.ways or _WAY_NETWORKS)]
+    return way_cases.cases_of(networks, _settings(options))
 
 
 def _settings(options: argparse.Namespace) -> tuple[str, ...]:
@@ -241,6 +271,13 @@ def _parser() -> argparse.ArgumentParser:
         choices=_NETWORKS,
         help="only training steps, of these networks or of all (default: all layers, then all steps)",
     )
+    add(
+        "--ways",
+        nargs="*",
+        choices=_WAY_NETWORKS,
+        help="only networks in all ways (layouts, torch.compile, patched or not), of these networks or of "
+        "all, in inference and training; an hour a setting (default: none)",
+    )
     add("--layers", nargs="+", default=_EVERY_LAYER, metavar="PATTERN", help="names, as in a shell")
     add("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="of threads")
     add("--ops", nargs="+", choices=_OPS, default=_OPS, help="of layers (default: all)")
@@ -250,7 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--again",
         action="store_true",
-        help="measure anew what is selected of layers, or all steps; profiles are kept",
+        help="measure anew what is selected of layers, or all steps, or all ways; profiles are kept",
     )
     add(
         "--retell",

@@ -26,6 +26,7 @@ _RUN = ("date", "command", "mucudnn", "commit", "code", "step code")
 ENVIRONMENT = "env.json"
 LINES = "layers.jsonl"
 STEPS = "steps.jsonl"
+WAYS = "ways.jsonl"
 SUMMARY = "summary.md"
 
 
@@ -36,6 +37,7 @@ def write(
     command: str,
     steps: Sequence[Line] = (),
     version: str = "unknown",
+    ways: Sequence[Line] = (),
 ) -> None:
     """Write the results of one ground, in place of what the folder held.
 
@@ -45,10 +47,11 @@ def write(
         lines: all that was measured of layers on it.
         command: that was given, for the record.
         steps: all that was measured of training steps on it, by the present code.
+        ways: all that was measured of networks in all ways, likewise.
         version: the commit that the last run began with; `code` tells what lines of earlier ones depend on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    recording = Recording.of([*lines, *steps])
+    recording = Recording.of([*lines, *steps, *ways])
     settings = {name: encode(started.environment) for name, started in recording.started.items()}
     run = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -68,6 +71,8 @@ def write(
     _write_text(folder / ENVIRONMENT, json.dumps(everything, indent=1, sort_keys=True) + "\n")
     _write_lines(folder / LINES, lines)
     _write_lines(folder / STEPS, steps)
+    if ways:
+        _write_lines(folder / WAYS, ways)
     _tell(folder, recording, ground.environment, run)
 
 
@@ -81,7 +86,9 @@ def retell(folder: Path) -> None:
     everything = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
     run = {name: everything[name] for name in _RUN if name in everything}
     lines = [
-        line for name in (LINES, STEPS) for line in (*read(folder / name), *read(_packed(folder / name)))
+        line
+        for name in (LINES, STEPS, WAYS)
+        for line in (*read(folder / name), *read(_packed(folder / name)))
     ]
     _tell(folder, Recording.of(lines), Environment(**everything["ground"]), run)
 

@@ -37,13 +37,18 @@ class StepTask:
 
 def work(task: StepTask) -> None:
     """Measure the step of `task` and write its line."""
-    torch.set_num_threads(SETTINGS[task.case.setting].threads)
     folder = Path(task.folder)
-    append(folder / LINES, Started(task.case.setting, backend_of("cpu:").environment()))
-    append(folder / LINES, gemm_rate(task.case.setting))
+    start(task.case.setting, folder / LINES)
     line = _measured(task, folder)
     append(folder / LINES, line)
     print(f"  {told(line)}", flush=True)
+
+
+def start(setting: str, lines: Path) -> None:
+    """Set the threads, and write what a process found when it started into a file of lines."""
+    torch.set_num_threads(SETTINGS[setting].threads)
+    append(lines, Started(setting, backend_of("cpu:").environment()))
+    append(lines, gemm_rate(setting))
 
 
 def _measured(task: StepTask, folder: Path) -> StepMeasured | StepFailed:

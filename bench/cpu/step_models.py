@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from bench.data import IMAGE_SIZE, batches, load
-from bench.networks import resnet18, unet2d, vgg11
+from bench.networks import resnet18, resnet50, unet2d, vgg11
 from mucudnn.backends import backend_of
 from mucudnn.patching import apply
 from mucudnn.plan import Plan
@@ -19,10 +19,11 @@ from mucudnn.problem import Layout
 SEED = 0
 """Of weights and of the order of the data: equal recipes give equal steps."""
 
-_FORMATS = {Layout.CONTIGUOUS: torch.contiguous_format, Layout.CHANNELS_LAST: torch.channels_last}
+FORMATS = {Layout.CONTIGUOUS: torch.contiguous_format, Layout.CHANNELS_LAST: torch.channels_last}
 
 _BATCH = 64
 _MOSAIC_BATCH = 4
+_NOISE_BATCH = 8
 _MOSAIC_SIDE = 4
 """Digits along each side of a mosaic, of 32x32 pixels each."""
 
@@ -62,6 +63,12 @@ def unet_on_mosaics() -> Recipe:
     return Recipe(unet2d(), mosaics, (mosaics.squeeze(1) > 0).long(), _MOSAIC_BATCH)
 
 
+def resnet50_on_noise() -> Recipe:
+    """Return ResNet-50 for images of 224 x 224, and normal random images."""
+    images = torch.randn(_NOISE_BATCH, 3, 224, 224, generator=torch.Generator().manual_seed(SEED))
+    return Recipe(resnet50(), images, torch.arange(_NOISE_BATCH), _NOISE_BATCH)
+
+
 def mosaics_of(images: Tensor) -> Tensor:
     """Return images (n, 3, 32, 32) of equal channels as grey mosaics (n // 16, 1, 128, 128).
 
@@ -81,7 +88,7 @@ def prepared(recipe: str, layout: Layout) -> "ReadingStep":
     module, _, function = recipe.partition(":")
     torch.manual_seed(SEED)
     found: Recipe = getattr(importlib.import_module(module), function)()
-    found.model.train().to(memory_format=_FORMATS[layout])  # type: ignore[call-overload]  # torch's stub forgets it
+    found.model.train().to(memory_format=FORMATS[layout])  # type: ignore[call-overload]  # torch's stub forgets it
     return ReadingStep(found, layout)
 
 
@@ -90,6 +97,7 @@ class ReadingStep:
 
     Attributes:
         model: in training mode.
+        recipe: it and its data.
         batch: samples in a step.
         loss: of the last step, mean cross-entropy in nats; 0 before the first.
     """
@@ -99,7 +107,7 @@ class ReadingStep:
         self.model = recipe.model
         self.batch = recipe.batch
         self.loss = 0.0
-        self._recipe = recipe
+        self.recipe = recipe
         self._layout = layout
         self._optimiser = torch.optim.SGD(recipe.model.parameters(), lr=0.01, momentum=0.9)
         self._stream = _endless(recipe)
@@ -107,12 +115,12 @@ class ReadingStep:
     def copy(self) -> "ReadingStep":
         """Return the step of a copy of the model, which reads the data from their beginning."""
         model = copy.deepcopy(self.model)
-        return ReadingStep(dataclasses.replace(self._recipe, model=model), self._layout)
+        return ReadingStep(dataclasses.replace(self.recipe, model=model), self._layout)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the next batch as the model takes it: images and targets."""
         images, targets = next(self._stream)
-        return images.to(memory_format=_FORMATS[self._layout]), targets
+        return images.to(memory_format=FORMATS[self._layout]), targets
 
     def train(self, images: Tensor, targets: Tensor) -> None:
         """Change the weights by one step."""

@@ -9,7 +9,7 @@ from bench.cpu.lines import Recording
 from bench.cpu.markdown import markdown, milliseconds, spread
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, StepAim, cases_of
-from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured
+from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
 from bench.cpu.targets import LEAST_SPEEDUP, Row, counted, judged
 from mucudnn.intervals import Estimate
 from mucudnn.problem import Layout
@@ -120,7 +120,7 @@ def told(line: StepMeasured | StepFailed) -> str:
         return f"failed: {line.reason}"
     return (
         f"{milliseconds(line.seconds_of(OWN))} ms -> {milliseconds(line.seconds_of(DIVIDED))} ms, "
-        f"x{spread(line.speedup)} {line.verdict}, tuned in {_tuning_time(line)}  ({line.seconds:.0f} s)"
+        f"x{spread(line.speedup)} {line.verdict}, tuned in {seconds_told(line.tuned)}  ({line.seconds:.0f} s)"
     )
 
 
@@ -238,26 +238,27 @@ def _tuning(lines: Sequence[StepMeasured]) -> Iterator[str]:
     rows = [
         (
             *_where(line),
-            _tuning_time(line),
+            seconds_told(line.tuned),
             str(line.tuned.known + line.tuned.trials),
             format_bytes(line.tuned.grown_bytes),
-            _at_least(line) + _steps(line.break_even),
+            _at_least(line.tuned) + break_even_told(line.break_even),
         )
         for line in lines
     ]
     yield from markdown(headings, rows)
 
 
-def _tuning_time(line: StepMeasured) -> str:
-    return f"{_at_least(line)}{line.tuned.seconds:.0f} s"
+def seconds_told(cost: Tuned) -> str:
+    """Return the seconds that tuning took: "190 s", or "at least 190 s"."""
+    return f"{_at_least(cost)}{cost.seconds:.0f} s"
 
 
-def _at_least(line: StepMeasured) -> str:
+def _at_least(cost: Tuned) -> str:
     """What stands before a cost of which a part was paid in a run that was interrupted."""
-    return "at least " if line.tuned.known else ""
+    return "at least " if cost.known else ""
 
 
-def _steps(found: Estimate) -> str:
+def break_even_told(found: Estimate) -> str:
     """Return a number of steps with its interval: "190 [180, 210]"."""
     return f"{_number(found.median)} [{_number(found.low)}, {_number(found.high)}]"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.cpu.rounds import Rounds
@@ -49,7 +50,7 @@ def measure(case: StepCase, recipe: str, folder: Path) -> StepMeasured:
     backend = backend_of("cpu:")
     own = prepared(recipe, case.layout)
     sample, targets = own.copy().read()
-    plan, tuned = _tuned(own, sample, backend, folder / str(case).replace(" ", "_"))
+    plan, cost = tuned(own.model, sample, backend, folder / str(case).replace(" ", "_"))
     divided = own.copy()
     apply(divided.model, plan)
     single, present = (TrainingStep(step.copy().model, sample, targets) for step in (own, divided))
@@ -61,7 +62,7 @@ def measure(case: StepCase, recipe: str, folder: Path) -> StepMeasured:
         case=case,
         batch=own.batch,
         limit_bytes=LIMIT_BYTES,
-        tuned=tuned,
+        tuned=cost,
         rounds=rounds,
         convolutions=shares.convolutions,
         reading=shares.reading,
@@ -74,16 +75,16 @@ def measure(case: StepCase, recipe: str, folder: Path) -> StepMeasured:
     )
 
 
-def _tuned(step: ReadingStep, sample: torch.Tensor, backend: Backend, path: Path) -> tuple[Plan, Tuned]:
+def tuned(model: nn.Module, sample: torch.Tensor, backend: Backend, path: Path) -> tuple[Plan, Tuned]:
     """Tune a model; `path` is where to keep profiles and plan, without the files' endings."""
     with open_store(path.with_name(f"{path.name}.sqlite3")) as store:
         known, peak, start = store.count(), _peak_bytes(), time.perf_counter()
-        plan = tune(step.model, sample, LIMIT_BYTES, store=store, progress=False)
+        plan = tune(model, sample, LIMIT_BYTES, store=store, progress=False)
         seconds = time.perf_counter() - start
         trials = store.count() - known
     plan.save(path.with_name(f"{path.name}.json"))
     seen = [each.evidence.workspace_bytes for each in plan.assignments if each.evidence is not None]
-    tuned = Tuned(
+    return plan, Tuned(
         seconds=seconds,
         known=known,
         trials=trials,
@@ -94,7 +95,6 @@ def _tuned(step: ReadingStep, sample: torch.Tensor, backend: Backend, path: Path
         seen_bytes=max((n_bytes for n_bytes in seen if n_bytes is not None), default=None),
         times=tuple(_time_of(assigned) for assigned in plan.assignments),
     )
-    return plan, tuned
 
 
 def _time_of(assigned: Assignment) -> SiteTime:

@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from bench.cpu import coverage, step_tables, tables, targets
+from bench.cpu import coverage, step_tables, tables, targets, way_tables
 from bench.cpu.layers import Layer
 from bench.cpu.lines import Recording
 from bench.cpu.markdown import markdown
@@ -15,7 +15,7 @@ _ALLOCATOR = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_", "THP_MEM_ALLOC_ENABLE")
 """Variables, or how they begin, that change how memory is handed out."""
 
 _PREFACE = (
-    "Written by `make bench-cpu`, made of `layers.jsonl` and `steps.jsonl` beside it, which hold the raw",
+    "Written by `make bench-cpu`, made of the files .jsonl beside it, which hold the raw",
     "spans. Every figure stands against PyTorch's own convolution, undivided, in the same layout, on the",
     "same operands, in the same process: **x1.9 means 1.9 times as fast.** Times are medians with 95 %",
     "intervals from ranks, of interleaved rounds in an order drawn anew; a speed-up is the median of the",
@@ -138,6 +138,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("Targets", target_table),
     Section("Threads, allocator, matrix products", _settings),
     Section("Training steps", step_tables.section),
+    Section("The fastest of PyTorch's own ways against the fastest patched one", way_tables.section),
     Section("Sums of times", tables.sums),
     Section("Slower than PyTorch's own", _losses),
     Section("Nothing gained under any limit", tables.without_gain),

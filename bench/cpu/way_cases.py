@@ -1,0 +1,111 @@
+"""What is run in every way that PyTorch has, and patched: which networks, on what batches, and what for."""
+
+import dataclasses
+import itertools
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+
+from bench.cpu.settings import ONE, TWO
+from bench.cpu.step_cases import NETWORKS, Network
+from mucudnn.problem import Layout
+
+
+class Use(StrEnum):
+    """What a network is run for."""
+
+    TRAINING = "training"
+    """A step: reading the batch, forward, loss, backward and update."""
+    INFERENCE = "inference"
+    """The forward pass in evaluation mode, without gradients."""
+
+
+class Form(StrEnum):
+    """How PyTorch runs a model."""
+
+    EAGER = "eager"
+    WITHOUT_ONEDNN = "eager without oneDNN"
+    COMPILED = "compiled"
+    FROZEN = "compiled and frozen"
+    """Inductor folds what is constant, batch norm into filters among it, and packs filters for oneDNN."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Way:
+    """One way to run a network.
+
+    Attributes:
+        layout: of images and filters.
+        form: how PyTorch runs it.
+        is_divided: whether mucudnn has patched it.
+    """
+
+    layout: Layout
+    form: Form
+    is_divided: bool
+
+    def __str__(self) -> str:
+        return f"{self.layout}, {self.form}" + ", patched" * self.is_divided
+
+
+AS_IT_COMES = Way(Layout.CONTIGUOUS, Form.EAGER, is_divided=False)
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class WayCase:
+    """A network in all ways, in one thread setting.
+
+    Attributes:
+        setting: its name.
+        network: its name.
+        use: what it is run for.
+        batch: samples at a time.
+    """
+
+    setting: str
+    network: str
+    use: Use
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.setting} {self.network} {self.use} {self.batch}"
+
+
+RESNET50 = Network(
+    "resnet50",
+    "bench.cpu.step_models:resnet50_on_noise",
+    "ResNet-50 (He et al. 2016; stride in the 3x3 convolutions), images of 224x224, the size of ImageNet",
+    "normal random images, in memory",
+)
+
+_BATCHES: tuple[tuple[str, Use, tuple[int, ...]], ...] = (
+    ("resnet18", Use.INFERENCE, (1, 8, 64)),
+    ("resnet50", Use.INFERENCE, (1, 8)),
+    ("unet", Use.INFERENCE, (1,)),
+    ("resnet18", Use.TRAINING, (64,)),
+    ("unet", Use.TRAINING, (4,)),
+)
+"""In the order in which they are measured; training takes the batch of its recipe."""
+
+WAY_NETWORKS: tuple[Network, ...] = tuple(
+    network for network in (*NETWORKS, RESNET50) if network.name in {name for name, _, _ in _BATCHES}
+)
+
+
+def cases_of(networks: Sequence[Network], settings: Collection[str]) -> list[WayCase]:
+    """Return the cases in their order: should the time run out, the first settings are complete."""
+    names = {network.name for network in networks}
+    return [
+        WayCase(setting.name, network, use, batch)
+        for setting in (TWO, ONE)
+        for network, use, batches in _BATCHES
+        for batch in batches
+        if setting.name in settings and network in names
+    ]
+
+
+def ways_of(use: Use) -> list[Way]:
+    """Return the ways in which a network is run; without oneDNN only as it comes, which is slow enough."""
+    forms = [Form.EAGER, Form.COMPILED, *([Form.FROZEN] if use is Use.INFERENCE else [])]
+    every = itertools.product(Layout, forms, (False, True))
+    without = Way(Layout.CONTIGUOUS, Form.WITHOUT_ONEDNN, is_divided=False)
+    return [*itertools.starmap(Way, every), without]
