@@ -14,19 +14,36 @@ from mucudnn.passes import is_examining
 from mucudnn.routing import Router
 from mucudnn.shapes import TunedShapes, Variant
 
-_servers: "weakref.WeakValueDictionary[Hashable, GraphServer]" = weakref.WeakValueDictionary()
-"""Of the modules of a model whose shapes have equal content."""
+__all__ = ["GraphServers", "PatchedForward", "Variant"]
 
 
-def _server_for(shapes: TunedShapes) -> GraphServer:
-    """Return who serves a module in graphs: the same for equal ones, so that equal blocks have one graph."""
-    content = shapes.content
-    found = None if content is None else _servers.get(content)
-    if found is None:
-        found = GraphServer(Router((shapes.backend,), None, shapes.tell_device), shapes.convolution)
-        if content is not None:
-            _servers[content] = found
-    return found
+class GraphServers:
+    """Who serve the modules of a model in graphs; copies and pickles of a model have others.
+
+    Modules whose shapes have equal content are served by one, so that equal blocks that are compiled one by
+    one have one graph.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[Hashable, GraphServer] = weakref.WeakValueDictionary()
+
+    def __reduce__(self) -> tuple[type["GraphServers"], tuple[()]]:
+        """Have copies and pickles begin anew."""
+        return GraphServers, ()
+
+    def of(self, shapes: TunedShapes) -> GraphServer:
+        """Return who serves a module as long as one of those that it serves is patched."""
+        content = shapes.content
+        if content is None:
+            return _server(shapes)
+        found = self._known.get(content)
+        if found is None:
+            found = self._known[content] = _server(shapes.for_others())
+        return found
+
+
+def _server(shapes: TunedShapes) -> GraphServer:
+    return GraphServer(Router((shapes.backend,), None, shapes.tell_device), shapes.convolution)
 
 
 class PatchedForward:
@@ -34,22 +51,24 @@ class PatchedForward:
 
     is_mucudnn_patch = True
 
-    def __init__(self, module: nn.Module, kind: Kind, shapes: TunedShapes) -> None:
+    def __init__(self, module: nn.Module, kind: Kind, shapes: TunedShapes, servers: GraphServers) -> None:
         """Bind to one module.
 
         Args:
             module: the convolution.
             kind: its class.
             shapes: what it was tuned for.
+            servers: of the model.
         """
         self._module = module
         self._kind = kind
         self._shapes = shapes
+        self._servers = servers
         self._build()
 
     def _build(self) -> None:
         self._router = Router((self._shapes.backend,), self._module, self._shapes.tell_device)
-        self._server = _server_for(self._shapes)
+        self._server = self._servers.of(self._shapes)
         self._name = self._server.name
 
     def __getstate__(self) -> dict[str, Any]:

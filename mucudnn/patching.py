@@ -7,7 +7,7 @@ model takes them along.
 """
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
 from mucudnn.modules import Call, Kind, check_is_module, kind_of, padded, settings_of, undividable
 from mucudnn.notices import Notice
-from mucudnn.patched import PatchedForward
+from mucudnn.patched import GraphServers, PatchedForward
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
@@ -62,12 +62,13 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
         _check_runnable(assigned, backend)
         site = assigned.site
         grouped.setdefault(site.path, {}).setdefault(site.variant, {})[site.op] = assigned
-    notice = Notice()
+    notice, servers = Notice(), GraphServers()
     memory, home = Memory.of(plan, backend.own, is_growing=learn is not None), backend.flags()
-    patches = {
-        path: _patch(modules.get(path), path, variants, memory, notice, home, learn)
-        for path, variants in grouped.items()
-    }
+    patches = {}
+    for path, variants in grouped.items():
+        module, kind, shapes = _checked(modules.get(path), path, variants)
+        tuned = TunedShapes(path, shapes, memory, notice, home, learn)
+        patches[path] = (kind.method, PatchedForward(module, kind, tuned, servers))
     if learn is None:  # what computes as before in any case costs nothing
         patches = {path: patches[path] for path, variants in grouped.items() if _changes(variants, memory)}
     restore(model)
@@ -169,16 +170,10 @@ def _changes(variants: Mapping[int, Mapping[ConvOp, Assignment]], memory: Memory
     return not all(is_own(each.division, memory) for each in assigned)
 
 
-def _patch(
-    module: nn.Module | None,
-    path: str,
-    variants: Mapping[int, Mapping[ConvOp, Assignment]],
-    memory: Memory,
-    notice: Notice,
-    home: Hashable,
-    learn: Learn | None,
-) -> tuple[str, PatchedForward]:
-    """Return the attribute that is to hide a module's method, by its name."""
+def _checked(
+    module: nn.Module | None, path: str, variants: Mapping[int, Mapping[ConvOp, Assignment]]
+) -> tuple[nn.Module, Kind, tuple[Variant, ...]]:
+    """Return a module that a plan divides, its class, and the shapes that it was tuned for."""
     if module is None:
         raise PlanMismatchError(f"The plan is for a model with a module {path!r}, but this one has none.")
     kind = kind_of(module)
@@ -192,8 +187,7 @@ def _patch(
             _check_module(module, kind, path, assigned.problem)
         problem = next(iter(assignments.values())).problem
         shapes.append(Variant(_forward_problem(module, kind, problem), dict(assignments)))
-    tuned = TunedShapes(path, tuple(shapes), memory, notice, home, learn)
-    return kind.method, PatchedForward(module, kind, tuned)
+    return module, kind, tuple(shapes)
 
 
 def _forward_problem(module: nn.Module, kind: Kind, problem: ConvProblem) -> ConvProblem:

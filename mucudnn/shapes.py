@@ -73,6 +73,7 @@ class TunedShapes:
         self._notice = notice
         self._home = home
         self._learn = learn
+        self._serves_others = False
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class TunedShapes:
 
     @property
     def content(self) -> Hashable | None:
-        """What is equal for modules of a model that may serve each other's calls; None if no other may.
+        """What is equal for modules of a model whose calls the same one may serve; None if no other's.
 
         A module in sharing mode owns its workspaces, and one that learns has shapes of its own.
         """
@@ -107,7 +108,7 @@ class TunedShapes:
             for variant in self._variants
             for each in variant.assignments.values()
         )
-        return (self._notice, self._memory, *tuned)
+        return (self._memory, *tuned)
 
     def tell(self, reason: Reason, how: str) -> None:
         """Warn that the module "is called ...", or was tuned for something else, unless that was told."""
@@ -118,8 +119,16 @@ class TunedShapes:
         if device.type != "meta" and backend_name(device) != self.backend:
             self.tell(Reason.MOVED, f"was tuned for the backend {self.backend!r}, but computes on {device}")
 
+    def for_others(self) -> "TunedShapes":
+        """Return the same for all modules of equal content, of which warnings name this one."""
+        twin = TunedShapes(self._path, self._variants, self._memory, self._notice, self._home)
+        twin._serves_others = True
+        return twin
+
     @property
     def _whose(self) -> str:
+        if self._serves_others:
+            return f"A module like {self._path!r}"
         return f"The module {self._path!r}" if self._path else "The model itself"
 
     def convolution(self, backend: Backend, problem: ConvProblem) -> DividedConvolution | None:

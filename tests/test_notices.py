@@ -131,15 +131,18 @@ def test_what_only_pretends_or_transforms_is_none_of_that(run: Callable[[nn.Modu
 
 
 @pytest.mark.parametrize(
-    "run",
+    ("run", "whose"),
     [
-        lambda model, images: model(images),
-        lambda model, images: torch.compile(model, backend="eager", fullgraph=True)(images),
+        (lambda model, images: model(images), "The module '0'"),
+        (
+            lambda model, images: torch.compile(model, backend="eager", fullgraph=True)(images),
+            "A module like '0'",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
 def test_a_model_that_came_to_another_kind_of_device_says_so_once(
-    run: Callable[[nn.Module, Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+    run: Callable[[nn.Module, Tensor], Tensor], whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, twin = twins()
     for module in (model[0], model[3]):  # as after model.cpu(), of a plan that was made on a GPU
@@ -153,7 +156,7 @@ def test_a_model_that_came_to_another_kind_of_device_says_so_once(
 
     assert torch.equal(result, twin(a_batch()))
     assert the_only(told) == (
-        "The module '0' was tuned for the backend 'cudnn', but computes on cpu; it runs PyTorch's own "
+        f"{whose} was tuned for the backend 'cudnn', but computes on cpu; it runs PyTorch's own "
         "convolution (move it back, or optimize again where it is now). This reason is given once for the "
         "whole model."
     )

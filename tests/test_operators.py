@@ -282,6 +282,32 @@ def test_who_serves_equal_blocks_stays_as_long_as_one_of_them() -> None:
     assert name not in _servers
 
 
+def test_equal_shapes_that_run_other_divisions_have_names_of_their_own() -> None:
+    twin = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(2)))
+    model = apply(twin, a_plan_for(copy.deepcopy(twin), a_batch()))  # each site starts with another algorithm
+
+    first, second = names_of(model)
+    assert first != second
+
+
+def test_equal_transposed_convolutions_share_a_server() -> None:
+    torch.manual_seed(0)
+    twin = nn.Sequential(*(nn.ConvTranspose2d(3, 3, 3, padding=1) for _ in range(2))).double()
+    images = a_batch(dtype=torch.float64).requires_grad_()
+    model = apply(copy.deepcopy(twin), evenly(a_plan_for(copy.deepcopy(twin), images)))
+
+    assert len({each.__dict__["forward"]._name for each in model.children()}) == 1
+    assert_same_step(torch.compile(model, backend="aot_eager", fullgraph=True), model, twin, images)
+
+
+def test_a_warning_of_shared_graphs_says_that_it_speaks_of_one_of_several() -> None:
+    model, _, images = equal_blocks(2)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+
+    with pytest.warns(UntunedWarning, match=r"^A module like '0\.first\.conv' was tuned for .*, but meets"):
+        compiled(images[..., :5])
+
+
 @pytest.mark.parametrize("mode", ["shapes", "sharing", "learning"])
 def test_modules_that_cannot_serve_each_other_have_names_of_their_own(mode: str) -> None:
     plain = Mode.SHARING if mode == "sharing" else Mode.REUSE

@@ -309,6 +309,13 @@ def _two_alike() -> Extraction:
     return extract(nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))).eval(), a_batch())
 
 
+def test_equal_layers_have_equal_divisions_and_candidates() -> None:
+    first, second = _tuned(_with_rival(_affine(0.5, 0.02)), _two_alike()).assignments
+
+    assert not first.division.is_undivided
+    assert (first.division, first.candidates) == (second.division, second.candidates)
+
+
 def test_in_sharing_mode_pytorchs_own_is_timed_to_compare_though_no_share_has_room_for_it() -> None:
     # Undivided it takes 1.2 MB, for which the limit of both sites has room, but no site's half of it.
     backend = ScriptedBackend({}, own=Recipe(_affine(1, 0.1), sample_bytes=150_000))

@@ -14,6 +14,7 @@ from mucudnn.backends import backend_of
 from mucudnn.profile import Environment
 
 _PACKAGE = Path(mucudnn.__file__).parent
+_BENCH = Path(__file__).parents[1]
 
 _CODE = (
     "algorithms/*.py",
@@ -29,13 +30,11 @@ _CODE = (
 
 _STEP_CODE = (
     "calls.py",
-    "compiling.py",
     "extraction.py",
     "functional.py",
     "kept.py",
     "measuring.py",
     "modules.py",
-    "operators.py",
     "passes.py",
     "patched.py",
     "patching.py",
@@ -48,6 +47,12 @@ _STEP_CODE = (
     "tuning.py",
 )
 """Files of mucudnn that also decide what a patched network runs."""
+
+_WAY_CODE = ("compiling.py", "operators.py")
+"""Files of mucudnn that also decide what a patched network runs where it is compiled."""
+
+_WAY_MODELS = ("cpu/rounds.py", "cpu/way_cases.py", "cpu/ways.py")
+"""Files of bench that define ways, and measure them."""
 
 _STEP_MODELS = ("networks.py", "data.py", "cpu/step_models.py")
 """Files of bench that define the training steps."""
@@ -95,7 +100,13 @@ def _is_of_threads(name: str) -> bool:
 
 def step_code() -> str:
     """Return the digest of what, beside the ground, decides what is measured of training steps."""
-    return _digest(_content(_PACKAGE, _STEP_CODE) + _content(Path(__file__).parents[1], _STEP_MODELS))
+    return _digest(_content(_PACKAGE, _STEP_CODE) + _content(_BENCH, _STEP_MODELS))
+
+
+def way_code() -> str:
+    """Return the digest of what, beside the ground, decides what is measured of networks in all ways."""
+    code = _content(_PACKAGE, (*_STEP_CODE, *_WAY_CODE))
+    return _digest(code + _content(_BENCH, (*_STEP_MODELS, *_WAY_MODELS)))
 
 
 def _content(root: Path, patterns: Sequence[str]) -> bytes:

@@ -1,23 +1,26 @@
-"""What was measured, in pictures made of the lines alone: training steps, and the speed-ups of layers."""
+"""What was measured, in pictures made of the lines alone: steps, networks in all ways, gains of layers."""
 
 import dataclasses
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench.cpu import tables
 from bench.cpu.layers import Layer
 from bench.cpu.lines import Measured, Recording
+from bench.cpu.looks import PATCHED, UNPATCHED
 from bench.cpu.markdown import spread
 from bench.cpu.means import pair, total
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import LIMIT_BYTES
 from bench.cpu.step_lines import DIVIDED, OWN, StepMeasured
 from bench.cpu.step_tables import known_steps
-from mucudnn.intervals import Estimate, Verdict
+from bench.cpu.way_pictures import ways_figure
+from bench.cpu.way_tables import known_ways
+from mucudnn.intervals import Estimate
 from mucudnn.report import drawing
-from mucudnn.report.drawing import BLUE, GREY, ORANGE, RED, Change, Look, Span
+from mucudnn.report.drawing import BLUE, GREY, RED, Change, Look, Span
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KIND = ".svg"
-PICTURES = STEPS, LAYERS = f"steps{KIND}", f"layers{KIND}"
+PICTURES = STEPS, WAYS, LAYERS = f"steps{KIND}", f"ways{KIND}", f"layers{KIND}"
 """Names of the files."""
 
 _WIDTH = 10.0
@@ -40,14 +43,6 @@ _LEAST, _MOST, _BEYOND = 0.5, 2.0, 1.4
 """The axis of speed-ups goes at least so far down and up, and beyond the medians by such a factor; what an
 interval has beyond that is cut off."""
 
-_BEFORE = Look("unpatched", GREY, is_hollow=True)
-_STEP_LOOKS: Mapping[Verdict, Look] = {
-    Verdict.FASTER: Look("patched, FASTER", BLUE),
-    Verdict.SLOWER: Look("patched, SLOWER", RED),
-    Verdict.SAME: Look("patched, SAME", GREY),
-    Verdict.AMBIGUOUS: Look("patched, AMBIGUOUS", ORANGE),
-}
-
 _STAYS = Look("PyTorch's own stays", GREY, is_hollow=True)
 _FASTER = Look("faster", BLUE)
 _UNDECIDED = Look("not told apart", GREY)
@@ -56,10 +51,13 @@ _SLOWER = Look("slower", RED)
 
 def pictures(recording: Recording, layers: Sequence[Layer]) -> dict[str, bytes]:
     """Return the pictures of a recording, by the names of their files; what was not measured has none."""
-    steps, groups = known_steps(recording), list(tables.groups(recording, layers))
+    steps, ways = known_steps(recording), known_ways(recording)
+    groups = list(tables.groups(recording, layers))
     drawn = {}
     if steps:
         drawn[STEPS] = drawing.image(lambda: steps_figure(steps), KIND)
+    if ways:
+        drawn[WAYS] = drawing.image(lambda: ways_figure(ways), KIND)
     if groups:
         drawn[LAYERS] = drawing.image(lambda: layers_figure(groups), KIND)
     return drawn
@@ -71,12 +69,12 @@ def steps_figure(steps: Sequence[StepMeasured]) -> "Figure":
 
     figure = Figure(figsize=(_WIDTH, 1.2 + _STEP_HEIGHT * len(steps)), layout="constrained")
     axes = figure.subplots()
-    looks = [_STEP_LOOKS[step.verdict] for step in steps]
+    looks = [PATCHED[step.verdict] for step in steps]
     changes = [
         Change(Span.of(step.seconds_of(OWN), 1), Span.of(step.seconds_of(DIVIDED), 1), look)
         for step, look in zip(steps, looks, strict=True)
     ]
-    drawing.draw_changes(axes, changes, _BEFORE)
+    drawing.draw_changes(axes, changes, UNPATCHED)
     drawing.name_lines(axes, [_where(step) for step in steps], [spread(step.speedup) for step in steps])
     axes.set_xlim(left=0)
     axes.grid()
@@ -85,7 +83,7 @@ def steps_figure(steps: Sequence[StepMeasured]) -> "Figure":
         f"{drawing.PERCENT} interval; on the right unpatched / patched",
         loc="left",
     )
-    drawing.add_legend(figure, [_BEFORE, *looks])
+    drawing.add_legend(figure, [UNPATCHED, *looks])
     return figure
 
 

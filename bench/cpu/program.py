@@ -1,9 +1,9 @@
 """`make bench-cpu`: layers and whole training steps against PyTorch's own convolution, and the targets.
 
-With `--ways` networks, in training and inference, in every way that PyTorch has, and patched. A process for
-each thread setting, training step, or network in all ways, in which all is interleaved. What was measured by
-the same code on the same machine is not measured again: a run that was interrupted, or whose time was up, is
-continued by the next one. Lines and profiles lie in build/bench-cpu/, results in bench/results/.
+With `--ways` networks, in training and inference, in several ways of PyTorch's own, and patched. A process
+for each thread setting, training step, or network in all ways, in which all is interleaved. What was measured
+by the same code on the same machine is not measured again: a run that was interrupted, or whose time was up,
+is continued by the next one. Lines and profiles lie in build/bench-cpu/, results in bench/results/.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from bench.commit import commit
 from bench.cpu import results, summary, targets, way_cases
 from bench.cpu.case_run import STEPS, WAYS, CaseRun
 from bench.cpu.child import LINES, Task
-from bench.cpu.ground import Ground, step_code
+from bench.cpu.ground import Ground, step_code, way_code
 from bench.cpu.layers import ALL
 from bench.cpu.lines import Case, Failed, Line, Measured, Recording, append, read
 from bench.cpu.process import INTERRUPTED, ended
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ground, version = Ground.here(), commit()
     folder = Path("build") / "bench-cpu" / ground.digest
     folder.mkdir(parents=True, exist_ok=True)
-    steps_folder, ways_folder = (folder / f"{name}-{step_code()}" for name in ("steps", "ways"))
+    steps_folder, ways_folder = folder / f"steps-{step_code()}", folder / f"ways-{way_code()}"
     if options.again:
         others = [line for line in read(folder / LINES) if not _is_asked_for(line, options)]
         _set_aside(*_to_measure(options, folder / LINES, steps_folder, ways_folder))
@@ -276,7 +276,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         choices=_WAY_NETWORKS,
         help="only networks in all ways (layouts, torch.compile, patched or not), of these networks or of "
-        "all, in inference and training; an hour a setting (default: none)",
+        "all, in inference and training, on one or two threads; an hour a setting (default: none)",
     )
     add("--layers", nargs="+", default=_EVERY_LAYER, metavar="PATTERN", help="names, as in a shell")
     add("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="of threads")
@@ -287,7 +287,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--again",
         action="store_true",
-        help="measure anew what is selected of layers, or all steps, or all ways; profiles are kept",
+        help="measure anew what is selected of layers (profiles are kept), or all steps, or all ways",
     )
     add(
         "--retell",

@@ -71,8 +71,9 @@ def write(
     _write_text(folder / ENVIRONMENT, json.dumps(everything, indent=1, sort_keys=True) + "\n")
     _write_lines(folder / LINES, lines)
     _write_lines(folder / STEPS, steps)
-    if ways:
-        _write_lines(folder / WAYS, ways)
+    _write_lines(folder / WAYS, ways)
+    if not ways:
+        (folder / WAYS).unlink()
     _tell(folder, recording, ground.environment, run)
 
 

@@ -241,7 +241,7 @@ def _tuning(lines: Sequence[StepMeasured]) -> Iterator[str]:
             seconds_told(line.tuned),
             str(line.tuned.known + line.tuned.trials),
             format_bytes(line.tuned.grown_bytes),
-            _at_least(line.tuned) + break_even_told(line.break_even),
+            break_even_told(line.break_even, line.tuned),
         )
         for line in lines
     ]
@@ -258,9 +258,9 @@ def _at_least(cost: Tuned) -> str:
     return "at least " if cost.known else ""
 
 
-def break_even_told(found: Estimate) -> str:
-    """Return a number of steps with its interval: "190 [180, 210]"."""
-    return f"{_number(found.median)} [{_number(found.low)}, {_number(found.high)}]"
+def break_even_told(found: Estimate, cost: Tuned) -> str:
+    """Return the steps that pay tuning back: "190 [180, 210]", or "at least 190 [180, 210]"."""
+    return f"{_at_least(cost)}{_number(found.median)} [{_number(found.low)}, {_number(found.high)}]"
 
 
 def _number(steps: float) -> str:

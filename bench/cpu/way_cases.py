@@ -1,8 +1,8 @@
-"""What is run in every way that PyTorch has, and patched: which networks, on what batches, and what for."""
+"""What is run in several ways of PyTorch's own, and patched: which networks, on what batches, what for."""
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from bench.cpu.settings import ONE, TWO
@@ -26,7 +26,8 @@ class Form(StrEnum):
     WITHOUT_ONEDNN = "eager without oneDNN"
     COMPILED = "compiled"
     FROZEN = "compiled and frozen"
-    """Inductor folds what is constant, batch norm into filters among it, and packs filters for oneDNN."""
+    """Inductor folds what is constant, batch norm into filters among it, and packs filters for oneDNN; not in
+    patched convolutions, which are operators of their own."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -45,6 +46,11 @@ class Way:
 
     def __str__(self) -> str:
         return f"{self.layout}, {self.form}" + ", patched" * self.is_divided
+
+    @property
+    def unpatched(self) -> "Way":
+        """The same way of the unpatched model."""
+        return dataclasses.replace(self, is_divided=False)
 
 
 AS_IT_COMES = Way(Layout.CONTIGUOUS, Form.EAGER, is_divided=False)
@@ -79,9 +85,9 @@ RESNET50 = Network(
 
 _BATCHES: tuple[tuple[str, Use, tuple[int, ...]], ...] = (
     ("resnet18", Use.INFERENCE, (1, 8, 64)),
-    ("resnet50", Use.INFERENCE, (1, 8)),
-    ("unet", Use.INFERENCE, (1,)),
     ("resnet18", Use.TRAINING, (64,)),
+    ("unet", Use.INFERENCE, (1,)),
+    ("resnet50", Use.INFERENCE, (1, 8)),
     ("unet", Use.TRAINING, (4,)),
 )
 """In the order in which they are measured; training takes the batch of its recipe."""
@@ -104,8 +110,13 @@ def cases_of(networks: Sequence[Network], settings: Collection[str]) -> list[Way
 
 
 def ways_of(use: Use) -> list[Way]:
-    """Return the ways in which a network is run; without oneDNN only as it comes, which is slow enough."""
+    """Return the ways in which a network is run."""
     forms = [Form.EAGER, Form.COMPILED, *([Form.FROZEN] if use is Use.INFERENCE else [])]
-    every = itertools.product(Layout, forms, (False, True))
-    without = Way(Layout.CONTIGUOUS, Form.WITHOUT_ONEDNN, is_divided=False)
-    return [*itertools.starmap(Way, every), without]
+    return [
+        *itertools.starmap(Way, itertools.product(Layout, forms, (False, True))),
+        *(Way(layout, Form.WITHOUT_ONEDNN, is_divided=False) for layout in Layout),
+    ]
+
+
+WAYS: Mapping[str, Way] = {str(way): way for use in Use for way in ways_of(use)}
+"""All ways by their texts."""

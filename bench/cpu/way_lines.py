@@ -1,27 +1,18 @@
 """What was measured of a network in all ways: one line of JSON each."""
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_lines import Tuned
-from bench.cpu.way_cases import WayCase
+from bench.cpu.way_cases import WAYS, WayCase
 from bench.payback import break_even
-from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
+from mucudnn.intervals import CONFIDENCE, Estimate, Verdict, compare, estimate, ratio
 
-_PATCHED = ", patched"
-"""How the text of a patched way ends."""
-
-
-def is_patched(way: str) -> bool:
-    """Whether a way is one of a patched model."""
-    return way.endswith(_PATCHED)
-
-
-def unpatched(way: str) -> str:
-    """Return the same way of the unpatched model."""
-    return way.removesuffix(_PATCHED)
+COPY = "a copy"
+"""In proving rounds: one of PyTorch's own once more, in memory of its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +24,14 @@ class WayMeasured:
         shape: of the images, the batch first.
         limit_bytes: of each convolution's workspace.
         tuned: what tuning cost and what came of it, by layout.
-        ready_s: seconds of the first call of each way, which compiles.
         errors: how far results are from float64 on the same weights, relative to the largest: of all scores
-            in inference, of the loss of the first step in training.
-        choosing: rounds of all ways.
-        divided: the fastest of the patched ones in them.
-        proving: fresh rounds of that one, of the fastest of PyTorch's own, of PyTorch as it comes, and of the
-            first one's unpatched twin; some of these may be the same.
-        failed: ways that could not be run, with the reason.
+            in inference, of the losses of the first steps in training.
+        choosing: rounds of all ways; without patched ones of a layout whose plan patches nothing.
+        divided: the fastest of the patched ones in them; None if no plan patches anything.
+        proving: fresh rounds of that one and of its unpatched twin, of PyTorch as it comes, of those of
+            PyTorch's own that were not told apart from the fastest, and of `COPY`.
+        copied: of what that is a copy: the fastest of PyTorch's own in the choosing rounds.
+        failed: ways that could not be run, or are wrong, with the reason.
         seconds: that all of it took.
     """
 
@@ -48,39 +39,40 @@ class WayMeasured:
     shape: tuple[int, ...]
     limit_bytes: int
     tuned: Mapping[str, Tuned]
-    ready_s: Mapping[str, float]
     errors: Mapping[str, float]
     choosing: Rounds
-    divided: str
+    divided: str | None
     proving: Rounds
+    copied: str
     failed: Mapping[str, str]
     seconds: float
 
     @property
     def own(self) -> str:
         """The fastest of PyTorch's own in the proving rounds."""
-        able = [way for way in self.proving.spans_ns if not is_patched(way)]
+        able = [way for way in self.proving.spans_ns if way in WAYS and not WAYS[way].is_divided]
         return min(able, key=lambda way: self.seconds_of(way).median)
 
     def seconds_of(self, way: str) -> Estimate:
         """Return the median time in the proving rounds, with its interval."""
         return estimate(self.proving.samples_s(way))
 
-    def speedup(self, base: str) -> Estimate:
-        """Return the time of a way over that of the fastest patched one: the median of the quotients."""
-        return ratio(self.proving.samples_s(self.divided), self.proving.samples_s(base))
+    def speedup(self, way: str, base: str) -> Estimate:
+        """Return the time of a base over that of a way: the median of the proving rounds' quotients."""
+        return ratio(self.proving.samples_s(way), self.proving.samples_s(base))
 
-    @property
-    def verdict(self) -> Verdict:
-        """What the rounds say of the fastest patched way against the fastest of PyTorch's own."""
-        return compare(self.proving.samples_s(self.own), self.proving.samples_s(self.divided))
+    def verdict(self, way: str) -> Verdict:
+        """Return what the rounds say of a way against the fastest of PyTorch's own."""
+        return compare(self.proving.samples_s(self.own), self.proving.samples_s(way))
 
-    @property
-    def break_even(self) -> Estimate:
-        """Calls after which tuning of that layout is paid back, against the fastest of PyTorch's own."""
-        layout = self.divided.partition(",")[0]
-        before_s, now_s = (self.proving.samples_s(name) for name in (self.own, self.divided))
-        return break_even(self.tuned[layout].seconds, before_s, now_s)
+    def break_even(self, way: str) -> Estimate:
+        """Return the calls after which tuning of its layout is paid back, against the fastest."""
+        before_s, now_s = (self.proving.samples_s(name) for name in (self.own, way))
+        return break_even(self.cost(way).seconds, before_s, now_s)
+
+    def cost(self, way: str) -> Tuned:
+        """Return what tuning of a way's layout cost."""
+        return self.tuned[WAYS[way].layout]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,17 +88,29 @@ class WayFailed:
     reason: str
 
 
-LEAST_SAMPLES: Mapping[float, int] = {0.95: 59, 0.99: 299}
-"""Samples from which the largest lies above a percentile with a probability of 95 %: 1 - p^n >= 0.95."""
+def percentile(samples: Sequence[float], share: float) -> Estimate | None:
+    """Return the least sample that a share of them is no larger than, with its interval from ranks.
 
-
-def percentile(samples: list[float], share: float) -> float | None:
-    """Return the least sample that so many are no larger than; None if there are too few to tell.
+    The l-th and the h-th of n sorted samples enclose the percentile with a probability of 95 % if
+    P(B < l) and P(B >= h) are 2.5 % at most, with B binomial of n and the share. None if there is no such h:
+    a 95th percentile needs 72 samples, a 99th 368.
 
     Args:
         samples: in any unit.
-        share: 0.5, or one of `LEAST_SAMPLES`.
+        share: between 0 and 1.
     """
-    if len(samples) < LEAST_SAMPLES.get(share, 1):
+    n, outside = len(samples), (1 - CONFIDENCE) / 2
+    below = [0.0, *itertools.accumulate(_binomial(n, share, k) for k in range(n))]  # P(B < k)
+    low = max((k for k in range(1, n + 1) if below[k] <= outside), default=1)
+    high = next((k for k in range(1, n + 1) if 1 - below[k] <= outside), None)
+    if high is None:
         return None
-    return sorted(samples)[math.ceil(share * len(samples)) - 1]
+    ordered = sorted(samples)
+    middle = ordered[math.ceil(share * n) - 1]
+    return Estimate(middle, ordered[low - 1], ordered[high - 1], n)
+
+
+def _binomial(n: int, share: float, k: int) -> float:
+    """Return P(B = k)."""
+    ways = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return math.exp(ways + k * math.log(share) + (n - k) * math.log1p(-share))

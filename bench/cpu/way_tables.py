@@ -1,25 +1,31 @@
 """Networks in all ways, in the summary: the fastest of PyTorch's own against the fastest patched one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from bench.cpu.layers import Layer
 from bench.cpu.lines import Recording
 from bench.cpu.markdown import markdown, milliseconds, spread
 from bench.cpu.settings import SETTINGS
-from bench.cpu.step_lines import Tuned
 from bench.cpu.step_tables import break_even_told, seconds_told
-from bench.cpu.way_cases import AS_IT_COMES, WAY_NETWORKS, Use, WayCase, cases_of, ways_of
-from bench.cpu.way_lines import LEAST_SAMPLES, WayFailed, WayMeasured, percentile, unpatched
+from bench.cpu.way_cases import AS_IT_COMES, WAY_NETWORKS, WAYS, Use, Way, WayCase, cases_of, ways_of
+from bench.cpu.way_lines import COPY, WayFailed, WayMeasured, percentile
 from mucudnn.intervals import estimate
 from mucudnn.sizes import format_bytes
 
+_TAILS = (0.95, 0.99)
+
 _PREFACE = (
-    "Both layouts, eager and by `torch.compile`; in inference frozen too, where batch norm is folded into",
-    "filters and these are packed for oneDNN; once without oneDNN; and all of these but the last patched.",
-    "All ways of a row ran in the same rounds in one process. The fastest of PyTorch's own, the fastest",
-    "patched one with its unpatched twin, and PyTorch as it comes (contiguous, eager) ran once more in fresh",
-    "rounds, which alone count here. **x** is the median of these rounds' quotients, of the fastest patched",
-    "way; the verdict is against the fastest of PyTorch's own, which these rounds name: that favours it.",
+    "Both layouts: eager, eager without oneDNN, and by `torch.compile`; in inference frozen too, where",
+    "inductor folds batch norm into filters and packs these for oneDNN (not those of patched convolutions,",
+    "which are operators of their own). All but those without oneDNN also patched. Not tried:",
+    "`max-autotune`, TorchScript's freezing. PyTorch's own may take what memory it likes.",
+    "",
+    "All ways of a row ran in the same rounds in one process. The fastest patched one, its unpatched twin,",
+    "PyTorch as it comes (contiguous, eager) and those of PyTorch's own that were not told apart from their",
+    "fastest ran once more in fresh rounds, which alone count here: **x** is the median of their quotients,",
+    "of the fastest patched way. The fastest of PyTorch's own is that of these rounds too, which favours it.",
+    "A copy of the one that seemed the fastest ran beside it: what that gains or loses (`x of a copy`) is",
+    "the noise of where weights lie.",
 )
 
 
@@ -30,7 +36,8 @@ def section(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # 
         yield 'Not measured; `make bench-cpu ARGS="--ways"` does.'
         return
     yield from _PREFACE
-    yield f"Comparisons with the fastest of PyTorch's own: {len(lines)}."
+    compared = sum(line.divided is not None for line in lines)
+    yield f"Comparisons with the fastest of PyTorch's own: {compared}."
     for table in (_fastest, _latencies, _every_way, _costs):
         yield from ("", *table(lines))
     yield ""
@@ -54,11 +61,12 @@ def told(line: WayMeasured | WayFailed) -> str:
     """Return what a line of progress says of a case."""
     if isinstance(line, WayFailed):
         return f"failed: {line.reason}"
-    own, divided = (milliseconds(line.seconds_of(way)) for way in (line.own, line.divided))
-    return (
-        f"{own} ms ({line.own}) -> {divided} ms ({line.divided}), "
-        f"x{spread(line.speedup(line.own))} {line.verdict}  ({line.seconds:.0f} s)"
-    )
+    own = f"{milliseconds(line.seconds_of(line.own))} ms ({line.own})"
+    if line.divided is None:
+        return f"{own}; nothing is patched  ({line.seconds:.0f} s)"
+    divided = f"{milliseconds(line.seconds_of(line.divided))} ms ({line.divided})"
+    speedup = f"x{spread(line.speedup(line.divided, line.own))} {line.verdict(line.divided)}"
+    return f"{own} -> {divided}, {speedup}  ({line.seconds:.0f} s)"
 
 
 def title(case: WayCase, shape: Sequence[int]) -> str:
@@ -74,18 +82,17 @@ def _title(line: WayMeasured) -> str:
 def _fastest(lines: Sequence[WayMeasured]) -> Iterator[str]:
     headings = (
         *("what", "as it comes, ms", "fastest of PyTorch's own, ms", "fastest patched, ms"),
-        *("x of the fastest", "verdict", "x of as it comes", "rounds", "processors that others took"),
+        *("x of the fastest", "verdict", "x of as it comes", "x of a copy", "rounds"),
+        "processors that others took",
     )
     rows = [
         (
             _title(line),
             milliseconds(line.seconds_of(str(AS_IT_COMES))),
             _named(line, line.own),
-            _named(line, line.divided),
-            spread(line.speedup(line.own)),
-            str(line.verdict),
-            spread(line.speedup(str(AS_IT_COMES))),
-            str(line.speedup(line.own).samples),
+            *_patched(line),
+            spread(line.speedup(COPY, line.copied)),
+            str(line.seconds_of(line.own).samples),
             "–" if line.proving.others is None else f"{line.proving.others:.2f}",
         )
         for line in lines
@@ -93,8 +100,21 @@ def _fastest(lines: Sequence[WayMeasured]) -> Iterator[str]:
     yield from markdown(headings, rows)
 
 
+def _patched(line: WayMeasured) -> tuple[str, str, str, str]:
+    """Return the cells of the fastest patched way."""
+    way = line.divided
+    if way is None:
+        return "nothing is patched", "–", "–", "–"
+    return (
+        _named(line, way),
+        spread(line.speedup(way, line.own)),
+        str(line.verdict(way)),
+        spread(line.speedup(way, str(AS_IT_COMES))),
+    )
+
+
 def _named(line: WayMeasured, way: str) -> str:
-    return f"{milliseconds(line.seconds_of(way))}, {unpatched(way)}"
+    return f"{milliseconds(line.seconds_of(way))}, {WAYS[way].unpatched}"
 
 
 def _latencies(lines: Sequence[WayMeasured]) -> Iterator[str]:
@@ -102,65 +122,76 @@ def _latencies(lines: Sequence[WayMeasured]) -> Iterator[str]:
     serving = [line for line in lines if line.case.use is Use.INFERENCE]
     if not serving:
         return
-    least = ", ".join(f"{samples} for the {share:.0%}" for share, samples in LEAST_SAMPLES.items())
     yield from (
-        "Latencies of inference in ms, one call at a time: the median and the percentiles of the proving",
-        f"rounds, where there are enough of them ({least}).",
+        "Latencies of inference in ms: the median and percentiles of the proving rounds with intervals",
+        "from ranks, where there are enough rounds for one (72 for the 95th, 368 for the 99th). The ways",
+        "take turns, so that each finds the weights of the others in the caches.",
         "",
     )
-    shares = (0.5, *LEAST_SAMPLES)
     rows = [
-        (_title(line), way, *(_percentile(line, way, share) for share in shares))
+        (
+            _title(line),
+            way,
+            milliseconds(line.seconds_of(way)),
+            *(_tail(line, way, share) for share in _TAILS),
+        )
         for line in serving
         for way in line.proving.spans_ns
     ]
-    yield from markdown(("what", "way", *(f"p{share * 100:.0f}" for share in shares)), rows)
+    yield from markdown(("what", "way", "p50", *(f"p{share * 100:.0f}" for share in _TAILS)), rows)
 
 
-def _percentile(line: WayMeasured, way: str, share: float) -> str:
+def _tail(line: WayMeasured, way: str, share: float) -> str:
     found = percentile(line.proving.samples_s(way), share) if line.proving.calls == 1 else None
-    return "–" if found is None else f"{found * 1e3:.4g}"
+    return "–" if found is None else milliseconds(found)
 
 
 def _every_way(lines: Sequence[WayMeasured]) -> Iterator[str]:
     yield from (
-        "All ways, in ms, by the choosing rounds; in brackets how far results are from float64 on the same",
-        "weights, relative to the largest: of the scores in inference, of the first step's loss in training.",
+        "All ways, in ms, by the choosing rounds; behind the intervals how far results are from float64 on",
+        "the same weights, relative to the largest: of the scores in inference, in training of the losses",
+        "of the first three steps. `=` stands where the plan patches nothing.",
         "",
     )
-    every = list(dict.fromkeys(str(way) for use in Use for way in ways_of(use)))
-    rows = [(way, *(_way(line, way) for line in lines)) for way in every]
+    rows = [(name, *(_cell(line, way) for line in lines)) for name, way in WAYS.items()]
     yield from markdown(("way", *(_title(line) for line in lines)), rows)
 
 
-def _way(line: WayMeasured, way: str) -> str:
-    if way not in line.choosing.spans_ns:
-        return "failed" if way in line.failed else "–"
-    return f"{milliseconds(estimate(line.choosing.samples_s(way)))} ({line.errors[way]:.0e})"
+def _cell(line: WayMeasured, way: Way) -> str:
+    name = str(way)
+    if name in line.choosing.spans_ns:
+        return f"{milliseconds(estimate(line.choosing.samples_s(name)))} ({line.errors[name]:.0e})"
+    if name in line.failed:
+        return "failed"
+    return "=" if way in ways_of(line.case.use) else "–"
 
 
 def _costs(lines: Sequence[WayMeasured]) -> Iterator[str]:
     yield from (
-        "What it costs to get there: tuning in each layout, from an empty store; calls (steps in training)",
-        "after which that of the fastest patched way is paid back, against the fastest of PyTorch's own; the",
-        "first call of compiled ways, which compiles; the most that a convolution was seen to take, where",
-        f"the limit is {format_bytes(lines[0].limit_bytes)}.",
+        "Tuning in each layout, from an empty store; calls (steps in training) after which that of the",
+        "fastest patched way is paid back, against the fastest of PyTorch's own, compiling not counted; the",
+        f"most that a convolution was seen to take, where the limit is {format_bytes(lines[0].limit_bytes)};",
+        "at how many sites PyTorch's own convolution stays.",
         "",
     )
-    headings = ("what", "tuned in", "paid back after", "first call of the two fastest", "workspace", "kept")
+    headings = ("what", "layout", "tuned in", "paid back after", "workspace", "stay")
     rows = [
         (
             _title(line),
-            _by_layout(line, seconds_told),
-            break_even_told(line.break_even),
-            ", ".join(f"{line.ready_s[way]:.0f} s" for way in (line.own, line.divided)),
-            _by_layout(line, lambda cost: format_bytes(cost.seen_bytes or 0)),
-            _by_layout(line, lambda cost: f"{cost.kept} of {len(cost.runs)}"),
+            layout,
+            seconds_told(cost),
+            _paid_back(line, layout),
+            "–" if cost.seen_bytes is None else format_bytes(cost.seen_bytes),
+            f"{cost.kept} of {len(cost.runs)}",
         )
         for line in lines
+        for layout, cost in line.tuned.items()
     ]
     yield from markdown(headings, rows)
 
 
-def _by_layout(line: WayMeasured, text: Callable[[Tuned], str]) -> str:
-    return "; ".join(f"{layout} {text(cost)}" for layout, cost in line.tuned.items())
+def _paid_back(line: WayMeasured, layout: str) -> str:
+    way = line.divided
+    if way is None or WAYS[way].layout != layout:
+        return "–"
+    return break_even_told(line.break_even(way), line.cost(way))

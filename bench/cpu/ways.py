@@ -1,49 +1,58 @@
-"""Measuring a network in every way that PyTorch has, and patched: the fastest of both decide.
+"""Measuring a network in several ways of PyTorch's own, and patched: the fastest of both decide.
 
-Choosing rounds of all ways name the fastest patched one and the fastest of PyTorch's own. Fresh rounds of
-these, of PyTorch as it comes and of the patched one's unpatched twin prove: the base is the fastest of the
-last three in these rounds, which favours it. Layouts, torch.compile and division are measured together, since
-gains that are measured apart do not add up.
+Choosing rounds of all ways name the fastest patched one. Fresh rounds of it, of its unpatched twin, of
+PyTorch as it comes and of those of PyTorch's own that choosing did not tell apart from their fastest prove:
+the base is the fastest of PyTorch's own in these rounds, which favours it. A copy of the fastest runs
+beside them, since copies differ too: by where their weights lie. Layouts, torch.compile and division are
+measured together, since gains that are measured apart do not add up.
 """
 
 import copy
 import dataclasses
 import functools
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bench.cpu.process import reason_of
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_cases import LIMIT_BYTES
 from bench.cpu.step_lines import Tuned
 from bench.cpu.step_models import FORMATS, ReadingStep, Recipe, prepared
 from bench.cpu.steps import tuned
-from bench.cpu.way_cases import AS_IT_COMES, Form, Use, WayCase, ways_of
-from bench.cpu.way_lines import WayMeasured, is_patched, unpatched
+from bench.cpu.way_cases import AS_IT_COMES, Form, Use, Way, WayCase, ways_of
+from bench.cpu.way_lines import COPY, WayMeasured
 from bench.differences import largest
 from mucudnn import Plan, apply
 from mucudnn.backends import Backend, backend_of
+from mucudnn.intervals import Estimate, estimate
 from mucudnn.problem import Layout
 from mucudnn.timing import SamplingRule
 
-CHOOSING = SamplingRule(looks=(7,), precision=0.01, warmups=1)
+CHOOSING = SamplingRule(looks=(10,), precision=0.01, warmups=1)
 
-_FEWEST_ROUNDS, _MOST_ROUNDS = 15, 300
-"""Of proving: with 300 a 99th percentile can be told."""
+_FEWEST_ROUNDS, _MOST_ROUNDS = 15, 400
+"""Of proving: with 400 a 99th percentile can be told."""
 
 _PROVING_S = 150.0
 """Seconds that proving rounds may take, as long as there are not too few."""
 
+_MOST_RIVALS = 3
+"""Of PyTorch's own that are proven, beside PyTorch as it comes and the twin."""
+
+_LARGEST_ERROR = 1e-3
+"""Beyond this a way is wrong; rounding of float32 comes to 1e-5 or so."""
+
+_STEPS = 3
+"""Whose losses are compared: wrong gradients show in the second one."""
+
 _RECOMPILE_LIMIT = 64
 """Graphs that Dynamo may make of one code: each way is a model of its own."""
-
-_FREEZING: dict[str, str | int | bool | Callable[..., Any]] = {"freezing": True}
 
 Result = TypeVar("Result")
 
@@ -68,7 +77,7 @@ class Scoring:
 
 
 class Training:
-    """A training step, with its loss as the result."""
+    """A training step, with the losses of the first ones as the result."""
 
     def __init__(self, step: ReadingStep) -> None:
         self.step = step
@@ -82,10 +91,18 @@ class Training:
     def model(self, model: nn.Module) -> None:
         self.step.model = model
 
+    @property
+    def images(self) -> Tensor:
+        """The next batch."""
+        return self.step.read()[0]
+
     def result(self) -> Tensor:
-        """Run the step; return the mean cross-entropy before it, in nats, shape ()."""
-        self.step()
-        return torch.tensor(self.step.loss, dtype=torch.float64)
+        """Run the first steps; return the mean cross-entropy before each, in nats, shape (steps,)."""
+        losses = []
+        for _ in range(_STEPS):
+            self.step()
+            losses.append(self.step.loss)
+        return torch.tensor(losses, dtype=torch.float64)
 
     def __call__(self) -> None:
         """Run the step."""
@@ -96,43 +113,32 @@ Runner = Scoring | Training
 
 
 @dataclasses.dataclass(frozen=True)
-class _Subject:
+class Subject:
     """A network in one layout.
 
     Attributes:
-        recipe: its model in that layout.
-        layout: of images and filters.
         case: what it is run for.
+        layout: of images and filters.
+        recipe: its model in that layout.
     """
 
-    recipe: Recipe
-    layout: Layout
     case: WayCase
-
-    @classmethod
-    def of(cls, recipe: str, layout: Layout, case: WayCase) -> "_Subject":
-        return cls(prepared(recipe, layout).recipe, layout, case)
+    layout: Layout
+    recipe: Recipe
 
     def runner(self, plan: Plan | None = None, *, is_double: bool = False) -> Runner:
         """Return what runs a copy of the model, patched by `plan` if there is one."""
-        model, images = copy.deepcopy(self.recipe.model), self.recipe.images
+        model, images, batch = copy.deepcopy(self.recipe.model), self.recipe.images, self.case.batch
         if is_double:
             model, images = model.double(), images.double()
-        recipe = dataclasses.replace(self.recipe, model=model, images=images, batch=self.case.batch)
+        recipe = Recipe(model, images, self.recipe.targets, batch)
         is_training = self.case.use is Use.TRAINING
         runner = (
-            Training(ReadingStep(recipe, self.layout))
-            if is_training
-            else Scoring(recipe, self.case.batch, self.layout)
+            Training(ReadingStep(recipe, self.layout)) if is_training else Scoring(recipe, batch, self.layout)
         )
         if plan is not None:
             apply(model, plan)
         return runner
-
-    def sample(self) -> tuple[nn.Module, Tensor]:
-        """Return the model as it is to be tuned, and a batch for it."""
-        runner = self.runner()
-        return runner.model, runner.images if isinstance(runner, Scoring) else runner.step.read()[0]
 
 
 def measure(case: WayCase, recipe: str, folder: Path) -> WayMeasured:
@@ -145,81 +151,125 @@ def measure(case: WayCase, recipe: str, folder: Path) -> WayMeasured:
 
     Raises:
         MucudnnError: the network cannot be tuned.
-        RuntimeError: it cannot be run as it comes, or in no patched way.
+        RuntimeError: it cannot be run as it comes.
+        ValueError: as it comes its results are wrong, or no numbers.
     """
     start = time.perf_counter()
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
     backend = backend_of("cpu:")
-    subjects = {layout: _Subject.of(recipe, layout, case) for layout in Layout}
-    plans, known = _plans(subjects, backend, folder / str(case).replace(" ", "_"))
-    exact = subjects[AS_IT_COMES.layout].runner(is_double=True).result()
-    calls, ready_s, errors, failed = _made(subjects, plans, exact)
-    shape = tuple(subjects[AS_IT_COMES.layout].sample()[1].shape)
-    choosing = Rounds.timed(calls, CHOOSING, backend.neighbours())
-    own, divided = (_fastest(choosing, calls, is_divided=flag) for flag in (False, True))
-    proven = dict.fromkeys((str(AS_IT_COMES), own, unpatched(divided), divided))
-    rivals = {way: calls[way] for way in proven if way in calls}
-    calls.clear()
-    rule = _proving_rule(sum(statistics.median(choosing.samples_s(way)) for way in rivals))
+    subjects = {layout: Subject(case, layout, prepared(recipe, layout).recipe) for layout in Layout}
+    shape, plans, costs = _tuned(subjects, backend, folder / str(case).replace(" ", "_"))
+    runs = Runs(subjects, plans)
+    choosing = Rounds.timed(
+        {str(way): call for way, call in runs.calls.items()}, CHOOSING, backend.neighbours()
+    )
+    times = {way: estimate(choosing.samples_s(str(way))) for way in runs.calls}
+    divided = min((way for way in times if way.is_divided), key=lambda way: times[way].median, default=None)
+    owns = _not_told_apart({way: seen for way, seen in times.items() if not way.is_divided})
+    rivals = dict.fromkeys((*owns, AS_IT_COMES, *(() if divided is None else (divided.unpatched, divided))))
+    calls = {str(way): runs.calls[way] for way in rivals if way in runs.calls}
+    calls[COPY] = runs.made(owns[0])
+    runs.calls.clear()
+    rule = _proving_rule(sum(times[way].median for way in (*rivals, owns[0]) if way in times))
     return WayMeasured(
         case=case,
         shape=shape,
         limit_bytes=LIMIT_BYTES,
-        tuned=known,
-        ready_s=ready_s,
-        errors=errors,
+        tuned=costs,
+        errors={str(way): error for way, error in runs.errors.items()},
         choosing=choosing,
-        divided=divided,
-        proving=Rounds.timed(rivals, rule, backend.neighbours()),
-        failed=failed,
+        divided=None if divided is None else str(divided),
+        proving=Rounds.timed(calls, rule, backend.neighbours()),
+        copied=str(owns[0]),
+        failed={str(way): why for way, why in runs.failed.items()},
         seconds=time.perf_counter() - start,
     )
 
 
-def _plans(
-    subjects: Mapping[Layout, _Subject], backend: Backend, path: Path
-) -> tuple[dict[Layout, Plan], dict[str, Tuned]]:
-    """Tune a network in each layout; return the plans, and what they cost."""
+def _tuned(
+    subjects: Mapping[Layout, Subject], backend: Backend, path: Path
+) -> tuple[tuple[int, ...], dict[Layout, Plan], dict[str, Tuned]]:
+    """Tune a network in each layout; return the shape of its images, plans that patch it, and all costs."""
+    shape: tuple[int, ...] = ()
     plans, costs = {}, {}
     for layout, subject in subjects.items():
-        model, sample = subject.sample()
-        beside = path.with_name(f"{path.name}_{layout}")
-        plans[layout], costs[str(layout)] = tuned(model, sample, backend, beside)
-    return plans, costs
+        runner = subject.runner()
+        images = runner.images
+        plan, cost = tuned(runner.model, images, backend, path.with_name(f"{path.name}_{layout}"))
+        shape, costs[str(layout)] = tuple(images.shape), cost
+        if cost.kept < len(cost.runs):
+            plans[layout] = plan
+    return shape, plans, costs
 
 
-def _made(
-    subjects: Mapping[Layout, _Subject], plans: Mapping[Layout, Plan], exact: Tensor
-) -> tuple[dict[str, Callable[[], None]], dict[str, float], dict[str, float], dict[str, str]]:
-    """Make all ways; return their calls, the seconds of the first, its error, and why others failed."""
-    (case,) = {subject.case for subject in subjects.values()}
-    calls: dict[str, Callable[[], None]] = {}
-    ready_s: dict[str, float] = {}
-    errors: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    for way in ways_of(case.use):
-        runner = subjects[way.layout].runner(plans[way.layout] if way.is_divided else None)
-        _prepare(runner, way.form)
+class Runs:
+    """A network made to run in all ways, each a model of its own.
+
+    Attributes:
+        calls: what is to be timed, of ways that run and are right.
+        errors: how far their results are from float64, relative to the largest.
+        failed: why others do not run, or are wrong.
+    """
+
+    def __init__(self, subjects: Mapping[Layout, Subject], plans: Mapping[Layout, Plan]) -> None:
+        """Make all ways; those of a patched model where there is a plan.
+
+        Args:
+            subjects: the network in each layout.
+            plans: by layout.
+        """
+        self._subjects = subjects
+        self._plans = plans
+        base = subjects[AS_IT_COMES.layout]
+        self._exact = base.runner(is_double=True).result()
+        self.calls: dict[Way, Callable[[], None]] = {}
+        self.errors: dict[Way, float] = {}
+        self.failed: dict[Way, str] = {}
+        for way in ways_of(base.case.use):
+            if not way.is_divided or way.layout in plans:
+                self._add(way)
+
+    def _add(self, way: Way) -> None:
         start = time.perf_counter()
         try:
-            result = _within(way.form, runner.result)
+            self.calls[way] = self.made(way)
         except Exception as error:  # whatever a compiler raises
             if way == AS_IT_COMES:
                 raise
-            failed[str(way)] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            continue
-        ready_s[str(way)] = time.perf_counter() - start
-        errors[str(way)] = _distance(result, exact)
-        calls[str(way)] = functools.partial(_within, way.form, runner)
-        print(f"  {way}: ready in {ready_s[str(way)]:.0f} s", flush=True)
-    return calls, ready_s, errors, failed
+            self.failed[way] = reason_of(error)
+        print(f"  {way}: {self.failed.get(way, f'ready in {time.perf_counter() - start:.0f} s')}", flush=True)
+
+    def made(self, way: Way) -> Callable[[], None]:
+        """Return the call of a way in a model of its own, which has run.
+
+        Raises:
+            ValueError: its results are wrong.
+            Exception: whatever a compiler raises.
+        """
+        runner = self._subjects[way.layout].runner(self._plans[way.layout] if way.is_divided else None)
+        result = _first(runner, way.form)
+        error = largest([((result.double() - self._exact).abs().max() / self._exact.abs().max()).item()])
+        if error > _LARGEST_ERROR:
+            raise ValueError(f"Its results must be those of float64, but are {error:.0e} off.")
+        self.errors.setdefault(way, error)
+        return functools.partial(_within, way.form, runner)
 
 
-def _prepare(runner: Runner, form: Form) -> None:
-    if form in (Form.COMPILED, Form.FROZEN):
-        compiled = torch.compile(runner.model, options=_FREEZING if form is Form.FROZEN else None)
-        assert isinstance(compiled, nn.Module)
-        runner.model = compiled
+def _first(runner: Runner, form: Form) -> Tensor:
+    """Run for the first time, compiled if it is to be; return the result.
+
+    Dynamo asks the global setting whether parameters are constants; by options alone nothing is frozen. The
+    options are there all the same: who has others shares no graph. Shapes are what they are, as for a user
+    who compiles one model, though ways before have had other strides.
+    """
+    if form not in (Form.COMPILED, Form.FROZEN):
+        return _within(form, runner.result)
+    is_frozen = form is Form.FROZEN
+    compiled = torch.compile(runner.model, dynamic=False, options={"freezing": is_frozen})
+    assert isinstance(compiled, nn.Module)
+    runner.model = compiled
+    with torch._inductor.config.patch(freezing=is_frozen):
+        return runner.result()
 
 
 def _within(form: Form, call: Callable[[], Result]) -> Result:
@@ -233,24 +283,13 @@ def _within(form: Form, call: Callable[[], Result]) -> Result:
         switch.enabled = True
 
 
-def _distance(result: Tensor, exact: Tensor) -> float:
-    """Return how far a result is from the exact one, relative to the largest value of that."""
-    return largest([((result.double() - exact).abs().max() / exact.abs().max()).item()])
-
-
-def _fastest(rounds: Rounds, ways: Iterable[str], *, is_divided: bool) -> str:
-    """Return the way of the least median among the patched ones, or among the others.
-
-    Raises:
-        RuntimeError: there is none.
-    """
-    able = [way for way in ways if is_patched(way) is is_divided]
-    if not able:
-        raise RuntimeError("A network must run in some patched way, but it runs in none.")
-    return min(able, key=lambda way: statistics.median(rounds.samples_s(way)))
+def _not_told_apart(times: Mapping[Way, Estimate]) -> list[Way]:
+    """Return the fastest way, and the next ones whose intervals reach down to its own."""
+    ordered = sorted(times, key=lambda way: times[way].median)
+    return [way for way in ordered if times[way].low <= times[ordered[0]].high][:_MOST_RIVALS]
 
 
 def _proving_rule(round_s: float) -> SamplingRule:
-    """Return how many rounds there are, none of which is left out because the others agree."""
+    """Return a rule of as many rounds as there is time for, none left out because the others agree."""
     rounds = math.floor(_PROVING_S / max(round_s, 1e-9))
     return SamplingRule((min(max(rounds, _FEWEST_ROUNDS), _MOST_ROUNDS),), precision=0.01, warmups=1)
