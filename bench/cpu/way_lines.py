@@ -25,7 +25,7 @@ class WayMeasured:
         limit_bytes: of each convolution's workspace.
         tuned: what tuning cost and what came of it, by layout.
         errors: how far results are from float64 on the same weights, relative to the largest: of all scores
-            in inference, of the losses of the first steps in training.
+            in inference, of the losses of the first two steps in training.
         choosing: rounds of all ways; without patched ones of a layout whose plan patches nothing.
         divided: the fastest of the patched ones in them; None if no plan patches anything.
         proving: fresh rounds of that one and of its unpatched twin, of PyTorch as it comes, of those of

@@ -149,8 +149,8 @@ def _tail(line: WayMeasured, way: str, share: float) -> str:
 def _every_way(lines: Sequence[WayMeasured]) -> Iterator[str]:
     yield from (
         "All ways, in ms, by the choosing rounds; behind the intervals how far results are from float64 on",
-        "the same weights, relative to the largest: of the scores in inference, in training of the losses",
-        "of the first three steps. `=` stands where the plan patches nothing.",
+        "the same weights, relative to the largest: of the scores in inference, of the first two losses in",
+        "training. `=` stands where the plan patches nothing.",
         "",
     )
     rows = [(name, *(_cell(line, way) for line in lines)) for name, way in WAYS.items()]
