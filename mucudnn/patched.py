@@ -14,8 +14,6 @@ from mucudnn.passes import is_examining
 from mucudnn.routing import Router
 from mucudnn.shapes import TunedShapes, Variant
 
-__all__ = ["GraphServers", "PatchedForward", "Variant"]
-
 
 class GraphServers:
     """Who serve the modules of a model in graphs; copies and pickles of a model have others.
