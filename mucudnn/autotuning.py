@@ -114,6 +114,7 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         def decide(
             backend: Backend, problem: ConvProblem, *, may_tune: bool = True
         ) -> DividedConvolution | None:
+            """Ask the context; without one a call is PyTorch's own."""
             context = kept()
             if context is None:
                 raise NotNowError

@@ -19,7 +19,7 @@ from bench.cpu.lines import Line, Recording, append, read
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_cases import Network
 from bench.cpu.step_lines import Tuned
-from bench.cpu.step_models import Recipe
+from bench.cpu.step_models import ReadingStep, Recipe
 from bench.cpu.way_cases import AS_IT_COMES, WAY_NETWORKS, WAYS, Form, Use, Way, WayCase, cases_of, ways_of
 from bench.cpu.way_child import LINES, WayTask, work
 from bench.cpu.way_lines import COPY, WayFailed, WayMeasured, percentile
@@ -30,7 +30,7 @@ from mucudnn.intervals import Estimate, Verdict, estimate
 from mucudnn.problem import Layout
 from tests.figures import BLUE, GREY, behind, dots, names, titles
 from tests.test_bench_cpu_steps import HERE as STEPS_HERE
-from tests.test_bench_cpu_steps import tiny
+from tests.test_bench_cpu_steps import diverging, tiny
 
 TINY = Network("tiny", f"{STEPS_HERE}:tiny", "made up", "noise")
 MISTAKEN = Network("tiny", f"{STEPS_HERE}:mistaken", "made up", "noise")
@@ -179,7 +179,7 @@ def test_ways_that_fail_or_are_wrong_are_told_and_never_timed(
     own, nan = ways._first, float("nan")
     spoilt = {
         Form.FROZEN: lambda y: y.no_such_thing,
-        Form.COMPILED: lambda y: y * 1.1,
+        Form.COMPILED: lambda y: y * 1.01,
         Form.WITHOUT_ONEDNN: lambda y: y * nan,
     }
 
@@ -195,11 +195,20 @@ def test_ways_that_fail_or_are_wrong_are_told_and_never_timed(
     assert {WAYS[way].form for way in line.choosing.spans_ns} == {Form.EAGER}
     reasons = {WAYS[way].form: why for way, why in line.failed.items()}
     assert reasons[Form.FROZEN] == "AttributeError: 'Tensor' object has no attribute 'no_such_thing'"
-    assert reasons[Form.COMPILED] == "ValueError: Its results must be those of float64, but are 1e-01 off."
+    assert reasons[Form.COMPILED] == "ValueError: Its results must be those of float64, but are 1e-02 off."
     assert (
         reasons[Form.WITHOUT_ONEDNN] == "ValueError: Its results must be those of float64, but are inf off."
     )
     assert Recording.of(read(tmp_path / LINES)).ways == {line.case: line}
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_step_whose_loss_is_no_number_ends_its_network() -> None:
+    recipe = diverging()
+    step = ways.Training(ReadingStep(recipe, Layout.CONTIGUOUS))
+
+    with pytest.raises(ValueError, match=r"^The loss must be finite, but got nan\.$"):
+        step()
 
 
 def normalised() -> Recipe:
@@ -359,6 +368,11 @@ def test_ways_are_measured_where_they_are_asked_for(tmp_path: Path, monkeypatch:
     program.main(["--seconds", "0"])
     assert asked[0] == "layers"
     assert not any("inference" in each for each in asked)
+
+
+def test_ways_without_a_setting_of_theirs_are_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program.main(["--ways", "--settings", "2-threads-spin"]) == 2
+    assert capsys.readouterr().err == "bench.cpu: --ways needs --settings 1-thread or 2-threads.\n"
 
 
 def test_a_folder_is_told_anew_with_its_ways(tmp_path: Path) -> None:

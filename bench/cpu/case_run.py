@@ -90,7 +90,8 @@ class CaseRun(Generic[AnyCase, Task]):
     def measure(self, cases: Sequence[AnyCase], seconds: float) -> None:
         """Measure the cases that are not known, one by one; none is begun after `seconds`."""
         start = time.monotonic()
-        pending = [case for case in cases if case not in self._known()]
+        known = self._known()
+        pending = [case for case in cases if case not in known]
         for number, case in enumerate(pending, start=1):
             gone = time.monotonic() - start
             if seconds - gone < _LEAST_S:

@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MucudnnError as error:
         print(f"bench.cpu: {error}", file=sys.stderr)
         return 2
+    if options.ways is not None and not _way_cases(options):
+        print("bench.cpu: --ways needs --settings 1-thread or 2-threads.", file=sys.stderr)
+        return 2
     ground, version = Ground.here(), commit()
     folder = Path("build") / "bench-cpu" / ground.digest
     folder.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ _PROVING_S = 150.0
 _MOST_RIVALS = 3
 """Of PyTorch's own that are proven, beside PyTorch as it comes and the twin."""
 
-_LARGEST_ERROR = 1e-2
+_LARGEST_ERROR = 1e-3
 """Beyond this a way is wrong: rounding of float32 comes to 1e-5 or so in scores, to more in a second loss."""
 
 _STEPS = 2
@@ -105,8 +105,14 @@ class Training:
         return torch.tensor(losses, dtype=torch.float64)
 
     def __call__(self) -> None:
-        """Run the step."""
+        """Run the step.
+
+        Raises:
+            ValueError: the loss is no number or infinite, so that times would tell nothing.
+        """
         self.step()
+        if not math.isfinite(self.step.loss):
+            raise ValueError(f"The loss must be finite, but got {self.step.loss}.")
 
 
 Runner = Scoring | Training
@@ -152,7 +158,7 @@ def measure(case: WayCase, recipe: str, folder: Path) -> WayMeasured:
     Raises:
         MucudnnError: the network cannot be tuned.
         RuntimeError: it cannot be run as it comes.
-        ValueError: as it comes its results are wrong, or no numbers.
+        ValueError: as it comes its results are wrong, or no numbers; or a loss is, later.
     """
     start = time.perf_counter()
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
