@@ -12,10 +12,13 @@ from mucudnn.calls import (
     autocast_dtype,
     own_call,
     own_gradients,
+    problem_of,
     without_autocast,
 )
+from mucudnn.freezing import is_traced_to_be_frozen
 from mucudnn.modules import Call, padded
-from mucudnn.operators import announce, convolve
+from mucudnn.operators import announce, trace
+from mucudnn.problem import ConvProblem
 from mucudnn.routing import Decide, Router
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -49,6 +52,9 @@ _has_autocast: Callable[[str], bool] = torch.compiler.assume_constant_result(_lo
 """Whether a kind of device has autocast; Dynamo of torch 2.11 does not look into that."""
 
 
+_may_freeze: Callable[[], bool] = torch.compiler.assume_constant_result(is_traced_to_be_frozen)
+
+
 def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None:
     """Return the operator that runs a call being compiled, or None where a graph is to hold PyTorch's own.
 
@@ -68,7 +74,11 @@ def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None
         cast = as_autocast(call.image, call.weight, call.bias, torch.get_autocast_dtype(kind))
         call = Call(*cast, call.settings)
     image, arguments = padded(module, call)
-    return convolve(image, call.weight, call.bias, arguments, server)
+    return trace(image, call.weight, call.bias, arguments, server, _may_freeze())
+
+
+def _never(problem: ConvProblem) -> bool:  # noqa: ARG001  # nothing is known of any
+    return False
 
 
 class GraphServer:
@@ -86,6 +96,7 @@ class GraphServer:
         *,
         recall: Decide | None = None,
         within: AbstractContextManager[object] = _ANYWHERE,
+        is_own_when_frozen: Callable[[ConvProblem], bool] = _never,
     ) -> None:
         """Take what `Router.found` takes for each call.
 
@@ -95,13 +106,26 @@ class GraphServer:
             needs: what else its answer depends on.
             recall: is asked in the backward pass, if not the same.
             within: is entered for all that is computed.
+            is_own_when_frozen: is asked for the problems of graphs that are frozen for inference.
         """
         self._router = router
         self._decide = decide
         self._needs = needs
         self._recall = recall or decide
         self._within = within
+        self._is_own_when_frozen = is_own_when_frozen
         self.name = announce(self)
+
+    def is_own_when_frozen(
+        self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments
+    ) -> bool:
+        """Return whether a frozen graph had better hold PyTorch's own convolution, of tensors being traced.
+
+        Of a graph for any batch Inductor packs no filters.
+        """
+        if not all(type(size) is int for size in (*image.shape, *weight.shape)):
+            return False
+        return self._is_own_when_frozen(problem_of(image, weight, bias is not None, arguments))
 
     def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
         """Return the convolution, outside of autograd."""

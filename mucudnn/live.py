@@ -11,10 +11,20 @@ import torch
 
 from mucudnn.backends import Backend
 from mucudnn.backends.base import JobFailedError
+from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
 from mucudnn.division import Division, undivided
 from mucudnn.errors import DeviceLostError, UnmeasuredError
-from mucudnn.measuring import Compared, Divisions, Limits, ModelCall, call_trial, division_trial, fits_as_seen
+from mucudnn.measuring import (
+    Compared,
+    Divisions,
+    Limits,
+    ModelCall,
+    call_trial,
+    division_trial,
+    fits_as_seen,
+    packed_trial,
+)
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
@@ -211,6 +221,23 @@ class LiveMeasurer:
                 is_base = error.trial == trials[0]
                 return self._failed(Record(error.trial), error.failure, is_own=is_base)
         return Comparison(call.problem, times, {})
+
+    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
+        """Weigh PyTorch's own with its filter packed beforehand, where frozen graphs pack it.
+
+        Raises:
+            UnmeasuredError: it fails, or memory is lacking.
+        """
+        if self._backend.packing(problem) is None:
+            return None
+        trial = packed_trial(problem, self.own)
+        try:
+            needed = self._backend.footprint(packed_job(problem), limit_bytes)
+        except (RuntimeError, JobFailedError) as failure:
+            return self._failed(Record(trial), failure, is_own=True)
+        if needed is None or needed > limit_bytes:
+            return _too_large(trial, needed, limit_bytes)
+        return Record(trial, needed, limit_bytes=limit_bytes)
 
     def _weigh_division(self, problem: ConvProblem, division: Division, limits: Limits) -> Record:
         """Return what a whole division takes, or that it takes more than it may, or breaks."""

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mucudnn.choices import Search
-from mucudnn.division import Division, buffer_bytes, tight_limit
+from mucudnn.division import Division, buffer_bytes, tight_limit, undivided
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
@@ -48,12 +48,15 @@ class ModelCall(NamedTuple):
         own: id of PyTorch's own convolution.
         is_sharing: whether each op owns a workspace, rather than all one in common.
         limit_bytes: for the workspace, inclusive.
+        is_frozen: whether it is called by a graph that torch.compile has frozen for inference, which holds
+            the filters of PyTorch's own convolution packed.
     """
 
     problem: ConvProblem
     own: str
     is_sharing: bool
     limit_bytes: int
+    is_frozen: bool = False
 
     def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
         """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
@@ -143,6 +146,16 @@ class Measurer(Protocol):
             DeviceLostError: the other divisions have broken the device.
         """
 
+    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
+        """Return what PyTorch's own takes in a graph that torch.compile has frozen, beside its packed filter.
+
+        Its trial is `packed_trial`. None where such graphs pack none, or nothing was measured and can be.
+
+        Args:
+            problem: of a forward pass: fprop, or dgrad of a transposed convolution.
+            limit_bytes: above which it is not run.
+        """
+
     def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         """Return how finished `divisions` of `problem` do against one another, the base first.
 
@@ -157,11 +170,11 @@ def call_key(call: ModelCall, divisions: Divisions) -> str:
     """Return the name of a call in a comparison, and in a refusal, with all that decides its time.
 
     That is how its ops take memory too: a filter stays transformed in a workspace that its op owns, and under
-    a tight limit memory goes back and forth.
+    a tight limit memory goes back and forth. And in a frozen graph PyTorch's own is another one.
     """
     names = [f"{op}={divisions[op].key}" for op in ConvOp if op in divisions]
     limits = [f"{op}<={n_bytes}" for op, n_bytes in call.limits(divisions).items()]
-    return " ".join([*names, *["sharing"] * call.is_sharing, *limits])
+    return " ".join([*names, *["sharing"] * call.is_sharing, *["frozen"] * call.is_frozen, *limits])
 
 
 def call_trial(call: ModelCall, divisions: Divisions) -> Trial:
@@ -172,6 +185,11 @@ def call_trial(call: ModelCall, divisions: Divisions) -> Trial:
 def division_trial(problem: ConvProblem, division: Division) -> Trial:
     """Return the trial as which a finished division that is too large, or breaks, is kept."""
     return Trial(problem, division.key, whole=True)
+
+
+def packed_trial(problem: ConvProblem, own: str) -> Trial:
+    """Return the trial as which it is kept what PyTorch's own takes with its filter packed beforehand."""
+    return Trial(problem, f"{undivided(own, problem.batch).key} packed", whole=True)
 
 
 def is_composed(trial: Trial) -> bool:

@@ -2,9 +2,13 @@
 
     mucudnn::convolution(image, weight, bias, stride, padding, dilation, output_padding, groups, server)
     mucudnn::convolution_backward(gradient, image, weight, ... , server, needed)
+    mucudnn::traced_convolution(image, weight, bias, ... , server, may_freeze)
 
 What an operator runs is decided when it runs, by whom its last text names: so a graph that was compiled for
 any batch is divided as the batch of each call asks for. `output_padding` is empty for what is not transposed.
+
+The third is what Dynamo traces, and becomes the first when its graph is compiled: unless that is frozen for
+inference, as it may be, and PyTorch's own convolution, of which Inductor packs the filter then, is faster.
 """
 
 import itertools
@@ -16,6 +20,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.calls import ConvArguments, own_call, own_gradients
+from mucudnn.freezing import is_compiled_to_be_frozen
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -37,6 +42,11 @@ class Server(Protocol):
     ) -> _Gradients:
         """Return dx, dw and the bias's gradient, each None unless it is `needed`; the bias may be frozen."""
 
+    def is_own_when_frozen(
+        self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments
+    ) -> bool:
+        """Return whether a graph that is frozen for inference had better hold PyTorch's own convolution."""
+
 
 _servers: "weakref.WeakValueDictionary[str, Server]" = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -52,8 +62,23 @@ def announce(server: Server) -> str:
 def convolve(
     image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments, server: str
 ) -> Tensor:
-    """Return the convolution by the operator; the padding is in numbers."""
+    """Return the convolution by the operator that runs it; the padding is in numbers."""
     result: Tensor = _convolution(image, weight, bias, *_flat(arguments), server)
+    return result
+
+
+def trace(
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    arguments: ConvArguments,
+    server: str,
+    may_freeze: bool,
+) -> Tensor:
+    """Return the convolution by the operator that Dynamo is to trace; the padding is in numbers."""
+    result: Tensor = torch.ops.mucudnn.traced_convolution.default(
+        image, weight, bias, *_flat(arguments), server, may_freeze
+    )
     return result
 
 
@@ -101,6 +126,23 @@ def _convolution(
 def _(image: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *numbers, _ = rest  # the shape is the same, whoever computes
     return own_call(image, weight, bias, _arguments(*numbers))
+
+
+torch.library.define(
+    "mucudnn::traced_convolution",
+    "(Tensor image, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
+    "SymInt[] output_padding, SymInt groups, str server, bool may_freeze) -> Tensor",
+)
+
+
+@torch.library.impl("mucudnn::traced_convolution", "CompositeImplicitAutograd")
+def _traced_convolution(image: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    *numbers, server, may_freeze = rest
+    arguments = _arguments(*numbers)
+    found = _servers.get(server) if may_freeze and is_compiled_to_be_frozen() else None
+    if found is not None and found.is_own_when_frozen(image, weight, bias, arguments):
+        return own_call(image, weight, bias, arguments)
+    return convolve(image, weight, bias, arguments, server)
 
 
 @torch.library.custom_op("mucudnn::convolution_backward", mutates_args=())

@@ -41,7 +41,8 @@ class GraphServers:
 
 
 def _server(shapes: TunedShapes) -> GraphServer:
-    return GraphServer(Router((shapes.backend,), None, shapes.tell_device), shapes.convolution)
+    router = Router((shapes.backend,), None, shapes.tell_device)
+    return GraphServer(router, shapes.convolution, is_own_when_frozen=shapes.is_own_when_frozen)
 
 
 class PatchedForward:

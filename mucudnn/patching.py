@@ -7,7 +7,7 @@ model takes them along.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -64,9 +64,10 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
         grouped.setdefault(site.path, {}).setdefault(site.variant, {})[site.op] = assigned
     notice, servers = Notice(), GraphServers()
     memory, home = Memory.of(plan, backend.own, is_growing=learn is not None), backend.flags()
+    losers = set(_own_when_frozen(plan, memory))
     patches = {}
     for path, variants in grouped.items():
-        module, kind, shapes = _checked(modules.get(path), path, variants)
+        module, kind, shapes = _checked(modules.get(path), path, variants, losers)
         tuned = TunedShapes(path, shapes, memory, notice, home, learn)
         patches[path] = (kind.method, PatchedForward(module, kind, tuned, servers))
     if learn is None:  # what computes as before in any case costs nothing
@@ -170,10 +171,29 @@ def _changes(variants: Mapping[int, Mapping[ConvOp, Assignment]], memory: Memory
     return not all(is_own(each.division, memory) for each in assigned)
 
 
+def _own_when_frozen(plan: Plan, memory: Memory) -> Iterator[tuple[str, int]]:
+    """Yield the modules and variants whose forward pass had better be PyTorch's own in frozen graphs.
+
+    That must fit there beside the buffer: nobody gives memory back before it runs.
+    """
+    divisions = {(site.path, site.variant, site.op): division for site, division in plan.sites.items()}
+    for seen in plan.frozen:
+        forwards = (divisions.get((seen.path, seen.variant, op)) for op in (ConvOp.FPROP, ConvOp.DGRAD))
+        division = next((each for each in forwards if each is not None), None)
+        if division is not None and not seen.is_faster and memory.has_room(division, seen.workspace_bytes):
+            yield seen.path, seen.variant
+
+
 def _checked(
-    module: nn.Module | None, path: str, variants: Mapping[int, Mapping[ConvOp, Assignment]]
+    module: nn.Module | None,
+    path: str,
+    variants: Mapping[int, Mapping[ConvOp, Assignment]],
+    losers: Collection[tuple[str, int]],
 ) -> tuple[nn.Module, Kind, tuple[Variant, ...]]:
-    """Return a module that a plan divides, its class, and the shapes that it was tuned for."""
+    """Return a module that a plan divides, its class, and the shapes that it was tuned for.
+
+    Of `losers`, by path and variant, graphs that are frozen hold PyTorch's own convolution.
+    """
     if module is None:
         raise PlanMismatchError(f"The plan is for a model with a module {path!r}, but this one has none.")
     kind = kind_of(module)
@@ -182,11 +202,12 @@ def _checked(
             f"The plan divides {path!r}, but here that is a {type(module).__name__} and cannot be divided."
         )
     shapes = []
-    for assignments in variants.values():
+    for number, assignments in variants.items():
         for assigned in assignments.values():
             _check_module(module, kind, path, assigned.problem)
         problem = next(iter(assignments.values())).problem
-        shapes.append(Variant(_forward_problem(module, kind, problem), dict(assignments)))
+        forward, is_loser = _forward_problem(module, kind, problem), (path, number) in losers
+        shapes.append(Variant(forward, dict(assignments), is_own_when_frozen=is_loser))
     return module, kind, tuple(shapes)
 
 

@@ -18,8 +18,12 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.sizes import format_bytes, format_exactly
 
-SCHEMA = 2
-"""Version of the plan file; a newer one is refused. The first has no quotients of rounds, and no calls."""
+SCHEMA = 3
+"""Version of the plan file; a newer one is refused.
+
+The first has no quotients of rounds and no calls, the second nothing of frozen graphs. A file has the lowest
+that holds it.
+"""
 
 _NAMED = 3
 """How many algorithms a plan names when it is printed itself."""
@@ -112,6 +116,37 @@ class CallEvidence:
 
 
 @dataclasses.dataclass(frozen=True)
+class FrozenEvidence:
+    """What a forward pass is in graphs that torch.compile freezes for inference.
+
+    They hold PyTorch's own convolution with its filter packed beforehand: it takes less workspace there, and
+    less time. Times are of whole calls, as in `CallEvidence`, and None where PyTorch's own is planned anyway.
+
+    Attributes:
+        path: the module's, as in `ConvSite`.
+        variant: which of its shapes, likewise.
+        workspace_bytes: what PyTorch's own takes there, beside its operands and the packed filter.
+        reference: seconds with PyTorch's own there.
+        divided: seconds with the division, from the same rounds.
+        speedup: how many times as fast as the first the second is: the median of the rounds' quotients.
+        verdict: the second against the first; unless it is FASTER, PyTorch's own stays in such graphs.
+    """
+
+    path: str
+    variant: int
+    workspace_bytes: int
+    reference: Estimate | None = None
+    divided: Estimate | None = None
+    speedup: Estimate | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the division runs there too."""
+        return self.verdict is Verdict.FASTER
+
+
+@dataclasses.dataclass(frozen=True)
 class Assignment:
     """What one site runs, and what smaller batches may be made of.
 
@@ -162,6 +197,7 @@ class Plan:
         version: of the mucudnn that made it.
         max_error: the largest error against float64 that was allowed; None if only the backend's bound was.
         calls: of the convolutions that were timed once more as the model calls them, what that has shown.
+        frozen: of those that change in inference, what they are in graphs that torch.compile freezes.
     """
 
     mode: Mode
@@ -173,6 +209,7 @@ class Plan:
     version: str = ""
     max_error: float | None = None
     calls: tuple[CallEvidence, ...] = ()
+    frozen: tuple[FrozenEvidence, ...] = ()
 
     def __repr__(self) -> str:
         divided = sum(not assigned.division.is_undivided for assigned in self.assignments)
@@ -288,8 +325,12 @@ class Plan:
         return plan
 
 
-def _has_speedups(plan: Plan) -> bool:
-    return any(assigned.evidence and assigned.evidence.speedups for assigned in plan.assignments)
+def _schema(plan: Plan) -> int:
+    """Return the lowest schema that holds a plan."""
+    if plan.frozen:
+        return 3
+    has_speedups = any(each.evidence and each.evidence.speedups for each in plan.assignments)
+    return 2 if plan.calls or has_speedups else 1
 
 
 def is_device(path: str | os.PathLike[str]) -> bool:
@@ -332,6 +373,7 @@ class _File:
     untouched: tuple[tuple[str, str], ...]
     max_error: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
     calls: tuple[CallEvidence, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
+    frozen: tuple[FrozenEvidence, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
 
     @classmethod
     def of(cls, plan: Plan) -> "_File":
@@ -339,7 +381,7 @@ class _File:
         problems = tuple(dict.fromkeys(assigned.problem for assigned in plan.assignments))
         places = {problem: place for place, problem in enumerate(problems)}
         return cls(
-            schema=SCHEMA if plan.calls or _has_speedups(plan) else 1,
+            schema=_schema(plan),
             version=plan.version,
             mode=plan.mode,
             policy=plan.policy,
@@ -361,6 +403,7 @@ class _File:
             untouched=plan.untouched,
             max_error=plan.max_error,
             calls=plan.calls,
+            frozen=plan.frozen,
         )
 
     def plan(self) -> Plan:
@@ -379,4 +422,5 @@ class _File:
             version=self.version,
             max_error=self.max_error,
             calls=self.calls,
+            frozen=self.frozen,
         )

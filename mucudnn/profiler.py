@@ -18,6 +18,7 @@ from mucudnn.measuring import (
     fits_as_seen,
     is_settled,
     judged,
+    packed_trial,
 )
 from mucudnn.outcome import Outcome
 from mucudnn.problem import ConvProblem
@@ -213,6 +214,36 @@ class Profiler:
             with self._alone():
                 known = self._compare_calls(call, base, divisions)
         return known
+
+    def packed_bytes(self, problem: ConvProblem) -> int | None:
+        """Return what PyTorch's own takes in a graph that torch.compile has frozen, beside its packed filter.
+
+        None where such graphs pack none, it does not fit the limit, or it was not weighed and cannot be.
+        """
+        known = self._known_packed(problem)
+        if not is_settled(known, self.limit_bytes):
+            with self._alone():
+                known = self._weigh_packed(problem)
+        if known is None or known.refusal is not None or known.workspace_bytes is None:
+            return None
+        return known.workspace_bytes if known.workspace_bytes <= self.limit_bytes else None
+
+    def _known_packed(self, problem: ConvProblem) -> Record | None:
+        trial = packed_trial(problem, self.own)
+        return self._store.records(self.environment, [trial]).get(trial)
+
+    def _weigh_packed(self, problem: ConvProblem) -> Record | None:
+        """Have it weighed unless somebody else has, keep what was seen, and return it."""
+        known = self._known_packed(problem)
+        if is_settled(known, self.limit_bytes):
+            return known
+        try:
+            seen = self._measurer.weigh_packed(problem, self.limit_bytes)
+        except UnmeasuredError:
+            return None
+        if seen is not None:
+            self._store.add_records(self.environment, [seen])
+        return seen
 
     def _known_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions

@@ -11,12 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mucudnn.algorithms.packed import image_order
 from mucudnn.backends import Backend, backend_name
+from mucudnn.compiling import GraphServer
 from mucudnn.division import undivided
 from mucudnn.errors import BackendError
 from mucudnn.functional import DividedConvolution, arguments_of
 from mucudnn.measuring import Divisions, ModelCall
 from mucudnn.modules import Call
+from mucudnn.operators import convolve
 from mucudnn.passes import unhooked
 from mucudnn.problem import ConvOp, op_of
 from mucudnn.routing import Router
@@ -60,6 +63,8 @@ def rehearsed(
     Raises:
         BackendError: an algorithm does not compute the problem; or, when it is called, nothing is divided.
     """
+    if call.is_frozen:
+        return _frozen(backend, call, divisions, operands, owners)
     problem = call.problem
     image, weight, bias, gradient = operands
     is_transposed = problem.op is ConvOp.DGRAD
@@ -85,16 +90,61 @@ def _served(
     backend: Backend, call: ModelCall, divisions: Divisions, owners: Mapping[ConvOp, Owner]
 ) -> _Serve:
     """Return what serves the forward pass: PyTorch's own convolution if all divisions are."""
-    problem, own = call.problem, undivided(backend.own, call.problem.batch)
-    if all(division.key == own.key for division in divisions.values()):
+    problem = call.problem
+    if _is_own(backend, call, divisions):
         return functools.partial(backend.recorded_convolution, problem)
     convolution = DividedConvolution(backend, problem, divisions, owners, call.limits(divisions))
     router = Router((str(backend_name(backend.device)),), None)
     arguments = arguments_of(problem)
 
     def serve(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        if not call.is_sharing:  # in a model other layers have used the workspace meanwhile
-            workspace_of(backend, owners[problem.op]).holder = None
+        _forget_filter(backend, call, owners)
         return router.served(Call.of(image, weight, bias, arguments), lambda *_: convolution)
 
     return serve
+
+
+def _frozen(
+    backend: Backend,
+    call: ModelCall,
+    divisions: Divisions,
+    operands: Operands,
+    owners: Mapping[ConvOp, Owner],
+) -> Callable[[], None]:
+    """Return a forward pass in a frozen graph: PyTorch's own packed there, or divided by its operator.
+
+    Images lie channels last there; whoever wants them otherwise has them copied, and the result back.
+    """
+    _, weight, bias, _ = operands
+    order = image_order(call.problem)
+    image = operands.image.contiguous(memory_format=order)
+    pack = backend.packing(call.problem) if _is_own(backend, call, divisions) else None
+    if pack is not None:
+        return functools.partial(_ignoring, pack(weight, bias), image)
+    convolution = DividedConvolution(backend, call.problem, divisions, owners, call.limits(divisions))
+    router, arguments = Router((str(backend_name(backend.device)),), None), arguments_of(call.problem)
+    server = GraphServer(router, lambda *_: convolution)
+
+    def run() -> None:
+        """Compute the forward pass."""
+        _forget_filter(backend, call, owners)
+        with torch.no_grad(), unhooked():
+            here = image.contiguous(memory_format=convolution.order)
+            convolve(here, weight, bias, arguments, server.name).contiguous(memory_format=order)
+
+    return run
+
+
+def _ignoring(packed: Callable[[Tensor], Tensor], image: Tensor) -> None:
+    packed(image)
+
+
+def _is_own(backend: Backend, call: ModelCall, divisions: Divisions) -> bool:
+    own = undivided(backend.own, call.problem.batch)
+    return all(division.key == own.key for division in divisions.values())
+
+
+def _forget_filter(backend: Backend, call: ModelCall, owners: Mapping[ConvOp, Owner]) -> None:
+    """Have no filter stay transformed where, in a model, other layers use the workspace meanwhile."""
+    if not call.is_sharing:
+        workspace_of(backend, owners[call.problem.op]).holder = None

@@ -21,6 +21,7 @@ from mucudnn.measuring import (
     fits_as_seen,
     is_composed,
     is_settled,
+    packed_trial,
 )
 from mucudnn.outcome import Outcome, predicted_estimate
 from mucudnn.problem import ConvProblem
@@ -132,6 +133,10 @@ class Replay:
         recorded = _smallest_with([division.key for division in fitting], comparisons)
         outcome = recorded or self._predict(problem, fitting, comparisons)
         return Compared(outcome, tuple(refusals))
+
+    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:  # noqa: ARG002  # what it took does not depend on it
+        """Return what was recorded of it; None where nothing was."""
+        return self._records_of(problem).get(packed_trial(problem, self.own))
 
     def compare_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions

@@ -196,6 +196,12 @@ class Memory:
             capacity_bytes=0 if is_sharing else known,
         )
 
+    def has_room(self, division: Division, n_bytes: int) -> bool:
+        """Return whether a site of that division may take so much beside the buffer."""
+        if self.is_sharing:
+            return n_bytes <= division.workspace_bytes
+        return n_bytes + self.buffer_bytes <= self.limit_bytes
+
     def bound(self, division: Division) -> int | None:
         """Return what buffer and PyTorch's own workspace may take together, or None if they always fit."""
         return tight_limit(

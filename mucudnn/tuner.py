@@ -166,7 +166,7 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
         """Return the plan for what was seen, tuned in this process."""
         with plain, kept as found, progress_for(settings.progress) as shown:
             profiler = settings.profiler(seen.measurer, found)
-            tuning = Tuning(profiler, settings.mode, seen.extraction, shown)
+            tuning = Tuning(profiler, settings.mode, seen.extraction, shown, may_be_frozen=True)
             if settings.again:
                 tuning.forget()
             return tuning.plan()

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 from mucudnn.choices import Mode
 from mucudnn.confirming import Confirmed, Pool, Proven, evidence_of, rivals_of, winner
-from mucudnn.division import Division, undivided
+from mucudnn.division import Division, buffer_bytes, tight_limit, undivided
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import Extraction, SiteCall
+from mucudnn.intervals import Estimate, Verdict
 from mucudnn.measuring import Divisions, ModelCall, call_key, fits_as_seen
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Assignment, CallEvidence, ConvSite, Plan
+from mucudnn.plan import Assignment, CallEvidence, ConvSite, FrozenEvidence, Plan
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Candidate, Comparison, Profile
 from mucudnn.profiler import Profiler
@@ -45,7 +46,15 @@ class _Solution(NamedTuple):
 class Tuning:
     """One run of the tuner: what a model computes, and a profiler that measures it under a limit."""
 
-    def __init__(self, profiler: Profiler, mode: Mode, extraction: Extraction, progress: Progress) -> None:
+    def __init__(
+        self,
+        profiler: Profiler,
+        mode: Mode,
+        extraction: Extraction,
+        progress: Progress,
+        *,
+        may_be_frozen: bool = False,
+    ) -> None:
         """Collect the sites and their problems.
 
         Args:
@@ -53,6 +62,7 @@ class Tuning:
             mode: whose the limit is.
             extraction: what the model computes.
             progress: who is told.
+            may_be_frozen: whether graphs that torch.compile freezes for inference may ask the plan.
         """
         self._profiler = profiler
         self._mode = mode
@@ -61,6 +71,7 @@ class Tuning:
         profiler.on_wait = self._wait
         self._unmeasured: list[tuple[str, str]] = []
         self._calls: list[CallEvidence] = []
+        self._may_be_frozen = may_be_frozen
         self._work = Work(progress, self._steps())
 
     def forget(self) -> None:
@@ -99,6 +110,7 @@ class Tuning:
             version=__version__,
             max_error=self._profiler.max_error,
             calls=tuple(self._calls),
+            frozen=tuple(self._frozen({each.site: each.division for each in assignments})),
         )
         plan.check()
         self._work.end(self._profiler.measured)
@@ -187,31 +199,59 @@ class Tuning:
         is_worth_it = True
         if base != divisions:
             self._work.at(f"confirming {call.path or 'the model itself'}")
-            is_sharing = self._mode is Mode.SHARING
-            asked = ModelCall(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes)
-            is_worth_it = self._is_worth_it(call, asked, base, divisions)
+            is_worth_it = self._is_worth_it(call, base, divisions)
         self._work.finish(_step(call))
         return {} if is_worth_it else {sites[op]: Confirmed(each, each) for op, each in own.items()}
 
-    def _is_worth_it(self, call: SiteCall, asked: ModelCall, base: Divisions, divisions: Divisions) -> bool:
+    def _asked(self, call: SiteCall, *, is_frozen: bool = False) -> ModelCall:
+        """Return as what calls of a convolution are timed."""
+        is_sharing = self._mode is Mode.SHARING
+        return ModelCall(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes, is_frozen)
+
+    def _is_worth_it(self, call: SiteCall, base: Divisions, divisions: Divisions) -> bool:
         """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
 
         Where the whole call cannot be timed they count as faster: each of them was, for itself.
         """
+        asked = self._asked(call)
         seen = self._profiler.compare_calls(asked, base, divisions)
         if not isinstance(seen, Comparison):
             return seen is None
-        outcome, (before, now) = Outcome.of(seen), (call_key(asked, each) for each in (base, divisions))
-        evidence = CallEvidence(
-            call.path,
-            call.variant,
-            reference=outcome.estimates[before],
-            divided=outcome.estimates[now],
-            speedup=seen.speedup(before, now),
-            verdict=outcome.verdict(before, now),
-        )
-        self._calls.append(evidence)
-        return evidence.is_faster
+        times = _CallTimes.of(seen, asked, base, divisions)
+        self._calls.append(CallEvidence(call.path, call.variant, **times._asdict()))
+        return self._calls[-1].is_faster
+
+    def _frozen(self, divisions: Mapping[ConvSite, Division]) -> Iterator[FrozenEvidence]:
+        """Yield what those convolutions are in frozen graphs that inference does not run as it comes.
+
+        Args:
+            divisions: of all sites.
+        """
+        own, limit_bytes = self._profiler.own, self._profiler.limit_bytes
+        common = max((buffer_bytes(each, own) for each in divisions.values()), default=0)
+        is_sharing = self._mode is Mode.SHARING
+        for call in self._extraction.calls if self._may_be_frozen else ():
+            division = divisions.get(ConvSite(call.path, call.problem.op, call.variant))
+            if division is None or call.computed != (call.problem.op,):
+                continue
+            is_own = division.key == undivided(own, call.problem.batch).key
+            if is_own and tight_limit(division, own, limit_bytes, common, is_sharing=is_sharing) is None:
+                continue  # which is not patched
+            self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
+            packed_bytes = self._profiler.packed_bytes(call.problem)
+            if packed_bytes is None:
+                continue
+            if is_own:
+                yield FrozenEvidence(call.path, call.variant, packed_bytes)
+            elif times := self._frozen_times(call, division):
+                yield FrozenEvidence(call.path, call.variant, packed_bytes, **times._asdict())
+
+    def _frozen_times(self, call: SiteCall, division: Division) -> "_CallTimes | None":
+        """Return what a forward pass takes in a frozen graph, by PyTorch's own and by its division."""
+        op, asked = call.problem.op, self._asked(call, is_frozen=True)
+        base = {op: undivided(self._profiler.own, call.problem.batch)}
+        seen = self._profiler.compare_calls(asked, base, {op: division})
+        return _CallTimes.of(seen, asked, base, {op: division}) if isinstance(seen, Comparison) else None
 
     def _wait(self) -> None:
         self._work.at("waiting for another process of yours that measures on this device")
@@ -327,6 +367,25 @@ class Tuning:
             return InfeasibleError(limit_bytes, None, str(site), is_total=True)
         larger = (seen for seen in outcome.workspaces.values() if not fits_as_seen(seen, limit_bytes))
         return InfeasibleError(limit_bytes, min(larger, default=None), str(site))  # others fit, but broke
+
+
+class _CallTimes(NamedTuple):
+    """What the rounds of a call's base and divisions have shown."""
+
+    reference: Estimate
+    divided: Estimate
+    speedup: Estimate
+    verdict: Verdict
+
+    @classmethod
+    def of(cls, seen: Comparison, asked: ModelCall, base: Divisions, divisions: Divisions) -> "_CallTimes":
+        outcome, (before, now) = Outcome.of(seen), (call_key(asked, each) for each in (base, divisions))
+        return cls(
+            reference=outcome.estimates[before],
+            divided=outcome.estimates[now],
+            speedup=seen.speedup(before, now),
+            verdict=outcome.verdict(before, now),
+        )
 
 
 def _step(call: SiteCall) -> Hashable:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.own import own_convolution, recorded_convolution
+from mucudnn.algorithms.packed import Pack, Packed
 from mucudnn.backends import Job, PartKernel, PartSumKernel, Queue
 from mucudnn.backends.base import Neighbours, NoNeighbours, OnSlices, SumOnSlices
+from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
 from mucudnn.execution import sum_dtype
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -65,6 +68,7 @@ class ScriptedBackend:
         world: with the clock.
         largest_bytes: the most workspace with which anything has run so far.
         weighed: how often something was weighed.
+        packed: PyTorch's own in graphs that are frozen; None where it is there as elsewhere.
     """
 
     name = "scripted"
@@ -93,6 +97,7 @@ class ScriptedBackend:
         self._queue = Queue()
         self.largest_bytes = 0
         self.weighed = 0
+        self.packed: Recipe | None = None
 
     @property
     def clock(self) -> Clock:
@@ -144,6 +149,9 @@ class ScriptedBackend:
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
         self.weighed += 1
         problem = ConvProblem.from_json(cast("Mapping[str, object]", job.payload["problem"]))
+        if self.packed is not None and job == packed_job(problem):
+            needed = self.packed.sample_bytes * problem.batch
+            return None if needed > limit_bytes else self._ran(needed)
         parts = cast("list[tuple[str, int]]", job.payload["parts"])
         needed = max(
             self._needed(problem.with_batch(size), name) + self._recipes[name].unforeseen_bytes
@@ -168,6 +176,17 @@ class ScriptedBackend:
         if problem.dtype != "float64":  # the reference, which competes with nothing
             self.ran(problem, self.own, self._needed(problem, self.own))
         return own_convolution(problem, first, second, bias, unread)
+
+    def packing(self, problem: ConvProblem) -> Pack | None:
+        return None if self.packed is None else functools.partial(self._pack, problem, self.packed)
+
+    def _pack(self, problem: ConvProblem, recipe: Recipe, weight: Tensor, bias: Tensor | None) -> Packed:
+        def convolve(image: Tensor) -> Tensor:
+            self.world.ran.append(f"packed@{problem.batch}")
+            self.world.now_ns += round(recipe.ns(problem.batch))
+            return recorded_convolution(problem, image, weight, bias)
+
+        return convolve
 
     def recorded_convolution(
         self, problem: ConvProblem, image: Tensor, weight: Tensor, bias: Tensor | None

@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 LIMIT = "64MiB"
-DIVIDED = "mucudnn.convolution.default"
+DIVIDED = "mucudnn.traced_convolution.default"
 
 
 @pytest.fixture(autouse=True)

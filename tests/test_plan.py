@@ -17,7 +17,7 @@ from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanFormatError
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, FrozenEvidence, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.report import plan_as_json, render_plan
 from tests.examples import a_candidate, a_plan, a_problem, an_environment
@@ -124,6 +124,10 @@ def _plan_with_everything() -> Plan:
             CallEvidence(
                 "conv1", 1, Estimate(0.25, -math.inf, math.inf, 3), measured, measured, Verdict.SAME
             ),
+        ),
+        frozen=(
+            FrozenEvidence("conv1", 1, 4096, measured, measured, measured, Verdict.FASTER),
+            FrozenEvidence("conv5", 0, 0),
         ),
     )
 
@@ -278,14 +282,15 @@ def test_json_that_is_no_plan_is_refused(text: str) -> None:
 
 
 def test_a_newer_schema_is_refused() -> None:
-    with pytest.raises(PlanFormatError, match=r"must have schema 2 or lower, but got 3: .* newer mucudnn"):
-        Plan.from_text(_edited(schema=3))
+    with pytest.raises(PlanFormatError, match=r"must have schema 3 or lower, but got 4: .* newer mucudnn"):
+        Plan.from_text(_edited(schema=4))
 
 
 def test_a_plan_has_the_schema_of_what_is_in_it() -> None:
-    schemas = [json.loads(plan.to_text())["schema"] for plan in (a_plan(), _plan_with_everything())]
+    everything = _plan_with_everything()
+    plans = (a_plan(), dataclasses.replace(everything, frozen=()), everything)
 
-    assert schemas == [1, 2]
+    assert [json.loads(plan.to_text())["schema"] for plan in plans] == [1, 2, 3]
 
 
 def _edited(**fields: object) -> str:

@@ -390,7 +390,7 @@ def test_what_was_measured_under_a_larger_limit_changes_no_profile() -> None:
     assert _profiler(quick, 100, store).profile(_problem()).candidates == before.candidates
 
 
-@pytest.mark.parametrize("what", ["profile", "compare", "compare_calls"])
+@pytest.mark.parametrize("what", ["profile", "compare", "compare_calls", "packed_bytes"])
 def test_what_another_process_measured_while_this_one_waited_is_not_measured_again(what: str) -> None:
     store = MemoryStore()
     divisions = [_division("scripted:own", 8, 1), _division("scripted:own", 4, 2)]
@@ -400,23 +400,60 @@ def test_what_another_process_measured_while_this_one_waited_is_not_measured_aga
         "profile": lambda profiler: profiler.profile(_problem()),
         "compare": lambda profiler: profiler.compare(_problem(), divisions),
         "compare_calls": lambda profiler: profiler.compare_calls(call, whole, parts),
+        "packed_bytes": lambda profiler: profiler.packed_bytes(_problem()),
     }
 
     class Waiting(LiveMeasurer):
         @contextlib.contextmanager
         def alone(self, on_wait: Callable[[], None]) -> Iterator[None]:
-            found.append(ways[what](_profiler(ScriptedBackend({}), store=store)))
+            found.append(ways[what](_profiler(_packing(80), store=store)))
             on_wait()
             yield
 
     found: list[object] = []
-    profiler = Profiler(Waiting(ScriptedBackend({})), store, MIB, Policy.POWER_OF_TWO)
+    backend = _packing(80)
+    profiler = Profiler(Waiting(backend), store, MIB, Policy.POWER_OF_TWO)
     profiler.on_wait = lambda: found.append("waited")
 
     last = ways[what](profiler)
 
     assert found == [last, "waited"]
-    assert profiler.measured == 0
+    assert (profiler.measured, backend.weighed) == (0, 0)
+
+
+def _packing(n_bytes: int) -> ScriptedBackend:
+    """PyTorch's own takes so many bytes for 8 samples where its filter is packed."""
+    backend = ScriptedBackend({})
+    backend.packed = Recipe(rate(MS), n_bytes // 8)
+    return backend
+
+
+def test_what_pytorchs_own_takes_in_frozen_graphs_is_weighed_once() -> None:
+    store, backend = MemoryStore(), _packing(80)
+
+    assert [_profiler(backend, 100, store).packed_bytes(_problem()) for _ in range(2)] == [80, 80]
+    assert backend.weighed == 1
+    assert _profiler(backend, 79, store).packed_bytes(_problem()) is None
+
+
+def test_what_was_too_large_for_frozen_graphs_is_weighed_under_a_larger_limit() -> None:
+    store, backend = MemoryStore(), _packing(80)
+
+    seen = [_profiler(backend, limit, store).packed_bytes(_problem()) for limit in (79, 79, 80)]
+
+    assert seen == [None, None, 80]
+    assert backend.weighed == 2
+
+
+def test_where_no_filter_is_packed_or_it_cannot_be_weighed_nothing_is_known() -> None:
+    class Failing(ScriptedBackend):
+        def footprint(self, job: Job, limit_bytes: int) -> int | None:
+            raise RuntimeError("no engine")
+
+    failing = Failing({})
+    failing.packed = Recipe(rate(MS))
+
+    assert [_profiler(each).packed_bytes(_problem()) for each in (ScriptedBackend({}), failing)] == [None] * 2
 
 
 def test_a_division_that_broke_after_it_was_timed_does_not_answer_by_these_times() -> None:

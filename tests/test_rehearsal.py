@@ -1,5 +1,6 @@
 """Convolutions are timed with their gradients as a model calls them, and PyTorch's own as PyTorch does."""
 
+import dataclasses
 import gc
 from collections.abc import Callable, Mapping
 
@@ -280,3 +281,39 @@ def test_where_pytorchs_own_fails_nothing_is_known_of_the_call() -> None:
     with pytest.raises(UnmeasuredError, match="could not be measured: no engine"):
         LiveMeasurer(backend).compare_calls(CALL, own_of(backend), divisions)
     assert profiler(backend, MemoryStore()).compare_calls(CALL, own_of(backend), divisions) is None
+
+
+@both
+@pytest.mark.parametrize("layout", Layout)
+def test_in_a_frozen_graph_pytorchs_own_is_packed_beforehand_and_images_lie_channels_last(
+    layout: Layout, problem: ConvProblem
+) -> None:
+    problem = dataclasses.replace(problem, layout=layout)
+    call = ModelCall(problem, CPU.own, is_sharing=False, limit_bytes=2**40, is_frozen=True)
+    owners = dict.fromkeys(ConvOp, Owner())
+
+    own, divided = (
+        events_of(rehearsed(CPU, call, {problem.op: each}, tensors(problem), owners))
+        for each in (undivided(CPU.own, 8), parts("cpu:im2col", 4, 4))
+    )
+
+    kind = "_transpose" * (problem.op is ConvOp.DGRAD)
+    assert [name for name in own if "mkldnn" in name] == [f"mkldnn::_convolution{kind}_pointwise"]
+    assert "mucudnn::convolution" in divided
+    assert not any("reorder" in name for name in own)
+    assert ("aten::contiguous" in divided and "aten::clone" in divided) == (layout is Layout.CONTIGUOUS)
+
+
+def test_in_a_frozen_graph_no_filter_stays_transformed_where_other_layers_use_the_workspace() -> None:
+    backend = ScriptedBackend({"fast": Recipe(rate(MS))})
+    for is_sharing, set_ups in ((False, 3), (True, 2)):  # seen a second time, it is compared
+        call = ModelCall(FORWARD, backend.own, is_sharing, limit_bytes=2**40, is_frozen=True)
+        owners = {op: Owner() for op in ConvOp}
+        backend.world.ran.clear()
+        division = Division((Candidate("scripted:fast", 8, 1e-3, 0, setup_s=1e-3),))
+        run = rehearsed(backend, call, {ConvOp.FPROP: division}, tensors(FORWARD), owners)
+
+        for _ in range(3):
+            run()
+
+        assert backend.world.ran.count("scripted:fast set-up") == set_ups

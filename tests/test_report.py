@@ -10,7 +10,7 @@ import pytest
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, FrozenEvidence, Plan
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Candidate
 from mucudnn.report import (
@@ -229,6 +229,37 @@ def test_json_has_whole_calls_and_their_totals() -> None:
     assert (value["totals"]["calls"], value["totals"]["calls_undone"]) == (2, 1)
     assert value["totals"]["calls_speedup"] == pytest.approx(4 / 3)
     assert plan_as_json(a_mixed_plan())["calls"] == []
+
+
+def a_plan_with_frozen() -> Plan:
+    """The mixed plan, of whose convolutions frozen graphs run one as planned, one not, and one is its own."""
+    frozen = (
+        FrozenEvidence("conv1", 0, 0, seconds(0.030), seconds(0.020), seconds(1.49), Verdict.FASTER),
+        FrozenEvidence("conv2", 0, 64, seconds(0.010), seconds(0.011), seconds(0.91), Verdict.SLOWER),
+        FrozenEvidence("conv3", 0, 64),
+    )
+    return a_mixed_plan(frozen=frozen)
+
+
+def test_a_note_tells_what_frozen_graphs_run() -> None:
+    assert note(render_plan(a_plan_with_frozen()), "frozen") == (
+        "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed "
+        "beforehand. Against that 1 of 2 convolutions are faster; the others are PyTorch's own there: "
+        "40.00 ms before, 30.00 ms now."
+    )
+    untimed = a_mixed_plan(frozen=a_plan_with_frozen().frozen[2:])
+    assert not any("frozen" in render_plan(plan) for plan in (a_mixed_plan(), untimed))
+
+
+def test_json_has_what_frozen_graphs_run() -> None:
+    first, second, third = json.loads(json.dumps(plan_as_json(a_plan_with_frozen())))["frozen"]
+
+    assert [each["is_undone"] for each in (first, second, third)] == [False, True, True]
+    assert (first["path"], first["variant"], first["verdict"]) == ("conv1", 0, "FASTER")
+    assert (first["before"]["median_s"], first["divided"]["median_s"]) == (0.030, 0.020)
+    assert (first["speedup"], first["speedup_interval"]["median"]) == (1.49, 1.49)
+    assert (second["workspace_before_bytes"], second["verdict"]) == (64, "SLOWER")
+    assert {third[name] for name in ("before", "divided", "speedup", "speedup_interval", "verdict")} == {None}
 
 
 def test_a_second_shape_of_a_module_and_a_model_that_is_a_convolution_are_named() -> None:

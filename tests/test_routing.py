@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mucudnn.backends import Backend
+from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.calls import ConvArguments
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
@@ -14,9 +15,9 @@ from mucudnn.options import Settings
 from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
-from mucudnn.routing import Decide, NotNowError, Router, division_for
+from mucudnn.routing import Decide, Memory, NotNowError, Router, division_for
 from mucudnn.solvers.exhaustive import fastest_division
-from tests.examples import a_problem
+from tests.examples import a_candidate, a_problem
 
 ARGUMENTS = ConvArguments.of(2, 1, 0, 1, 1)
 
@@ -159,3 +160,15 @@ def test_a_division_that_comes_without_a_profile_is_cut_off() -> None:
     assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), Division(parts))
 
     assert division_for(assigned, 5, "cpu:aten", share_bytes=0).key == "cpu:im2col@4*1+cpu:im2col@1*1"
+
+
+def memory(*, is_sharing: bool) -> Memory:
+    """Of a plan of 100 bytes, whose common buffer comes to 60."""
+    return Memory(CpuBackend().environment(), "cpu:aten", is_sharing, 100, 60, 60)
+
+
+def test_what_takes_memory_beside_the_buffer_shares_the_limit_with_it() -> None:
+    division = Division((a_candidate(workspace_bytes=30),))
+
+    assert [memory(is_sharing=False).has_room(division, n_bytes) for n_bytes in (40, 41)] == [True, False]
+    assert [memory(is_sharing=True).has_room(division, n_bytes) for n_bytes in (30, 31)] == [True, False]

@@ -43,11 +43,13 @@ def _tuned(
     policy: Policy = Policy.POWER_OF_TWO,
     store: Store | None = None,
     listener: Listener | None = None,
+    *,
+    may_be_frozen: bool = False,
 ) -> Plan:
     """The plan for a machine whose time is scripted."""
     opened = MemoryStore() if store is None else store
     profiler = Profiler(LiveMeasurer(backend), opened, limit_bytes, policy)
-    return Tuning(profiler, mode, extraction, listener or Listener()).plan()
+    return Tuning(profiler, mode, extraction, listener or Listener(), may_be_frozen=may_be_frozen).plan()
 
 
 def _one_convolution() -> Extraction:
@@ -602,6 +604,99 @@ def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
 
 def test_a_call_of_which_nothing_is_divided_was_not_timed() -> None:
     assert _tuned(ScriptedBackend({}), _one_convolution()).calls == ()
+
+
+def _with_packing(ns: Callable[[int], float], sample_bytes: int = 10) -> ScriptedBackend:
+    """PyTorch's own takes 8 ms for 8 samples, and less in frozen graphs; the rival takes 4 ms."""
+    backend = ScriptedBackend({"rival": Recipe(_affine(0.5, 0.001), sample_bytes=100)})
+    backend.packed = Recipe(ns, sample_bytes)
+    return backend
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(("each_ms", "verdict"), [(0.7, Verdict.FASTER), (0.3, Verdict.SLOWER)])
+def test_what_runs_in_inference_is_timed_against_pytorchs_own_in_frozen_graphs(
+    each_ms: float, verdict: Verdict, mode: Mode
+) -> None:
+    store = MemoryStore()
+    backends = [_with_packing(rate(each_ms * MS)) for _ in range(2)]
+    plans = [
+        _tuned(each, _one_convolution(), mode=mode, store=store, may_be_frozen=True) for each in backends
+    ]
+
+    (seen,) = plans[0].frozen
+
+    assert {part.algorithm for part in plans[0].assignments[0].division.parts} == {"scripted:rival"}
+    assert (seen.path, seen.variant, seen.workspace_bytes, seen.verdict) == ("", 0, 80, verdict)
+    assert seen.is_faster == (verdict is Verdict.FASTER)
+    assert seen.reference is not None
+    assert seen.divided is not None
+    assert seen.reference.median == pytest.approx(8 * each_ms * 1e-3)
+    assert seen.divided.median == pytest.approx(4e-3, rel=0.05)
+    assert (plans[1], backends[1].world.ran, backends[1].weighed) == (plans[0], [], 0)
+
+
+def test_frozen_graphs_are_asked_about_only_for_inference_and_only_where_that_may_matter() -> None:
+    training = extract(nn.Conv2d(3, 4, 3), a_batch().requires_grad_())
+    for extraction, may_be_frozen in ((training, True), (_one_convolution(), False)):
+        backend = _with_packing(rate(0.3 * MS))
+
+        plan = _tuned(backend, extraction, may_be_frozen=may_be_frozen)
+
+        assert plan.frozen == ()
+        assert "packed@8" not in backend.world.ran
+
+
+def test_what_frozen_graphs_run_is_within_the_limit_too() -> None:
+    backend = _with_packing(rate(0.3 * MS), sample_bytes=2**20)
+
+    assert _tuned(backend, _one_convolution(), may_be_frozen=True).frozen == ()
+    assert backend.largest_bytes < 2**20
+    assert "packed@8" not in backend.world.ran
+
+
+def test_what_cannot_be_timed_for_frozen_graphs_is_not_decided() -> None:
+    def broken(samples: int) -> float:
+        raise RuntimeError("no engine")
+
+    plan = _tuned(_with_packing(broken), _one_convolution(), may_be_frozen=True)
+
+    assert _keys(plan) == ["scripted:rival@8*1"]
+    assert plan.frozen == ()
+
+
+def test_pytorchs_own_may_stay_in_frozen_graphs_though_the_limit_forbids_it_elsewhere() -> None:
+    backend = _with_packing(rate(0.3 * MS))
+
+    plan = _tuned(backend, _one_convolution(), limit_bytes=1000, may_be_frozen=True)
+
+    assert [(seen.workspace_bytes, seen.verdict) for seen in plan.frozen] == [(80, Verdict.SLOWER)]
+    assert plan.assignments[0].evidence is not None
+    assert plan.assignments[0].evidence.verdict is None  # it was never run
+
+
+def test_pytorchs_own_is_weighed_for_frozen_graphs_where_it_makes_room_elsewhere() -> None:
+    # Four to four channels stay PyTorch's own, beside whose 8000 bytes the buffer of the other has no room.
+    class QuickForFew(ScriptedBackend):
+        def ran(self, problem: ConvProblem, algorithm: str, n_bytes: int) -> None:
+            before = self.world.now_ns
+            super().ran(problem, algorithm, n_bytes)
+            if algorithm == self.own and problem.in_channels == 4:
+                self.world.now_ns = before + (self.world.now_ns - before) // 4
+
+    backend = QuickForFew({"rival": Recipe(rate(0.5 * MS), sample_bytes=1000)})
+    backend.packed = Recipe(rate(0.3 * MS), 10)
+    extraction = extract(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).eval(), a_batch())
+
+    plan = _tuned(backend, extraction, limit_bytes=8000, may_be_frozen=True)
+
+    assert _keys(plan) == ["scripted:rival@8*1", "scripted:own@8*1"]
+    assert [(seen.path, seen.workspace_bytes, seen.verdict) for seen in plan.frozen] == [
+        ("0", 80, Verdict.SLOWER),
+        ("1", 80, None),
+    ]
+    roomy = _tuned(backend, extraction, limit_bytes=16000, may_be_frozen=True)
+    assert [seen.path for seen in roomy.frozen] == ["0"]
 
 
 @pytest.mark.parametrize(("answer", "key"), [(None, "scripted:rival@8*1"), ("broken", "scripted:own@8*1")])

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel
+from mucudnn.algorithms.packed import Pack
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvProblem, Layout
@@ -249,6 +250,12 @@ class Backend(Protocol):
         self, problem: ConvProblem, image: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
         """Return PyTorch's own convolution of a forward pass, which autograd records."""
+
+    def packing(self, problem: ConvProblem) -> Pack | None:
+        """Return what packs filters for PyTorch's own as graphs do that torch.compile freezes.
+
+        None where it runs there as it does elsewhere.
+        """
 
     def own_convolution(
         self,

@@ -1,4 +1,4 @@
-"""PyTorch's own convolution as a job to be weighed."""
+"""PyTorch's own convolution as a job to be weighed: as it comes, or with a filter packed beforehand."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.own import operands, own_convolution, result_bytes, unread_operand
+from mucudnn.algorithms.packed import Packed, image_order, packing
 from mucudnn.backends.base import Job
+from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem
 
 _PROCESSOR = torch.device("cpu")
@@ -42,6 +44,24 @@ class OwnConvolution:
         return own_convolution(self.problem, self.first, self.second, self.bias, self.unread)
 
 
+@dataclasses.dataclass(frozen=True)
+class PackedConvolution:
+    """A forward pass of PyTorch's own with its filter packed, which counts as an operand, and x in place."""
+
+    problem: ConvProblem
+    image: Tensor
+    packed: Packed
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the tensor that `run` returns."""
+        return result_bytes(self.problem)
+
+    def run(self) -> Tensor:
+        """Compute y into a new tensor."""
+        return self.packed(self.image)
+
+
 def own_job(problem: ConvProblem, device: torch.device = _PROCESSOR) -> Job:
     """Return the job that tells the workspace of PyTorch's own convolution when it is weighed."""
     return Job(f"{__name__}:prepare", {"problem": problem.to_json(), "device": str(device)})
@@ -58,3 +78,24 @@ def prepare(payload: Mapping[str, object]) -> OwnConvolution:
     first, second, bias = operands(problem, None, device)
     unread = None if problem.op is ConvOp.FPROP else unread_operand(problem, device)
     return OwnConvolution(problem, first, second, bias, unread)
+
+
+def packed_job(problem: ConvProblem) -> Job:
+    """Return the job that tells the workspace of the same with its filter packed, on the processor."""
+    return Job(f"{__name__}:prepare_packed", {"problem": problem.to_json()})
+
+
+def prepare_packed(payload: Mapping[str, object]) -> PackedConvolution:
+    """Return the forward pass that `packed_job` put into `payload`, ready to run.
+
+    Raises:
+        BackendError: no filters are packed for it here.
+    """
+    problem = ConvProblem.from_json(cast("Mapping[str, object]", payload["problem"]))
+    pack = packing(problem)
+    if pack is None:
+        raise BackendError(f"No filter is packed for {problem} here.")
+    image, weight, bias = operands(problem, None)
+    return PackedConvolution(
+        problem, image.contiguous(memory_format=image_order(problem)), pack(weight, bias)
+    )

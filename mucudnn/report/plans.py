@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, Verdict, median
-from mucudnn.plan import Assignment, CallEvidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, FrozenEvidence, Plan
 from mucudnn.profile import Environment
 from mucudnn.report.table import Row, table
 from mucudnn.report.totals import Totals, comparisons_at, is_kept, seen_at, speedup_at, workspace_at
@@ -30,6 +30,11 @@ _VERDICTS = (
     f"{_PERCENT} interval of now / before lies wholly more than {TOLERANCE * 100:g} % from 1, SAME if wholly "
     "within, else AMBIGUOUS; limit: there is no base{}. Comparisons made: {}."
 )
+_FROZEN = (
+    "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "
+    "Against that {} of {} convolutions are faster; the others are PyTorch's own there: {} before, {} now."
+)
+
 _CALLS = (
     "What is faster alone must be so in the whole call too: forward pass and gradients as the model runs "
     "them, with what Python costs, against PyTorch's own wherever the limit lets it run. A row `call` shows "
@@ -88,6 +93,7 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
         },
         "sites": [_site_as_json(assigned, plan.mode) for assigned in plan.assignments],
         "calls": [_call_as_json(call) for call in plan.calls],
+        "frozen": [_frozen_as_json(seen) for seen in plan.frozen],
         "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
     }
 
@@ -292,6 +298,20 @@ def _predicted_notes(plan: Plan) -> list[tuple[str, str]]:
     return [("predicted", _PREDICTED.format(predicted))] if predicted else []
 
 
+def _frozen_notes(frozen: Sequence[FrozenEvidence]) -> list[tuple[str, str]]:
+    """Say what graphs that are frozen run, and what that is worth; nothing if that was not timed."""
+    times = [
+        (seen.reference.median, (seen.divided if seen.is_faster else seen.reference).median)
+        for seen in frozen
+        if seen.reference is not None and seen.divided is not None
+    ]
+    if not times:
+        return []
+    before, now = (_milliseconds(math.fsum(some)) for some in zip(*times, strict=True))
+    faster = sum(seen.is_faster for seen in frozen)
+    return [("frozen", _FROZEN.format(faster, len(times), before, now))]
+
+
 def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     """Say how the times came about and what they are worth; nothing if there are none."""
     measurements = _measurements(plan)
@@ -312,6 +332,7 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
             _VERDICTS.format(_OVER_SHARE if is_over_share else "", sum(map(comparisons_at, measurements))),
         ),
         *([("calls", _CALLS.format(len(calls)))] if calls else []),
+        *_frozen_notes(plan.frozen),
         ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
         ("prediction", _prediction_note(measurements)),
         *(("error", f"At most {error:.1e} relative to float64.") for error in sorted(errors)[-1:]),
@@ -370,6 +391,20 @@ def _call_as_json(call: CallEvidence) -> dict[str, object]:
         "speedup_interval": _interval_as_json(call.speedup),
         "verdict": call.verdict,
         "is_undone": not call.is_faster,
+    }
+
+
+def _frozen_as_json(seen: FrozenEvidence) -> dict[str, object]:
+    return {
+        "path": seen.path,
+        "variant": seen.variant,
+        "workspace_before_bytes": seen.workspace_bytes,
+        "before": _as_json(seen.reference),
+        "divided": _as_json(seen.divided),
+        "speedup": None if seen.speedup is None else seen.speedup.median,
+        "speedup_interval": None if seen.speedup is None else _interval_as_json(seen.speedup),
+        "verdict": seen.verdict,
+        "is_undone": not seen.is_faster,
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
 from mucudnn.live import LiveMeasurer
-from mucudnn.measuring import Limits, Measurer, division_trial
+from mucudnn.measuring import Limits, Measurer, division_trial, packed_trial
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, RefusalKind, Trial
 from mucudnn.profiler import Profiler
@@ -33,13 +33,15 @@ GREEDY = "scripted:greedy"
 
 
 def _backend() -> ScriptedBackend:
-    return ScriptedBackend(
+    backend = ScriptedBackend(
         {
             "fast": Recipe(rate(0.5 * MS), sample_bytes=100),
             "large": Recipe(rate(0.5 * MS), sample_bytes=2000),
             "greedy": Recipe(rate(MS), sample_bytes=100, unforeseen_bytes=2**20),
         }
     )
+    backend.packed = Recipe(rate(MS), sample_bytes=10)
+    return backend
 
 
 def _division(algorithm: str, batch: int, times: int) -> Division:
@@ -58,6 +60,7 @@ def _replay(folder: Path) -> AbstractContextManager[Measurer]:
         profiler = Profiler(LiveMeasurer(_backend()), store, LIMIT, Policy.POWER_OF_TWO)
         profiler.profile(PROBLEM)
         profiler.compare(PROBLEM, DIVISIONS)
+        profiler.packed_bytes(PROBLEM)
     return replaying(str(folder / "recording"))
 
 
@@ -67,6 +70,7 @@ def _replay_of_parts(folder: Path) -> AbstractContextManager[Measurer]:
         profiler = Profiler(LiveMeasurer(_backend()), store, LIMIT, Policy.POWER_OF_TWO)
         profiler.profile(PROBLEM)
         profiler.compare(PROBLEM, DIVISIONS[2:])
+        profiler.packed_bytes(PROBLEM)
     return replaying(str(folder / "recording"))
 
 
@@ -131,6 +135,14 @@ def test_algorithms_other_than_pytorchs_own_have_a_set_up(measurer: Measurer) ->
     records = measurer.measure(PROBLEM, _trials(measurer, 4), LIMIT)
 
     assert {record.trial.algorithm for record in records if record.setup is None} == {OWN}
+
+
+def test_it_knows_what_pytorchs_own_takes_in_frozen_graphs(measurer: Measurer) -> None:
+    record = measurer.weigh_packed(PROBLEM, LIMIT)
+
+    assert record is not None
+    assert (record.trial, record.workspace_bytes) == (packed_trial(PROBLEM, OWN), 80)
+    assert record.refusal is None
 
 
 def test_what_needs_more_than_the_limit_is_refused_with_both_sizes(measurer: Measurer) -> None:

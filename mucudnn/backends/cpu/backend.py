@@ -15,6 +15,7 @@ from mucudnn.algorithms import Algorithm, named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
+from mucudnn.algorithms.packed import packing
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
 from mucudnn.backends.cpu.environment import fp32_precision, present_environment, present_flags
 from mucudnn.backends.cpu.footprint import FootprintMeter
@@ -74,6 +75,7 @@ class CpuBackend:
     takes_memory_by_pages = True
     own_convolution = staticmethod(own_convolution)
     recorded_convolution = staticmethod(recorded_convolution)
+    packing = staticmethod(packing)
 
     def __init__(self) -> None:
         self._here = _ThisThread()

@@ -118,6 +118,9 @@ class CudnnBackend:
         """Return all that a time measured now depends on."""
         return self._card.environment(None if self._workshop is None else self._workshop.version)
 
+    def packing(self, problem: ConvProblem) -> None:
+        """Return None: cuDNN computes with filters as they lie."""
+
     def neighbours(self) -> NoNeighbours:
         """Return nobody: a card does not tell whose work took its time."""
         return NoNeighbours()
