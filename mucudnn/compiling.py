@@ -15,6 +15,7 @@ from mucudnn.calls import (
     problem_of,
     without_autocast,
 )
+from mucudnn.errors import OptionError, ProblemError
 from mucudnn.freezing import is_traced_to_be_frozen
 from mucudnn.modules import Call, padded
 from mucudnn.operators import announce, trace
@@ -52,7 +53,8 @@ _has_autocast: Callable[[str], bool] = torch.compiler.assume_constant_result(_lo
 """Whether a kind of device has autocast; Dynamo of torch 2.11 does not look into that."""
 
 
-_may_freeze: Callable[[], bool] = torch.compiler.assume_constant_result(is_traced_to_be_frozen)
+_holds_constants: Callable[[], bool] = torch.compiler.assume_constant_result(is_traced_to_be_frozen)
+"""Whether parameters are constants of the graph being traced."""
 
 
 def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None:
@@ -69,12 +71,15 @@ def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None
         return None
     if type(call.image) not in _PLAIN or type(call.weight) not in _PLAIN:  # for which there is no operator
         return None
+    # A filter that the model computes, or that is passed in, is none.
+    is_constant = type(call.weight) is nn.Parameter and module is not None and call.weight is module.weight
+    is_constant = is_constant and _holds_constants()
     kind = call.image.device.type
     if _has_autocast(kind) and torch.is_autocast_enabled(kind):  # which knows nothing of the operator
         cast = as_autocast(call.image, call.weight, call.bias, torch.get_autocast_dtype(kind))
         call = Call(*cast, call.settings)
     image, arguments = padded(module, call)
-    return trace(image, call.weight, call.bias, arguments, server, _may_freeze())
+    return trace(image, call.weight, call.bias, arguments, server, is_constant)
 
 
 def _never(problem: ConvProblem) -> bool:  # noqa: ARG001  # nothing is known of any
@@ -125,7 +130,11 @@ class GraphServer:
         """
         if not all(type(size) is int for size in (*image.shape, *weight.shape)):
             return False
-        return self._is_own_when_frozen(problem_of(image, weight, bias is not None, arguments))
+        try:
+            problem = problem_of(image, weight, bias is not None, arguments)
+        except (OptionError, ProblemError):
+            return False
+        return self._is_own_when_frozen(problem)
 
     def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
         """Return the convolution, outside of autograd."""

@@ -86,6 +86,24 @@ def undivided(algorithm: str, batch: int) -> Division:
     return Division((Candidate(algorithm, batch, 0.0, 0),))
 
 
+def has_room(
+    n_bytes: int, division: Division, own: str, limit_bytes: int, common_bytes: int, *, is_sharing: bool
+) -> bool:
+    """Return whether a site may take so much while the buffer holds all that it may come to.
+
+    Args:
+        n_bytes: that are to be taken elsewhere.
+        division: of the site.
+        own: id of PyTorch's own convolution.
+        limit_bytes: of the plan.
+        common_bytes: what the common buffer may come to.
+        is_sharing: whether there is none, and the site has its own workspace.
+    """
+    if is_sharing:
+        return n_bytes + buffer_bytes(division, own) <= division.workspace_bytes
+    return n_bytes + common_bytes <= limit_bytes
+
+
 def tight_limit(
     division: Division, own: str, limit_bytes: int, common_bytes: int, *, is_sharing: bool
 ) -> int | None:

@@ -2,13 +2,13 @@
 
     mucudnn::convolution(image, weight, bias, stride, padding, dilation, output_padding, groups, server)
     mucudnn::convolution_backward(gradient, image, weight, ... , server, needed)
-    mucudnn::traced_convolution(image, weight, bias, ... , server, may_freeze)
+    mucudnn::traced_convolution(image, weight, bias, ... , server, is_constant)
 
 What an operator runs is decided when it runs, by whom its last text names: so a graph that was compiled for
 any batch is divided as the batch of each call asks for. `output_padding` is empty for what is not transposed.
 
 The third is what Dynamo traces, and becomes the first when its graph is compiled: unless that is frozen for
-inference, as it may be, and PyTorch's own convolution, of which Inductor packs the filter then, is faster.
+inference, the filter is a constant there, which Inductor packs, and PyTorch's own convolution is faster then.
 """
 
 import itertools
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.calls import ConvArguments, own_call, own_gradients
-from mucudnn.freezing import is_compiled_to_be_frozen
+from mucudnn.freezing import is_compiled_to_be_packed
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -73,11 +73,14 @@ def trace(
     bias: Tensor | None,
     arguments: ConvArguments,
     server: str,
-    may_freeze: bool,
+    is_constant: bool,
 ) -> Tensor:
-    """Return the convolution by the operator that Dynamo is to trace; the padding is in numbers."""
+    """Return the convolution by the operator that Dynamo is to trace; the padding is in numbers.
+
+    The filter `is_constant` if the graph, should it be frozen, holds it.
+    """
     result: Tensor = torch.ops.mucudnn.traced_convolution.default(
-        image, weight, bias, *_flat(arguments), server, may_freeze
+        image, weight, bias, *_flat(arguments), server, is_constant
     )
     return result
 
@@ -128,18 +131,18 @@ def _(image: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     return own_call(image, weight, bias, _arguments(*numbers))
 
 
-torch.library.define(
-    "mucudnn::traced_convolution",
-    "(Tensor image, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, SymInt[] dilation, "
-    "SymInt[] output_padding, SymInt groups, str server, bool may_freeze) -> Tensor",
+_library = torch.library.Library("mucudnn", "FRAGMENT")
+_library.define(
+    "traced_convolution(Tensor image, Tensor weight, Tensor? bias, SymInt[] stride, SymInt[] padding, "
+    "SymInt[] dilation, SymInt[] output_padding, SymInt groups, str server, bool is_constant) -> Tensor",
 )
 
 
-@torch.library.impl("mucudnn::traced_convolution", "CompositeImplicitAutograd")
+@torch.library.impl(_library, "traced_convolution", "CompositeImplicitAutograd")
 def _traced_convolution(image: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    *numbers, server, may_freeze = rest
+    *numbers, server, is_constant = rest
     arguments = _arguments(*numbers)
-    found = _servers.get(server) if may_freeze and is_compiled_to_be_frozen() else None
+    found = _servers.get(server) if is_constant and is_compiled_to_be_packed() else None
     if found is not None and found.is_own_when_frozen(image, weight, bias, arguments):
         return own_call(image, weight, bias, arguments)
     return convolve(image, weight, bias, arguments, server)

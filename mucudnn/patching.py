@@ -7,7 +7,7 @@ model takes them along.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchErr
 from mucudnn.modules import Call, Kind, check_is_module, kind_of, padded, settings_of, undividable
 from mucudnn.notices import Notice
 from mucudnn.patched import GraphServers, PatchedForward
-from mucudnn.plan import Assignment, Plan
+from mucudnn.plan import Assignment, FrozenEvidence, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
 from mucudnn.routing import Memory, is_own
@@ -58,17 +58,21 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     backend = _backend_at_home(model, plan)
     modules = dict(model.named_modules())
     grouped: dict[str, dict[int, dict[ConvOp, Assignment]]] = {}
-    for assigned in plan.assignments:
-        _check_runnable(assigned, backend)
-        site = assigned.site
-        grouped.setdefault(site.path, {}).setdefault(site.variant, {})[site.op] = assigned
+    for each in plan.assignments:
+        _check_runnable(each, backend)
+        grouped.setdefault(each.site.path, {}).setdefault(each.site.variant, {})[each.site.op] = each
     notice, servers = Notice(), GraphServers()
     memory, home = Memory.of(plan, backend.own, is_growing=learn is not None), backend.flags()
-    losers = set(_own_when_frozen(plan, memory))
+    frozen = {(seen.path, seen.variant): seen for seen in plan.frozen}
     patches = {}
     for path, variants in grouped.items():
-        module, kind, shapes = _checked(modules.get(path), path, variants, losers)
-        tuned = TunedShapes(path, shapes, memory, notice, home, learn)
+        module, kind, problems = _checked(modules.get(path), path, variants)
+        shapes = []
+        for number, problem in problems.items():
+            assigned, seen = variants[number].get(problem.op), frozen.get((path, number))
+            own_when_frozen = _own_when_frozen(problem, assigned, seen, memory)
+            shapes.append(Variant(problem, dict(variants[number]), own_when_frozen=own_when_frozen))
+        tuned = TunedShapes(path, tuple(shapes), memory, notice, home, learn)
         patches[path] = (kind.method, PatchedForward(module, kind, tuned, servers))
     if learn is None:  # what computes as before in any case costs nothing
         patches = {path: patches[path] for path, variants in grouped.items() if _changes(variants, memory)}
@@ -171,29 +175,34 @@ def _changes(variants: Mapping[int, Mapping[ConvOp, Assignment]], memory: Memory
     return not all(is_own(each.division, memory) for each in assigned)
 
 
-def _own_when_frozen(plan: Plan, memory: Memory) -> Iterator[tuple[str, int]]:
-    """Yield the modules and variants whose forward pass had better be PyTorch's own in frozen graphs.
+def _own_when_frozen(
+    problem: ConvProblem, assigned: Assignment | None, seen: FrozenEvidence | None, memory: Memory
+) -> int:
+    """Return the samples up to which frozen graphs hold PyTorch's own forward pass; 0 if they never do.
 
-    That must fit there beside the buffer: nobody gives memory back before it runs.
+    They do in any case where it runs as it comes: with its filter packed it takes less. Else it must fit
+    beside the buffer, since nobody gives memory back before it runs. Fewer samples than were tuned gain more
+    by a packed filter, and nothing says that a division is faster for them too.
+
+    Args:
+        problem: of the forward pass.
+        assigned: what that runs; None if it was not tuned.
+        seen: what is known of such graphs.
+        memory: of the plan.
     """
-    divisions = {(site.path, site.variant, site.op): division for site, division in plan.sites.items()}
-    for seen in plan.frozen:
-        forwards = (divisions.get((seen.path, seen.variant, op)) for op in (ConvOp.FPROP, ConvOp.DGRAD))
-        division = next((each for each in forwards if each is not None), None)
-        if division is not None and not seen.is_faster and memory.has_room(division, seen.workspace_bytes):
-            yield seen.path, seen.variant
+    if assigned is None or is_own(assigned.division, memory):
+        return problem.batch
+    if seen is None or not memory.has_room(assigned.division, seen.workspace_bytes):
+        return 0
+    return problem.batch - (not seen.is_own)
 
 
 def _checked(
     module: nn.Module | None,
     path: str,
     variants: Mapping[int, Mapping[ConvOp, Assignment]],
-    losers: Collection[tuple[str, int]],
-) -> tuple[nn.Module, Kind, tuple[Variant, ...]]:
-    """Return a module that a plan divides, its class, and the shapes that it was tuned for.
-
-    Of `losers`, by path and variant, graphs that are frozen hold PyTorch's own convolution.
-    """
+) -> tuple[nn.Module, Kind, dict[int, ConvProblem]]:
+    """Return a module that a plan divides, its class, and its forward problem for each variant."""
     if module is None:
         raise PlanMismatchError(f"The plan is for a model with a module {path!r}, but this one has none.")
     kind = kind_of(module)
@@ -201,14 +210,13 @@ def _checked(
         raise PlanMismatchError(
             f"The plan divides {path!r}, but here that is a {type(module).__name__} and cannot be divided."
         )
-    shapes = []
+    problems = {}
     for number, assignments in variants.items():
         for assigned in assignments.values():
             _check_module(module, kind, path, assigned.problem)
         problem = next(iter(assignments.values())).problem
-        forward, is_loser = _forward_problem(module, kind, problem), (path, number) in losers
-        shapes.append(Variant(forward, dict(assignments), is_own_when_frozen=is_loser))
-    return module, kind, tuple(shapes)
+        problems[number] = _forward_problem(module, kind, problem)
+    return module, kind, problems
 
 
 def _forward_problem(module: nn.Module, kind: Kind, problem: ConvProblem) -> ConvProblem:

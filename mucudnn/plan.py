@@ -116,34 +116,47 @@ class CallEvidence:
 
 
 @dataclasses.dataclass(frozen=True)
+class CallTimes:
+    """What rounds have shown of two ways to run a convolution.
+
+    Attributes:
+        reference: seconds with PyTorch's own.
+        divided: seconds with the division, from the same rounds.
+        speedup: how many times as fast as the first the second is: the median of the rounds' quotients.
+        verdict: the second against the first.
+    """
+
+    reference: Estimate
+    divided: Estimate
+    speedup: Estimate
+    verdict: Verdict
+
+
+@dataclasses.dataclass(frozen=True)
 class FrozenEvidence:
     """What a forward pass is in graphs that torch.compile freezes for inference.
 
-    They hold PyTorch's own convolution with its filter packed beforehand: it takes less workspace there, and
-    less time. Times are of whole calls, as in `CallEvidence`, and None where PyTorch's own is planned anyway.
+    PyTorch's own convolution has its filter packed beforehand there: it takes less workspace than elsewhere,
+    and less time.
 
     Attributes:
         path: the module's, as in `ConvSite`.
         variant: which of its shapes, likewise.
-        workspace_bytes: what PyTorch's own takes there, beside its operands and the packed filter.
-        reference: seconds with PyTorch's own there.
-        divided: seconds with the division, from the same rounds.
-        speedup: how many times as fast as the first the second is: the median of the rounds' quotients.
-        verdict: the second against the first; unless it is FASTER, PyTorch's own stays in such graphs.
+        workspace_bytes: what PyTorch's own takes there, beside its operands and the packed filter. That fits
+            beside the buffer.
+        times: of whole calls there; None where PyTorch's own is planned anyway, or the division could not be
+            timed. Unless it is FASTER, such graphs hold PyTorch's own.
     """
 
     path: str
     variant: int
     workspace_bytes: int
-    reference: Estimate | None = None
-    divided: Estimate | None = None
-    speedup: Estimate | None = None
-    verdict: Verdict | None = None
+    times: CallTimes | None = None
 
     @property
-    def is_faster(self) -> bool:
-        """Whether the division runs there too."""
-        return self.verdict is Verdict.FASTER
+    def is_own(self) -> bool:
+        """Whether such graphs hold PyTorch's own."""
+        return self.times is None or self.times.verdict is not Verdict.FASTER
 
 
 @dataclasses.dataclass(frozen=True)

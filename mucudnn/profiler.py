@@ -241,9 +241,10 @@ class Profiler:
             seen = self._measurer.weigh_packed(problem, self.limit_bytes)
         except UnmeasuredError:
             return None
-        if seen is not None:
-            self._store.add_records(self.environment, [seen])
-        return seen
+        if seen is None:
+            return None
+        self._store.add_records(self.environment, [seen])
+        return self._known_packed(problem) or seen
 
     def _known_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions

@@ -113,14 +113,17 @@ def _frozen(
 ) -> Callable[[], None]:
     """Return a forward pass in a frozen graph: PyTorch's own packed there, or divided by its operator.
 
-    Images lie channels last there; whoever wants them otherwise has them copied, and the result back.
+    Images lie channels last there; whoever wants them otherwise has them copied, and the result back. And
+    what follows a convolution, such as batch norm and ReLU, is computed along with PyTorch's own, while the
+    result of an operator is read and written once more for it.
     """
     _, weight, bias, _ = operands
     order = image_order(call.problem)
     image = operands.image.contiguous(memory_format=order)
     pack = backend.packing(call.problem) if _is_own(backend, call, divisions) else None
     if pack is not None:
-        return functools.partial(_ignoring, pack(weight, bias), image)
+        packed = pack(weight, bias)
+        return lambda: (packed(image), None)[1]
     convolution = DividedConvolution(backend, call.problem, divisions, owners, call.limits(divisions))
     router, arguments = Router((str(backend_name(backend.device)),), None), arguments_of(call.problem)
     server = GraphServer(router, lambda *_: convolution)
@@ -130,13 +133,9 @@ def _frozen(
         _forget_filter(backend, call, owners)
         with torch.no_grad(), unhooked():
             here = image.contiguous(memory_format=convolution.order)
-            convolve(here, weight, bias, arguments, server.name).contiguous(memory_format=order)
+            convolve(here, weight, bias, arguments, server.name).contiguous(memory_format=order).relu_()
 
     return run
-
-
-def _ignoring(packed: Callable[[Tensor], Tensor], image: Tensor) -> None:
-    packed(image)
 
 
 def _is_own(backend: Backend, call: ModelCall, divisions: Divisions) -> bool:

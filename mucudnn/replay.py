@@ -134,9 +134,10 @@ class Replay:
         outcome = recorded or self._predict(problem, fitting, comparisons)
         return Compared(outcome, tuple(refusals))
 
-    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:  # noqa: ARG002  # what it took does not depend on it
-        """Return what was recorded of it; None where nothing was."""
-        return self._records_of(problem).get(packed_trial(problem, self.own))
+    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
+        """Return what was recorded of it; None where nothing was, or a smaller limit than this forbade it."""
+        record = self._records_of(problem).get(packed_trial(problem, self.own))
+        return record if is_settled(record, limit_bytes) else None
 
     def compare_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions

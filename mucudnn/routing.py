@@ -17,7 +17,7 @@ from mucudnn.calls import (
     without_autocast,
 )
 from mucudnn.choices import Mode
-from mucudnn.division import Division, buffer_bytes, tight_limit
+from mucudnn.division import Division, buffer_bytes, has_room, tight_limit
 from mucudnn.errors import BackendError, OptionError, ProblemError
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, padded
@@ -198,9 +198,9 @@ class Memory:
 
     def has_room(self, division: Division, n_bytes: int) -> bool:
         """Return whether a site of that division may take so much beside the buffer."""
-        if self.is_sharing:
-            return n_bytes <= division.workspace_bytes
-        return n_bytes + self.buffer_bytes <= self.limit_bytes
+        return has_room(
+            n_bytes, division, self.own, self.limit_bytes, self.buffer_bytes, is_sharing=self.is_sharing
+        )
 
     def bound(self, division: Division) -> int | None:
         """Return what buffer and PyTorch's own workspace may take together, or None if they always fit."""

@@ -26,14 +26,15 @@ class Variant:
         assignments: what each op runs.
         calls: what was seen of whole calls, if it was tuned when it was met.
         untouched: what of it was not tuned then, and why.
-        is_own_when_frozen: whether graphs that are frozen for inference had better hold PyTorch's own.
+        own_when_frozen: samples up to which graphs that are frozen for inference hold PyTorch's own; 0 if
+            they never do.
     """
 
     problem: ConvProblem
     assignments: Mapping[ConvOp, Assignment]
     calls: tuple[CallEvidence, ...] = ()
     untouched: tuple[tuple[str, str], ...] = ()
-    is_own_when_frozen: bool = False
+    own_when_frozen: int = 0
 
 
 Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan]
@@ -106,7 +107,7 @@ class TunedShapes:
         if self._memory.is_sharing or self._learn is not None:
             return None
         tuned = (
-            (variant.problem, variant.is_own_when_frozen, each.problem, each.division, each.candidates)
+            (variant.problem, variant.own_when_frozen, each.problem, each.division, each.candidates)
             for variant in self._variants
             for each in variant.assignments.values()
         )
@@ -158,13 +159,12 @@ class TunedShapes:
             return None
 
     def is_own_when_frozen(self, problem: ConvProblem) -> bool:
-        """Return whether graphs that are frozen had better hold PyTorch's own convolution of a problem.
+        """Return whether graphs that are frozen hold PyTorch's own convolution of a problem.
 
-        What was seen of the tuned batch counts for smaller ones. Shapes that were not tuned are not decided
-        here: they are told of when they come.
+        Shapes that were not tuned are not decided here: they are told of when they come.
         """
         served = self._variants_for(problem)
-        return bool(served) and self._variants[min(served)[1]].is_own_when_frozen
+        return bool(served) and problem.batch <= self._variants[min(served)[1]].own_when_frozen
 
     def _why_unserved(self, problem: ConvProblem) -> tuple[Reason, str]:
         """Return why no shape serves a problem, in words too."""

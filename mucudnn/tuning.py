@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 from mucudnn.choices import Mode
 from mucudnn.confirming import Confirmed, Pool, Proven, evidence_of, rivals_of, winner
-from mucudnn.division import Division, buffer_bytes, tight_limit, undivided
+from mucudnn.division import Division, buffer_bytes, has_room, tight_limit, undivided
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import Extraction, SiteCall
-from mucudnn.intervals import Estimate, Verdict
 from mucudnn.measuring import Divisions, ModelCall, call_key, fits_as_seen
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Assignment, CallEvidence, ConvSite, FrozenEvidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, CallTimes, ConvSite, FrozenEvidence, Plan
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Candidate, Comparison, Profile
 from mucudnn.profiler import Profiler
@@ -72,6 +71,7 @@ class Tuning:
         self._unmeasured: list[tuple[str, str]] = []
         self._calls: list[CallEvidence] = []
         self._may_be_frozen = may_be_frozen
+        self._is_sharing = mode is Mode.SHARING
         self._work = Work(progress, self._steps())
 
     def forget(self) -> None:
@@ -110,7 +110,7 @@ class Tuning:
             version=__version__,
             max_error=self._profiler.max_error,
             calls=tuple(self._calls),
-            frozen=tuple(self._frozen({each.site: each.division for each in assignments})),
+            frozen=tuple(self._frozen(assignments)),
         )
         plan.check()
         self._work.end(self._profiler.measured)
@@ -130,6 +130,10 @@ class Tuning:
             **{("profile", problem): _PROFILING_SHARE * cost for problem, cost in costs.items()},
             **{("confirm", problem): cost for problem, cost in costs.items()},
             **calls,
+            **{
+                _frozen_step(call): costs[problems_of(call.problem)[call.problem.op]]
+                for call in self._inferences()
+            },
         }
 
     def _profiles(self, problems: Sequence[ConvProblem]) -> Iterator[tuple[ConvProblem, Profile]]:
@@ -162,7 +166,7 @@ class Tuning:
     ) -> Iterator[tuple[ConvSite, Confirmed]]:
         """Yield what each site runs; equal problems with equal divisions are confirmed once."""
         solved = {site: solution[site].division for site in self._problems}
-        pool = Pool(self._profiler.limit_bytes, solved.values()) if self._mode is Mode.SHARING else None
+        pool = Pool(self._profiler.limit_bytes, solved.values()) if self._is_sharing else None
         alike = Counter((problem, solved[site].key) for site, problem in self._problems.items())
         confirmed: dict[tuple[ConvProblem, str], Confirmed] = {}
         for site, problem in [*self._problems.items()]:
@@ -205,7 +209,7 @@ class Tuning:
 
     def _asked(self, call: SiteCall, *, is_frozen: bool = False) -> ModelCall:
         """Return as what calls of a convolution are timed."""
-        is_sharing = self._mode is Mode.SHARING
+        is_sharing = self._is_sharing
         return ModelCall(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes, is_frozen)
 
     def _is_worth_it(self, call: SiteCall, base: Divisions, divisions: Divisions) -> bool:
@@ -217,41 +221,45 @@ class Tuning:
         seen = self._profiler.compare_calls(asked, base, divisions)
         if not isinstance(seen, Comparison):
             return seen is None
-        times = _CallTimes.of(seen, asked, base, divisions)
-        self._calls.append(CallEvidence(call.path, call.variant, **times._asdict()))
-        return self._calls[-1].is_faster
+        times = _call_times(seen, asked, base, divisions)
+        evidence = CallEvidence(call.path, call.variant, **vars(times))
+        self._calls.append(evidence)
+        return evidence.is_faster
 
-    def _frozen(self, divisions: Mapping[ConvSite, Division]) -> Iterator[FrozenEvidence]:
-        """Yield what those convolutions are in frozen graphs that inference does not run as it comes.
-
-        Args:
-            divisions: of all sites.
-        """
-        own, limit_bytes = self._profiler.own, self._profiler.limit_bytes
+    def _frozen(self, assignments: Sequence[Assignment]) -> Iterator[FrozenEvidence]:
+        """Yield what those convolutions are in frozen graphs that inference does not run as it comes."""
+        own, limit_bytes, is_sharing = self._profiler.own, self._profiler.limit_bytes, self._is_sharing
+        divisions = {each.site: each.division for each in assignments}
         common = max((buffer_bytes(each, own) for each in divisions.values()), default=0)
-        is_sharing = self._mode is Mode.SHARING
-        for call in self._extraction.calls if self._may_be_frozen else ():
+        for call in self._inferences():
             division = divisions.get(ConvSite(call.path, call.problem.op, call.variant))
-            if division is None or call.computed != (call.problem.op,):
-                continue
-            is_own = division.key == undivided(own, call.problem.batch).key
-            if is_own and tight_limit(division, own, limit_bytes, common, is_sharing=is_sharing) is None:
-                continue  # which is not patched
-            self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
-            packed_bytes = self._profiler.packed_bytes(call.problem)
-            if packed_bytes is None:
-                continue
-            if is_own:
-                yield FrozenEvidence(call.path, call.variant, packed_bytes)
-            elif times := self._frozen_times(call, division):
-                yield FrozenEvidence(call.path, call.variant, packed_bytes, **times._asdict())
+            is_own = division is not None and division.key == undivided(own, call.problem.batch).key
+            if division is not None and not (
+                is_own and tight_limit(division, own, limit_bytes, common, is_sharing=is_sharing) is None
+            ):
+                self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
+                packed_bytes = self._profiler.packed_bytes(call.problem)
+                if packed_bytes is not None and has_room(
+                    packed_bytes, division, own, limit_bytes, common, is_sharing=is_sharing
+                ):
+                    times = None if is_own else self._frozen_times(call, division)
+                    yield FrozenEvidence(call.path, call.variant, packed_bytes, times)
+            self._work.finish(_frozen_step(call))
 
-    def _frozen_times(self, call: SiteCall, division: Division) -> "_CallTimes | None":
-        """Return what a forward pass takes in a frozen graph, by PyTorch's own and by its division."""
-        op, asked = call.problem.op, self._asked(call, is_frozen=True)
-        base = {op: undivided(self._profiler.own, call.problem.batch)}
-        seen = self._profiler.compare_calls(asked, base, {op: division})
-        return _CallTimes.of(seen, asked, base, {op: division}) if isinstance(seen, Comparison) else None
+    def _inferences(self) -> list[SiteCall]:
+        """Return the calls of which graphs that are frozen may ask the plan: forward passes alone."""
+        calls = self._extraction.calls if self._may_be_frozen else ()
+        return [call for call in calls if call.ops == call.computed == (call.problem.op,)]
+
+    def _frozen_times(self, call: SiteCall, division: Division) -> CallTimes | None:
+        """Return what a forward pass takes in a frozen graph, by PyTorch's own and by its division.
+
+        None where the division breaks there, or nothing could be timed.
+        """
+        asked, divisions = self._asked(call, is_frozen=True), {call.problem.op: division}
+        base = {call.problem.op: undivided(self._profiler.own, call.problem.batch)}
+        seen = self._profiler.compare_calls(asked, base, divisions)
+        return _call_times(seen, asked, base, divisions) if isinstance(seen, Comparison) else None
 
     def _wait(self) -> None:
         self._work.at("waiting for another process of yours that measures on this device")
@@ -265,7 +273,7 @@ class Tuning:
     def _solve(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
         """Return a division for every site, and the candidates that fit where it does."""
         self._check_feasible(profiles)
-        if self._mode is Mode.SHARING:
+        if self._is_sharing:
             return self._solve_sharing(profiles)
         limit_bytes = self._profiler.limit_bytes
         solved = {
@@ -295,7 +303,7 @@ class Tuning:
 
         It names the site that needs most, and a limit with which all sites may do.
         """
-        limit_bytes, is_sharing = self._profiler.limit_bytes, self._mode is Mode.SHARING
+        limit_bytes, is_sharing = self._profiler.limit_bytes, self._is_sharing
         leasts = {
             problem: least_workspace_bytes(profile.candidates, problem.batch)
             for problem, profile in profiles.items()
@@ -363,34 +371,31 @@ class Tuning:
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
         limit_bytes = self._profiler.limit_bytes
-        if self._mode is Mode.SHARING:  # that one site would do says nothing about what all would need
+        if self._is_sharing:  # that one site would do says nothing about what all would need
             return InfeasibleError(limit_bytes, None, str(site), is_total=True)
         larger = (seen for seen in outcome.workspaces.values() if not fits_as_seen(seen, limit_bytes))
         return InfeasibleError(limit_bytes, min(larger, default=None), str(site))  # others fit, but broke
 
 
-class _CallTimes(NamedTuple):
-    """What the rounds of a call's base and divisions have shown."""
-
-    reference: Estimate
-    divided: Estimate
-    speedup: Estimate
-    verdict: Verdict
-
-    @classmethod
-    def of(cls, seen: Comparison, asked: ModelCall, base: Divisions, divisions: Divisions) -> "_CallTimes":
-        outcome, (before, now) = Outcome.of(seen), (call_key(asked, each) for each in (base, divisions))
-        return cls(
-            reference=outcome.estimates[before],
-            divided=outcome.estimates[now],
-            speedup=seen.speedup(before, now),
-            verdict=outcome.verdict(before, now),
-        )
+def _call_times(seen: Comparison, asked: ModelCall, base: Divisions, divisions: Divisions) -> CallTimes:
+    """Return what the rounds of a call's base and divisions have shown."""
+    outcome, (before, now) = Outcome.of(seen), (call_key(asked, each) for each in (base, divisions))
+    return CallTimes(
+        reference=outcome.estimates[before],
+        divided=outcome.estimates[now],
+        speedup=seen.speedup(before, now),
+        verdict=outcome.verdict(before, now),
+    )
 
 
 def _step(call: SiteCall) -> Hashable:
     """Return what the call is timed as: equal convolutions with equal gradients are timed once."""
     return ("call", call.problem, call.ops, call.computed)
+
+
+def _frozen_step(call: SiteCall) -> Hashable:
+    """Return what the call is timed as in frozen graphs."""
+    return ("frozen", call.problem)
 
 
 def _lesser(fitting: Sequence[Candidate], division: Division, tried: Iterable[Division]) -> list[Candidate]:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.compiling import GraphServer
+from mucudnn.division import undivided
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.patching import apply
-from mucudnn.plan import FrozenEvidence
+from mucudnn.plan import CallTimes, FrozenEvidence
+from mucudnn.problem import ConvOp
 from tests.models import a_batch
 from tests.plans import a_plan_for
 
@@ -53,7 +56,7 @@ def a_pair() -> tuple[nn.Sequential, Tensor]:
 
 
 def seen(path: str, verdict: Verdict, workspace_bytes: int = 0) -> FrozenEvidence:
-    return FrozenEvidence(path, 0, workspace_bytes, ONCE, ONCE, ONCE, verdict)
+    return FrozenEvidence(path, 0, workspace_bytes, CallTimes(ONCE, ONCE, ONCE, verdict))
 
 
 def divided(model: nn.Module, images: Tensor, *frozen: FrozenEvidence) -> nn.Module:
@@ -71,7 +74,7 @@ SLOWER = (seen("0", Verdict.SLOWER), seen("1", Verdict.SAME))
     [
         (SLOWER, []),
         ((SLOWER[0], seen("1", Verdict.FASTER)), [8]),
-        ((seen("0", Verdict.FASTER), FrozenEvidence("1", 0, 0)), [3]),
+        ((seen("0", Verdict.FASTER), FrozenEvidence("1", 0, 0)), [3]),  # which could not be timed
         ((), [3, 8]),  # nothing is known of such graphs, as where other versions have made the plan
         ((seen("0", Verdict.SLOWER, workspace_bytes=2**40), SLOWER[1]), [3]),  # no room beside the buffer
     ],
@@ -86,19 +89,91 @@ def test_a_frozen_graph_holds_pytorchs_own_unless_something_is_faster_there(
     with torch.no_grad(), FREEZING:
         result = compiled(images)
 
-        torch.testing.assert_close(result, torch.compile(model, dynamic=False)(images), rtol=1e-5, atol=1e-5)
-    assert _packs_filters()
+        torch.testing.assert_close(result, model(images), rtol=1e-5, atol=1e-5)
+    assert _packed_filters() == 2 - len(channels)
     assert [each.shape[1] for each in served] == channels
 
 
-def test_what_is_known_of_a_batch_counts_for_smaller_ones(served: list[Tensor]) -> None:
+@pytest.mark.parametrize("verdict", [Verdict.FASTER, Verdict.SLOWER])
+def test_what_is_known_of_a_batch_is_not_said_of_smaller_ones(verdict: Verdict, served: list[Tensor]) -> None:
     model, images = a_pair()
-    compiled = torch.compile(divided(model, images, *SLOWER), dynamic=False, fullgraph=True)
+    patched = divided(model, images, seen("0", verdict), seen("1", verdict))
 
-    with torch.no_grad(), FREEZING:
-        compiled(images[:5])
+    with torch.inference_mode(), FREEZING:
+        torch.compile(patched, dynamic=False, fullgraph=True)(images[:5])
 
     assert served == []
+    assert _packed_filters() == 2
+
+
+def test_a_module_that_changes_elsewhere_is_pytorchs_own_in_frozen_graphs_where_it_was_planned_so(
+    served: list[Tensor],
+) -> None:
+    model, images = a_pair()
+    plan = a_plan_for(copy.deepcopy(model).train(), images)  # with gradients, which are divided
+    own = tuple(
+        dataclasses.replace(each, division=undivided("cpu:aten", each.problem.batch))
+        if (each.site.path, each.site.op) in [("0", ConvOp.FPROP), ("1", ConvOp.DGRAD)]
+        else each
+        for each in plan.assignments
+    )
+    patched = apply(copy.deepcopy(model), dataclasses.replace(plan, assignments=own))
+
+    with torch.no_grad(), FREEZING:
+        torch.compile(patched, dynamic=False, fullgraph=True)(images)
+
+    assert len(own) > 2
+    assert served == []
+    assert _packed_filters() == 2
+
+
+class _Computed(nn.Conv2d):
+    """Computes its filter from the images."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self._conv_forward(images, self.weight * images.mean(), self.bias)
+
+
+def test_a_filter_that_is_no_constant_is_not_packed(served: list[Tensor]) -> None:
+    model, images = _Computed(3, 8, 3).eval(), a_batch()
+    patched = divided(model, images, seen("", Verdict.SLOWER))
+
+    with torch.no_grad(), FREEZING:
+        result = torch.compile(patched, dynamic=False, fullgraph=True)(images)
+
+        torch.testing.assert_close(result, model(images), rtol=1e-5, atol=1e-5)
+    assert [each.shape[1] for each in served] == [3]
+    assert _packed_filters() == 0
+
+
+@pytest.mark.parametrize("setting", ["cpp.weight_prepack", "layout_optimization"])
+def test_where_inductor_packs_no_filters_convolutions_are_divided(setting: str, served: list[Tensor]) -> None:
+    model, images = a_pair()
+
+    with torch.no_grad(), FREEZING, torch._inductor.config.patch({setting: False}):
+        torch.compile(divided(model, images, *SLOWER), dynamic=False)(images)
+
+    assert [each.shape[1] for each in served] == [3, 8]
+
+
+def test_what_follows_a_convolution_is_computed_along_with_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    images = a_batch().contiguous(memory_format=torch.channels_last)
+    model = model.to(memory_format=torch.channels_last)
+    patched = pickle.loads(pickle.dumps(divided(model, images, seen("0", Verdict.SLOWER))))
+    found = []
+    for each in (model, patched):
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        with torch.no_grad(), FREEZING:
+            result = torch.compile(each, dynamic=False)(images)
+        seen_by = torch._dynamo.utils.counters["inductor"]
+        found.append((seen_by["binary_folding_conv"], seen_by["mkldnn_unary_fusion_matcher_count"]))
+        torch.testing.assert_close(result, model(images), rtol=1e-5, atol=1e-5)
+
+    assert found[0] == found[1]
+    assert min(found[0]) > 0
 
 
 class _NoGrad(nn.Module):
@@ -143,9 +218,9 @@ def _not_frozen(model: nn.Module, images: Tensor) -> Any:
         return torch.compile(model, dynamic=False)(images)
 
 
-def _packs_filters() -> bool:
-    """Whether some graph, the unpatched model's among them, holds a packed filter."""
-    return torch._dynamo.utils.counters["inductor"]["mkldnn_conv_weight_pack_matcher_count"] > 0
+def _packed_filters() -> int:
+    """How many packed filters the graphs hold that were compiled in this test."""
+    return int(torch._dynamo.utils.counters["inductor"]["mkldnn_conv_weight_pack_matcher_count"])
 
 
 def test_of_a_graph_for_any_batch_no_filter_is_packed_beforehand(served: list[Tensor]) -> None:
@@ -177,4 +252,4 @@ def test_graphs_that_are_not_frozen_are_divided_as_ever(
 
     torch.testing.assert_close(result, compute(model, images), rtol=1e-5, atol=1e-5)
     assert [each.shape[1] for each in served] == [3, 8]
-    assert not _packs_filters()
+    assert _packed_filters() == 0  # nor in the unpatched model

@@ -17,7 +17,7 @@ from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanFormatError
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, FrozenEvidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, CallTimes, ConvSite, Evidence, FrozenEvidence, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.report import plan_as_json, render_plan
 from tests.examples import a_candidate, a_plan, a_problem, an_environment
@@ -126,7 +126,7 @@ def _plan_with_everything() -> Plan:
             ),
         ),
         frozen=(
-            FrozenEvidence("conv1", 1, 4096, measured, measured, measured, Verdict.FASTER),
+            FrozenEvidence("conv1", 1, 4096, CallTimes(measured, measured, measured, Verdict.FASTER)),
             FrozenEvidence("conv5", 0, 0),
         ),
     )

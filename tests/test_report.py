@@ -10,7 +10,7 @@ import pytest
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, CallEvidence, ConvSite, Evidence, FrozenEvidence, Plan
+from mucudnn.plan import Assignment, CallEvidence, CallTimes, ConvSite, Evidence, FrozenEvidence, Plan
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Candidate
 from mucudnn.report import (
@@ -234,8 +234,12 @@ def test_json_has_whole_calls_and_their_totals() -> None:
 def a_plan_with_frozen() -> Plan:
     """The mixed plan, of whose convolutions frozen graphs run one as planned, one not, and one is its own."""
     frozen = (
-        FrozenEvidence("conv1", 0, 0, seconds(0.030), seconds(0.020), seconds(1.49), Verdict.FASTER),
-        FrozenEvidence("conv2", 0, 64, seconds(0.010), seconds(0.011), seconds(0.91), Verdict.SLOWER),
+        FrozenEvidence(
+            "conv1", 0, 0, CallTimes(seconds(0.030), seconds(0.020), seconds(1.49), Verdict.FASTER)
+        ),
+        FrozenEvidence(
+            "conv2", 0, 64, CallTimes(seconds(0.010), seconds(0.011), seconds(0.91), Verdict.SLOWER)
+        ),
         FrozenEvidence("conv3", 0, 64),
     )
     return a_mixed_plan(frozen=frozen)
@@ -254,7 +258,7 @@ def test_a_note_tells_what_frozen_graphs_run() -> None:
 def test_json_has_what_frozen_graphs_run() -> None:
     first, second, third = json.loads(json.dumps(plan_as_json(a_plan_with_frozen())))["frozen"]
 
-    assert [each["is_undone"] for each in (first, second, third)] == [False, True, True]
+    assert [each["is_own"] for each in (first, second, third)] == [False, True, True]
     assert (first["path"], first["variant"], first["verdict"]) == ("conv1", 0, "FASTER")
     assert (first["before"]["median_s"], first["divided"]["median_s"]) == (0.030, 0.020)
     assert (first["speedup"], first["speedup_interval"]["median"]) == (1.49, 1.49)

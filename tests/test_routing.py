@@ -171,4 +171,7 @@ def test_what_takes_memory_beside_the_buffer_shares_the_limit_with_it() -> None:
     division = Division((a_candidate(workspace_bytes=30),))
 
     assert [memory(is_sharing=False).has_room(division, n_bytes) for n_bytes in (40, 41)] == [True, False]
-    assert [memory(is_sharing=True).has_room(division, n_bytes) for n_bytes in (30, 31)] == [True, False]
+    own = Division((a_candidate(algorithm="cpu:aten", workspace_bytes=30),))
+    sharing = memory(is_sharing=True)
+    assert [sharing.has_room(division, n_bytes) for n_bytes in (0, 1)] == [True, False]
+    assert [sharing.has_room(own, n_bytes) for n_bytes in (30, 31)] == [True, False]

@@ -19,7 +19,7 @@ from mucudnn.extraction import Extraction, extract
 from mucudnn.intervals import Verdict
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Divisions, ModelCall, call_key, call_trial
-from mucudnn.plan import Evidence, Plan
+from mucudnn.plan import Evidence, FrozenEvidence, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Record, Refusal, RefusalKind
 from mucudnn.profiler import Profiler
@@ -618,8 +618,8 @@ def _with_packing(ns: Callable[[int], float], sample_bytes: int = 10) -> Scripte
 def test_what_runs_in_inference_is_timed_against_pytorchs_own_in_frozen_graphs(
     each_ms: float, verdict: Verdict, mode: Mode
 ) -> None:
-    store = MemoryStore()
-    backends = [_with_packing(rate(each_ms * MS)) for _ in range(2)]
+    store, n_bytes = MemoryStore(), 80 if mode is Mode.REUSE else 0  # a site has no room beside its buffer
+    backends = [_with_packing(rate(each_ms * MS), n_bytes // 8) for _ in range(2)]
     plans = [
         _tuned(each, _one_convolution(), mode=mode, store=store, may_be_frozen=True) for each in backends
     ]
@@ -627,12 +627,12 @@ def test_what_runs_in_inference_is_timed_against_pytorchs_own_in_frozen_graphs(
     (seen,) = plans[0].frozen
 
     assert {part.algorithm for part in plans[0].assignments[0].division.parts} == {"scripted:rival"}
-    assert (seen.path, seen.variant, seen.workspace_bytes, seen.verdict) == ("", 0, 80, verdict)
-    assert seen.is_faster == (verdict is Verdict.FASTER)
-    assert seen.reference is not None
-    assert seen.divided is not None
-    assert seen.reference.median == pytest.approx(8 * each_ms * 1e-3)
-    assert seen.divided.median == pytest.approx(4e-3, rel=0.05)
+    assert (seen.path, seen.variant, seen.workspace_bytes) == ("", 0, n_bytes)
+    assert seen.is_own == (verdict is not Verdict.FASTER)
+    assert seen.times is not None
+    assert seen.times.verdict is verdict
+    assert seen.times.reference.median == pytest.approx(8 * each_ms * 1e-3)
+    assert seen.times.divided.median == pytest.approx(4e-3, rel=0.05)
     assert (plans[1], backends[1].world.ran, backends[1].weighed) == (plans[0], [], 0)
 
 
@@ -655,14 +655,23 @@ def test_what_frozen_graphs_run_is_within_the_limit_too() -> None:
     assert "packed@8" not in backend.world.ran
 
 
-def test_what_cannot_be_timed_for_frozen_graphs_is_not_decided() -> None:
-    def broken(samples: int) -> float:
-        raise RuntimeError("no engine")
+@pytest.mark.parametrize("answer", [None, "broken"])
+def test_what_cannot_be_timed_for_frozen_graphs_is_pytorchs_own_there(answer: str | None) -> None:
+    class Answering(LiveMeasurer):
+        def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Any:
+            if not call.is_frozen:
+                return super().compare_calls(call, base, divisions)
+            if answer is None:
+                raise UnmeasuredError("no memory")
+            return Record(call_trial(call, divisions), refusal=Refusal("", 8, RefusalKind.FAILED, answer))
 
-    plan = _tuned(_with_packing(broken), _one_convolution(), may_be_frozen=True)
+    measurer = Answering(_with_packing(rate(0.7 * MS)))
+    profiler = Profiler(measurer, MemoryStore(), 2**20, Policy.UNDIVIDED)
+
+    plan = Tuning(profiler, Mode.REUSE, _one_convolution(), Listener(), may_be_frozen=True).plan()
 
     assert _keys(plan) == ["scripted:rival@8*1"]
-    assert plan.frozen == ()
+    assert plan.frozen == (FrozenEvidence("", 0, 80),)
 
 
 def test_pytorchs_own_may_stay_in_frozen_graphs_though_the_limit_forbids_it_elsewhere() -> None:
@@ -670,7 +679,8 @@ def test_pytorchs_own_may_stay_in_frozen_graphs_though_the_limit_forbids_it_else
 
     plan = _tuned(backend, _one_convolution(), limit_bytes=1000, may_be_frozen=True)
 
-    assert [(seen.workspace_bytes, seen.verdict) for seen in plan.frozen] == [(80, Verdict.SLOWER)]
+    (seen,) = plan.frozen
+    assert (seen.workspace_bytes, seen.times is not None, seen.is_own) == (80, True, True)
     assert plan.assignments[0].evidence is not None
     assert plan.assignments[0].evidence.verdict is None  # it was never run
 
@@ -685,16 +695,19 @@ def test_pytorchs_own_is_weighed_for_frozen_graphs_where_it_makes_room_elsewhere
                 self.world.now_ns = before + (self.world.now_ns - before) // 4
 
     backend = QuickForFew({"rival": Recipe(rate(0.5 * MS), sample_bytes=1000)})
-    backend.packed = Recipe(rate(0.3 * MS), 10)
+    backend.packed = Recipe(rate(0.3 * MS))
     extraction = extract(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).eval(), a_batch())
 
     plan = _tuned(backend, extraction, limit_bytes=8000, may_be_frozen=True)
 
     assert _keys(plan) == ["scripted:rival@8*1", "scripted:own@8*1"]
-    assert [(seen.path, seen.workspace_bytes, seen.verdict) for seen in plan.frozen] == [
-        ("0", 80, Verdict.SLOWER),
-        ("1", 80, None),
+    assert [(seen.path, seen.workspace_bytes, seen.times is None) for seen in plan.frozen] == [
+        ("0", 0, False),
+        ("1", 0, True),
     ]
+    assert all(seen.is_own for seen in plan.frozen)
+    backend.packed = Recipe(rate(0.3 * MS), 1)
+    assert _tuned(backend, extraction, limit_bytes=8000, may_be_frozen=True).frozen == ()  # no room
     roomy = _tuned(backend, extraction, limit_bytes=16000, may_be_frozen=True)
     assert [seen.path for seen in roomy.frozen] == ["0"]
 

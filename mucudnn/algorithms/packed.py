@@ -61,14 +61,15 @@ def _is_able(dtype: str) -> bool:
 def _pack(problem: ConvProblem, weight: Tensor, bias: Tensor | None) -> Packed:
     numbers = (problem.padding, problem.stride, problem.dilation, problem.groups)
     packed = _mkldnn._reorder_convolution_weight(weight, *numbers, problem.input_shape)
-    return functools.partial(_convolve, _mkldnn._convolution_pointwise, (packed, bias, *numbers))
+    return functools.partial(_convolve, _mkldnn._convolution_pointwise.default, (packed, bias, *numbers))
 
 
 def _pack_transposed(problem: ConvProblem, weight: Tensor, bias: Tensor | None) -> Packed:
     more = problem.output_padding
     numbers = (problem.padding, more, problem.stride, problem.dilation, problem.groups)
     packed = _mkldnn._reorder_convolution_transpose_weight(weight, *numbers, problem.output_shape)
-    return functools.partial(_convolve, _mkldnn._convolution_transpose_pointwise, (packed, bias, *numbers))
+    operator = _mkldnn._convolution_transpose_pointwise.default
+    return functools.partial(_convolve, operator, (packed, bias, *numbers))
 
 
 def _convolve(operator: Callable[..., Tensor], arguments: tuple[object, ...], image: Tensor) -> Tensor:

@@ -301,14 +301,14 @@ def _predicted_notes(plan: Plan) -> list[tuple[str, str]]:
 def _frozen_notes(frozen: Sequence[FrozenEvidence]) -> list[tuple[str, str]]:
     """Say what graphs that are frozen run, and what that is worth; nothing if that was not timed."""
     times = [
-        (seen.reference.median, (seen.divided if seen.is_faster else seen.reference).median)
+        (seen.times.reference.median, (seen.times.reference if seen.is_own else seen.times.divided).median)
         for seen in frozen
-        if seen.reference is not None and seen.divided is not None
+        if seen.times is not None
     ]
     if not times:
         return []
     before, now = (_milliseconds(math.fsum(some)) for some in zip(*times, strict=True))
-    faster = sum(seen.is_faster for seen in frozen)
+    faster = sum(not seen.is_own for seen in frozen)
     return [("frozen", _FROZEN.format(faster, len(times), before, now))]
 
 
@@ -395,16 +395,17 @@ def _call_as_json(call: CallEvidence) -> dict[str, object]:
 
 
 def _frozen_as_json(seen: FrozenEvidence) -> dict[str, object]:
+    times = seen.times
     return {
         "path": seen.path,
         "variant": seen.variant,
         "workspace_before_bytes": seen.workspace_bytes,
-        "before": _as_json(seen.reference),
-        "divided": _as_json(seen.divided),
-        "speedup": None if seen.speedup is None else seen.speedup.median,
-        "speedup_interval": None if seen.speedup is None else _interval_as_json(seen.speedup),
-        "verdict": seen.verdict,
-        "is_undone": not seen.is_faster,
+        "is_own": seen.is_own,
+        "before": None if times is None else _as_json(times.reference),
+        "divided": None if times is None else _as_json(times.divided),
+        "speedup": None if times is None else times.speedup.median,
+        "speedup_interval": None if times is None else _interval_as_json(times.speedup),
+        "verdict": None if times is None else times.verdict,
     }
 
 
