@@ -209,8 +209,8 @@ class Tuning:
 
     def _asked(self, call: SiteCall, *, is_frozen: bool = False) -> ModelCall:
         """Return as what calls of a convolution are timed."""
-        is_sharing = self._is_sharing
-        return ModelCall(call.problem, self._profiler.own, is_sharing, self._profiler.limit_bytes, is_frozen)
+        own, limit_bytes = self._profiler.own, self._profiler.limit_bytes
+        return ModelCall(call.problem, own, self._is_sharing, limit_bytes, is_frozen)
 
     def _is_worth_it(self, call: SiteCall, base: Divisions, divisions: Divisions) -> bool:
         """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
@@ -228,23 +228,39 @@ class Tuning:
 
     def _frozen(self, assignments: Sequence[Assignment]) -> Iterator[FrozenEvidence]:
         """Yield what those convolutions are in frozen graphs that inference does not run as it comes."""
-        own, limit_bytes, is_sharing = self._profiler.own, self._profiler.limit_bytes, self._is_sharing
         divisions = {each.site: each.division for each in assignments}
-        common = max((buffer_bytes(each, own) for each in divisions.values()), default=0)
+        buffers = (buffer_bytes(each, self._profiler.own) for each in divisions.values())
+        common_bytes = max(buffers, default=0)
         for call in self._inferences():
             division = divisions.get(ConvSite(call.path, call.problem.op, call.variant))
-            is_own = division is not None and division.key == undivided(own, call.problem.batch).key
-            if division is not None and not (
-                is_own and tight_limit(division, own, limit_bytes, common, is_sharing=is_sharing) is None
-            ):
-                self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
-                packed_bytes = self._profiler.packed_bytes(call.problem)
-                if packed_bytes is not None and has_room(
-                    packed_bytes, division, own, limit_bytes, common, is_sharing=is_sharing
-                ):
-                    times = None if is_own else self._frozen_times(call, division)
-                    yield FrozenEvidence(call.path, call.variant, packed_bytes, times)
+            found = None if division is None else self._frozen_call(call, division, common_bytes)
+            if found is not None:
+                yield found
             self._work.finish(_frozen_step(call))
+
+    def _frozen_call(self, call: SiteCall, division: Division, common_bytes: int) -> FrozenEvidence | None:
+        """Return what a forward pass is in frozen graphs.
+
+        None where it is PyTorch's own as it comes, which is not patched, and where that may not run there.
+
+        Args:
+            call: of inference.
+            division: what runs elsewhere.
+            common_bytes: what the common buffer may come to.
+        """
+        own, limit_bytes, is_sharing = self._profiler.own, self._profiler.limit_bytes, self._is_sharing
+        is_own = division.key == undivided(own, call.problem.batch).key
+        bound = tight_limit(division, own, limit_bytes, common_bytes, is_sharing=is_sharing)
+        if is_own and bound is None:
+            return None
+        self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
+        n_bytes = self._profiler.packed_bytes(call.problem)
+        if n_bytes is None or not has_room(
+            n_bytes, division, own, limit_bytes, common_bytes, is_sharing=is_sharing
+        ):
+            return None
+        times = None if is_own else self._frozen_times(call, division)
+        return FrozenEvidence(call.path, call.variant, n_bytes, times)
 
     def _inferences(self) -> list[SiteCall]:
         """Return the calls of which graphs that are frozen may ask the plan: forward passes alone."""

@@ -27,7 +27,7 @@ class Form(StrEnum):
     COMPILED = "compiled"
     FROZEN = "compiled and frozen"
     """Inductor folds what is constant, batch norm into filters among it, and packs filters for oneDNN; not in
-    patched convolutions, which are operators of their own."""
+    those patched convolutions that are faster there, which are operators of their own."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
