@@ -16,9 +16,9 @@ _TAILS = (0.95, 0.99)
 
 _PREFACE = (
     "Both layouts: eager, eager without oneDNN, and by `torch.compile`; in inference frozen too, where",
-    "inductor folds batch norm into filters and packs these for oneDNN (not those of patched convolutions,",
-    "which are operators of their own). All but those without oneDNN also patched. Not tried:",
-    "`max-autotune`, TorchScript's freezing. PyTorch's own may take what memory it likes.",
+    "inductor folds batch norm into filters and packs these for oneDNN (not those of patched convolutions",
+    "that are faster there, which are operators of their own). All but those without oneDNN also patched.",
+    "Not tried: `max-autotune`, TorchScript's freezing. PyTorch's own may take what memory it likes.",
     "",
     "All ways of a row ran in the same rounds in one process. The fastest patched one, its unpatched twin,",
     "PyTorch as it comes (contiguous, eager) and those of PyTorch's own that were not told apart from their",
