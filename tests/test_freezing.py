@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mucudnn.choices import Mode
 from mucudnn.compiling import GraphServer
 from mucudnn.division import undivided
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.patching import apply
-from mucudnn.plan import CallTimes, FrozenEvidence
+from mucudnn.patching import apply, patch
+from mucudnn.plan import CallTimes, FrozenEvidence, Plan
 from mucudnn.problem import ConvOp
 from tests.models import a_batch
 from tests.plans import a_plan_for
@@ -91,6 +92,35 @@ def test_a_frozen_graph_holds_pytorchs_own_unless_something_is_faster_there(
 
         torch.testing.assert_close(result, model(images), rtol=1e-5, atol=1e-5)
     assert _packed_filters() == 2 - len(channels)
+    assert [each.shape[1] for each in served] == channels
+
+
+def test_a_site_with_a_workspace_of_its_own_is_asked_about_too(served: list[Tensor]) -> None:
+    model, images = a_pair()
+    plan = dataclasses.replace(a_plan_for(copy.deepcopy(model), images, Mode.SHARING), frozen=SLOWER)
+
+    with torch.no_grad(), FREEZING:
+        torch.compile(apply(copy.deepcopy(model), plan), dynamic=False, fullgraph=True)(images)
+
+    assert served == []
+    assert _packed_filters() == 2
+
+
+@pytest.mark.parametrize(("n_bytes", "channels"), [(0, []), (1, [3])])
+def test_where_more_is_tuned_later_the_buffer_may_come_to_leave_no_room(
+    n_bytes: int, channels: list[int], served: list[Tensor]
+) -> None:
+    def learn(*_: object) -> Plan:
+        raise AssertionError("nothing is to be tuned here")
+
+    model, images = a_pair()
+    frozen = (seen("0", Verdict.SLOWER, n_bytes), SLOWER[1])
+    plan = dataclasses.replace(a_plan_for(copy.deepcopy(model), images), frozen=frozen)
+    patched = patch(copy.deepcopy(model), plan, learn)
+
+    with torch.no_grad(), FREEZING:
+        torch.compile(patched, dynamic=False, fullgraph=True)(images)
+
     assert [each.shape[1] for each in served] == channels
 
 
