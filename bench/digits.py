@@ -22,10 +22,11 @@ from mucudnn.backends import Backend, Job, backend_of
 from mucudnn.choices import Policy
 from mucudnn.division import undivided
 from mucudnn.errors import MucudnnError
+from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, compare, ratio
 from mucudnn.live import LiveMeasurer
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Evidence, Plan
+from mucudnn.plan import Plan
 from mucudnn.problem import Layout
 from mucudnn.profiler import Profiler
 from mucudnn.report import check_matplotlib, draw_plan, render_plan

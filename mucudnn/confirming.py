@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from mucudnn.division import Division
+from mucudnn.evidence import Evidence
 from mucudnn.intervals import Verdict
 from mucudnn.measuring import fits_as_seen
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Evidence
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.solvers import least_workspace_bytes, solve_reuse

@@ -15,6 +15,7 @@ from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
 from mucudnn.division import Division, undivided
 from mucudnn.errors import DeviceLostError, UnmeasuredError
+from mucudnn.failures import LastTrial, TrialError, is_lack_of_memory
 from mucudnn.measuring import (
     Compared,
     Divisions,
@@ -33,46 +34,6 @@ from mucudnn.stand import Stand, TrialRun
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
 from mucudnn.turns import turn, turn_path
 from mucudnn.weighing import division_job
-
-
-class _TrialError(Exception):
-    """A call of a trial has failed."""
-
-    def __init__(self, trial: Trial, failure: Exception) -> None:
-        self.trial = trial
-        self.failure = failure
-        super().__init__(trial, failure)
-
-
-class _LastTrial:
-    """Remembers which trial ran last: on a card its failure may show only when the card is waited for."""
-
-    def __init__(self) -> None:
-        self._last: Trial | None = None
-
-    def remembered(self, trial: Trial, call: Callable[[], None]) -> Callable[[], None]:
-        """Return a call that is remembered as that of `trial`."""
-
-        def remembered() -> None:
-            self._last = trial
-            call()
-
-        return remembered
-
-    @contextlib.contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Blame the last trial of the block for its failure.
-
-        Raises:
-            _TrialError: the block has failed, and some trial had run in it.
-        """
-        self._last = None
-        try:
-            yield
-        except Exception as failure:
-            if self._last is None:
-                raise
-            raise _TrialError(self._last, failure) from failure
 
 
 class LiveMeasurer:
@@ -206,7 +167,7 @@ class LiveMeasurer:
             DeviceLostError: the other divisions have broken the device.
         """
         self.measured += 1
-        last = _LastTrial()
+        last = LastTrial()
         trials = [call_trial(call, each) for each in (base, divisions)]
         with self._apart():
             stand = self._stand(call.problem, 0)
@@ -217,7 +178,7 @@ class LiveMeasurer:
             try:
                 with self._neighbours.watched(), last.blamed():
                     times = self._compared(calls, stand)
-            except _TrialError as error:
+            except TrialError as error:
                 is_base = error.trial == trials[0]
                 return self._failed(Record(error.trial), error.failure, is_own=is_base)
         return Comparison(call.problem, times, {})
@@ -260,7 +221,7 @@ class LiveMeasurer:
         fitting = [each for each in divisions if records[division_trial(problem, each)].refusal is None]
         if not fitting:
             return {}, {}
-        stand, last = self._stand(problem, 0), _LastTrial()
+        stand, last = self._stand(problem, 0), LastTrial()
         calls = {
             trial: last.remembered(trial, stand.division(division))
             for division in fitting
@@ -272,7 +233,7 @@ class LiveMeasurer:
             try:
                 with self._neighbours.watched(), last.blamed():
                     return self._compared(named, stand), failed
-            except _TrialError as error:
+            except TrialError as error:
                 failed[error.trial] = self._failed(records[error.trial], error.failure)
 
     def _compared(self, calls: Mapping[str, Callable[[], None]], stand: Stand) -> Mapping[str, Measurement]:
@@ -287,7 +248,7 @@ class LiveMeasurer:
         try:
             return Stand(self._backend, problem, buffer_bytes, seed=zlib.crc32(problem.key.encode()))
         except Exception as failure:
-            if not _is_lack_of_memory(failure):
+            if not is_lack_of_memory(failure):
                 raise
             raise UnmeasuredError(f"{problem} could not be measured: {failure}") from failure
 
@@ -338,9 +299,9 @@ class LiveMeasurer:
         reason = str(failure) or type(failure).__name__
         if is_own is None:
             is_own = trial.algorithm in (self.own, undivided(self.own, trial.problem.batch).key)
-        if not is_own and not _is_lack_of_memory(failure) and not self._is_alive():
+        if not is_own and not is_lack_of_memory(failure) and not self._is_alive():
             raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
-        if is_own or _is_lack_of_memory(failure):
+        if is_own or is_lack_of_memory(failure):
             raise UnmeasuredError(f"{trial.problem} could not be measured: {failure}") from failure
         refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
         return dataclasses.replace(record, times=None, setup=None, refusal=refusal)
@@ -359,7 +320,7 @@ class LiveMeasurer:
         """Race all runs against one another; whoever breaks is refused, and the race starts anew."""
         try:
             return self._raced(records, runs, before)
-        except _TrialError as error:
+        except TrialError as error:
             failed = {error.trial: self._failed(records[error.trial], error.failure)}
         left = {trial: run for trial, run in runs.items() if trial not in failed}
         return self._time(records, left, before) | failed
@@ -372,7 +333,7 @@ class LiveMeasurer:
         The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
         then knows it. PyTorch's own alone has none, which is how a recording tells it from the others.
         """
-        last = _LastTrial()
+        last = LastTrial()
         entrants: dict[tuple[str, Trial], Entrant] = {}
         set_ups: dict[str, Trial] = {}
         for trial, run in runs.items():
@@ -402,13 +363,6 @@ def _too_large(trial: Trial, needed: int | None, limit_bytes: int, bound: str = 
     reason = f"it needs {what}, the {bound} is {format_exactly(limit_bytes)}"
     refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, reason)
     return Record(trial, needed, refusal=refusal, limit_bytes=limit_bytes)
-
-
-def _is_lack_of_memory(failure: Exception) -> bool:
-    """Whether a run failed for a reason that may be gone tomorrow, and so says nothing of the algorithm."""
-    text = str(failure).lower()
-    is_kind = isinstance(failure, MemoryError | torch.OutOfMemoryError)
-    return is_kind or "alloc" in text or "out of memory" in text
 
 
 def _with_span(rule: SamplingRule, least_span_ns: int) -> SamplingRule:

@@ -15,10 +15,11 @@ from torch import nn
 
 from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
+from mucudnn.evidence import FrozenEvidence
 from mucudnn.modules import Call, Kind, check_is_module, kind_of, padded, settings_of, undividable
 from mucudnn.notices import Notice
 from mucudnn.patched import GraphServers, PatchedForward
-from mucudnn.plan import Assignment, FrozenEvidence, Plan
+from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
 from mucudnn.routing import Memory, is_own

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanFormatError
-from mucudnn.intervals import Estimate, Verdict
+from mucudnn.evidence import CallEvidence, Evidence, FrozenEvidence
 from mucudnn.plan_file import OPTIONAL, decode, encode, parse
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
@@ -58,105 +58,6 @@ class ConvSite:
     @property
     def _shape(self) -> str:
         return f" (shape {self.variant + 1})" if self.variant else ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """What timing and weighing the finished division, as it runs, has shown.
-
-    Attributes:
-        reference: seconds of PyTorch's own convolution, undivided; None if the limit forbids to run it.
-        chosen: seconds of the division, from the same rounds.
-        verdict: the division against the reference; None without one.
-        reference_workspace_bytes: what PyTorch's own takes beside its operands; None without one.
-        workspace_bytes: what the division was seen to take, at most.
-        error: largest relative error of its algorithms against float64.
-        rejected: keys of the divisions that were timed too and not chosen, with their estimates.
-        speedups: keys of all but the reference, with how many times as fast as that they are: the median of
-            the rounds' quotients, which decides, with its interval. Empty without a reference, or predicted.
-        is_predicted: whether no whole division was run: the times are sums of recorded parts' times, the
-            workspaces those of the largest parts.
-    """
-
-    reference: Estimate | None = None
-    chosen: Estimate | None = None
-    verdict: Verdict | None = None
-    reference_workspace_bytes: int | None = None
-    workspace_bytes: int | None = None
-    error: float | None = None
-    rejected: tuple[tuple[str, Estimate], ...] = ()
-    speedups: tuple[tuple[str, Estimate], ...] = dataclasses.field(default=(), metadata=OPTIONAL)
-    is_predicted: bool = dataclasses.field(default=False, metadata=OPTIONAL)
-
-
-@dataclasses.dataclass(frozen=True)
-class CallEvidence:
-    """What timing a whole convolution has shown: its forward pass and gradients, as the model calls it.
-
-    Attributes:
-        path: the module's, as in `ConvSite`.
-        variant: which of its shapes, likewise.
-        reference: seconds with PyTorch's own convolution for every op whose limit lets it run.
-        divided: seconds with the divisions that each were confirmed for themselves, from the same rounds.
-        speedup: how many times as fast as the first the second is: the median of the rounds' quotients.
-        verdict: the second against the first; unless it is FASTER, PyTorch's own stays, as in the first.
-    """
-
-    path: str
-    variant: int
-    reference: Estimate
-    divided: Estimate
-    speedup: Estimate
-    verdict: Verdict
-
-    @property
-    def is_faster(self) -> bool:
-        """Whether the divisions run."""
-        return self.verdict is Verdict.FASTER
-
-
-@dataclasses.dataclass(frozen=True)
-class CallTimes:
-    """What rounds have shown of two ways to run a convolution.
-
-    Attributes:
-        reference: seconds with PyTorch's own.
-        divided: seconds with the division, from the same rounds.
-        speedup: how many times as fast as the first the second is: the median of the rounds' quotients.
-        verdict: the second against the first.
-    """
-
-    reference: Estimate
-    divided: Estimate
-    speedup: Estimate
-    verdict: Verdict
-
-
-@dataclasses.dataclass(frozen=True)
-class FrozenEvidence:
-    """What a forward pass is in graphs that torch.compile freezes for inference.
-
-    PyTorch's own convolution has its filter packed beforehand there: it takes less workspace than elsewhere,
-    and less time.
-
-    Attributes:
-        path: the module's, as in `ConvSite`.
-        variant: which of its shapes, likewise.
-        workspace_bytes: what PyTorch's own takes there, beside its operands and the packed filter. That fits
-            beside the buffer.
-        times: of whole calls there; None where PyTorch's own is planned anyway, or the division could not be
-            timed. Unless it is FASTER, such graphs hold PyTorch's own.
-    """
-
-    path: str
-    variant: int
-    workspace_bytes: int
-    times: CallTimes | None = None
-
-    @property
-    def is_own(self) -> bool:
-        """Whether such graphs hold PyTorch's own."""
-        return self.times is None or self.times.verdict is not Verdict.FASTER
 
 
 @dataclasses.dataclass(frozen=True)

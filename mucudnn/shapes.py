@@ -9,9 +9,10 @@ import torch
 
 from mucudnn.backends import Backend, backend_name
 from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
+from mucudnn.evidence import CallEvidence
 from mucudnn.functional import DividedConvolution
 from mucudnn.notices import Notice, Reason
-from mucudnn.plan import Assignment, CallEvidence, Plan
+from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.routing import Memory, divided
 from mucudnn.workspace import Owner

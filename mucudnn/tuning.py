@@ -5,16 +5,18 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from mucudnn.called import Called
 from mucudnn.choices import Mode
 from mucudnn.confirming import Confirmed, Pool, Proven, evidence_of, rivals_of, winner
-from mucudnn.division import Division, buffer_bytes, has_room, tight_limit, undivided
+from mucudnn.division import Division, buffer_bytes, undivided
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
+from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
 from mucudnn.extraction import Extraction, SiteCall
-from mucudnn.measuring import Divisions, ModelCall, call_key, fits_as_seen
+from mucudnn.measuring import Divisions, fits_as_seen
 from mucudnn.outcome import Outcome
-from mucudnn.plan import Assignment, CallEvidence, CallTimes, ConvSite, FrozenEvidence, Plan
+from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvProblem, problems_of
-from mucudnn.profile import Candidate, Comparison, Profile
+from mucudnn.profile import Candidate, Profile
 from mucudnn.profiler import Profiler
 from mucudnn.progress import Progress, Work
 from mucudnn.solvers import (
@@ -72,6 +74,7 @@ class Tuning:
         self._calls: list[CallEvidence] = []
         self._may_be_frozen = may_be_frozen
         self._is_sharing = mode is Mode.SHARING
+        self._called = Called(profiler, mode)
         self._work = Work(progress, self._steps())
 
     def forget(self) -> None:
@@ -207,22 +210,15 @@ class Tuning:
         self._work.finish(_step(call))
         return {} if is_worth_it else {sites[op]: Confirmed(each, each) for op, each in own.items()}
 
-    def _asked(self, call: SiteCall, *, is_frozen: bool = False) -> ModelCall:
-        """Return as what calls of a convolution are timed."""
-        own, limit_bytes = self._profiler.own, self._profiler.limit_bytes
-        return ModelCall(call.problem, own, self._is_sharing, limit_bytes, is_frozen)
-
     def _is_worth_it(self, call: SiteCall, base: Divisions, divisions: Divisions) -> bool:
         """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
 
         Where the whole call cannot be timed they count as faster: each of them was, for itself.
         """
-        asked = self._asked(call)
-        seen = self._profiler.compare_calls(asked, base, divisions)
-        if not isinstance(seen, Comparison):
-            return seen is None
-        times = _call_times(seen, asked, base, divisions)
-        evidence = CallEvidence(call.path, call.variant, **vars(times))
+        times = self._called.times(call, base, divisions)
+        if not isinstance(times, CallTimes):
+            return times is None
+        evidence = CallEvidence(**vars(times), path=call.path, variant=call.variant)
         self._calls.append(evidence)
         return evidence.is_faster
 
@@ -233,49 +229,17 @@ class Tuning:
         common_bytes = max(buffers, default=0)
         for call in self._inferences():
             division = divisions.get(ConvSite(call.path, call.problem.op, call.variant))
-            found = None if division is None else self._frozen_call(call, division, common_bytes)
-            if found is not None:
-                yield found
+            if division is not None and not self._called.is_unpatched(call, division, common_bytes):
+                self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
+                found = self._called.frozen(call, division, common_bytes)
+                if found is not None:
+                    yield found
             self._work.finish(_frozen_step(call))
-
-    def _frozen_call(self, call: SiteCall, division: Division, common_bytes: int) -> FrozenEvidence | None:
-        """Return what a forward pass is in frozen graphs.
-
-        None where it is PyTorch's own as it comes, which is not patched, and where that may not run there.
-
-        Args:
-            call: of inference.
-            division: what runs elsewhere.
-            common_bytes: what the common buffer may come to.
-        """
-        own, limit_bytes, is_sharing = self._profiler.own, self._profiler.limit_bytes, self._is_sharing
-        is_own = division.key == undivided(own, call.problem.batch).key
-        bound = tight_limit(division, own, limit_bytes, common_bytes, is_sharing=is_sharing)
-        if is_own and bound is None:
-            return None
-        self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
-        n_bytes = self._profiler.packed_bytes(call.problem)
-        if n_bytes is None or not has_room(
-            n_bytes, division, own, limit_bytes, common_bytes, is_sharing=is_sharing
-        ):
-            return None
-        times = None if is_own else self._frozen_times(call, division)
-        return FrozenEvidence(call.path, call.variant, n_bytes, times)
 
     def _inferences(self) -> list[SiteCall]:
         """Return the calls of which graphs that are frozen may ask the plan: forward passes alone."""
         calls = self._extraction.calls if self._may_be_frozen else ()
         return [call for call in calls if call.ops == call.computed == (call.problem.op,)]
-
-    def _frozen_times(self, call: SiteCall, division: Division) -> CallTimes | None:
-        """Return what a forward pass takes in a frozen graph, by PyTorch's own and by its division.
-
-        None where the division breaks there, or nothing could be timed.
-        """
-        asked, divisions = self._asked(call, is_frozen=True), {call.problem.op: division}
-        base = {call.problem.op: undivided(self._profiler.own, call.problem.batch)}
-        seen = self._profiler.compare_calls(asked, base, divisions)
-        return _call_times(seen, asked, base, divisions) if isinstance(seen, Comparison) else None
 
     def _wait(self) -> None:
         self._work.at("waiting for another process of yours that measures on this device")
@@ -391,17 +355,6 @@ class Tuning:
             return InfeasibleError(limit_bytes, None, str(site), is_total=True)
         larger = (seen for seen in outcome.workspaces.values() if not fits_as_seen(seen, limit_bytes))
         return InfeasibleError(limit_bytes, min(larger, default=None), str(site))  # others fit, but broke
-
-
-def _call_times(seen: Comparison, asked: ModelCall, base: Divisions, divisions: Divisions) -> CallTimes:
-    """Return what the rounds of a call's base and divisions have shown."""
-    outcome, (before, now) = Outcome.of(seen), (call_key(asked, each) for each in (base, divisions))
-    return CallTimes(
-        reference=outcome.estimates[before],
-        divided=outcome.estimates[now],
-        speedup=seen.speedup(before, now),
-        verdict=outcome.verdict(before, now),
-    )
 
 
 def _step(call: SiteCall) -> Hashable:

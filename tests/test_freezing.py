@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from mucudnn.choices import Mode
 from mucudnn.compiling import GraphServer
 from mucudnn.division import undivided
+from mucudnn.evidence import CallTimes, FrozenEvidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.patching import apply, patch
-from mucudnn.plan import CallTimes, FrozenEvidence, Plan
+from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from tests.models import a_batch
 from tests.plans import a_plan_for

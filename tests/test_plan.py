@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanFormatError
+from mucudnn.evidence import CallEvidence, CallTimes, Evidence, FrozenEvidence
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, CallEvidence, CallTimes, ConvSite, Evidence, FrozenEvidence, Plan
+from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.report import plan_as_json, render_plan
 from tests.examples import a_candidate, a_plan, a_problem, an_environment
@@ -122,7 +123,7 @@ def _plan_with_everything() -> Plan:
         untouched=(("conv9", "its padding mode is reflect."),),
         calls=(
             CallEvidence(
-                "conv1", 1, Estimate(0.25, -math.inf, math.inf, 3), measured, measured, Verdict.SAME
+                Estimate(0.25, -math.inf, math.inf, 3), measured, measured, Verdict.SAME, "conv1", 1
             ),
         ),
         frozen=(

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure, SubFigure
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.errors import OptionError
+from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, ConvSite, Evidence
+from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from mucudnn.report import draw_plan, render_plan

@@ -22,9 +22,10 @@ from mucudnn.errors import (
     PlanMismatchError,
     StoreError,
 )
+from mucudnn.evidence import Evidence
 from mucudnn.intervals import Verdict
 from mucudnn.measuring import Limits, division_trial
-from mucudnn.plan import Evidence, Plan
+from mucudnn.plan import Plan
 from mucudnn.profile import Candidate, Comparison, Measurement, Record, Refusal, RefusalKind
 from mucudnn.replay import Replay, replaying
 from mucudnn.store import SqliteStore

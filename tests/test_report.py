@@ -9,8 +9,9 @@ import pytest
 
 from mucudnn.choices import Mode
 from mucudnn.division import Division
+from mucudnn.evidence import CallEvidence, CallTimes, Evidence, FrozenEvidence
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan import Assignment, CallEvidence, CallTimes, ConvSite, Evidence, FrozenEvidence, Plan
+from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Candidate
 from mucudnn.report import (
@@ -180,8 +181,8 @@ def test_rows_stand_under_the_convolution_that_they_belong_to() -> None:
 def a_plan_with_calls() -> Plan:
     """The mixed plan, of which one convolution is 1.5 times as fast in whole calls, and one no faster."""
     calls = (
-        CallEvidence("conv1", 0, seconds(0.030), seconds(0.020), seconds(1.49), Verdict.FASTER),
-        CallEvidence("conv2", 0, seconds(0.010), seconds(0.011), seconds(0.91), Verdict.AMBIGUOUS),
+        CallEvidence(seconds(0.030), seconds(0.020), seconds(1.49), Verdict.FASTER, "conv1", 0),
+        CallEvidence(seconds(0.010), seconds(0.011), seconds(0.91), Verdict.AMBIGUOUS, "conv2", 0),
     )
     return a_mixed_plan(calls=calls)
 

@@ -35,9 +35,10 @@ from mucudnn.errors import (
     StoreWarning,
     UntunedWarning,
 )
+from mucudnn.evidence import CallEvidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.patching import plan_of
-from mucudnn.plan import CallEvidence, Plan
+from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
@@ -754,7 +755,7 @@ def test_what_was_seen_of_calls_that_are_tuned_later_is_in_the_plan(
     def seeing_a_call(tuning: Tuning) -> Plan:
         plan = tuned(tuning)
         site = plan.assignments[0].site
-        seen = CallEvidence(site.path, site.variant, once, once, once, Verdict.SAME)
+        seen = CallEvidence(once, once, once, Verdict.SAME, site.path, site.variant)
         return dataclasses.replace(plan, calls=(seen,))
 
     monkeypatch.setattr(Tuning, "plan", seeing_a_call)

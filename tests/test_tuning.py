@@ -15,11 +15,12 @@ from mucudnn.choices import Mode, Policy
 from mucudnn.confirming import Confirmed, Pool, Proven, rivals_of
 from mucudnn.division import Division
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning
+from mucudnn.evidence import Evidence, FrozenEvidence
 from mucudnn.extraction import Extraction, extract
 from mucudnn.intervals import Verdict
 from mucudnn.live import LiveMeasurer
 from mucudnn.measuring import Divisions, ModelCall, call_key, call_trial
-from mucudnn.plan import Evidence, FrozenEvidence, Plan
+from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Record, Refusal, RefusalKind
 from mucudnn.profiler import Profiler

@@ -4,7 +4,8 @@ from mucudnn.report.drawing import check_matplotlib, checked_kind
 from mucudnn.report.forecast_picture import draw_forecast
 from mucudnn.report.forecasts import forecast_as_json, render_forecast
 from mucudnn.report.plan_picture import draw_plan
-from mucudnn.report.plans import describe_runs, plan_as_json, render_plan
+from mucudnn.report.plan_values import plan_as_json
+from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.refusals import refusals_as_json, refusals_of, render_refusals
 from mucudnn.report.totals import Totals, is_kept
 from mucudnn.report.words import (

@@ -1,17 +1,25 @@
-"""Plans as text and as JSON values: what every convolution ran before and runs now; measures nothing."""
+"""Plans as text: what every convolution ran before and runs now; measures nothing."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
 
 from mucudnn.choices import Mode
 from mucudnn.division import Division
-from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, Verdict, median
-from mucudnn.plan import Assignment, CallEvidence, FrozenEvidence, Plan
+from mucudnn.evidence import CallEvidence, FrozenEvidence
+from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate, median
+from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Environment
 from mucudnn.report.table import Row, table
-from mucudnn.report.totals import Totals, comparisons_at, is_kept, seen_at, speedup_at, workspace_at
+from mucudnn.report.totals import (
+    Totals,
+    comparisons_at,
+    is_base_over_share,
+    is_kept,
+    seen_at,
+    speedup_at,
+    workspace_at,
+)
 from mucudnn.report.words import DEFAULT_WIDTH, describe_environment, describe_shape, render_notes
 from mucudnn.sizes import format_bytes
 
@@ -71,31 +79,6 @@ def render_plan(plan: Plan, width: int = DEFAULT_WIDTH) -> str:
     columns, rows of the table are as long as they must be, mostly some 120 columns.
     """
     return "\n".join([*_table(plan), "", *_notes(plan, width)])
-
-
-def plan_as_json(plan: Plan) -> dict[str, object]:
-    """Return what `render_plan` tells, as JSON values: seconds and bytes, null where nothing is known."""
-    totals = Totals.of(plan)
-    return {
-        "report": "plan",
-        "version": plan.version,
-        "mode": plan.mode,
-        "policy": plan.policy,
-        "max_error": plan.max_error,
-        "limit_bytes": plan.limit_bytes,
-        "workspace_bytes": plan.workspace_bytes,
-        "environment": plan.environment.to_json(),
-        "totals": {
-            **dataclasses.asdict(totals),
-            "speedup": totals.speedup,
-            "calls_speedup": totals.calls_speedup,
-            "predicted_s": plan.time_s,
-        },
-        "sites": [_site_as_json(assigned, plan.mode) for assigned in plan.assignments],
-        "calls": [_call_as_json(call) for call in plan.calls],
-        "frozen": [_frozen_as_json(seen) for seen in plan.frozen],
-        "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
-    }
 
 
 def waits_by_default(environment: Environment) -> bool:
@@ -181,19 +164,10 @@ def _verdict(assigned: Assignment, mode: Mode) -> str:
     if is_kept(assigned):
         verdict = "own"
     marks = [
-        *(["share"] if _is_base_over_share(assigned, mode) else []),
+        *(["share"] if is_base_over_share(assigned, mode) else []),
         *(["predicted"] if assigned.evidence.is_predicted else []),
     ]
     return ", ".join([verdict, *marks])
-
-
-def _is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
-    """Return whether PyTorch's own gave way to nothing faster, as it takes more than the site's share."""
-    seen = seen_at(assigned)
-    base_bytes = seen.reference_workspace_bytes
-    if mode is not Mode.SHARING or base_bytes is None or is_kept(assigned):
-        return False
-    return seen.verdict is not Verdict.FASTER and base_bytes > assigned.division.workspace_bytes
 
 
 def _why_no_base(assigned: Assignment) -> str:
@@ -324,7 +298,7 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
     calls = {(call.reference, call.divided) for call in plan.calls}  # equal ones were timed once
-    is_over_share = any(_is_base_over_share(assigned, plan.mode) for assigned in plan.assignments)
+    is_over_share = any(is_base_over_share(assigned, plan.mode) for assigned in plan.assignments)
     return [
         ("times", _TIMES.format(how_many, but_predicted)),
         (
@@ -352,69 +326,3 @@ def _prediction_note(measurements: Sequence[Assignment]) -> str:
         f"Divisions take {min(ratios):.2f} to {max(ratios):.2f} times (median {median(ratios):.2f}) what the "
         "profiles of their parts add up to."
     )
-
-
-def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
-    site, seen, division = assigned.site, seen_at(assigned), assigned.division
-    return {
-        "path": site.path,
-        "op": site.op,
-        "variant": site.variant,
-        "problem": assigned.problem.to_json(),
-        "before": {"time": _as_json(seen.reference), "workspace_bytes": seen.reference_workspace_bytes},
-        "now": {
-            "division": division.key,
-            "parts": [{"algorithm": part.algorithm, "batch": part.batch} for part in division.parts],
-            "time": _as_json(seen.chosen),
-            "predicted_s": division.time_s,
-            "workspace_bytes": seen.workspace_bytes,
-            "allotted_bytes": division.workspace_bytes,
-        },
-        "speedup": speedup_at(assigned),
-        "verdict": None if is_kept(assigned) else seen.verdict,
-        "is_base_over_share": _is_base_over_share(assigned, mode),
-        "is_kept": is_kept(assigned),
-        "error": seen.error,
-        "is_predicted": seen.is_predicted,
-        "rejected": [{"division": key, "time": _as_json(estimate)} for key, estimate in seen.rejected],
-        "speedups": {key: _interval_as_json(estimate) for key, estimate in seen.speedups},
-    }
-
-
-def _call_as_json(call: CallEvidence) -> dict[str, object]:
-    return {
-        "path": call.path,
-        "variant": call.variant,
-        "before": _as_json(call.reference),
-        "divided": _as_json(call.divided),
-        "speedup": call.speedup.median,
-        "speedup_interval": _interval_as_json(call.speedup),
-        "verdict": call.verdict,
-        "is_undone": not call.is_faster,
-    }
-
-
-def _frozen_as_json(seen: FrozenEvidence) -> dict[str, object]:
-    times = seen.times
-    return {
-        "path": seen.path,
-        "variant": seen.variant,
-        "workspace_before_bytes": seen.workspace_bytes,
-        "is_own": seen.is_own,
-        "before": None if times is None else _as_json(times.reference),
-        "divided": None if times is None else _as_json(times.divided),
-        "speedup": None if times is None else times.speedup.median,
-        "speedup_interval": None if times is None else _interval_as_json(times.speedup),
-        "verdict": None if times is None else times.verdict,
-    }
-
-
-def _as_json(time: Estimate | None) -> dict[str, object] | None:
-    """Return a time in seconds; the ends of an interval that does not exist are null."""
-    return None if time is None else _interval_as_json(time, "_s")
-
-
-def _interval_as_json(estimate: Estimate, unit: str = "") -> dict[str, object]:
-    ends = {f"low{unit}": estimate.low, f"high{unit}": estimate.high}
-    known = {name: end if math.isfinite(end) else None for name, end in ends.items()}
-    return {f"median{unit}": estimate.median, **known, "rounds": estimate.samples}

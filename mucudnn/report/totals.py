@@ -4,8 +4,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from mucudnn.intervals import Estimate
-from mucudnn.plan import Assignment, Evidence, Plan
+from mucudnn.choices import Mode
+from mucudnn.evidence import Evidence
+from mucudnn.intervals import Estimate, Verdict
+from mucudnn.plan import Assignment, Plan
 
 _UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)
 """How many times as fast as before runs what ran before."""
@@ -135,6 +137,15 @@ def is_kept(assigned: Assignment) -> bool:
     """Return whether a site runs as before: undivided, in the very times of PyTorch's own convolution."""
     seen = seen_at(assigned)
     return assigned.division.is_undivided and seen.chosen is not None and seen.chosen == seen.reference
+
+
+def is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
+    """Return whether PyTorch's own gave way to nothing faster, as it takes more than the site's share."""
+    seen = seen_at(assigned)
+    base_bytes = seen.reference_workspace_bytes
+    if mode is not Mode.SHARING or base_bytes is None or is_kept(assigned):
+        return False
+    return seen.verdict is not Verdict.FASTER and base_bytes > assigned.division.workspace_bytes
 
 
 def seen_at(assigned: Assignment) -> Evidence:

@@ -1,0 +1,98 @@
+"""Plans as JSON values, for programs; measures nothing."""
+
+import dataclasses
+import math
+
+from mucudnn.choices import Mode
+from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
+from mucudnn.intervals import Estimate
+from mucudnn.plan import Assignment, Plan
+from mucudnn.report.totals import Totals, is_base_over_share, is_kept, seen_at, speedup_at
+
+
+def plan_as_json(plan: Plan) -> dict[str, object]:
+    """Return what `render_plan` tells, as JSON values: seconds and bytes, null where nothing is known."""
+    totals = Totals.of(plan)
+    return {
+        "report": "plan",
+        "version": plan.version,
+        "mode": plan.mode,
+        "policy": plan.policy,
+        "max_error": plan.max_error,
+        "limit_bytes": plan.limit_bytes,
+        "workspace_bytes": plan.workspace_bytes,
+        "environment": plan.environment.to_json(),
+        "totals": {
+            **dataclasses.asdict(totals),
+            "speedup": totals.speedup,
+            "calls_speedup": totals.calls_speedup,
+            "predicted_s": plan.time_s,
+        },
+        "sites": [_site_as_json(assigned, plan.mode) for assigned in plan.assignments],
+        "calls": [_call_as_json(call) for call in plan.calls],
+        "frozen": [_frozen_as_json(seen) for seen in plan.frozen],
+        "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
+    }
+
+
+def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
+    site, seen, division = assigned.site, seen_at(assigned), assigned.division
+    return {
+        "path": site.path,
+        "op": site.op,
+        "variant": site.variant,
+        "problem": assigned.problem.to_json(),
+        "before": {"time": _as_json(seen.reference), "workspace_bytes": seen.reference_workspace_bytes},
+        "now": {
+            "division": division.key,
+            "parts": [{"algorithm": part.algorithm, "batch": part.batch} for part in division.parts],
+            "time": _as_json(seen.chosen),
+            "predicted_s": division.time_s,
+            "workspace_bytes": seen.workspace_bytes,
+            "allotted_bytes": division.workspace_bytes,
+        },
+        "speedup": speedup_at(assigned),
+        "verdict": None if is_kept(assigned) else seen.verdict,
+        "is_base_over_share": is_base_over_share(assigned, mode),
+        "is_kept": is_kept(assigned),
+        "error": seen.error,
+        "is_predicted": seen.is_predicted,
+        "rejected": [{"division": key, "time": _as_json(estimate)} for key, estimate in seen.rejected],
+        "speedups": {key: _interval_as_json(estimate) for key, estimate in seen.speedups},
+    }
+
+
+def _call_as_json(call: CallEvidence) -> dict[str, object]:
+    place = {"path": call.path, "variant": call.variant}
+    return {**place, **_times_as_json(call), "is_undone": not call.is_faster}
+
+
+def _frozen_as_json(seen: FrozenEvidence) -> dict[str, object]:
+    return {
+        "path": seen.path,
+        "variant": seen.variant,
+        "workspace_before_bytes": seen.workspace_bytes,
+        "is_own": seen.is_own,
+        **_times_as_json(seen.times),
+    }
+
+
+def _times_as_json(times: CallTimes | None) -> dict[str, object]:
+    return {
+        "before": None if times is None else _as_json(times.reference),
+        "divided": None if times is None else _as_json(times.divided),
+        "speedup": None if times is None else times.speedup.median,
+        "speedup_interval": None if times is None else _interval_as_json(times.speedup),
+        "verdict": None if times is None else times.verdict,
+    }
+
+
+def _as_json(time: Estimate | None) -> dict[str, object] | None:
+    """Return a time in seconds; the ends of an interval that does not exist are null."""
+    return None if time is None else _interval_as_json(time, "_s")
+
+
+def _interval_as_json(estimate: Estimate, unit: str = "") -> dict[str, object]:
+    ends = {f"low{unit}": estimate.low, f"high{unit}": estimate.high}
+    known = {name: end if math.isfinite(end) else None for name, end in ends.items()}
+    return {f"median{unit}": estimate.median, **known, "rounds": estimate.samples}
