@@ -176,7 +176,7 @@ class LiveMeasurer:
                 for trial, each in zip(trials, (base, divisions), strict=True)
             }
             try:
-                with self._neighbours.watched(), last.blamed():
+                with last.blamed():
                     times = self._compared(calls, stand)
             except TrialError as error:
                 is_base = error.trial == trials[0]
@@ -231,13 +231,16 @@ class LiveMeasurer:
         while True:
             named = {trial.algorithm: call for trial, call in calls.items() if trial not in failed}
             try:
-                with self._neighbours.watched(), last.blamed():
+                with last.blamed():
                     return self._compared(named, stand), failed
             except TrialError as error:
                 failed[error.trial] = self._failed(records[error.trial], error.failure)
 
     def _compared(self, calls: Mapping[str, Callable[[], None]], stand: Stand) -> Mapping[str, Measurement]:
-        return compare_runs(calls, self._confirming, self._clock, before=stand.ordinary_operation)
+        before = stand.ordinary_operation
+        return self._neighbours.undisturbed(
+            lambda: compare_runs(calls, self._confirming, self._clock, before=before)
+        )
 
     def _stand(self, problem: ConvProblem, buffer_bytes: int) -> Stand:
         """Return operands and calls of a whole mini-batch.
@@ -347,8 +350,10 @@ class LiveMeasurer:
             entrants["setup", trial] = Entrant(
                 last.remembered(trial, runs[trial].setup), ("setup", algorithm), 0
             )
-        with self._neighbours.watched(), last.blamed():
-            times = race(entrants, self._profiling, self._clock, before=before)
+        with last.blamed():
+            times = self._neighbours.undisturbed(
+                lambda: race(entrants, self._profiling, self._clock, before=before)
+            )
         measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
         return {
             trial: dataclasses.replace(

@@ -21,8 +21,13 @@ class Machine:
         self.now = self.own = 0.0
         self.busy = [100.0, 200.0, 300.0, 400.0]
         self._stat = folder / "stat"
-        self.neighbours = ProcessorNeighbours(self._stat, lambda: self.now, lambda: self.own)
+        self.slept: list[float] = []
+        self.neighbours = ProcessorNeighbours(self._stat, lambda: self.now, lambda: self.own, self._sleep)
         self._write()
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
 
     def _write(self) -> None:
         lines = [f"cpu  {self._fields(sum(self.busy))}"]
@@ -37,14 +42,29 @@ class Machine:
     def measure(self, seconds: float, own: float, others: tuple[float, float] = (0, 0)) -> None:
         """Have so many seconds pass, in which this process and others take so much of the processors."""
         with self.neighbours.watched():
-            self.now += seconds
-            self.own += own
-            self.busy = [
-                self.busy[0] + own + others[0],
-                self.busy[1] + others[1],
-                *(each + 99 for each in self.busy[2:]),
-            ]
-            self._write()
+            self.run(seconds, own, others)
+
+    def run(self, seconds: float, own: float, others: tuple[float, float] = (0, 0)) -> None:
+        """Have them pass without a watch."""
+        self.now += seconds
+        self.own += own
+        self.busy = [
+            self.busy[0] + own + others[0],
+            self.busy[1] + others[1],
+            *(each + 99 for each in self.busy[2:]),
+        ]
+        self._write()
+
+    def undisturbed(self, seconds: float, *taken: float) -> int:
+        """Have so many seconds measured, of which others take so much, each time less or more."""
+        tries = iter(enumerate(taken, 1))
+
+        def measure() -> int:
+            number, others = next(tries)
+            self.run(seconds, own=2 * seconds - others, others=(others, 0))
+            return number
+
+        return self.neighbours.undisturbed(measure)
 
 
 @pytest.fixture
@@ -100,11 +120,85 @@ def test_many_short_watches_add_up(machine: Machine, monkeypatch: pytest.MonkeyP
     assert machine.neighbours.taken == pytest.approx(0.5)
 
 
+def test_what_nobody_disturbs_is_measured_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, 2)
+    machine.measure(100, own=200)
+
+    assert machine.undisturbed(0.4, 0.05) == 1
+    assert machine.slept == []
+
+
+def test_what_is_disturbed_is_measured_again_after_a_pause(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 2)
+    machine.measure(100, own=200)
+
+    assert machine.undisturbed(0.4, 0.3, 0.2, 0.0) == 3
+    assert machine.slept == [0.5, 0.5]
+    assert machine.neighbours.taken == 0  # what was disturbed is not kept, and not complained of
+
+
+def test_a_processor_that_is_left_idle_disturbs_nobody(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 1)
+    machine.measure(100, own=100)
+
+    assert machine.undisturbed(0.4, 0.4) == 1
+
+
+def test_a_watch_too_short_for_the_kernel_s_count_is_no_reason_to_wait(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 2)
+    machine.measure(100, own=200)
+
+    assert machine.undisturbed(0.04, 0.02) == 1
+
+
+def test_patience_ends_and_what_was_disturbed_least_counts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 2)
+    machine.measure(10, own=20)  # so 2 s may be spent
+
+    assert machine.undisturbed(0.4, 0.4, 0.2, 0.3) == 2
+    assert machine.slept == [0.5, 0.5]
+    assert machine.undisturbed(0.4, 0.4) == 1  # nothing is left
+    assert machine.neighbours.taken == pytest.approx((0.2 + 0.4) / 10.8)
+
+
+def test_patience_is_never_more_than_ten_seconds(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    on(monkeypatch, 2)
+    machine.measure(1000, own=2000)
+
+    machine.undisturbed(2.0, *[1.0] * 10)
+    assert len(machine.slept) == 4  # 2.5 s each
+
+
+def test_who_has_measured_nothing_yet_does_not_wait(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 2)
+
+    assert machine.undisturbed(0.4, 0.4) == 1
+
+
+def test_a_failure_passes_through(machine: Machine) -> None:
+    def fail() -> None:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match=r"^broken$"):
+        machine.neighbours.undisturbed(fail)
+
+
 def test_where_the_kernel_does_not_tell_nothing_is_said(tmp_path: Path) -> None:
-    clock = iter([0.0, 5.0])
+    clock = iter([0.0, 5.0, 5.0, 10.0])
     silent = ProcessorNeighbours(tmp_path / "none", lambda: next(clock), lambda: 0.0)
     with silent.watched():
         pass
+    assert silent.undisturbed(lambda: 7) == 7
 
     assert silent.complaint() is None
     assert silent.taken is None

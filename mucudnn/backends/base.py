@@ -17,9 +17,9 @@ The contract, tested on every backend by one suite:
 import contextlib
 import dataclasses
 import importlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ from mucudnn.errors import BackendError
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock
+
+Result = TypeVar("Result")
 
 
 class Queue:
@@ -137,6 +139,13 @@ class Neighbours(Protocol):
     def watched(self) -> AbstractContextManager[None]:
         """Return a context in which they are watched, and times measured."""
 
+    def undisturbed(self, measure: Callable[[], Result]) -> Result:
+        """Return what `measure` returns, which may be called again after they disturbed it; watch meanwhile.
+
+        Raises:
+            Exception: whatever `measure` raises, unchanged.
+        """
+
     def complaint(self) -> str | None:
         """Return what they took, in a sentence, if it may have moved the times."""
 
@@ -149,6 +158,10 @@ class NoNeighbours:
     def watched(self) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return contextlib.nullcontext()
+
+    def undisturbed(self, measure: Callable[[], Result]) -> Result:
+        """Return what `measure` returns, called once."""
+        return measure()
 
     def complaint(self) -> str | None:
         """Return None."""
