@@ -50,6 +50,7 @@ class ModelCall(NamedTuple):
         limit_bytes: for the workspace, inclusive.
         is_frozen: whether it is called by a graph that torch.compile has frozen for inference, which holds
             the filters of PyTorch's own convolution packed.
+        look: which of the looks at it this is, from 1; each is timed for itself.
     """
 
     problem: ConvProblem
@@ -57,6 +58,7 @@ class ModelCall(NamedTuple):
     is_sharing: bool
     limit_bytes: int
     is_frozen: bool = False
+    look: int = 1
 
     def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
         """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
@@ -170,11 +172,13 @@ def call_key(call: ModelCall, divisions: Divisions) -> str:
     """Return the name of a call in a comparison, and in a refusal, with all that decides its time.
 
     That is how its ops take memory too: a filter stays transformed in a workspace that its op owns, and under
-    a tight limit memory goes back and forth. And in a frozen graph PyTorch's own is another one.
+    a tight limit memory goes back and forth. And in a frozen graph PyTorch's own is another one. Later looks
+    have names of their own.
     """
     names = [f"{op}={divisions[op].key}" for op in ConvOp if op in divisions]
     limits = [f"{op}<={n_bytes}" for op, n_bytes in call.limits(divisions).items()]
-    return " ".join([*names, *["sharing"] * call.is_sharing, *["frozen"] * call.is_frozen, *limits])
+    signs = {"sharing": call.is_sharing, "frozen": call.is_frozen, f"look{call.look}": call.look > 1}
+    return " ".join([*names, *(sign for sign, holds in signs.items() if holds), *limits])
 
 
 def call_trial(call: ModelCall, divisions: Divisions) -> Trial:

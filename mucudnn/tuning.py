@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mucudnn.called import Called
+from mucudnn.called import LOOKS, Called
 from mucudnn.choices import Mode
 from mucudnn.confirming import Confirmed, Pool, Proven, evidence_of, rivals_of, winner
 from mucudnn.division import Division, buffer_bytes, undivided
@@ -71,7 +71,7 @@ class Tuning:
         self._problems = dict(extraction.problems)
         profiler.on_wait = self._wait
         self._unmeasured: list[tuple[str, str]] = []
-        self._calls: list[CallEvidence] = []
+        self._calls: dict[SiteCall, CallEvidence] = {}
         self._may_be_frozen = may_be_frozen
         self._is_sharing = mode is Mode.SHARING
         self._called = Called(profiler, mode)
@@ -96,8 +96,9 @@ class Tuning:
         profiles = dict(self._profiles(distinct))
         solution = self._solve(profiles)
         confirmed = dict(self._confirmed(profiles, solution))
-        for call in self._extraction.calls:
-            confirmed |= self._as_called(call, confirmed)
+        for look in LOOKS:
+            for call in self._extraction.calls:
+                confirmed |= self._as_called(call, confirmed, look)
         assignments = tuple(
             Assignment(site, problem, found.division, tuple(sorted(solution[site].fitting)), found.evidence)
             for site, problem in self._problems.items()
@@ -112,7 +113,7 @@ class Tuning:
             untouched=(*self._extraction.untouched, *self._unmeasured),
             version=__version__,
             max_error=self._profiler.max_error,
-            calls=tuple(self._calls),
+            calls=tuple(self._calls.values()),
             frozen=tuple(self._frozen(assignments)),
         )
         plan.check()
@@ -126,16 +127,18 @@ class Tuning:
         """Return what there is to do, in FLOPs that take about as long; what is equal is done once."""
         costs = {problem: problem.flops + _FIXED_FLOPS for problem in self._problems.values()}
         calls: dict[Hashable, float] = {
-            _step(call): sum(costs[problems_of(call.problem)[op]] for op in call.ops)
+            _step(call, look): sum(costs[problems_of(call.problem)[op]] for op in call.ops)
             for call in self._extraction.calls
+            for look in LOOKS
         }
         return {
             **{("profile", problem): _PROFILING_SHARE * cost for problem, cost in costs.items()},
             **{("confirm", problem): cost for problem, cost in costs.items()},
             **calls,
             **{
-                _frozen_step(call): costs[problems_of(call.problem)[call.problem.op]]
+                _frozen_step(call, look): costs[problems_of(call.problem)[call.problem.op]]
                 for call in self._inferences()
+                for look in LOOKS
             },
         }
 
@@ -190,7 +193,7 @@ class Tuning:
             yield site, confirmed[key]
 
     def _as_called(
-        self, call: SiteCall, confirmed: Mapping[ConvSite, Confirmed]
+        self, call: SiteCall, confirmed: Mapping[ConvSite, Confirmed], look: int
     ) -> dict[ConvSite, Confirmed]:
         """Return what some of a convolution's sites run instead: PyTorch's own, where it may.
 
@@ -206,35 +209,45 @@ class Tuning:
         is_worth_it = True
         if base != divisions:
             self._work.at(f"confirming {call.path or 'the model itself'}")
-            is_worth_it = self._is_worth_it(call, base, divisions)
-        self._work.finish(_step(call))
+            is_worth_it = self._is_worth_it(call, base, divisions, look)
+        self._work.finish(_step(call, look))
         return {} if is_worth_it else {sites[op]: Confirmed(each, each) for op, each in own.items()}
 
-    def _is_worth_it(self, call: SiteCall, base: Divisions, divisions: Divisions) -> bool:
+    def _is_worth_it(self, call: SiteCall, base: Divisions, divisions: Divisions, look: int) -> bool:
         """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
 
         Where the whole call cannot be timed they count as faster: each of them was, for itself.
         """
-        times = self._called.times(call, base, divisions)
+        times = self._called.times(call, base, divisions, look=look)
         if not isinstance(times, CallTimes):
             return times is None
-        evidence = CallEvidence(**vars(times), path=call.path, variant=call.variant)
-        self._calls.append(evidence)
-        return evidence.is_faster
+        self._calls[call] = CallEvidence(**vars(times), path=call.path, variant=call.variant)
+        return times.is_faster
 
-    def _frozen(self, assignments: Sequence[Assignment]) -> Iterator[FrozenEvidence]:
-        """Yield what those convolutions are in frozen graphs that inference does not run as it comes."""
+    def _frozen(self, assignments: Sequence[Assignment]) -> Iterable[FrozenEvidence]:
+        """Return what those convolutions are in frozen graphs that inference does not run as it comes."""
         divisions = {each.site: each.division for each in assignments}
         buffers = (buffer_bytes(each, self._profiler.own) for each in divisions.values())
         common_bytes = max(buffers, default=0)
-        for call in self._inferences():
-            division = divisions.get(ConvSite(call.path, call.problem.op, call.variant))
-            if division is not None and not self._called.is_unpatched(call, division, common_bytes):
-                self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
-                found = self._called.frozen(call, division, common_bytes)
-                if found is not None:
-                    yield found
-            self._work.finish(_frozen_step(call))
+        found: dict[SiteCall, FrozenEvidence] = {}
+        for look in LOOKS:
+            for call in self._inferences():
+                division = divisions.get(ConvSite(call.path, call.problem.op, call.variant))
+                is_open = look == LOOKS[0] or (call in found and not found[call].is_own)
+                if is_open and division is not None:
+                    seen = self._seen_frozen(call, division, common_bytes, look)
+                    found |= {} if seen is None else {call: seen}
+                self._work.finish(_frozen_step(call, look))
+        return found.values()
+
+    def _seen_frozen(
+        self, call: SiteCall, division: Division, common_bytes: int, look: int
+    ) -> FrozenEvidence | None:
+        """Return what a convolution is in frozen graphs; None where they hold what runs elsewhere."""
+        if self._called.is_unpatched(call, division, common_bytes):
+            return None
+        self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
+        return self._called.frozen(call, division, common_bytes, look=look)
 
     def _inferences(self) -> list[SiteCall]:
         """Return the calls of which graphs that are frozen may ask the plan: forward passes alone."""
@@ -357,14 +370,14 @@ class Tuning:
         return InfeasibleError(limit_bytes, min(larger, default=None), str(site))  # others fit, but broke
 
 
-def _step(call: SiteCall) -> Hashable:
+def _step(call: SiteCall, look: int) -> Hashable:
     """Return what the call is timed as: equal convolutions with equal gradients are timed once."""
-    return ("call", call.problem, call.ops, call.computed)
+    return ("call", call.problem, call.ops, call.computed, look)
 
 
-def _frozen_step(call: SiteCall) -> Hashable:
+def _frozen_step(call: SiteCall, look: int) -> Hashable:
     """Return what the call is timed as in frozen graphs."""
-    return ("frozen", call.problem)
+    return ("frozen", call.problem, look)
 
 
 def _lesser(fitting: Sequence[Candidate], division: Division, tried: Iterable[Division]) -> list[Candidate]:
