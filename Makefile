@@ -59,8 +59,13 @@ models: $(MODELS)  ## train public models divided, beside their unpatched twins;
 
 # Beside the Python that has a CUDA build of torch, which stays as it is; only what is missing is added.
 GPU := build/gpu
-GPU_TESTS = tests/cudnn/test_gpu.py $(sort $(filter-out tests/cudnn/test_gpu.py, \
+# As a user trains; apart from the others, since one fault of a card fails all that its process does later.
+GPU_TRAINING := tests/test_training_on_gpu.py
+GPU_TESTS = tests/cudnn/test_gpu.py $(sort $(filter-out tests/cudnn/test_gpu.py $(GPU_TRAINING), \
 	$(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)))
+gpu_tests = PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=20 $(1) $(GPU)/bin/python -m pytest \
+	-m gpu --require-gpu -v --tb=short --junitxml=$(GPU)/$(2).xml \
+	-o timeout=40 -o timeout_method=signal -o faulthandler_timeout=30 -W default $(3)
 
 $(GPU)/ready: bench/gpu/install.py
 	@$(PYTHON) -m bench.gpu.install $(GPU) $(WHEELS)
@@ -69,10 +74,9 @@ $(GPU)/ready: bench/gpu/install.py
 gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes without a network
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
-	@PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=20 240 $(GPU)/bin/python -m pytest \
-		-m gpu --require-gpu -v --tb=short --junitxml=$(GPU)/tests.xml \
-		-o timeout=40 -o timeout_method=signal -o faulthandler_timeout=30 -W default $(GPU_TESTS); tests=$$?; \
-		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$tests
+	@$(call gpu_tests,100,training,$(GPU_TRAINING)); training=$$?; \
+		$(call gpu_tests,140,tests,$(GPU_TESTS)); tests=$$?; \
+		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$((training | tests))
 
 record:  ## tune networks on an NVIDIA GPU into one recording, which can be replayed; goes on where it stopped
 	@$(PYTHON) -m bench.gpu.available

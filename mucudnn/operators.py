@@ -106,7 +106,12 @@ def _arguments(
     return ConvArguments(tuple(stride), tuple(padding), tuple(dilation), groups, more)
 
 
-@torch.library.custom_op("mucudnn::convolution", mutates_args=())
+_NOT_IN_TREES = (torch.Tag.cudagraph_unsafe,)
+"""What torch.compile captures by itself (mode="reduce-overhead") lies before and after these operators: its
+pool must hold nothing but results, and a buffer is none (pytorch#99985). torch.cuda.graph captures them."""
+
+
+@torch.library.custom_op("mucudnn::convolution", mutates_args=(), tags=_NOT_IN_TREES)
 def _convolution(
     image: Tensor,
     weight: Tensor,
@@ -148,7 +153,7 @@ def _traced_convolution(image: Tensor, weight: Tensor, bias: Tensor | None, *res
     return convolve(image, weight, bias, arguments, server)
 
 
-@torch.library.custom_op("mucudnn::convolution_backward", mutates_args=())
+@torch.library.custom_op("mucudnn::convolution_backward", mutates_args=(), tags=_NOT_IN_TREES)
 def _convolution_backward(
     gradient: Tensor,
     image: Tensor,

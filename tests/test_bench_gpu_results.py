@@ -123,6 +123,15 @@ def test_a_deadline_is_over_when_its_seconds_are() -> None:
     assert [deadline.is_over, deadline.is_over] == [False, True]
 
 
+@pytest.mark.parametrize(("seconds", "end"), [(3, 5), (10, 6)])
+def test_a_deadline_within_another_is_over_no_later_than_that(seconds: int, end: int) -> None:
+    clock = iter([0, 2, 2, end - 0.001, end])
+
+    shorter = Deadline(6, lambda: round(next(clock) * 1e9)).within(seconds)
+
+    assert [shorter.is_over, shorter.is_over] == [False, True]
+
+
 def test_an_attempt_that_fails_gives_the_first_line_of_its_reason() -> None:
     def fails() -> int:
         raise ValueError("first line\nsecond line")
@@ -240,13 +249,14 @@ def test_an_extra_section_runs_where_it_is_named_and_is_not_missed_elsewhere(
     assert "Failed or missing: more." in capsys.readouterr().out
 
 
-def test_the_sections_have_names_of_their_own_and_the_longest_are_last() -> None:
+def test_the_sections_have_names_of_their_own_and_the_longest_are_last_but_for_captures() -> None:
     names = [each.name for each in program.SECTIONS]
 
     assert len(set(names)) == len(names) == 11
     assert not set(names) & {each.name for each in program.EXTRA}
     longest = sorted(program.SECTIONS, key=lambda each: each.share)[-3:]
-    assert {each.name for each in longest} == {each.name for each in program.SECTIONS[-3:]}
+    assert {each.name for each in longest} == {each.name for each in program.SECTIONS[-4:-1]}
+    assert program.SECTIONS[-1].name == "capture"
 
 
 def test_without_a_gpu_one_sentence_says_so(

@@ -68,6 +68,18 @@ def test_a_process_that_begins_no_section_is_not_started_again(
     assert watch.watched(options(NAMES), tmp_path) == 3
 
 
+def test_a_process_that_hangs_before_any_section_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(watch, "_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    hurried = options(NAMES)
+    hurried.seconds = 0.1
+
+    assert watch.watched(hurried, tmp_path) == 1
+    assert capfd.readouterr().err.startswith("Killed: ")
+
+
 def test_results_of_an_earlier_run_are_not_taken_for_this_one(runs: list[list[str]], tmp_path: Path) -> None:
     results.path_of(tmp_path, "plans").write_text("old")
     (tmp_path / "README.md").write_text("old")

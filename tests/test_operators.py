@@ -337,6 +337,11 @@ class _Own:
         return own_gradients(gradient, *rest[:-1])
 
 
+def test_graphs_that_a_compiler_captures_leave_what_has_a_buffer_out() -> None:
+    for name in ("convolution", "convolution_backward"):
+        assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.mucudnn, name).default.tags
+
+
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_operators_are_what_pytorch_asks_of_them(is_transposed: bool) -> None:
     server = _Own()

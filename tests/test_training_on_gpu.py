@@ -69,6 +69,19 @@ def test_a_compiled_model_is_one_graph_of_divided_convolutions(monkeypatch: pyte
     assert len(ran) == 2
 
 
+@pytest.mark.timeout(100)  # a compiler starts
+def test_what_a_compiler_captures_by_itself_leaves_divided_convolutions_out() -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
+    twin = nn.Sequential(*layers).to(CUDA)
+    images = torch.randn(8, 8, 12, 12, device=CUDA)
+    with tf32(is_allowed=False):
+        model = torch.compile(divided_by_hand(twin, images), mode="reduce-overhead", fullgraph=True)
+        for _ in range(4):  # eager, to warm up, captured, replayed
+            torch.compiler.cudagraph_mark_step_begin()
+            assert_same_step(model, twin, images)
+
+
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(

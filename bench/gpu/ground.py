@@ -171,7 +171,7 @@ class CardGround:
     def captured(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Return a replay of `call`, which is captured, and the tensor that each replay fills."""
         graph = torch.cuda.CUDAGraph()
-        with collected(), torch.cuda.graph(graph):
+        with collected(), same_stream(), torch.cuda.graph(graph):
             result = call()
         return graph.replay, result
 
@@ -216,6 +216,11 @@ def collected() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+def same_stream() -> AbstractContextManager[None]:
+    """Have this thread on its present stream again afterwards: a capture that fails leaves it on its own."""
+    return torch.cuda.stream(torch.cuda.current_stream())
 
 
 def described_backend(ground: Ground, description: DeviceDescription) -> CudnnBackend:

@@ -18,7 +18,7 @@ REQUIRED = {
     "pulp": "pulp>=3.3.1,<4",
     "pynvml": "nvidia-ml-py",
     "platformdirs": "platformdirs",
-    "filelock": "filelock",
+    "filelock": "filelock>=3.24",
     "click": "click>=8.2",
     "rich": "rich>=13",
     "pytest": "pytest>=8",

@@ -6,9 +6,8 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 
 from bench.gpu.contest import CandidateRow, CaseRow, Contest
-from bench.gpu.ground import Ground
 from bench.gpu.layers import Case, Layer, cases
-from bench.gpu.sections import Deadline, Task, attempted, only
+from bench.gpu.sections import Task, attempted, only
 from bench.gpu.values import Answer, duration
 from mucudnn.intervals import Verdict, median
 from mucudnn.problem import ConvOp, Layout
@@ -70,12 +69,12 @@ def _rows(task: Task, measured: Iterable[Case]) -> Iterator[object]:
             continue
         gc.collect()  # a stand is a cycle: without this, operands of gigabytes pile up
         with task.ground.precision(case.allow_tf32):
-            yield from _case_rows(task.ground, case)
+            yield from _case_rows(task, case)
 
 
-def _case_rows(ground: Ground, case: Case) -> Iterator[object]:
-    make = functools.partial(Contest, ground, case, Deadline(_CASE_SECONDS))
-    found, failure = attempted(ground, make)
+def _case_rows(task: Task, case: Case) -> Iterator[object]:
+    make = functools.partial(Contest, task.ground, case, task.deadline.within(_CASE_SECONDS))
+    found, failure = attempted(task.ground, make)
     if found is None:
         yield _left_out(case, failure or "")
     else:

@@ -42,6 +42,11 @@ class Deadline:
         """Whether the time is up."""
         return self._clock() >= self._end_ns
 
+    def within(self, seconds: float) -> "Deadline":
+        """Return a deadline so many seconds from now, or when this one is if that is earlier."""
+        left_s = (self._end_ns - self._clock()) * 1e-9
+        return Deadline(min(seconds, left_s), self._clock)
+
 
 @dataclasses.dataclass(frozen=True)
 class Task:

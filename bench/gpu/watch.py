@@ -15,6 +15,9 @@ import torch
 from bench.gpu import program, results
 from bench.gpu.available import obstacle
 
+_PATIENCE_S = 2 * program.PATIENCE_S
+"""By how much a process may pass its time: twice as long as a section, which ends itself if it hangs."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Have all sections run; return the exit status, 1 if one has failed."""
@@ -34,14 +37,23 @@ def watched(options: argparse.Namespace, folder: Path) -> int:
     for path in (readme, *(results.path_of(folder, name) for name in left)):
         path.unlink(missing_ok=True)
     while left:
-        status = subprocess.run(
-            _command(options, folder, end - time.monotonic(), left), check=False
-        ).returncode
+        status = _status_of(_command(options, folder, end - time.monotonic(), left), end)
         begun = [name for name in left if results.path_of(folder, name).exists()]
         if not begun:
             return status or 1
         left = [name for name in left if name not in begun]
     return status if readme.exists() else program.conclude(folder)
+
+
+def _status_of(command: Sequence[str], end: float) -> int:
+    """Return the exit status of a command; one that hangs where nothing ends it is killed after all."""
+    try:
+        return subprocess.run(
+            command, check=False, timeout=max(end - time.monotonic(), 0.0) + _PATIENCE_S
+        ).returncode
+    except subprocess.TimeoutExpired:
+        print(f"Killed: it had not ended {_PATIENCE_S:.0f} s after its time.", file=sys.stderr)
+        return 1
 
 
 def _command(options: argparse.Namespace, folder: Path, seconds: float, names: Sequence[str]) -> list[str]:

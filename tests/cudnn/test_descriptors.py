@@ -19,6 +19,14 @@ def test_a_descriptor_is_destroyed_with_its_owner() -> None:
     assert calls == Calls(created=1, destroyed=[1])
 
 
+def test_a_descriptor_is_left_alone_while_the_process_ends() -> None:
+    calls = Calls()
+
+    Descriptor(library_double(calls), Kind.TENSOR).__del__(lambda: True)
+
+    assert calls.destroyed == [1]  # as its owner goes, and not before
+
+
 def test_a_child_lives_as_long_as_the_descriptor_that_refers_to_it() -> None:
     calls = Calls()
     library = library_double(calls)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.gpu.ground import collected
+from bench.gpu.ground import collected, same_stream
 from bench.gpu.trials import checked_in_parts
 from bench.precision import tf32
 from mucudnn.backends import Backend, backend_of
@@ -116,7 +116,7 @@ def test_a_division_is_captured_after_a_warm_run_and_replayed_on_new_values(
     parts = divisions(backend, kind)["fprop"]
     divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
     graph = torch.cuda.CUDAGraph()
-    with collected(), torch.cuda.graph(graph):
+    with collected(), same_stream(), torch.cuda.graph(graph):
         y = divided_conv(image, weight, padding=TAPS[kind] // 2, fprop=parts)
 
     image.normal_()

@@ -1,7 +1,8 @@
 """One backend descriptor of cuDNN: created, set, finalised, asked, and destroyed with its owner."""
 
 import ctypes
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from mucudnn.backends.cudnn.constants import Attribute, AttributeType, Kind
@@ -31,8 +32,9 @@ class Descriptor:
         library.check(library.create_descriptor(kind, ctypes.addressof(slot)), f"Creating {_text(kind)}")
         self.pointer = slot.value or 0
 
-    def __del__(self) -> None:
-        if self.pointer:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # While a process ends, its memory goes anyway, and plans of cuDNN may fault then (pytorch#169153).
+        if self.pointer and not is_finalizing():
             self._library.destroy_descriptor(self.pointer)
 
     def finalized(self) -> Self:
