@@ -1,6 +1,7 @@
 """Networks in all ways in `make bench-cpu`: what is run, what decides, what is told; the network is small."""
 
 import copy
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,9 @@ from bench.cpu.way_cases import AS_IT_COMES, WAY_NETWORKS, WAYS, Form, Use, Way,
 from bench.cpu.way_child import LINES, WayTask, work
 from bench.cpu.way_lines import COPY, WayFailed, WayMeasured, percentile
 from bench.cpu.way_pictures import ways_figure
+from bench.cpu.within import OWN as UNPATCHED
+from bench.cpu.within import PATCHED as NOW
+from bench.cpu.within import Within
 from mucudnn import Plan
 from mucudnn.backends import Backend
 from mucudnn.intervals import Estimate, Verdict, estimate
@@ -133,6 +137,9 @@ def test_a_network_is_run_in_all_ways_and_all_agree(use: Use, tmp_path: Path, as
         *line.proving.spans_ns
     }
     assert {len(spans) for spans in line.proving.spans_ns.values()} == {15}
+    layers = {(each.layout, each.path) for each in line.within}
+    assert bool(layers) == (use is Use.INFERENCE)
+    assert {layout for layout, _ in layers} == ({*line.tuned} if layers else set())
     assert torch.backends.mkldnn.enabled
     assert {path.name for path in tmp_path.glob("*.json")} == {
         f"1-thread_tiny_{use}_2_{layout}.json" for layout in Layout
@@ -287,6 +294,20 @@ def test_all_ways_stand_in_the_tables() -> None:
     assert "contiguous, compiled and frozen failed: Error: no" in text
     assert "1-thread resnet18 training 8 failed: no room" in text
     assert "2-threads resnet18 inference 8" in text.splitlines()[-1]
+
+
+def test_what_the_tuner_found_stands_beside_what_comes_of_it_within_the_model() -> None:
+    layers = (
+        Within("contiguous", "stem", "cpu:gemm@8*1", rounds({UNPATCHED: 8.0, NOW: 10.0}), 1.25),
+        Within("contiguous", "head", "cpu:im2col@8*1", rounds({UNPATCHED: 8.0, NOW: 4.0})),
+    )
+    text = told(dataclasses.replace(measured(case()), within=layers))
+
+    assert row(text, WHAT, "contiguous", "stem")[3:] == [
+        "cpu:gemm@8*1", "8 [8, 8]", "10 [10, 10]", "0.80 [0.80, 0.80] SLOWER", "1.25",
+    ]  # fmt: skip
+    assert row(text, WHAT, "contiguous", "head")[6:] == ["2.00 [2.00, 2.00] FASTER", "limit"]
+    assert "within its model" not in told(measured(case()))
 
 
 def test_what_an_interrupted_run_paid_is_not_forgotten() -> None:

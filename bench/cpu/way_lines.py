@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_lines import Tuned
 from bench.cpu.way_cases import WAYS, WayCase
+from bench.cpu.within import Within
 from bench.payback import break_even
 from mucudnn.intervals import CONFIDENCE, Estimate, Verdict, compare, estimate, ratio
+from mucudnn.plan_file import OPTIONAL
 
 COPY = "a copy"
 """In proving rounds: one of PyTorch's own once more, in memory of its own."""
@@ -33,6 +35,7 @@ class WayMeasured:
         copied: of what that is a copy: the fastest of PyTorch's own in the choosing rounds.
         failed: ways that could not be run, or are wrong, with the reason.
         seconds: that all of it took.
+        within: in inference, each patched convolution within its model, run eagerly.
     """
 
     case: WayCase
@@ -46,6 +49,7 @@ class WayMeasured:
     copied: str
     failed: Mapping[str, str]
     seconds: float
+    within: tuple[Within, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
 
     @property
     def own(self) -> str:

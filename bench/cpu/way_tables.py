@@ -9,6 +9,7 @@ from bench.cpu.settings import SETTINGS
 from bench.cpu.step_tables import break_even_told, seconds_told
 from bench.cpu.way_cases import AS_IT_COMES, WAY_NETWORKS, WAYS, Use, Way, WayCase, cases_of, ways_of
 from bench.cpu.way_lines import COPY, WayFailed, WayMeasured, percentile
+from bench.cpu.within import OWN, PATCHED
 from mucudnn.intervals import estimate
 from mucudnn.sizes import format_bytes
 
@@ -38,7 +39,7 @@ def section(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # 
     yield from _PREFACE
     compared = sum(line.divided is not None for line in lines)
     yield f"Comparisons with the fastest of PyTorch's own: {compared}."
-    for table in (_fastest, _latencies, _every_way, _costs):
+    for table in (_fastest, _latencies, _every_way, _costs, _within_models):
         yield from ("", *table(lines))
     yield ""
     names = {line.case.network for line in lines}
@@ -195,3 +196,30 @@ def _paid_back(line: WayMeasured, layout: str) -> str:
     if way is None or WAYS[way].layout != layout:
         return "–"
     return break_even_told(line.break_even(way), line.cost(way))
+
+
+def _within_models(lines: Sequence[WayMeasured]) -> Iterator[str]:
+    """Whether what the tuner found of single convolutions comes true within the model."""
+    rows = [
+        (
+            _title(line),
+            each.layout,
+            each.path,
+            each.runs,
+            *(milliseconds(each.seconds_of(name)) for name in (OWN, PATCHED)),
+            f"{spread(each.speedup)} {each.verdict}",
+            "limit" if each.claimed is None else f"{each.claimed:.2f}",
+        )
+        for line in lines
+        for each in line.within
+    ]
+    if not rows:
+        return
+    yield from (
+        "Each patched convolution within its model, eagerly: forward passes of the unpatched and of the",
+        "patched model in the same rounds, in ms, and what the tuner had found of it alone (`limit`: its",
+        "PyTorch's own takes more than the limit, so it was not run to compare).",
+        "",
+    )
+    headings = ("what", "layout", "convolution", "runs", "own", "patched", "x within", "x by the tuner")
+    yield from markdown(headings, rows)

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from bench.cpu.step_models import FORMATS, ReadingStep, Recipe, prepared
 from bench.cpu.steps import tuned
 from bench.cpu.way_cases import AS_IT_COMES, Form, Use, Way, WayCase, ways_of
 from bench.cpu.way_lines import COPY, WayMeasured
+from bench.cpu.within import OWN, PATCHED, Within, within
 from bench.differences import largest
 from mucudnn import Plan, apply
 from mucudnn.backends import Backend, backend_of
@@ -177,6 +178,8 @@ def measure(case: WayCase, recipe: str, folder: Path) -> WayMeasured:
     calls[COPY] = runs.made(owns[0])
     runs.calls.clear()
     rule = _proving_rule(sum(times[way].median for way in (*rivals, owns[0]) if way in times))
+    proving = Rounds.timed(calls, rule, backend.neighbours())
+    calls.clear()
     return WayMeasured(
         case=case,
         shape=shape,
@@ -185,11 +188,23 @@ def measure(case: WayCase, recipe: str, folder: Path) -> WayMeasured:
         errors={str(way): error for way, error in runs.errors.items()},
         choosing=choosing,
         divided=None if divided is None else str(divided),
-        proving=Rounds.timed(calls, rule, backend.neighbours()),
+        proving=proving,
         copied=str(owns[0]),
         failed={str(way): why for way, why in runs.failed.items()},
+        within=tuple(_within_models(subjects, plans, backend.own)),
         seconds=time.perf_counter() - start,
     )
+
+
+def _within_models(
+    subjects: Mapping[Layout, Subject], plans: Mapping[Layout, Plan], own: str
+) -> Iterator[Within]:
+    """Yield each convolution that a plan patches for inference, within the models of its layout."""
+    for layout, plan in plans.items():
+        if subjects[layout].case.use is Use.INFERENCE:
+            runners = {OWN: subjects[layout].runner(), PATCHED: subjects[layout].runner(plan)}
+            models = {name: runner.model for name, runner in runners.items()}
+            yield from within(runners, models, plan, own, str(layout))
 
 
 def _tuned(

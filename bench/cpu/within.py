@@ -1,0 +1,135 @@
+"""What each patched convolution takes within its model, beside the same one unpatched.
+
+A tuner times convolutions one by one, on operands of their own. Within a model others have used the caches
+meanwhile, and what it found may not come true: this tells, of forward passes, run eagerly.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import nn
+
+from bench.cpu.rounds import Rounds
+from mucudnn import Plan
+from mucudnn.division import undivided
+from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
+from mucudnn.plan_file import OPTIONAL
+
+OWN, PATCHED = "own", "patched"
+
+MOST_ROUNDS = 40
+
+_SECONDS = 30.0
+"""That rounds may take, as long as there are six, which an interval needs."""
+
+_FEWEST_ROUNDS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """A convolution within a model.
+
+    Attributes:
+        layout: of images and filters.
+        path: the module's.
+        runs: what its forward pass runs.
+        rounds: of `OWN` and `PATCHED`; spans are of one forward pass of the model.
+        claimed: how many times as fast as PyTorch's own the tuner found it; None if the limit forbids that.
+    """
+
+    layout: str
+    path: str
+    runs: str
+    rounds: Rounds
+    claimed: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
+
+    def seconds_of(self, name: str) -> Estimate:
+        """Return the median time, with its interval."""
+        return estimate(self.rounds.samples_s(name))
+
+    @property
+    def speedup(self) -> Estimate:
+        """How many times as fast as unpatched it is: the median of the rounds' quotients."""
+        return ratio(self.rounds.samples_s(PATCHED), self.rounds.samples_s(OWN))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the rounds say of it, patched against unpatched."""
+        return compare(self.rounds.samples_s(OWN), self.rounds.samples_s(PATCHED))
+
+
+def within(
+    calls: Mapping[str, Callable[[], object]],
+    models: Mapping[str, nn.Module],
+    plan: Plan,
+    own: str,
+    layout: str,
+) -> tuple[Within, ...]:
+    """Return what each convolution takes that the plan patches; nothing else is compiled or hooked.
+
+    Args:
+        calls: run each of the models once, by `OWN` and `PATCHED`.
+        models: likewise.
+        plan: of the patched model, for inference.
+        own: id of PyTorch's own convolution.
+        layout: of both.
+    """
+    runs = {
+        site.path: division.key
+        for site, division in plan.sites.items()
+        if division.key != undivided(own, division.batch).key
+    }
+    claims = {call.path: call.speedup.median for call in plan.calls}
+    with contextlib.ExitStack() as stack:
+        clocks = {name: stack.enter_context(_clocked(models[name], [*runs])) for name in calls}
+        spans = _rounds(calls, clocks)
+    return tuple(
+        Within(layout, path, key, Rounds(1, {name: spans[name][path] for name in calls}), claims.get(path))
+        for path, key in runs.items()
+    )
+
+
+def _rounds(
+    calls: Mapping[str, Callable[[], object]], clocks: Mapping[str, dict[str, int]]
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the spans of each module in each model, in rounds that run all models in an order drawn anew."""
+    order, passes = random.Random(0), dict[str, list[dict[str, int]]]()
+    for call in calls.values():
+        call()
+    end_s = time.monotonic() + _SECONDS
+    for number in itertools.count(1):
+        for name in order.sample([*calls], len(calls)):
+            clocks[name].update(dict.fromkeys(clocks[name], 0))
+            calls[name]()
+            passes.setdefault(name, []).append(dict(clocks[name]))
+        if number >= MOST_ROUNDS or (number >= _FEWEST_ROUNDS and time.monotonic() > end_s):
+            break
+    return {
+        name: {path: tuple(max(each[path], 1) for each in found) for path in clocks[name]}
+        for name, found in passes.items()
+    }
+
+
+@contextlib.contextmanager
+def _clocked(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Yield nanoseconds that these modules take meanwhile, by their paths; each call adds to them."""
+    taken, starts = dict.fromkeys(paths, 0), dict[str, int]()
+
+    def start(path: str) -> None:
+        starts[path] = time.perf_counter_ns()
+
+    def stop(path: str) -> None:
+        taken[path] += time.perf_counter_ns() - starts[path]
+
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            module = model.get_submodule(path)
+            before = module.register_forward_pre_hook(lambda *_, path=path: start(path))
+            after = module.register_forward_hook(lambda *_, path=path: stop(path))
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        yield taken
