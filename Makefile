@@ -74,8 +74,8 @@ $(GPU)/ready: bench/gpu/install.py
 gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes without a network
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
-	@$(call gpu_tests,100,training,$(GPU_TRAINING)); training=$$?; \
-		$(call gpu_tests,140,tests,$(GPU_TESTS)); tests=$$?; \
+	@$(call gpu_tests,130,training,$(GPU_TRAINING)); training=$$?; \
+		$(call gpu_tests,120,tests,$(GPU_TESTS)); tests=$$?; \
 		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$((training | tests))
 
 record:  ## tune networks on an NVIDIA GPU into one recording, which can be replayed; goes on where it stopped

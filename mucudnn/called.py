@@ -1,13 +1,11 @@
 """What convolutions take as they are called: by a model, and by graphs that torch.compile freezes."""
 
-from collections.abc import Sequence
-
 from mucudnn.choices import Mode
 from mucudnn.division import Division, has_room, tight_limit, undivided
 from mucudnn.evidence import CallTimes, FrozenEvidence
 from mucudnn.extraction import SiteCall
-from mucudnn.intervals import Verdict, compare, estimate, ratio
 from mucudnn.measuring import Divisions, ModelCall, call_key
+from mucudnn.outcome import Outcome
 from mucudnn.profile import Comparison, Record
 from mucudnn.profiler import Profiler
 
@@ -16,7 +14,8 @@ LOOKS = (1, 2)
 
 Other guests of a host take caches, and the other half of a core, for seconds, of which the kernel knows
 nothing. Rounds last tenths of a second, and then all show what is gone later: of 150 later looks at 38 calls
-of U-Nets that had been FASTER, 23 did not find them so, and 12 found them SLOWER."""
+of U-Nets that had been FASTER, 23 did not find them so, and 12 found them SLOWER. A convolution that is tuned
+alone, as `autotune` and `dynamic=True` do, is looked at again at once, in memory of its own."""
 
 
 class Called:
@@ -33,11 +32,12 @@ class Called:
     ) -> CallTimes | Record | None:
         """Return how a call does by a base and by divisions, elsewhere or in frozen graphs.
 
-        It is FASTER only if it was in every look up to this one. A record says that the divisions break. None
-        where nothing was measured, and nothing can be.
+        The last look counts, of those that are possible; it is for calls that were FASTER in all before it,
+        whose samples, having chosen, prove nothing. A record says that the divisions break. None where
+        nothing was measured, and nothing can be.
         """
         asked = ModelCall(call.problem, self._own, self._is_sharing, self._limit_bytes, is_frozen)
-        looks: list[tuple[list[float], list[float]]] = []
+        times: CallTimes | None = None
         for number in range(1, look + 1):
             each = asked._replace(look=number)
             seen = self._profiler.compare_calls(each, base, divisions)
@@ -45,8 +45,8 @@ class Called:
                 return seen
             if seen is None:
                 break
-            looks.append(_samples(seen, call_key(each, base), call_key(each, divisions)))
-        return _times(looks) if looks else None
+            times = _times(seen, call_key(each, base), call_key(each, divisions))
+        return times
 
     def is_unpatched(self, call: SiteCall, division: Division, common_bytes: int) -> bool:
         """Return whether a forward pass is PyTorch's own as it comes, beside which memory always suffices.
@@ -82,14 +82,11 @@ class Called:
         return division.key == undivided(self._own, call.problem.batch).key
 
 
-def _samples(seen: Comparison, before: str, now: str) -> tuple[list[float], list[float]]:
-    return seen.times[before].samples_s, seen.times[now].samples_s
-
-
-def _times(looks: Sequence[tuple[list[float], list[float]]]) -> CallTimes:
-    """Join what was seen by the base, and by divisions, in each look."""
-    before, now = ([second for look in looks for second in look[place]] for place in (0, 1))
-    verdict = compare(before, now)
-    if not all(compare(*look) is Verdict.FASTER for look in looks):
-        verdict = Verdict.AMBIGUOUS if verdict is Verdict.FASTER else verdict
-    return CallTimes(estimate(before), estimate(now), ratio(now, before), verdict)
+def _times(seen: Comparison, before: str, now: str) -> CallTimes:
+    outcome = Outcome.of(seen)
+    return CallTimes(
+        reference=outcome.estimates[before],
+        divided=outcome.estimates[now],
+        speedup=seen.speedup(before, now),
+        verdict=outcome.verdict(before, now),
+    )

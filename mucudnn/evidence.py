@@ -39,12 +39,12 @@ class Evidence:
 class CallTimes:
     """What rounds have shown of a convolution as it is called, by PyTorch's own and by divisions.
 
-    What was FASTER in some rounds was timed in others later, and counts as that only if it was so in both.
+    What was FASTER in some rounds was timed in others later, if that could be had: these count then.
 
     Attributes:
         reference: seconds with PyTorch's own.
         divided: seconds with the divisions, from the same rounds.
-        speedup: how many times as fast as the first the second is: the median of all rounds' quotients.
+        speedup: how many times as fast as the first the second is: the median of the rounds' quotients.
         verdict: the second against the first.
     """
 

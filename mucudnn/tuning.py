@@ -113,7 +113,7 @@ class Tuning:
             untouched=(*self._extraction.untouched, *self._unmeasured),
             version=__version__,
             max_error=self._profiler.max_error,
-            calls=tuple(self._calls.values()),
+            calls=tuple(self._calls[call] for call in self._extraction.calls if call in self._calls),
             frozen=tuple(self._frozen(assignments)),
         )
         plan.check()
@@ -220,6 +220,8 @@ class Tuning:
         """
         times = self._called.times(call, base, divisions, look=look)
         if not isinstance(times, CallTimes):
+            if times is not None:
+                self._calls.pop(call, None)  # they broke, though once they were faster
             return times is None
         self._calls[call] = CallEvidence(**vars(times), path=call.path, variant=call.variant)
         return times.is_faster

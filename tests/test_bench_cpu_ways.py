@@ -299,14 +299,15 @@ def test_all_ways_stand_in_the_tables() -> None:
 def test_what_the_tuner_found_stands_beside_what_comes_of_it_within_the_model() -> None:
     layers = (
         Within("contiguous", "stem", "cpu:gemm@8*1", rounds({UNPATCHED: 8.0, NOW: 10.0}), 1.25),
-        Within("contiguous", "head", "cpu:im2col@8*1", rounds({UNPATCHED: 8.0, NOW: 4.0})),
+        Within("contiguous", "head", "cpu:im2col@8*1", Rounds(1, {UNPATCHED: (8,) * 9, NOW: (4,) * 9}, 0.25)),
     )
     text = told(dataclasses.replace(measured(case()), within=layers))
 
     assert row(text, WHAT, "contiguous", "stem")[3:] == [
-        "cpu:gemm@8*1", "8 [8, 8]", "10 [10, 10]", "0.80 [0.80, 0.80] SLOWER", "1.25",
+        "cpu:gemm@8*1", "8 [8, 8]", "10 [10, 10]", "0.80 [0.80, 0.80] SLOWER", "1.25", "–",
     ]  # fmt: skip
-    assert row(text, WHAT, "contiguous", "head")[6:] == ["2.00 [2.00, 2.00] FASTER", "limit"]
+    assert row(text, WHAT, "contiguous", "head")[6:] == ["2.00 [2.00, 2.00] FASTER", "–", "0.25"]
+    assert "Comparisons: 2." in text
     assert "within its model" not in told(measured(case()))
 
 

@@ -1,5 +1,6 @@
 """What convolutions take within a model, on a clock that they move themselves."""
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,10 @@ from bench.by_hand import a_plan_for
 from bench.cpu import within as tested
 from bench.cpu.within import MOST_ROUNDS, OWN, PATCHED, Within, within
 from mucudnn import Plan
-from mucudnn.intervals import Verdict
+from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.division import undivided
+from mucudnn.evidence import CallEvidence
+from mucudnn.intervals import Estimate, Verdict
 
 IMAGES = torch.zeros(8, 4, 5, 5)
 
@@ -60,8 +64,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
+    """Both are divided, and a third one is PyTorch's own; the tuner knows what the second is worth."""
     with torch.no_grad():
-        return a_plan_for(Network(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3)).eval(), IMAGES)
+        made = a_plan_for(Network(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3)).eval(), IMAGES)
+    own, second = made.assignments[0], Estimate(2.5, 2.5, 2.5, 10)
+    site, division = dataclasses.replace(own.site, path="third"), undivided("cpu:aten", 8)
+    return dataclasses.replace(
+        made,
+        assignments=(*made.assignments, dataclasses.replace(own, site=site, division=division)),
+        calls=(CallEvidence(second, second, second, Verdict.FASTER, "second", 0),),
+    )
 
 
 def measured(clock: Clock, plan: Plan, own: tuple[int, int], now: tuple[int, int]) -> tuple[Within, ...]:
@@ -73,7 +85,7 @@ def measured(clock: Clock, plan: Plan, own: tuple[int, int], now: tuple[int, int
         OWN: lambda: models[OWN](IMAGES),
         PATCHED: lambda: models[PATCHED](IMAGES),
     }
-    found = within(calls, models, plan, "cpu:aten", "contiguous")
+    found = within(calls, models, plan, "contiguous", CpuBackend())
     assert not any(
         module._forward_hooks or module._forward_pre_hooks
         for model in models.values()
@@ -89,7 +101,7 @@ def test_all_calls_of_a_forward_pass_add_up(clock: Clock, plan: Plan) -> None:
     assert first.rounds.spans_ns == {OWN: (80,) * MOST_ROUNDS, PATCHED: (100,) * MOST_ROUNDS}
     assert (first.verdict, second.verdict) == (Verdict.SLOWER, Verdict.FASTER)
     assert second.speedup.median == pytest.approx(3)
-    assert first.claimed is None
+    assert (first.claimed, second.claimed) == (None, 2.5)
 
 
 def test_slow_models_have_as_many_rounds_as_an_interval_needs(clock: Clock, plan: Plan) -> None:

@@ -157,6 +157,54 @@ def test_a_watch_too_short_for_the_kernel_s_count_is_no_reason_to_wait(
     assert machine.undisturbed(0.04, 0.02) == 1
 
 
+def test_an_undisturbed_time_counts_however_short_it_is(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 2)
+    machine.measure(100, own=200)
+    tries = iter([(0.9, 0.12), (0.2, 0.03)])  # the kernel's count is too coarse for the second
+
+    def measure() -> float:
+        seconds, others = next(tries)
+        machine.run(seconds, own=2 * seconds - others, others=(others, 0))
+        return seconds
+
+    assert machine.neighbours.undisturbed(measure) == 0.2
+
+
+def test_what_takes_longer_the_second_time_is_paid_for(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 2)
+    machine.measure(30, own=60)  # so 6 s may be spent
+    tries = iter([0.4, 4.0, 0.4, 0.4, 0.4])
+
+    def measure() -> None:
+        seconds = next(tries)
+        machine.run(seconds, own=seconds, others=(seconds, 0))
+
+    machine.neighbours.undisturbed(measure)
+    assert len(machine.slept) == 1  # 4.5 s are gone, and 4.5 s more are too many
+
+
+def test_a_time_is_not_lost_where_it_cannot_be_measured_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on(monkeypatch, 2)
+    machine.measure(100, own=200)
+    tries = iter([1, None])
+
+    def measure() -> int:
+        number = next(tries)
+        if number is None:
+            raise MemoryError
+        machine.run(0.4, own=0.4, others=(0.4, 0))
+        return number
+
+    assert machine.neighbours.undisturbed(measure) == 1
+    assert machine.neighbours.taken == pytest.approx(0.4 / 100.4)
+
+
 def test_patience_ends_and_what_was_disturbed_least_counts(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,7 +205,7 @@ def test_the_notes_add_up_whole_calls_and_count_what_was_undone() -> None:
         "Timed as whole calls too: 2 convolutions, 40.00 ms before, 30.00 ms now, speedup 1.33; 1.32 if each "
         "call is at the lower end of its interval, 1.35 if at the upper; 1 of them undone."
     )
-    assert note(text, "calls").endswith("Comparisons made: 2.")
+    assert note(text, "calls").endswith("Calls compared: 2.")
     assert "calls" not in render_plan(a_mixed_plan())
 
 
@@ -213,7 +213,7 @@ def test_equal_calls_count_as_one_comparison() -> None:
     (call, _) = a_plan_with_calls().calls
     plan = a_mixed_plan(calls=(call, dataclasses.replace(call, path="conv2")))
 
-    assert note(render_plan(plan), "calls").endswith("Comparisons made: 1.")
+    assert note(render_plan(plan), "calls").endswith("Calls compared: 1.")
 
 
 def test_json_has_whole_calls_and_their_totals() -> None:

@@ -208,7 +208,8 @@ def _within_models(lines: Sequence[WayMeasured]) -> Iterator[str]:
             each.runs,
             *(milliseconds(each.seconds_of(name)) for name in (OWN, PATCHED)),
             f"{spread(each.speedup)} {each.verdict}",
-            "limit" if each.claimed is None else f"{each.claimed:.2f}",
+            "–" if each.claimed is None else f"{each.claimed:.2f}",
+            "–" if each.rounds.others is None else f"{each.rounds.others:.2f}",
         )
         for line in lines
         for each in line.within
@@ -217,9 +218,13 @@ def _within_models(lines: Sequence[WayMeasured]) -> Iterator[str]:
         return
     yield from (
         "Each patched convolution within its model, eagerly: forward passes of the unpatched and of the",
-        "patched model in the same rounds, in ms, and what the tuner had found of it alone (`limit`: its",
-        "PyTorch's own takes more than the limit, so it was not run to compare).",
+        "patched model in the same rounds, in ms, and what the tuner had found of it alone (`–`: nothing, as",
+        "where PyTorch's own takes more than the limit). Copies differ too, by where their weights lie.",
+        f"Comparisons: {len(rows)}.",
         "",
     )
-    headings = ("what", "layout", "convolution", "runs", "own", "patched", "x within", "x by the tuner")
+    headings = (
+        *("what", "layout", "convolution", "runs", "own", "patched", "x within", "x by the tuner"),
+        "processors that others took",
+    )
     yield from markdown(headings, rows)

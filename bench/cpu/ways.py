@@ -4,7 +4,8 @@ Choosing rounds of all ways name the fastest patched one. Fresh rounds of it, of
 PyTorch as it comes and of those of PyTorch's own that choosing did not tell apart from their fastest prove:
 the base is the fastest of PyTorch's own in these rounds, which favours it. A copy of the fastest runs
 beside them, since copies differ too: by where their weights lie. Layouts, torch.compile and division are
-measured together, since gains that are measured apart do not add up.
+measured together, since gains that are measured apart do not add up. Whether what a tuner found of single
+convolutions comes true within their model is told of each by `bench.cpu.within`, for inference.
 """
 
 import copy
@@ -191,20 +192,20 @@ def measure(case: WayCase, recipe: str, folder: Path) -> WayMeasured:
         proving=proving,
         copied=str(owns[0]),
         failed={str(way): why for way, why in runs.failed.items()},
-        within=tuple(_within_models(subjects, plans, backend.own)),
+        within=tuple(_within_models(subjects, plans, backend)),
         seconds=time.perf_counter() - start,
     )
 
 
 def _within_models(
-    subjects: Mapping[Layout, Subject], plans: Mapping[Layout, Plan], own: str
+    subjects: Mapping[Layout, Subject], plans: Mapping[Layout, Plan], backend: Backend
 ) -> Iterator[Within]:
     """Yield each convolution that a plan patches for inference, within the models of its layout."""
     for layout, plan in plans.items():
         if subjects[layout].case.use is Use.INFERENCE:
             runners = {OWN: subjects[layout].runner(), PATCHED: subjects[layout].runner(plan)}
             models = {name: runner.model for name, runner in runners.items()}
-            yield from within(runners, models, plan, own, str(layout))
+            yield from within(runners, models, plan, str(layout), backend)
 
 
 def _tuned(

@@ -15,6 +15,7 @@ from torch import nn
 
 from bench.cpu.rounds import Rounds
 from mucudnn import Plan
+from mucudnn.backends import Backend
 from mucudnn.division import undivided
 from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
 from mucudnn.plan_file import OPTIONAL
@@ -38,7 +39,7 @@ class Within:
         path: the module's.
         runs: what its forward pass runs.
         rounds: of `OWN` and `PATCHED`; spans are of one forward pass of the model.
-        claimed: how many times as fast as PyTorch's own the tuner found it; None if the limit forbids that.
+        claimed: how many times as fast as PyTorch's own the tuner found it; None if it did not compare them.
     """
 
     layout: str
@@ -66,8 +67,8 @@ def within(
     calls: Mapping[str, Callable[[], object]],
     models: Mapping[str, nn.Module],
     plan: Plan,
-    own: str,
     layout: str,
+    backend: Backend,
 ) -> tuple[Within, ...]:
     """Return what each convolution takes that the plan patches; nothing else is compiled or hooked.
 
@@ -75,20 +76,23 @@ def within(
         calls: run each of the models once, by `OWN` and `PATCHED`.
         models: likewise.
         plan: of the patched model, for inference.
-        own: id of PyTorch's own convolution.
         layout: of both.
+        backend: that computes.
     """
     runs = {
         site.path: division.key
         for site, division in plan.sites.items()
-        if division.key != undivided(own, division.batch).key
+        if division.key != undivided(backend.own, division.batch).key
     }
+    neighbours = backend.neighbours()
     claims = {call.path: call.speedup.median for call in plan.calls}
     with contextlib.ExitStack() as stack:
         clocks = {name: stack.enter_context(_clocked(models[name], [*runs])) for name in calls}
-        spans = _rounds(calls, clocks)
+        with neighbours.watched():
+            spans = _rounds(calls, clocks)
+    rounds = {path: {name: spans[name][path] for name in calls} for path in runs}
     return tuple(
-        Within(layout, path, key, Rounds(1, {name: spans[name][path] for name in calls}), claims.get(path))
+        Within(layout, path, key, Rounds(1, rounds[path], neighbours.taken), claims.get(path))
         for path, key in runs.items()
     )
 

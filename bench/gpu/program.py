@@ -101,7 +101,8 @@ def main(arguments: Sequence[str] | None = None, restart: Restart | None = None)
     except MucudnnError as error:
         print(f"bench.gpu: {error}", file=sys.stderr)
         return 1
-    chosen = [section for section in (*SECTIONS, *EXTRA) if section.name in options.only]
+    *others, captures = SECTIONS
+    chosen = [section for section in (*others, *EXTRA, captures) if section.name in options.only]
     faulthandler.enable(sys.__stderr__ or sys.stderr)
     folder = folder_of(options, ground.name)
     return measure(ground, chosen, folder, options.seconds, restart or _restarted(options))

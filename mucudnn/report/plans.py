@@ -46,8 +46,8 @@ _FROZEN = (
 _CALLS = (
     "What is faster alone must be so in the whole call too: forward pass and gradients as the model runs "
     "them, with what Python costs, against PyTorch's own wherever the limit lets it run. A row `call` shows "
-    "that; unless it is FASTER, in rounds some time later again, all sites of that call that may stay "
-    "PyTorch's own do (undone). Comparisons made: {}."
+    "that; unless it is FASTER, all sites of that call that may stay PyTorch's own do (undone). What was "
+    "FASTER was timed once more, after all others, and the row shows these rounds. Calls compared: {}."
 )
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
