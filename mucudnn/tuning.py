@@ -126,21 +126,16 @@ class Tuning:
     def _steps(self) -> dict[Hashable, float]:
         """Return what there is to do, in FLOPs that take about as long; what is equal is done once."""
         costs = {problem: problem.flops + _FIXED_FLOPS for problem in self._problems.values()}
-        calls: dict[Hashable, float] = {
-            _step(call, look): sum(costs[problems_of(call.problem)[op]] for op in call.ops)
-            for call in self._extraction.calls
-            for look in LOOKS
-        }
-        return {
+        steps: dict[Hashable, float] = {
             **{("profile", problem): _PROFILING_SHARE * cost for problem, cost in costs.items()},
             **{("confirm", problem): cost for problem, cost in costs.items()},
-            **calls,
-            **{
-                _frozen_step(call, look): costs[problems_of(call.problem)[call.problem.op]]
-                for call in self._inferences()
-                for look in LOOKS
-            },
         }
+        for look in LOOKS:
+            for call in self._extraction.calls:
+                steps[_step(call, look)] = sum(costs[problems_of(call.problem)[op]] for op in call.ops)
+            for call in self._inferences():
+                steps[_frozen_step(call, look)] = costs[problems_of(call.problem)[call.problem.op]]
+        return steps
 
     def _profiles(self, problems: Sequence[ConvProblem]) -> Iterator[tuple[ConvProblem, Profile]]:
         """Yield the profiles of those problems that can be measured."""

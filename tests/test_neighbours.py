@@ -55,12 +55,15 @@ class Machine:
         ]
         self._write()
 
-    def undisturbed(self, seconds: float, *taken: float) -> int:
-        """Have so many seconds measured, of which others take so much, each time less or more."""
-        tries = iter(enumerate(taken, 1))
+    def undisturbed(self, *tries: tuple[float, float]) -> int:
+        """Have so many seconds measured, of which others take so much; return which try counts, from 1."""
+        left = iter(enumerate(tries, 1))
 
         def measure() -> int:
-            number, others = next(tries)
+            tried = next(left, None)
+            if tried is None:
+                pytest.fail("It was measured once more.")
+            number, (seconds, others) = tried
             self.run(seconds, own=2 * seconds - others, others=(others, 0))
             return number
 
@@ -124,7 +127,7 @@ def test_what_nobody_disturbs_is_measured_once(machine: Machine, monkeypatch: py
     on(monkeypatch, 2)
     machine.measure(100, own=200)
 
-    assert machine.undisturbed(0.4, 0.05) == 1
+    assert machine.undisturbed((0.4, 0.05)) == 1
     assert machine.slept == []
 
 
@@ -134,7 +137,7 @@ def test_what_is_disturbed_is_measured_again_after_a_pause(
     on(monkeypatch, 2)
     machine.measure(100, own=200)
 
-    assert machine.undisturbed(0.4, 0.3, 0.2, 0.0) == 3
+    assert machine.undisturbed((0.4, 0.3), (0.4, 0.2), (0.4, 0.0)) == 3
     assert machine.slept == [0.5, 0.5]
     assert machine.neighbours.taken == 0  # what was disturbed is not kept, and not complained of
 
@@ -145,7 +148,7 @@ def test_a_processor_that_is_left_idle_disturbs_nobody(
     on(monkeypatch, 1)
     machine.measure(100, own=100)
 
-    assert machine.undisturbed(0.4, 0.4) == 1
+    assert machine.undisturbed((0.4, 0.4)) == 1
 
 
 def test_a_watch_too_short_for_the_kernel_s_count_is_no_reason_to_wait(
@@ -154,7 +157,7 @@ def test_a_watch_too_short_for_the_kernel_s_count_is_no_reason_to_wait(
     on(monkeypatch, 2)
     machine.measure(100, own=200)
 
-    assert machine.undisturbed(0.04, 0.02) == 1
+    assert machine.undisturbed((0.04, 0.02)) == 1
 
 
 def test_an_undisturbed_time_counts_however_short_it_is(
@@ -162,14 +165,8 @@ def test_an_undisturbed_time_counts_however_short_it_is(
 ) -> None:
     on(monkeypatch, 2)
     machine.measure(100, own=200)
-    tries = iter([(0.9, 0.12), (0.2, 0.03)])  # the kernel's count is too coarse for the second
 
-    def measure() -> float:
-        seconds, others = next(tries)
-        machine.run(seconds, own=2 * seconds - others, others=(others, 0))
-        return seconds
-
-    assert machine.neighbours.undisturbed(measure) == 0.2
+    assert machine.undisturbed((0.9, 0.12), (0.2, 0.03)) == 2  # the kernel's count is too coarse for that
 
 
 def test_what_takes_longer_the_second_time_is_paid_for(
@@ -177,13 +174,8 @@ def test_what_takes_longer_the_second_time_is_paid_for(
 ) -> None:
     on(monkeypatch, 2)
     machine.measure(30, own=60)  # so 6 s may be spent
-    tries = iter([0.4, 4.0, 0.4, 0.4, 0.4])
 
-    def measure() -> None:
-        seconds = next(tries)
-        machine.run(seconds, own=seconds, others=(seconds, 0))
-
-    machine.neighbours.undisturbed(measure)
+    machine.undisturbed((0.4, 0.4), (4.0, 4.0), (0.4, 0.4))
     assert len(machine.slept) == 1  # 4.5 s are gone, and 4.5 s more are too many
 
 
@@ -211,9 +203,9 @@ def test_patience_ends_and_what_was_disturbed_least_counts(
     on(monkeypatch, 2)
     machine.measure(10, own=20)  # so 2 s may be spent
 
-    assert machine.undisturbed(0.4, 0.4, 0.2, 0.3) == 2
+    assert machine.undisturbed((0.4, 0.4), (0.4, 0.2), (0.4, 0.3)) == 2
     assert machine.slept == [0.5, 0.5]
-    assert machine.undisturbed(0.4, 0.4) == 1  # nothing is left
+    assert machine.undisturbed((0.4, 0.4)) == 1  # nothing is left
     assert machine.neighbours.taken == pytest.approx((0.2 + 0.4) / 10.8)
 
 
@@ -221,7 +213,7 @@ def test_patience_is_never_more_than_ten_seconds(machine: Machine, monkeypatch: 
     on(monkeypatch, 2)
     machine.measure(1000, own=2000)
 
-    machine.undisturbed(2.0, *[1.0] * 10)
+    machine.undisturbed(*[(2.0, 1.0)] * 10)
     assert len(machine.slept) == 4  # 2.5 s each
 
 
@@ -230,7 +222,7 @@ def test_who_has_measured_nothing_yet_does_not_wait(
 ) -> None:
     on(monkeypatch, 2)
 
-    assert machine.undisturbed(0.4, 0.4) == 1
+    assert machine.undisturbed((0.4, 0.4)) == 1
 
 
 def test_a_failure_passes_through(machine: Machine) -> None:
