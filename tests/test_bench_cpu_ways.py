@@ -23,11 +23,10 @@ from bench.cpu.step_lines import Tuned
 from bench.cpu.step_models import ReadingStep, Recipe
 from bench.cpu.way_cases import AS_IT_COMES, WAY_NETWORKS, WAYS, Form, Use, Way, WayCase, cases_of, ways_of
 from bench.cpu.way_child import LINES, WayTask, work
-from bench.cpu.way_lines import COPY, WayFailed, WayMeasured, percentile
+from bench.cpu.way_lines import COPY, WayFailed, WayMeasured, Within, percentile
+from bench.cpu.way_lines import OWN as UNPATCHED
+from bench.cpu.way_lines import PATCHED as NOW
 from bench.cpu.way_pictures import ways_figure
-from bench.cpu.within import OWN as UNPATCHED
-from bench.cpu.within import PATCHED as NOW
-from bench.cpu.within import Within
 from mucudnn import Plan
 from mucudnn.backends import Backend
 from mucudnn.intervals import Estimate, Verdict, estimate

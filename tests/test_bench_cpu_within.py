@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from bench.by_hand import a_plan_for
 from bench.cpu import within as tested
-from bench.cpu.within import MOST_ROUNDS, OWN, PATCHED, Within, within
+from bench.cpu.way_lines import OWN, PATCHED, Within
+from bench.cpu.within import MOST_ROUNDS, within
 from mucudnn import Plan
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import undivided

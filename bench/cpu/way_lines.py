@@ -8,13 +8,48 @@ from collections.abc import Mapping, Sequence
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_lines import Tuned
 from bench.cpu.way_cases import WAYS, WayCase
-from bench.cpu.within import Within
 from bench.payback import break_even
 from mucudnn.intervals import CONFIDENCE, Estimate, Verdict, compare, estimate, ratio
 from mucudnn.plan_file import OPTIONAL
 
 COPY = "a copy"
 """In proving rounds: one of PyTorch's own once more, in memory of its own."""
+
+OWN, PATCHED = "own", "patched"
+"""Of a convolution within its model, unpatched and patched."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """A convolution within a model.
+
+    Attributes:
+        layout: of images and filters.
+        path: the module's.
+        runs: what its forward pass runs.
+        rounds: of `OWN` and `PATCHED`; spans are of one forward pass of the model.
+        claimed: how many times as fast as PyTorch's own the tuner found it; None if it did not compare them.
+    """
+
+    layout: str
+    path: str
+    runs: str
+    rounds: Rounds
+    claimed: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
+
+    def seconds_of(self, name: str) -> Estimate:
+        """Return the median time, with its interval."""
+        return estimate(self.rounds.samples_s(name))
+
+    @property
+    def speedup(self) -> Estimate:
+        """How many times as fast as unpatched it is: the median of the rounds' quotients."""
+        return ratio(self.rounds.samples_s(PATCHED), self.rounds.samples_s(OWN))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the rounds say of it, patched against unpatched."""
+        return compare(self.rounds.samples_s(OWN), self.rounds.samples_s(PATCHED))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,7 @@ from bench.cpu.markdown import markdown, milliseconds, spread
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_tables import break_even_told, seconds_told
 from bench.cpu.way_cases import AS_IT_COMES, WAY_NETWORKS, WAYS, Use, Way, WayCase, cases_of, ways_of
-from bench.cpu.way_lines import COPY, WayFailed, WayMeasured, percentile
-from bench.cpu.within import OWN, PATCHED
+from bench.cpu.way_lines import COPY, OWN, PATCHED, WayFailed, WayMeasured, percentile
 from mucudnn.intervals import estimate
 from mucudnn.sizes import format_bytes
 

@@ -27,8 +27,8 @@ from bench.cpu.step_lines import Tuned
 from bench.cpu.step_models import FORMATS, ReadingStep, Recipe, prepared
 from bench.cpu.steps import tuned
 from bench.cpu.way_cases import AS_IT_COMES, Form, Use, Way, WayCase, ways_of
-from bench.cpu.way_lines import COPY, WayMeasured
-from bench.cpu.within import OWN, PATCHED, Within, within
+from bench.cpu.way_lines import COPY, OWN, PATCHED, WayMeasured, Within
+from bench.cpu.within import within
 from bench.differences import largest
 from mucudnn import Plan, apply
 from mucudnn.backends import Backend, backend_of

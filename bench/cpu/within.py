@@ -5,7 +5,6 @@ meanwhile, and what it found may not come true: this tells, of forward passes, r
 """
 
 import contextlib
-import dataclasses
 import itertools
 import random
 import time
@@ -14,13 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import nn
 
 from bench.cpu.rounds import Rounds
+from bench.cpu.way_lines import Within
 from mucudnn import Plan
 from mucudnn.backends import Backend
 from mucudnn.division import undivided
-from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
-from mucudnn.plan_file import OPTIONAL
-
-OWN, PATCHED = "own", "patched"
 
 MOST_ROUNDS = 40
 
@@ -28,39 +24,6 @@ _SECONDS = 30.0
 """That rounds may take, as long as there are six, which an interval needs."""
 
 _FEWEST_ROUNDS = 6
-
-
-@dataclasses.dataclass(frozen=True)
-class Within:
-    """A convolution within a model.
-
-    Attributes:
-        layout: of images and filters.
-        path: the module's.
-        runs: what its forward pass runs.
-        rounds: of `OWN` and `PATCHED`; spans are of one forward pass of the model.
-        claimed: how many times as fast as PyTorch's own the tuner found it; None if it did not compare them.
-    """
-
-    layout: str
-    path: str
-    runs: str
-    rounds: Rounds
-    claimed: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
-
-    def seconds_of(self, name: str) -> Estimate:
-        """Return the median time, with its interval."""
-        return estimate(self.rounds.samples_s(name))
-
-    @property
-    def speedup(self) -> Estimate:
-        """How many times as fast as unpatched it is: the median of the rounds' quotients."""
-        return ratio(self.rounds.samples_s(PATCHED), self.rounds.samples_s(OWN))
-
-    @property
-    def verdict(self) -> Verdict:
-        """What the rounds say of it, patched against unpatched."""
-        return compare(self.rounds.samples_s(OWN), self.rounds.samples_s(PATCHED))
 
 
 def within(
