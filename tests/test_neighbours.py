@@ -142,31 +142,25 @@ def test_what_is_disturbed_is_measured_again_after_a_pause(
     assert machine.neighbours.taken == 0  # what was disturbed is not kept, and not complained of
 
 
-def test_a_processor_that_is_left_idle_disturbs_nobody(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("threads", "tries", "counts"),
+    [
+        pytest.param(1, [(0.4, 0.4)], 1, id="the processor that is left idle is theirs"),
+        pytest.param(2, [(0.04, 0.02)], 1, id="the kernel's count is too coarse to tell"),
+        pytest.param(2, [(0.9, 0.12), (0.2, 0.03)], 2, id="and so for the second, which is shorter"),
+    ],
+)
+def test_what_is_not_seen_to_be_disturbed_counts(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int,
+    tries: list[tuple[float, float]],
+    counts: int,
 ) -> None:
-    on(monkeypatch, 1)
+    on(monkeypatch, threads)
     machine.measure(100, own=100)
 
-    assert machine.undisturbed((0.4, 0.4)) == 1
-
-
-def test_a_watch_too_short_for_the_kernel_s_count_is_no_reason_to_wait(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on(monkeypatch, 2)
-    machine.measure(100, own=200)
-
-    assert machine.undisturbed((0.04, 0.02)) == 1
-
-
-def test_an_undisturbed_time_counts_however_short_it_is(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on(monkeypatch, 2)
-    machine.measure(100, own=200)
-
-    assert machine.undisturbed((0.9, 0.12), (0.2, 0.03)) == 2  # the kernel's count is too coarse for that
+    assert machine.undisturbed(*tries) == counts
 
 
 def test_what_takes_longer_the_second_time_is_paid_for(
@@ -225,12 +219,21 @@ def test_who_has_measured_nothing_yet_does_not_wait(
     assert machine.undisturbed((0.4, 0.4)) == 1
 
 
-def test_a_failure_passes_through(machine: Machine) -> None:
-    def fail() -> None:
-        raise RuntimeError("broken")
+@pytest.mark.parametrize("before", [[], [1]])
+def test_a_failure_passes_through_whenever_it_comes(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, before: list[int]
+) -> None:
+    on(monkeypatch, 2)
+    machine.measure(100, own=200)
+    left = iter(before)
+
+    def measure() -> None:
+        if next(left, None) is None:
+            raise RuntimeError("broken")
+        machine.run(0.4, own=0.4, others=(0.4, 0))
 
     with pytest.raises(RuntimeError, match=r"^broken$"):
-        machine.neighbours.undisturbed(fail)
+        machine.neighbours.undisturbed(measure)
 
 
 def test_where_the_kernel_does_not_tell_nothing_is_said(tmp_path: Path) -> None:

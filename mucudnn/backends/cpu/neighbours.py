@@ -11,6 +11,7 @@ import torch
 
 from mucudnn.backends.base import Result
 from mucudnn.backends.cpu.environment import usable_processors
+from mucudnn.failures import is_lack_of_memory
 
 _STAT = Path("/proc/stat")
 
@@ -23,7 +24,6 @@ _LEAST_S = 1.0
 
 _LEAST_SHARE = 0.05
 """Of the processors, which others may take unsaid."""
-
 
 _TICKS_OFF = 2
 """Hundredths of a second, as the kernel counts, by which a short watch may be off."""
@@ -90,11 +90,11 @@ class ProcessorNeighbours:
 
         Whoever takes a core for a while slows one algorithm more than another, whatever the order of the
         rounds. So what others disturbed is measured once more after a pause, and what they disturbed least
-        counts; a failure does not, then. Nothing more is begun when all of that has taken a fifth as long as
-        what was watched.
+        counts, also if memory is lacking the next time. Nothing more is begun when all of that has taken a
+        fifth as long as what was watched.
 
         Raises:
-            Exception: whatever `measure` raises the first time, unchanged.
+            Exception: whatever `measure` raises, unchanged.
         """
         best, found = self._tried(measure)
         seen = best
@@ -102,7 +102,9 @@ class ProcessorNeighbours:
             self._sleep(_PAUSE_S)
             try:
                 seen, again = self._tried(measure)
-            except Exception:  # noqa: BLE001  # memory may be lacking meanwhile: what was measured is measured
+            except Exception as failure:
+                if not is_lack_of_memory(failure):
+                    raise
                 break
             self._waited_s += seen.elapsed_s + _PAUSE_S
             if seen.taken < best.taken or not self._is_disturbed(seen):
