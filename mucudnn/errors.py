@@ -18,7 +18,7 @@ MucudnnError
 
 MucudnnWarning (UserWarning)
 ├── StoreWarning                      what is measured now is not kept
-├── ValuesWarning                     a model had to be run in earnest, because it looks at values
+├── ValuesWarning                     a model looks at values, or tensors without any are kept somewhere
 ├── BusyWarning                       others used the device while times were measured on it
 ├── BackendWarning                    a backend works, but not with all that it could offer
 └── UntunedWarning                    a shape or a state that was not tuned runs PyTorch's own convolution
@@ -177,7 +177,7 @@ class StoreWarning(MucudnnWarning):
 
 
 class ValuesWarning(MucudnnWarning):
-    """A model had to be run in earnest, because it looks at values."""
+    """A model had to be run in earnest, because it looks at values, or somebody keeps tensors without any."""
 
 
 class BackendWarning(MucudnnWarning):

@@ -4,23 +4,23 @@ import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from mucudnn.errors import SampleError
 from mucudnn.modules import home_of
+from mucudnn.standins import StandIns
+from mucudnn.undoing import forget, left_as_it_was, random_state_kept
 
 _NOTHING = contextlib.nullcontext()
 
@@ -117,10 +117,24 @@ def run_without_arithmetic(
         sample: what it takes.
         under: a context for the model alone, such as a dispatcher, which sees stand-ins only.
     """
+    stand_ins = StandIns()
+    with left_as_it_was(model, stand_ins.has_none), random_state_kept(model):
+        try:
+            _run_on(stand_ins, model, sample, under)
+        finally:
+            stand_ins.put_back()
+    forget(stand_ins.alive)
+
+
+def _run_on(
+    stand_ins: StandIns,
+    model: nn.Module,
+    sample: CallArguments,
+    under: contextlib.AbstractContextManager[object],
+) -> None:
     with (
         _quietly(),
-        _left_as_it_was(model),
-        torch.random.fork_rng(devices=[]),
+        _in_mode_of(model) as is_differentiated,
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
         home = home_of(model)
@@ -131,15 +145,23 @@ def run_without_arithmetic(
             lambda tensor: _empty_like(tensor, home) if tensor.is_meta else mode.from_tensor(tensor),
             (sample.args, dict(sample.kwargs)),
         )
-        is_differentiated = model.training or torch.is_grad_enabled()
+        stand_ins.watch((fakes, args, kwargs))
         with (
             torch.set_grad_enabled(is_differentiated),
             unhooked(),
             _with_gradients_seen(),
-            _StridesAsComputed(),
+            stand_ins,
             under,
         ):
             functional_call(model, fakes, args, kwargs)
+
+
+@contextlib.contextmanager
+def _in_mode_of(model: nn.Module) -> Iterator[bool]:
+    """Yield whether a model is differentiated: in training it is, in inference mode too, which ends here."""
+    is_differentiated = model.training or torch.is_grad_enabled()
+    with torch.inference_mode(torch.is_inference_mode_enabled() and not model.training):
+        yield is_differentiated
 
 
 def unhooked() -> contextlib.AbstractContextManager[object]:
@@ -192,89 +214,6 @@ def _quietly() -> Iterator[None]:
         log.disabled = before
 
 
-_ATEN = torch.ops.aten
-
-_CONTIGUOUS = frozenset({_ATEN._weight_norm_interface.default})
-"""Functions whose results are contiguous, whatever their stand-ins are."""
-
-_CONTIGUOUS_ON_CPU = frozenset({_ATEN.log_sigmoid_forward.default, _ATEN.rrelu_with_noise.default})
-
-_LIKE_INPUT_ON_CPU = frozenset(
-    {
-        _ATEN.channel_shuffle.default,
-        _ATEN.max_unpool2d.default,
-        _ATEN.reflection_pad3d.default,
-        _ATEN.replication_pad3d.default,
-        _ATEN.roll.default,
-    }
-)
-"""Functions whose results have the memory format of their input, though their stand-ins are contiguous."""
-
-
-_OF_TWO = frozenset({_ATEN.add.Tensor, _ATEN.mul.Tensor, _ATEN.sub.Tensor})
-
-_CONTIGUOUS_AS_INPUT_ON_CPU = _OF_TWO | {
-    _ATEN.elu.default,
-    _ATEN.gelu.default,
-    _ATEN.hardsigmoid.default,
-    _ATEN.hardswish.default,
-    _ATEN.leaky_relu.default,
-    _ATEN.mish.default,
-    _ATEN.native_batch_norm.default,
-    _ATEN.relu.default,
-    _ATEN.sigmoid.default,
-    _ATEN.silu.default,
-    _ATEN.softplus.default,
-    _ATEN.tanh.default,
-}
-"""Functions whose results are contiguous if all inputs are, though their stand-ins keep the strides of images
-of one channel in channels last, which are both: what comes after goes by strides."""
-
-
-class _StridesAsComputed(TorchDispatchMode):
-    """Gives stand-ins the strides that a computation gives, where PyTorch's stand-ins have others.
-
-    Strides decide the layout of a convolution. A weight under weight norm, say, is computed contiguous, but
-    its stand-in keeps the strides of what it is computed from: of a depthwise filter those of channels last.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # not in torch's hints
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run a function on stand-ins."""
-        result = func(*args, **(kwargs or {}))
-        order = _order_of_result(func, args)
-        if order is None:
-            return result
-        first, *others = result if isinstance(result, tuple) else (result,)
-        first = torch.empty_like(first, memory_format=order)
-        return (first, *others) if isinstance(result, tuple) else first
-
-
-def _order_of_result(func: object, args: tuple[Any, ...]) -> torch.memory_format | None:
-    """Return the memory format of a function's first result, or None where it is that of the stand-in."""
-    if func in _CONTIGUOUS:
-        return torch.contiguous_format
-    if args and isinstance(args[0], Tensor) and args[0].device.type == "cpu":
-        if func in _CONTIGUOUS_ON_CPU:
-            return torch.contiguous_format
-        if func in _LIKE_INPUT_ON_CPU:
-            return suggest_memory_format(args[0])
-        if func in _CONTIGUOUS_AS_INPUT_ON_CPU and _are_contiguous(args[: 2 if func in _OF_TWO else 1]):
-            return torch.contiguous_format
-    return None
-
-
-def _are_contiguous(inputs: tuple[Any, ...]) -> bool:
-    """Return whether a function's inputs are contiguous and of one shape, which no number is."""
-    return all(
-        isinstance(each, Tensor) and each.shape == inputs[0].shape and each.is_contiguous() for each in inputs
-    )
-
-
 def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
     """Run the model on a copy of the sample; its buffers' values and the random state are put back.
 
@@ -283,9 +222,10 @@ def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with (
-            _left_as_it_was(model),
-            _random_state_kept(model),
-            torch.set_grad_enabled(model.training or torch.is_grad_enabled()),
+            left_as_it_was(model, lambda _: False),
+            random_state_kept(model),
+            _in_mode_of(model) as is_differentiated,
+            torch.set_grad_enabled(is_differentiated),
             unhooked(),
             _with_gradients_seen(),
         ):
@@ -306,7 +246,7 @@ def make_parameters(model: nn.Module, sample: CallArguments) -> None:
         return
     before = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
     fresh = [each for each in model.modules() if any(map(is_lazy, each.buffers(recurse=False)))]
-    with _random_state_kept(model), torch.no_grad():
+    with random_state_kept(model), torch.no_grad():
         try:
             args, kwargs = _copied(sample, home_of(model))
             model(*args, **kwargs)
@@ -316,12 +256,6 @@ def make_parameters(model: nn.Module, sample: CallArguments) -> None:
         for module in fresh:
             if isinstance(module, _BatchNorm):
                 module.reset_running_stats()
-
-
-def _random_state_kept(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Put back the random state of the host and of all cards on which the model lies, and of no other."""
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    return torch.random.fork_rng(sorted(each.index for each in devices if each.type == "cuda"))
 
 
 def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:
@@ -353,30 +287,3 @@ def _copy_of(tensor: Tensor, home: torch.device) -> Tensor:
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
     with torch.enable_grad():
         return tensor.clone()  # no leaf either: only then may it be changed in place
-
-
-@contextlib.contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put back what the modules' attributes were bound to: a model may remember what it has computed.
-
-    Of a pass without arithmetic that would be a tensor without values, on which every later pass fails.
-    `functional_call` leaves such tensors itself, as parameters of modules that lie in a shared one.
-    """
-    before = [
-        (each, dict(each.__dict__), dict(each._parameters), dict(each._buffers))
-        for each in model.modules()
-        if not isinstance(each, torch.jit.ScriptModule)  # its attributes are its own
-    ]
-    try:
-        yield
-    finally:
-        for module, attributes, parameters, buffers in before:
-            _replace(module.__dict__, attributes)
-            _replace(module._parameters, parameters)
-            _replace(module._buffers, buffers)
-
-
-def _replace(present: MutableMapping[str, Any], former: Mapping[str, Any]) -> None:
-    if [*present] != [*former]:  # the order counts; as it is, other threads never see an empty module
-        present.clear()
-    present.update(former)

@@ -11,7 +11,7 @@ from torch import nn
 
 from mucudnn import patching
 from mucudnn.backends import Backend, backend_for
-from mucudnn.calls import autocast_dtype, without_autocast
+from mucudnn.calls import autocast_dtype, is_traced, without_autocast
 from mucudnn.choices import Mode
 from mucudnn.errors import (
     BackendError,
@@ -205,7 +205,7 @@ class _FirstCall:
     Where the call has nothing to tune, the model is disarmed, with a warning, and runs as before. Where
     tuning fails the model stays armed; arguments that the model rejects are left to its own error. Should it
     reject them only while it is examined, the second such call says so. Other threads that call the model
-    meanwhile wait, and find it patched.
+    meanwhile wait, and find it patched. What is traced, transformed or seen by a dispatch mode stays armed.
     """
 
     def __init__(self, settings: Settings, learn: Learner | None) -> None:
@@ -225,7 +225,7 @@ class _FirstCall:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # else the tuner would be compiled too
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_examining():
+        if is_examining() or is_traced():
             return
         with self._turn:
             if patching.is_armed(model):  # else it has waited until it was tuned

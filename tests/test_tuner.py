@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
 from mucudnn import passes
@@ -37,7 +38,7 @@ from mucudnn.errors import (
 )
 from mucudnn.evidence import CallEvidence
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.patching import plan_of
+from mucudnn.patching import is_armed, plan_of
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from mucudnn.store.memory import MemoryStore
@@ -873,6 +874,42 @@ def test_an_armed_model_may_be_called_first_inside_of_a_checkpoint(
     assert mucudnn.plan_of(model) is not None
     for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+def _mapped(model: nn.Module) -> Tensor:
+    return torch.vmap(model)(a_batch().unsqueeze(0))[0]
+
+
+def _counted(model: nn.Module) -> Tensor:
+    with FlopCounterMode(display=False) as counted:
+        result: Tensor = model(a_batch())
+    return result.new_tensor(counted.get_total_flops())
+
+
+def _traced(model: nn.Module) -> Tensor:
+    result: Tensor = torch.jit.trace(model, a_batch(), check_trace=False)(a_batch())
+    return result
+
+
+def _exported(model: nn.Module) -> Tensor:
+    result: Tensor = torch.export.export(model, (a_batch(),)).module()(a_batch())
+    return result
+
+
+@pytest.mark.parametrize("way", [_mapped, _counted, _traced, _exported])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_an_armed_model_that_is_transformed_or_watched_runs_as_it_comes_and_stays_armed(
+    tmp_path: Path, way: Callable[[nn.Module], Tensor]
+) -> None:
+    model = a_chain().eval()
+    twin = copy.deepcopy(model)
+    mucudnn.optimize(model, LIMIT, store=tmp_path / "s", policy="undivided", progress=False)
+
+    assert torch.equal(way(model), way(twin))
+    assert is_armed(model)
+
+    model(a_batch())
+    assert not is_armed(model)
 
 
 def test_an_armed_model_that_is_compiled_is_not_tuned_by_compiled_code(
