@@ -134,6 +134,7 @@ def _run_on(
 ) -> None:
     with (
         _quietly(),
+        _uncached(),
         _in_mode_of(model) as is_differentiated,
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
@@ -212,6 +213,17 @@ def _quietly() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+@contextlib.contextmanager
+def _uncached() -> Iterator[None]:
+    """Have autocast keep no weight in another type: it would keep stand-ins until its region ends."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:

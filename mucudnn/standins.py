@@ -1,7 +1,7 @@
 """The mode in which a model runs on tensors without values: what they stand for, and which there were."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -75,7 +75,7 @@ class StandIns(TorchDispatchMode):
         """Run a function on stand-ins, or on tensors with values if it is given no other."""
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
-        if all(map(self._has_values, _tensors((args, kwargs)))):
+        if all(map(self._has_values, _tensors((args, kwargs)))) and not _draws(kwargs):
             with unset_fake_temporarily():
                 self._remember(written)
                 result = func(*args, **kwargs)
@@ -147,6 +147,11 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
             if each.alias_info and each.alias_info.is_write
         ]
     )
+
+
+def _draws(kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a function draws from a generator of the model's own, which would go on."""
+    return any(isinstance(each, torch.Generator) for each in kwargs.values())
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -230,3 +230,18 @@ def test_what_trains_is_differentiated_though_inference_mode_is_on() -> None:
         assert {call.path: call.ops for call in found.calls}["2"] == tuple(ConvOp)
         inference = extract(model.eval(), torch.randn(2, 3, 4, 4))
     assert {call.ops for call in inference.calls} == {(ConvOp.FPROP,)}
+
+
+def test_autocast_keeps_no_stand_in(recwarn: pytest.WarningsRecorder) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        extract(model, torch.randn(2, 3, 4, 4))
+        assert torch.is_autocast_cache_enabled()
+    assert not recwarn.list
+
+
+def test_a_generator_of_the_model_s_own_does_not_go_on() -> None:
+    generator = torch.Generator().manual_seed(1)
+    before = generator.get_state()
+    extract(Keeper(lambda _, image: image + torch.rand(1, generator=generator)), torch.randn(2, 3, 4, 4))
+    assert torch.equal(generator.get_state(), before)
