@@ -85,15 +85,22 @@ def rivals_of(
     return {rival.key: rival for rival in (*rivals, division)}
 
 
-def winner(rivals: Mapping[str, Division], outcome: Outcome) -> Division:
+def winner(rivals: Mapping[str, Division], outcome: Outcome, base: str) -> Division:
     """Return the first rival, unless a later one is FASTER than it, and than the best before.
 
     Medians of quotients are not transitive: what is FASTER than something that is FASTER than the first may
-    still be told apart from the first by nothing.
+    still be told apart from the first by nothing. Where the base may not run, the first is one whose time is
+    known, if there is one: what has left a race at once has no lower end that anything could beat.
+
+    Args:
+        rivals: by key.
+        outcome: of all of them.
+        base: key of PyTorch's own, undivided, which stays in doubt.
     """
-    first, *others = rivals
+    known = [key for key in rivals if key == base or outcome.estimates[key].low > 0]
+    first = next(iter(known or rivals))
     best = first
-    for key in others:
+    for key in rivals:
         if all(outcome.verdict(each, key) is Verdict.FASTER for each in {first, best}):
             best = key
     return rivals[best]

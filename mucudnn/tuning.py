@@ -350,7 +350,8 @@ class Tuning:
             smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
             return self._confirm(site, smaller, less, base, room_bytes)
         own = None if base is None or base.key not in fits else self._proven(problem, base, outcome)
-        return Confirmed(self._proven(problem, winner(fits, outcome), outcome), own)
+        chosen = winner(fits, outcome, undivided(self._profiler.own, problem.batch).key)
+        return Confirmed(self._proven(problem, chosen, outcome), own)
 
     def _proven(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Proven:
         errors = self._profiler.errors(problem)

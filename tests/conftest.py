@@ -91,7 +91,7 @@ def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is not PyTorch's own counts as faster, so that division is seen to happen."""
     from mucudnn import tuning  # which loads torch
 
-    def quickest(rivals: Any, _: Any) -> Any:
+    def quickest(rivals: Any, *_: Any) -> Any:
         own = [each for each in rivals.values() if each.parts[0].algorithm.endswith("aten")]
         return next((each for each in rivals.values() if each not in own), own[0])
 

@@ -1,5 +1,7 @@
 """Which of the rivals at a site wins, by rounds that are written down."""
 
+import dataclasses
+
 import pytest
 
 from mucudnn.confirming import winner
@@ -37,7 +39,7 @@ def test_the_first_rival_wins_unless_a_later_one_is_faster_than_the_best_before(
 ) -> None:
     rivals, outcome = _outcome(first=first, second=second, third=third)
 
-    assert winner(rivals, outcome).key == f"{wins}@8*1"
+    assert winner(rivals, outcome, "first@8*1").key == f"{wins}@8*1"
 
 
 def test_what_is_faster_than_the_best_but_not_than_the_first_does_not_win() -> None:
@@ -47,4 +49,19 @@ def test_what_is_faster_than_the_best_but_not_than_the_first_does_not_win() -> N
     assert outcome.verdict("own@8*1", "steady@8*1") is Verdict.FASTER
     assert outcome.verdict("steady@8*1", "wavering@8*1") is Verdict.FASTER
     assert outcome.verdict("own@8*1", "wavering@8*1") is Verdict.AMBIGUOUS
-    assert winner(rivals, outcome).key == "steady@8*1"
+    assert winner(rivals, outcome, "own@8*1").key == "steady@8*1"
+
+
+def _unbounded(outcome: Outcome, name: str) -> Outcome:
+    """The outcome, with nothing known of how fast one of them may be, as of one that left a race at once."""
+    estimate = dataclasses.replace(outcome.estimates[name], low=0.0)
+    return dataclasses.replace(outcome, estimates={**outcome.estimates, name: estimate}, comparison=None)
+
+
+def test_where_the_base_may_not_run_the_first_is_one_whose_time_is_known() -> None:
+    rivals, outcome = _outcome(once=[450] * 10, others=[5] * 10, parted=[2] * 10)
+    unknown = _unbounded(outcome, "once@8*1")
+
+    assert unknown.verdict("once@8*1", "parted@8*1") is not Verdict.FASTER
+    assert winner(rivals, unknown, "own@8*1").key == "parted@8*1"
+    assert winner(rivals, unknown, "once@8*1").key == "once@8*1"

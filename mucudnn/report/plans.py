@@ -235,7 +235,7 @@ def _total_note(totals: Totals) -> str:
         )
     if totals.calls_speedup is not None:
         text += (
-            f" Timed as whole calls too: {totals.calls} convolutions, "
+            f" Timed as whole calls too: {totals.calls} convolution{'s' * (totals.calls != 1)}, "
             f"{_milliseconds(totals.calls_before_s)} before, {_milliseconds(totals.calls_now_s)} now, "
             f"speedup {totals.calls_speedup:.2f}{_ends(totals.calls_ends, 'call')}; "
             f"{totals.calls_undone} of them undone."

@@ -113,6 +113,8 @@ def _ends(
 ) -> tuple[float, float] | None:
     """Return how many times as fast all is, with each at the lower end of its interval, and at the upper.
 
+    The quotient of the sums of medians may lie outside: medians of quotients are no quotients of medians.
+
     Args:
         times: seconds before and now, of each.
         speedups: of each; what is unchanged cannot move.
@@ -121,8 +123,8 @@ def _ends(
     before_s = math.fsum(before for before, _ in times)
     if len(known) < len(times) or all(each is _UNCHANGED for each in known) or before_s <= 0:
         return None
-    slowest_s = math.fsum(now * each.median / each.low for (_, now), each in zip(times, known, strict=True))
-    fastest_s = math.fsum(now * each.median / each.high for (_, now), each in zip(times, known, strict=True))
+    slowest_s = math.fsum(before / each.low for (before, _), each in zip(times, known, strict=True))
+    fastest_s = math.fsum(before / each.high for (before, _), each in zip(times, known, strict=True))
     return before_s / slowest_s, before_s / fastest_s
 
 
