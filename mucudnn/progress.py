@@ -1,14 +1,18 @@
 """Telling how far long work has come."""
 
 import contextlib
+import io
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+
+_UNWRITABLE = (AttributeError, OSError, ValueError)
+"""What streams raise that lack a method, are broken or are closed."""
 
 
 class Progress(Protocol):
@@ -124,17 +128,51 @@ class Work:
         self._progress.end(measured)
 
 
+class _StandardError(io.TextIOBase):
+    """Standard error, whatever the program has put there; what cannot be written is not said.
+
+    It may be None, closed at any time, or an object that does no more than write.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stream = sys.stderr
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # typeshed has a variable
+        """That of the stream."""
+        return getattr(self._stream, "encoding", None) or "utf-8"
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal that can be written to."""
+        with contextlib.suppress(*_UNWRITABLE):
+            return self._stream.isatty()
+        return False
+
+    def write(self, text: str) -> int:
+        """Pass the text on."""
+        with contextlib.suppress(*_UNWRITABLE):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Have it shown now."""
+        with contextlib.suppress(*_UNWRITABLE):
+            self._stream.flush()
+
+
 @contextlib.contextmanager
 def progress_for(wish: "bool | Progress | None") -> Iterator[Progress]:
     """Yield what is told: a bar on a terminal, lines elsewhere for True alone; nobody for False."""
+    stream = cast("TextIO", _StandardError())
     if wish is None:
-        wish = sys.stderr.isatty()
+        wish = stream.isatty()
     if not isinstance(wish, bool):
         yield wish
     elif not wish:
         yield Silence()
-    elif not sys.stderr.isatty():
-        yield Lines(sys.stderr)
+    elif not stream.isatty():
+        yield Lines(stream)
     else:
         columns = (
             TextColumn("{task.description:42.42}"),
@@ -144,5 +182,5 @@ def progress_for(wish: "bool | Progress | None") -> Iterator[Progress]:
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        with RichProgress(*columns, console=Console(file=stream), transient=True) as bar:
             yield Bar(bar)

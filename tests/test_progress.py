@@ -70,6 +70,61 @@ def test_a_bar_is_for_terminals_and_lines_are_for_those_who_ask(
         assert type(shown) is kind
 
 
+class Tee:
+    """Writes, and does nothing else that a stream does."""
+
+    def __init__(self) -> None:
+        self.written = ""
+
+    def write(self, text: str) -> None:
+        self.written += text
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, closed(), Tee()], ids=["none", "closed", "tee"])
+@pytest.mark.parametrize(("wish", "kind"), [(None, Silence), (True, Lines)])
+def test_standard_error_that_is_no_stream_is_no_terminal(
+    stream: object, wish: bool | None, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    with progress_for(wish) as shown:
+        assert type(shown) is kind
+
+
+def test_lines_go_to_whatever_can_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Tee())
+
+    with progress_for(wish=True) as shown:
+        assert isinstance(shown, Lines)
+        shown._every_s = 0.0
+        shown.begin(4.0)
+        shown.at("conv1", 1.0)
+
+    assert sys.stderr.written == "mucudnn: 25% after 0 s, conv1\n"
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_standard_error_may_be_closed_while_work_goes_on(
+    stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = stream()
+    monkeypatch.setattr(sys, "stderr", opened)
+
+    with progress_for(wish=True) as shown:
+        if isinstance(shown, Lines):
+            shown._every_s = 0.0
+        shown.begin(4.0)
+        opened.close()
+        shown.at("conv1", 1.0)
+        shown.end(1)
+
+
 def test_a_listener_of_the_users_own_is_told() -> None:
     own = Silence()
 
