@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mucudnn.backends import Backend
 from mucudnn.backends.base import JobFailedError
@@ -100,8 +101,12 @@ class LiveMeasurer:
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
-        """Measure on the device, unseen by the caller's function modes: `autotune` divides what it sees."""
+        """Measure on the device, in none of the caller's modes, which would see, time or replace what runs.
+
+        `autotune` divides what it sees, FlopCounterMode counts it, FakeTensorMode only pretends to compute.
+        """
         with (
+            _disable_current_modes(),
             self._backend.current(),
             torch.inference_mode(mode=False),
             torch._C.DisableTorchFunction(),
