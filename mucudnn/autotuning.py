@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from mucudnn.backends import BACKENDS, Backend
-from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers, watcher
+from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers, overriding_mode, watcher
 from mucudnn.choices import Mode
 from mucudnn.compiling import GraphServer, in_graph
 from mucudnn.errors import BackendError, OptionError, PlanError, UnmeasuredError, UntunedWarning, warn_user
@@ -170,7 +170,7 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
     def _served(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
         image, weight, *_ = call
-        if is_traced(image, weight):
+        if is_traced(image, weight) or overriding_mode() is not None:
             seen = None if is_examining() else watcher(image, weight)
             if seen is not None:
                 reason, words = seen

@@ -305,8 +305,9 @@ def without_autocast(
 def watcher(*tensors: Tensor) -> tuple[Reason, str] | None:
     """Return why, and by whom, what is computed of `tensors` is watched, if they hold numbers; else None.
 
-    That is a mode, such as FlopCounterMode or that of selective checkpoints, or a tensor's class, such as
-    DTensor; not PyTorch's own ways to trace and to pretend, in which nothing is computed.
+    That is a mode, such as FlopCounterMode, that of selective checkpoints or an `overriding_mode`, or a
+    tensor's class, such as DTensor; not PyTorch's own ways to trace and to pretend, in which nothing is
+    computed.
     """
     if any(not isinstance(each, Tensor) or each.is_meta for each in tensors):
         return None
@@ -314,9 +315,27 @@ def watcher(*tensors: Tensor) -> tuple[Reason, str] | None:
     if depth:
         mode = type(torch._C._get_dispatch_stack_at(depth - 1))
         return None if mode.is_infra_mode() else (Reason.WATCHED, f"in a {mode.__name__.lstrip('_')}")
+    overriding = overriding_mode()
+    if overriding is not None:
+        return Reason.WATCHED, f"in a {overriding.__name__.lstrip('_')}"
     for kind in map(type, tensors):
         if kind not in (Tensor, torch.nn.Parameter) and not issubclass(kind, (FakeTensor, FunctionalTensor)):
             return Reason.OF_A_CLASS, f"with a {kind.__name__}"
+    return None
+
+
+def overriding_mode() -> type | None:
+    """Return the class of a function mode in which PyTorch's functions may be others; None outside of it.
+
+    Those of PyTorch's own, such as `torch.set_default_device`, have none of convolutions, and what
+    `autotune` has of them is ours.
+    """
+    if not torch._C._is_torch_function_mode_enabled():
+        return None
+    for place in range(torch._C._len_torch_function_stack()):
+        kind = type(torch._C._get_function_stack_at(place))
+        if kind.__module__.partition(".")[0] not in ("torch", "mucudnn"):
+            return kind
     return None
 
 

@@ -10,6 +10,7 @@ from mucudnn.calls import (
     ConvArguments,
     as_autocast,
     autocast_dtype,
+    overriding_mode,
     own_call,
     own_gradients,
     problem_of,
@@ -68,6 +69,8 @@ def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None
         server: the name of who is to serve it.
     """
     if _is_exported() or call.image.dim() != call.weight.dim() or _is_transformed():
+        return None
+    if overriding_mode() is not None:
         return None
     if type(call.image) not in _PLAIN or type(call.weight) not in _PLAIN:  # for which there is no operator
         return None

@@ -19,7 +19,7 @@ class Reason(enum.Enum):
     PARTS = "the policy 'power_of_two' measures sizes that make every smaller batch"
     """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
     WATCHED = "elsewhere it is divided"
-    """Whoever watches what is computed, as a dispatch mode does, would not see a convolution."""
+    """Whoever watches what is computed, as a mode does, would not see a convolution."""
     OF_A_CLASS = "convolutions of plain tensors are divided"
     """Its tensors are of a class of their own, which may mean something else by a convolution."""
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
 from mucudnn import apply, autotune
+from mucudnn.calls import overriding_mode
 from mucudnn.errors import UntunedWarning
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
@@ -25,6 +28,16 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 class Marked(Tensor):
     """A tensor of a class of its own."""
+
+
+class Doubling(TorchFunctionMode):
+    """Doubles what convolutions give."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return 2 * result if func in (torch.conv2d, torch.conv_transpose2d) else result
 
 
 class Subclassed(nn.Module):
@@ -69,6 +82,41 @@ def test_who_counts_operations_sees_pytorchs_own_and_one_warning_says_so(
         "The module '0' is called in a FlopCounterMode; it runs PyTorch's own convolution (elsewhere it is "
         "divided). This reason is given once for the whole model."
     )
+
+
+def test_a_mode_of_functions_sees_pytorchs_own_and_one_warning_says_so(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    twin = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 3, 3))
+    model = copy.deepcopy(twin)
+    apply(model, a_plan_for(copy.deepcopy(model), a_batch()))
+
+    with Doubling():
+        result = model(a_batch())
+        expected = twin(a_batch())
+
+    assert torch.equal(result, expected)
+    assert "'0' is called in a Doubling; it runs PyTorch's own" in the_only(recwarn)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+def test_a_mode_of_functions_sees_pytorchs_own_in_graphs_too() -> None:
+    model, twin = (torch.compile(each, backend="aot_eager", fullgraph=True) for each in twins())
+    torch.testing.assert_close(model(a_batch()), twin(a_batch()))
+
+    with Doubling():
+        result = model(a_batch())
+        expected = twin(a_batch())
+
+    assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("mode", [lambda: torch.device("cpu"), lambda: autotune("1MiB"), nullcontext])
+def test_modes_without_convolutions_of_their_own_override_none(mode: Callable[[], Any]) -> None:
+    with mode():
+        assert overriding_mode() is None
+        with Doubling():
+            assert overriding_mode() is Doubling
 
 
 def test_selective_checkpoints_have_the_twin_s_gradients_and_one_warning(
@@ -160,6 +208,17 @@ def test_a_model_that_came_to_another_kind_of_device_says_so_once(
         "convolution (move it back, or optimize again where it is now). This reason is given once for the "
         "whole model."
     )
+
+
+def test_autotune_leaves_convolutions_to_a_mode_of_functions_around_it(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    images, weight = a_batch(), torch.randn(4, 3, 3, 3)
+    with Doubling(), autotune("1MiB"):
+        result = F.conv2d(images, weight)
+
+    assert torch.equal(result, 2 * F.conv2d(images, weight))
+    assert "A convolution is called in a Doubling; it runs PyTorch's own" in the_only(recwarn)
 
 
 def test_within_autotune_who_watches_is_told_once_for_all_convolutions(
