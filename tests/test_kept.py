@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mucudnn import kept
 from mucudnn.algorithms.tile_kernels import TileSliceKernel
 from mucudnn.backends import backend_of
 from mucudnn.division import Division
@@ -112,6 +113,22 @@ def test_a_change_that_pytorch_does_not_know_of_is_seen(
     assert torch.allclose(
         result, own_result(problem, image, weight), rtol=BOUND, atol=100 * BOUND, equal_nan=True
     )
+
+
+@pytest.mark.parametrize("large", [1.0, 1e30, float("inf"), float("nan")])
+@pytest.mark.parametrize("places", [[5, 6], [2, 100], [*range(20, 60)]], ids=["next", "far", "many"])
+def test_signs_that_change_are_seen_beside_any_value(large: float, places: list[int]) -> None:
+    workspace, keeper = Workspace(CPU), KeptFilter()
+    weight = torch.randn(8, 6, 3, 3, generator=torch.Generator().manual_seed(0))
+    weight[0, 0, 0, 0] = large
+    for was_there in (False, False, True):
+        is_there, workspace.holder = keeper.look(workspace, weight)
+        assert is_there == was_there
+
+    weight.data.view(-1)[places] *= -1
+    is_there, _ = keeper.look(workspace, weight)
+
+    assert not is_there
 
 
 OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -240,7 +257,7 @@ def test_training_transforms_every_time_and_never_reads_the_filter_for_it(
     prepared: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, workspace, weight, image = a_call()
-    monkeypatch.setattr(KeptFilter, "_bits_of", None)
+    monkeypatch.setattr(kept, "_checksum", None)
 
     for _ in range(3):
         results_of(runner, workspace, weight, image)
@@ -266,15 +283,14 @@ def test_inference_keeps_what_training_does_not(prepared: list[Tensor]) -> None:
 
 
 def test_odd_filters_are_never_kept() -> None:
-    workspace, kept = Workspace(CPU), KeptFilter()
+    workspace, keeper = Workspace(CPU), KeptFilter()
     for weight in (
-        torch.randn(4, 3, 3, 3, dtype=torch.bfloat16),
         torch.randn(1, 3, 3, 3).expand(4, 3, 3, 3),
         torch._neg_view(torch.randn(4, 3, 3, 3)),
         torch.randn(4, 3, 6, 3)[:, :, ::2],
     ):
         for _ in range(4):
-            is_there, workspace.holder = kept.look(workspace, weight)
+            is_there, workspace.holder = keeper.look(workspace, weight)
             assert not is_there
 
 
