@@ -173,8 +173,8 @@ class TunedShapes:
         if batches:
             sizes = f"batches of {max(batches)}, but meets one of {problem.batch}"
             return Reason.LARGER_BATCH, f"was tuned for {sizes}: {problem}"
-        tuned = "; ".join(str(variant.problem) for variant in self._variants)
-        return Reason.OTHER_SHAPE, f"was tuned for {tuned}, but meets {problem}"
+        tuned = "; ".join(_with_its_bias(variant.problem) for variant in self._variants)
+        return Reason.OTHER_SHAPE, f"was tuned for {tuned}, but meets {_with_its_bias(problem)}"
 
     def _variants_for(self, problem: ConvProblem) -> list[tuple[int, int]]:
         """Return the batches and places of the shapes that serve such a problem."""
@@ -223,3 +223,8 @@ class TunedShapes:
 def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
     """Return whether two problems differ in their batches at most."""
     return tuned.with_batch(problem.batch) == problem
+
+
+def _with_its_bias(problem: ConvProblem) -> str:
+    """Return a problem in words, with its bias, which may be all in which it differs from another."""
+    return f"{problem} with a bias" if problem.bias else str(problem)

@@ -221,6 +221,21 @@ def test_another_type_than_the_tuned_one_runs_pytorchs_own() -> None:
     assert torch.equal(result, twin.float()(images))
 
 
+@pytest.mark.parametrize("is_tuned", [True, False], ids=["bias goes", "bias comes"])
+def test_another_bias_than_the_tuned_one_is_told(is_tuned: bool) -> None:
+    images = _images()
+    model, twin = _twins(lambda: nn.Conv2d(3, 4, 3, bias=is_tuned), images)
+    for each in (model, twin):
+        each.bias = None if is_tuned else nn.Parameter(torch.ones(4, dtype=images.dtype))
+
+    words = (" with a bias", "")[:: 1 if is_tuned else -1]
+    told = f"float64 contiguous{words[0]}, but meets .* float64 contiguous{words[1]};"
+    with pytest.warns(UntunedWarning, match=told):
+        result = model(images)
+
+    assert torch.equal(result, twin(images))
+
+
 def test_a_batch_of_nothing_gives_nothing() -> None:
     model, twin = _twins(lambda: nn.Conv2d(3, 4, 3), _images())
 
