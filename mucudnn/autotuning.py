@@ -87,7 +87,7 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
     """Tunes the convolutions that are called while it is entered, and divides them; see `autotune`.
 
     It may be entered again, within itself too, and by several threads; what it has learnt stays. As a
-    decorator it is entered for every call of the function.
+    decorator it is entered for every call of the function. Copies and pickles begin anew.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -102,6 +102,10 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         self._tuning = threading.RLock()
         self._servers = {needs: self._server(needs) for needs in _NEEDS}
         self._names = {needs: server.name for needs, server in self._servers.items()}
+
+    def __reduce__(self) -> tuple[type["Autotune"], tuple[Settings]]:
+        """Have copies and pickles know the same settings; they have learnt nothing and are not entered."""
+        return type(self), (self._settings,)
 
     def _server(self, needs: tuple[bool, bool]) -> GraphServer:
         """Return who serves graphs that were compiled in this context.

@@ -1,7 +1,10 @@
 """Convolutions of any code, divided where they are called."""
 
+import copy
+import pickle
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +89,41 @@ def test_a_function_is_divided_inside_and_not_outside(tuned: Autotune) -> None:
     assert OWN not in {part.algorithm for division in tuned.plan.sites.values() for part in division.parts}
     assert is_divided(result)
     assert torch.equal(F.conv2d(x, w, padding=1), expected)
+
+
+class Tuned(nn.Module):
+    """A model that enters a context of its own."""
+
+    def __init__(self, context: Autotune) -> None:
+        super().__init__()
+        self.context = context
+        self.weight = nn.Parameter(tensors(1)[1].detach())
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the convolution."""
+        with self.context:
+            return F.conv2d(images, self.weight)
+
+
+@pytest.mark.usefixtures("divided_by_hand")
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_model_with_a_context_has_one_that_begins_anew(
+    copied: Callable[[nn.Module], Tuned], tuned: Autotune
+) -> None:
+    x, _ = tensors(8, 4, 8, 8)
+    model = Tuned(tuned)
+    expected = model(x)
+
+    with tuned:
+        twin = copied(model)
+
+    with pytest.raises(PlanError, match="none was"):
+        _ = twin.context.plan
+    result = twin(x)
+    assert is_divided(result)
+    assert torch.equal(result, expected)
+    assert twin.context.plan == tuned.plan
+    assert twin.context is not tuned
 
 
 @pytest.mark.usefixtures("divided_by_hand")
