@@ -89,10 +89,13 @@ class Settings:
                 f"again must come with a backend that measures, but got {backend!r}, a recording."
             )
         if not (store is None or isinstance(store, str | os.PathLike) or _offers(store, Store)):
-            lacks = f", which lacks {', '.join(_lacking(store, Store))}" if hasattr(store, "records") else ""
-            raise OptionError(f"store must be a path, a Store or None, but got {store!r}{lacks}.")
+            lacking = _lacking(store, Store) if hasattr(store, "records") else []
+            lacks = f", which lacks {', '.join(lacking)}" if lacking else ""
+            raise OptionError(f"store must be a path, a Store or None, but got {_named(store)}{lacks}.")
         if not (progress is None or isinstance(progress, bool) or _offers(progress, Progress)):
-            raise OptionError(f"progress must be True, False, None or a Progress, but got {progress!r}.")
+            raise OptionError(
+                f"progress must be True, False, None or a Progress, but got {_named(progress)}."
+            )
         return settings
 
     def profiler(self, measurer: Measurer, store: Store) -> Profiler:
@@ -144,6 +147,11 @@ def checked_backend(backend: object) -> str:
 def _offers(value: object, protocol: type) -> bool:
     """Return whether `value` is an instance with all methods of `protocol`."""
     return not isinstance(value, type) and not _lacking(value, protocol)
+
+
+def _named(value: object) -> str:
+    """Return what `value` is, which may be the class instead of one of its instances."""
+    return f"the class {value.__name__}, not an instance" if isinstance(value, type) else repr(value)
 
 
 def _lacking(value: object, protocol: type) -> list[str]:

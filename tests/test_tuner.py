@@ -479,9 +479,9 @@ WRONG_OPTIONS = pytest.mark.parametrize(
         ({"backend": "replay:"}, "backend must be one of 'auto', .*or 'replay:FILE', but got 'replay:'"),
         ({"again": "yes"}, "again must be True or False, but got 'yes'"),
         ({"store": 5}, "store must be a path, a Store or None, but got 5"),
-        ({"store": MemoryStore}, "store must be a path, a Store or None, but got <class"),
+        ({"store": MemoryStore}, r"or None, but got the class MemoryStore, not an instance\.$"),
         ({"progress": "x"}, "progress must be True, False, None or a Progress, but got 'x'"),
-        ({"progress": Listener}, "progress must be True, False, None or a Progress, but got <class"),
+        ({"progress": Listener}, r"or a Progress, but got the class Listener, not an instance\.$"),
     ],
 )
 
