@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from mucudnn.backends import Backend, backend_for, backend_of
 from mucudnn.errors import BackendError, OptionError, PlanError, PlanMismatchError
@@ -67,7 +68,7 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     frozen = {(seen.path, seen.variant): seen for seen in plan.frozen}
     patches = {}
     for path, variants in grouped.items():
-        module, kind, problems = _checked(modules.get(path), path, variants)
+        module, kind, problems = _checked(modules, path, variants)
         shapes = []
         for number, problem in problems.items():
             assigned, seen = variants[number].get(problem.op), frozen.get((path, number))
@@ -199,17 +200,26 @@ def _own_when_frozen(
 
 
 def _checked(
-    module: nn.Module | None,
+    modules: Mapping[str, nn.Module],
     path: str,
     variants: Mapping[int, Mapping[ConvOp, Assignment]],
 ) -> tuple[nn.Module, Kind, dict[int, ConvProblem]]:
     """Return a module that a plan divides, its class, and its forward problem for each variant."""
+    module = modules.get(path)
     if module is None:
-        raise PlanMismatchError(f"The plan is for a model with a module {path!r}, but this one has none.")
+        raise PlanMismatchError(
+            f"The plan is for a model with a module {path!r}, but this one has none.{_wrapped(modules, path)}"
+        )
     kind = kind_of(module)
     if kind is None or undividable(module):
         raise PlanMismatchError(
             f"The plan divides {path!r}, but here that is a {type(module).__name__} and cannot be divided."
+            f"{_wrapped(modules, path)}"
+        )
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        raise PlanMismatchError(
+            f"The plan divides {path!r}, but here that is a {type(module).__name__} without parameters; call "
+            "the model once, and then apply the plan."
         )
     problems = {}
     for number, assignments in variants.items():
@@ -218,6 +228,14 @@ def _checked(
         problem = next(iter(assignments.values())).problem
         problems[number] = _forward_problem(module, kind, problem)
     return module, kind, problems
+
+
+def _wrapped(modules: Mapping[str, nn.Module], path: str) -> str:
+    """Return a hint, if a module is at that path of what torch.compile or data parallelism has wrapped."""
+    for part in ("_orig_mod", "module"):
+        if ".".join(filter(None, (part, path))) in modules:
+            return f" Its part {part!r} has it: apply the plan to that."
+    return ""
 
 
 def _forward_problem(module: nn.Module, kind: Kind, problem: ConvProblem) -> ConvProblem:

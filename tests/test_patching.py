@@ -659,11 +659,22 @@ MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
     "other padding": (
         lambda: _model_with(nn.Conv2d(3, 4, 3, padding="valid")), lambda plan: plan, r"\(0, 0\), \(1, 1\), 1"
     ),
+    "lazy": (
+        lambda: _model_with(nn.LazyConv2d(4, 3, padding=1)), lambda plan: plan,
+        "is a LazyConv2d without parameters; call the model once, and then apply",
+    ),
+    "compiled": (
+        lambda: torch.compile(a_chain()), lambda plan: plan, "has none. Its part '_orig_mod' has it: apply",
+    ),
+    "data parallel": (
+        lambda: nn.DataParallel(a_chain()), lambda plan: plan, "has none. Its part 'module' has it: apply",
+    ),
     "other environment": (a_chain, _elsewhere, r"software torch was 1\.0, is "),
     "other device": (lambda: a_chain().to("meta"), lambda plan: plan, "but the model lies on meta"),
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_a_plan_that_does_not_fit_is_refused_and_the_model_stays_as_it_was(name: str) -> None:
     build, change, message = MISMATCHES[name]
@@ -675,6 +686,16 @@ def test_a_plan_that_does_not_fit_is_refused_and_the_model_stays_as_it_was(name:
         apply(model, plan)
 
     assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+def test_a_single_convolution_that_is_compiled_is_told_of_its_original() -> None:
+    plan = a_plan_for(nn.Conv2d(3, 4, 3).double(), _images())
+
+    with pytest.raises(
+        PlanMismatchError, match=r"is a OptimizedModule .* Its part '_orig_mod' has it: apply"
+    ):
+        apply(torch.compile(nn.Conv2d(3, 4, 3).double()), plan)
 
 
 def test_a_plan_that_does_not_fit_leaves_the_former_plan_in_place() -> None:
