@@ -246,7 +246,15 @@ def _forward_problem(module: nn.Module, kind: Kind, problem: ConvProblem) -> Con
 
 
 def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> None:
-    """Compare a problem with what the module says of itself; computed weights are not asked for."""
+    """Compare a problem with what the module says of itself; computed weights are not asked for.
+
+    Where weights are equal, problems of plain and of transposed ones are too, but for the bias of the former.
+    """
+    if kind.is_transposed and problem.bias:
+        raise PlanMismatchError(
+            f"The plan is for {path!r} as a convolution that is not transposed, but here it is a "
+            f"{type(module).__name__}."
+        )
     first, second = module.out_channels, module.in_channels
     if kind.is_transposed:
         first, second = second, first

@@ -650,6 +650,10 @@ MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
     "transposed": (
         lambda: _model_with(nn.ConvTranspose2d(3, 4, 3)), lambda plan: plan, r"here it has \(\(3, 4, 3, 3\)"
     ),
+    "transposed, with such a weight": (
+        lambda: _model_with(nn.ConvTranspose2d(4, 3, 3, padding=1)), lambda plan: plan,
+        "'0' as a convolution that is not transposed, but here it is a ConvTranspose2d",
+    ),
     "other weight": (
         lambda: _model_with(nn.Conv2d(3, 4, 5, padding=1)), lambda plan: plan, r"here it has \(\(4, 3, 5, 5\)"
     ),
