@@ -84,6 +84,17 @@ class PatchedForward:
         """What was tuned since the module was patched."""
         return self._shapes.learnt
 
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        """A function's global names, for which `torch.jit.script` asks; there is no function.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError(
+            "torch.jit.script takes no patched transposed convolution: mucudnn.restore(model) before."
+        )
+
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
         call = call_of(self._kind, self._module, args, kwargs)

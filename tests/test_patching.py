@@ -721,6 +721,16 @@ def test_a_plan_that_contradicts_itself_is_refused() -> None:
         apply(model, plan)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.jit itself
+def test_who_scripts_a_patched_model_is_told_to_restore_it() -> None:
+    model, twin = _twins(lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3)), _images())
+
+    with pytest.raises(AttributeError, match=r"takes no patched .*: mucudnn\.restore\(model\) before"):
+        torch.jit.script(model)
+
+    assert torch.equal(torch.jit.script(restore(model))(_images()), twin(_images()))
+
+
 def test_a_plan_from_a_file_runs() -> None:
     torch.manual_seed(0)
     model = a_chain().double()
