@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -29,6 +29,9 @@ __all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
 _HOOKS_OF_A_COMPILED_MODEL = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 _UNREACHED = "the sample does not reach its convolution"
+
+_NAMED = 5
+"""Paths that an error names; a long list says no more."""
 
 _AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
 
@@ -168,10 +171,16 @@ def _extracted(
     refusals = tuple((path, reason) for path, reason in reasons.items() if reason is not None)
     untouched = (*refusals, *((path, _AS_FUNCTION) for path in functions.callers))
     if not calls:
-        named = ((path or "the model itself", reason) for path, reason in untouched)
-        why = "; ".join(f"{name}: {reason}" for name, reason in named) or "it has none"
+        why = "it has none" if not untouched else f"none of it can: {_named(untouched)}"
         raise NothingToTuneError(f"The model must have a convolution that can be divided, but {why}.")
     return Extraction(calls, untouched)
+
+
+def _named(untouched: Sequence[tuple[str, str]]) -> str:
+    """Return the first paths with their reasons, and how many more there are."""
+    named = [f"{path or 'the model itself'}: {reason}" for path, reason in untouched[:_NAMED]]
+    more = [f"and {len(untouched) - _NAMED} more"] if len(untouched) > _NAMED else []
+    return "; ".join([*named, *more])
 
 
 class _Here(threading.local):

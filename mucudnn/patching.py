@@ -250,11 +250,6 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
 
     Where weights are equal, problems of plain and of transposed ones are too, but for the bias of the former.
     """
-    if kind.is_transposed and problem.bias:
-        raise PlanMismatchError(
-            f"The plan is for {path!r} as a convolution that is not transposed, but here it is a "
-            f"{type(module).__name__}."
-        )
     first, second = module.out_channels, module.in_channels
     if kind.is_transposed:
         first, second = second, first
@@ -273,6 +268,11 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
         raise PlanMismatchError(
             f"The plan is for {path!r} with (weight, stride, padding, dilation, groups) {planned}, "
             f"but here it has {present}."
+        )
+    if kind.is_transposed and problem.bias:
+        raise PlanMismatchError(
+            f"The plan is for {path!r} as a convolution that is not transposed, but here it is a "
+            f"{type(module).__name__}."
         )
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
     is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and "float32" in dtypes

@@ -10,6 +10,7 @@ from typing import Protocol, TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Column
 
 _UNWRITABLE = (AttributeError, OSError, ValueError)
 """What streams raise that lack a method, are broken or are closed."""
@@ -175,12 +176,12 @@ def progress_for(wish: "bool | Progress | None") -> Iterator[Progress]:
         yield Lines(stream)
     else:
         columns = (
-            TextColumn("{task.description:42.42}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
             TimeRemainingColumn(),
+            TextColumn("left,"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         )
         with RichProgress(*columns, console=Console(file=stream), transient=True) as bar:
             yield Bar(bar)

@@ -515,7 +515,7 @@ def test_a_model_that_lies_where_the_backend_does_not_tune_is_refused(backend: s
 
 
 def test_a_model_that_needs_none_of_the_ops_asked_for_is_refused() -> None:
-    with pytest.raises(NothingToTuneError, match="but the model itself: it needs no dgrad"):
+    with pytest.raises(NothingToTuneError, match="none of it can: the model itself: it needs no dgrad"):
         mucudnn.tune(nn.Conv2d(3, 4, 3), a_batch(), LIMIT, ops="dgrad")
 
 
@@ -837,7 +837,7 @@ def others_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is not PyTorch's own counts as faster alone, so that calls are rehearsed."""
     from mucudnn import tuning
 
-    def quickest(rivals: Any, _: Any) -> Any:
+    def quickest(rivals: Any, *_: Any) -> Any:
         return min(rivals.values(), key=lambda each: "aten" in each.key)
 
     monkeypatch.setattr(tuning, "winner", quickest)

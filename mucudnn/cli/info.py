@@ -31,7 +31,7 @@ _COSTLY = 1.05
 """A ratio that is worth a setting which also makes the next operation wait for threads that sleep."""
 
 
-@click.command("info")
+@click.command("info", short_help="What times depend on here.")
 @click.option(
     "--export-device", "exported", is_flag=False, flag_value=_STANDARD_OUTPUT, metavar="[FILE]",
     help="Write the description of this machine's GPU, for mucudnn forecast --device FILE, and nothing else.",

@@ -19,7 +19,7 @@ from mucudnn.report import (
 from mucudnn.store import default_path, expanded, readable_store
 
 
-@click.command("show")
+@click.command("show", short_help="Show or draw a saved plan.")
 @click.argument("path", type=click.Path(path_type=Path), metavar="PLAN")
 @click.option("--refusals", "with_refusals", is_flag=True, help="Add what was refused, and why.")
 @click.option(

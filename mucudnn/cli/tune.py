@@ -33,7 +33,7 @@ from mucudnn.store import MemoryStore, Store, open_store
 from mucudnn.store.steadfast import SteadfastStore
 
 
-@click.command("tune")
+@click.command("tune", short_help="From a model to a plan.")
 @target_argument
 @inputs_option
 @click.option(
