@@ -1,5 +1,6 @@
 """What competes in a case of `make bench-cpu`, in which order cases are measured, and how a run goes on."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from bench.cpu.measure import CaseMeter
 from bench.cpu.process import task_from, task_text
 from bench.cpu.program import Run, main
 from bench.cpu.schedule import Selection, Stage, pending, tiers
+from mucudnn import timing
 from mucudnn.backends import backend_of
+from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, Layout
@@ -321,6 +324,23 @@ def test_a_small_layer_is_measured_from_end_to_end(tmp_path: Path, op: ConvOp, l
     assert 0 < line.errors["cpu:aten"] < 1e-5
     append(tmp_path / LINES, line)
     assert read(tmp_path / LINES) == [line]
+
+
+def test_rounds_are_timed_by_the_clock_of_the_backend_in_spans_as_long_as_it_asks_for(tmp_path: Path) -> None:
+    looks = itertools.count(0, 1000)
+
+    class Slow(CpuBackend):
+        least_span_ns = 1_000_000
+        clock = staticmethod(lambda: next(looks))
+
+    backend = Slow()
+    case = Case("1-thread", "small/conv", Layout.CONTIGUOUS, ConvOp.FPROP)
+    with open_store(tmp_path / "profiles.sqlite3") as store, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(timing, "_MOST_CALLS", 4)  # a span of them is still too short
+        line = CaseMeter(backend, store, (4 * MIB,)).measure(case, a_layer().problem(case.op, case.layout))
+    for rounds in (line.deciding, line.proving):
+        assert rounds.calls == 4
+        assert {span for spans in rounds.spans_ns.values() for span in spans} == {1000}
 
 
 def test_lines_are_json_objects_with_their_kind(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class CaseMeter:
         """Remember what to measure with.
 
         Args:
-            backend: the processor's.
+            backend: that computes.
             store: of profiles; what it knows is not measured again.
             limits: in bytes; profiles are made under the largest.
         """
@@ -109,7 +109,7 @@ class CaseMeter:
         for candidate in profile.candidates:
             if (candidate.algorithm, candidate.batch) == (name, batch):
                 return Division((candidate,))
-        return Division((Candidate(name, batch, 0.0, self._weight(own_job(problem))),))
+        return Division((Candidate(name, batch, 0.0, self._weight(own_job(problem, self._backend.device))),))
 
     def _choose(
         self, problem: ConvProblem, rivalry: Contest, deciding: Rounds
@@ -127,8 +127,9 @@ class CaseMeter:
 
     def _timed(self, calls: Mapping[str, Callable[[], None]], looks: tuple[int, ...], stand: Stand) -> Rounds:
         """Time `calls` in the same rounds, each after an ordinary operation, as in a model."""
-        rule = SamplingRule(looks, _PRECISION)
-        return Rounds.timed(calls, rule, self._backend.neighbours(), stand.ordinary_operation)
+        backend = self._backend
+        rule = SamplingRule(looks, _PRECISION, backend.least_span_ns)
+        return Rounds.timed(calls, rule, backend.neighbours(), stand.ordinary_operation, backend.clock)
 
     def _weight(self, job: Job) -> int:
         n_bytes = self._backend.footprint(job, _UNCAPPED)

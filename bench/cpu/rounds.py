@@ -1,11 +1,12 @@
 """Spans of calls that were timed in the same rounds."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from mucudnn.plan_file import OPTIONAL
-from mucudnn.timing import SamplingRule, compare_runs, nothing
+from mucudnn.timing import Clock, SamplingRule, compare_runs, nothing
 
 if TYPE_CHECKING:
     from mucudnn.backends.base import Neighbours
@@ -32,10 +33,11 @@ class Rounds:
         rule: SamplingRule,
         neighbours: "Neighbours",
         before: Callable[[], None] = nothing,
+        clock: Clock = time.perf_counter_ns,
     ) -> "Rounds":
         """Time calls by `compare_runs`; `neighbours`, of these rounds alone, are watched meanwhile."""
         with neighbours.watched():
-            times = compare_runs(calls, rule, before=before)
+            times = compare_runs(calls, rule, clock, before=before)
         spans = {name: each.spans_ns for name, each in times.items()}
         return cls(next(iter(times.values())).calls, spans, neighbours.taken)
 
