@@ -1,5 +1,6 @@
 """What competes in a case of `make bench-cpu`, in which order cases are measured, and how a run goes on."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ from bench.cpu.child import LINES, Task
 from bench.cpu.layers import ALL, Layer
 from bench.cpu.lines import (
     Case,
+    Choice,
     Failed,
     GemmRate,
     Measured,
@@ -30,6 +32,7 @@ from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
+from mucudnn.plan_file import decode, encode
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Candidate
 from mucudnn.store import open_store
@@ -109,10 +112,53 @@ def test_without_candidates_own_runs_alone() -> None:
     assert keys == [("cpu:aten@4*1", None), ("cpu:aten@4*1", "cpu:aten@4*1")]
 
 
+WHOLE = choice.Family("undivided", lambda part, batch: part.batch == batch)
+OWN_PARTS = choice.Family("own", lambda part, batch: part.algorithm == "cpu:aten" and part.batch < batch)
+
+
+def of_families(candidates: list[Candidate], own_bytes: int = 50 * MIB) -> choice.Contest:
+    own = Division((dataclasses.replace(OWN, workspace_bytes=own_bytes),))
+    return choice.contest(candidates, own, (16 * MIB, 64 * MIB), (WHOLE, OWN_PARTS))
+
+
+def test_the_best_of_each_family_competes_under_every_limit() -> None:
+    slow = Candidate("cpu:gemm", 4, 9.0, 1 * MIB)
+    found = of_families([OWN, PART, QUICK, SMALL, slow])
+    assert set(found.rivals) == {"cpu:winograd4@4*1", "cpu:winograd4@1*4", "cpu:gemm@4*1", "cpu:aten@1*4"}
+    times = {**samples(own=8.0, quick=4.0, small=6.0), "cpu:gemm@4*1": [9.0] * 9, "cpu:aten@1*4": [7.0] * 9}
+    small, large = found.choose(times, {})
+    assert small == Choice(
+        16 * MIB, "cpu:winograd4@1*4", "cpu:winograd4@1*4",
+        {"undivided": "cpu:gemm@4*1", "own": "cpu:aten@1*4"},
+    )  # fmt: skip
+    assert large.of_family("undivided") == "cpu:winograd4@4*1"
+
+
+def test_own_undivided_is_the_best_of_a_family_only_where_it_fits_and_belongs_to_it() -> None:
+    times = samples(own=2.0, quick=4.0, small=6.0)
+    times["cpu:aten@1*4"] = [7.0] * 9
+    small, large = of_families([OWN, PART, QUICK, SMALL]).choose(times, {})
+    assert small.best == {"own": "cpu:aten@1*4"}
+    assert large.best == {"undivided": "cpu:aten@4*1", "own": "cpu:aten@1*4"}
+
+
+def test_what_was_seen_to_take_more_than_the_limit_is_no_best_of_a_family() -> None:
+    times = {**samples(own=8.0, quick=4.0, small=6.0), "cpu:aten@1*4": [7.0] * 9}
+    small, _ = of_families([OWN, PART, QUICK, SMALL]).choose(times, {"cpu:aten@1*4": 17 * MIB})
+    assert small.of_family("own") is None
+
+
+def test_a_choice_without_families_is_written_as_it_was() -> None:
+    assert encode(Choice(1, "a", "b")) == {"limit_bytes": 1, "key": "a", "strict_key": "b"}
+    whole = Choice(1, "a", None, {"own": "c"})
+    assert decode(Choice, encode(whole)) == whole
+
+
 def test_an_eighth_of_what_own_hides_is_a_limit_where_that_is_much() -> None:
     assert choice.limits_of((4, 16), 40 * MIB) == (4, 16)
     assert choice.limits_of((4 * MIB, 64 * MIB), 48 * MIB) == (4 * MIB, 6 * MIB, 64 * MIB)
     assert choice.limits_of((4 * MIB, 64 * MIB), 800 * MIB) == (4 * MIB, 64 * MIB)
+    assert choice.limits_of((4 * MIB,), 50 * MIB, divisor=25) == (2 * MIB, 4 * MIB)
 
 
 def test_a_child_finds_no_other_setting_of_threads_than_its_own() -> None:

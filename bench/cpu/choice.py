@@ -1,7 +1,7 @@
 """Which finished divisions of a case compete, and which of them runs under a limit: pure arithmetic."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from bench.cpu.lines import Choice
 from mucudnn.division import Division
@@ -11,9 +11,25 @@ from mucudnn.profile import Candidate
 from mucudnn.solvers import least_workspace_bytes, solve_reuse
 
 HIDDEN_BYTES = 40 * 2**20
-"""What PyTorch's own takes above which an eighth of it is one more limit."""
+"""What PyTorch's own takes above which a part of it, such as an eighth, is one more limit."""
 
 EIGHTH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Divisions of one kind, the best of which competes under every limit.
+
+    Attributes:
+        name: of the kind.
+        has: whether a candidate may be part of such a division of a mini-batch of so many samples.
+    """
+
+    name: str
+    has: Callable[[Candidate, int], bool]
+
+    def __contains__(self, division: Division) -> bool:
+        return all(self.has(part, division.batch) for part in division.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +41,14 @@ class Contest:
         rivals: all others, by key.
         undivided: key of the best undivided candidate within the largest limit; None if there is none.
         limits: in bytes.
+        families: kinds of divisions of which the fastest is told as well.
     """
 
     own: Division
     rivals: Mapping[str, Division]
     undivided: str | None
     limits: tuple[int, ...]
+    families: tuple[Family, ...] = ()
 
     def choose(
         self, samples_s: Mapping[str, Sequence[float]], seen_bytes: Mapping[str, int]
@@ -58,9 +76,23 @@ class Contest:
         faster = [rival for rival in fitting if compare(own_s, samples_s[rival.key]) is Verdict.FASTER]
         best, only = _quickest(faster, samples_s), _quickest(fitting, samples_s)
         key = self.own.key if best is None else best.key
-        if best is not None or self.own.workspace_bytes <= limit_bytes:
-            return Choice(limit_bytes, key, key)
-        return Choice(limit_bytes, key, None if only is None else only.key)
+        has_own = self.own.workspace_bytes <= limit_bytes
+        of_families = self._best_of_families([*fitting, *([self.own] * has_own)], samples_s)
+        if best is not None or has_own:
+            return Choice(limit_bytes, key, key, of_families)
+        return Choice(limit_bytes, key, None if only is None else only.key, of_families)
+
+    def _best_of_families(
+        self, fitting: Sequence[Division], samples_s: Mapping[str, Sequence[float]]
+    ) -> dict[str, str] | None:
+        """Return the key of the quickest of each family; None if there are no families."""
+        if not self.families:
+            return None
+        found = {
+            family.name: _quickest([each for each in fitting if each in family], samples_s)
+            for family in self.families
+        }
+        return {name: division.key for name, division in found.items() if division is not None}
 
 
 def _quickest(divisions: Sequence[Division], samples_s: Mapping[str, Sequence[float]]) -> Division | None:
@@ -69,31 +101,40 @@ def _quickest(divisions: Sequence[Division], samples_s: Mapping[str, Sequence[fl
     )
 
 
-def limits_of(limits: Sequence[int], own_bytes: int) -> tuple[int, ...]:
-    """Return the limits asked for, and an eighth of what PyTorch's own takes where that is much."""
+def limits_of(limits: Sequence[int], own_bytes: int, divisor: int = EIGHTH) -> tuple[int, ...]:
+    """Return the limits asked for, and what PyTorch's own takes over `divisor` where that is much."""
     if own_bytes <= HIDDEN_BYTES:
         return tuple(limits)
-    return tuple(sorted({*limits, min(own_bytes // EIGHTH, max(limits))}))
+    return tuple(sorted({*limits, min(own_bytes // divisor, max(limits))}))
 
 
-def contest(candidates: Sequence[Candidate], own: Division, limits: Sequence[int]) -> Contest:
+def contest(
+    candidates: Sequence[Candidate],
+    own: Division,
+    limits: Sequence[int],
+    families: Sequence[Family] = (),
+) -> Contest:
     """Return the divisions that compete in a case.
 
-    Under each limit the best division, and the best one without PyTorch's own; under the largest one also the
-    best undivided candidate. The second is there because profiles are short and noisy: what was measured slow
-    by chance gets a second chance.
+    Under each limit the best division, the best one without PyTorch's own, and the best one of each family;
+    under the largest one also the best undivided candidate. The second is there because profiles are short
+    and noisy: what was measured slow by chance gets a second chance.
 
     Args:
         candidates: within the largest limit.
         own: PyTorch's own convolution, undivided, whatever it takes.
         limits: in bytes.
+        families: kinds of divisions.
     """
     others = [each for each in candidates if each.algorithm != own.parts[0].algorithm]
     wholes = [each for each in candidates if each.batch == own.batch]
     undivided = _best(wholes, own.batch, max(limits))
-    found = [undivided, *(_best(some, own.batch, limit) for limit in limits for some in (others, candidates))]
+    kinds = [[each for each in candidates if family.has(each, own.batch)] for family in families]
+    pools = (others, candidates, *kinds)
+    found = [undivided, *(_best(pool, own.batch, limit) for limit in limits for pool in pools)]
     rivals = {each.key: each for each in found if each is not None and each.key != own.key}
-    return Contest(own, rivals, None if undivided is None else undivided.key, tuple(limits))
+    key = None if undivided is None else undivided.key
+    return Contest(own, rivals, key, tuple(limits), tuple(families))
 
 
 def _best(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -> Division | None:

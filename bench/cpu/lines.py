@@ -13,9 +13,12 @@ from bench.cpu.way_cases import WayCase
 from bench.cpu.way_lines import WayFailed, WayMeasured
 from mucudnn.errors import MucudnnError
 from mucudnn.intervals import Estimate, estimate, ratio
-from mucudnn.plan_file import decode, encode
+from mucudnn.plan_file import OPTIONAL, decode, encode
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment
+
+BENCHMARK = "benchmark"
+"""What PyTorch's own is called in rounds where `torch.backends.cudnn.benchmark` is on while it runs."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -63,11 +66,18 @@ class Choice:
         limit_bytes: the limit, inclusive.
         key: of the fastest division, where PyTorch's own convolution is a candidate whatever it takes.
         strict_key: of the fastest division of which nothing exceeds the limit; None if nothing fits.
+        best: by the name of a family, the key of the fastest division of it of which nothing exceeds the
+            limit, if any fits; None where no families were asked for.
     """
 
     limit_bytes: int
     key: str
     strict_key: str | None
+    best: Mapping[str, str] | None = dataclasses.field(default=None, metadata=OPTIONAL)
+
+    def of_family(self, name: str) -> str | None:
+        """Return the key of the fastest that fits of a family; None if nothing of it does."""
+        return (self.best or {}).get(name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +99,9 @@ class Measured:
         deciding: the rounds in which all competed.
         proving: fresh rounds of PyTorch's own and of what was chosen.
         seconds: that all of it took.
+        benchmark: rounds of PyTorch's own with `torch.backends.cudnn.benchmark`, called `BENCHMARK`, and of
+            what was chosen strictly, but for PyTorch's own as it comes; None where there is no such flag.
+        conditions: clocks, temperature and power right after; None where nobody tells.
     """
 
     case: Case
@@ -104,6 +117,8 @@ class Measured:
     deciding: Rounds
     proving: Rounds
     seconds: float
+    benchmark: Rounds | None = dataclasses.field(default=None, metadata=OPTIONAL)
+    conditions: Mapping[str, str] | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
     def choice(self, limit_bytes: int) -> Choice | None:
         """Return what was chosen under a limit; None if it was not asked for."""
@@ -149,10 +164,12 @@ class Started:
     Attributes:
         setting: its name.
         environment: all that a time measured then depends on.
+        run: date, version, command and so on, where they stand nowhere else; None else.
     """
 
     setting: str
     environment: Environment
+    run: Mapping[str, str] | None = dataclasses.field(default=None, metadata=OPTIONAL)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 Three steps with samples of their own, since samples that chose a winner never prove it. The profile finds
 candidates; the deciding rounds let finished divisions compete with PyTorch's own; in the proving rounds
-PyTorch's own and what was chosen run once more.
+PyTorch's own and what was chosen run once more. On a card PyTorch's own with another flag follows.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from bench.cpu.choice import Contest, contest, limits_of
-from bench.cpu.lines import Case, Choice, Measured, Rival
+from bench.cpu.choice import EIGHTH, Contest, Family, contest, limits_of
+from bench.cpu.lines import BENCHMARK, Case, Choice, Measured, Rival
 from bench.cpu.rounds import Rounds
 from mucudnn.backends import Backend, Job
 from mucudnn.backends.own import own_job
@@ -53,21 +55,49 @@ _UNCAPPED = 1 << 50
 _DETERMINED = (RefusalKind.WRONG, RefusalKind.FAILED)
 
 
+Call = Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Questions:
+    """What is asked of every case beside what runs under each limit.
+
+    Attributes:
+        policy: which micro-batch sizes are tried.
+        divisor: of what PyTorch's own takes where that is much; the quotient is one more limit.
+        families: kinds of divisions of which the fastest is told as well.
+        benchmark: makes of a call of PyTorch's own the same with `torch.backends.cudnn.benchmark`, which is
+            timed too; None where there is no such flag.
+    """
+
+    policy: Policy = Policy.POWER_OF_TWO
+    divisor: int = EIGHTH
+    families: tuple[Family, ...] = ()
+    benchmark: Callable[[Call], Call] | None = None
+
+
+_USUAL = Questions()
+
+
 class CaseMeter:
     """Measures cases with one backend, one store and one set of limits."""
 
-    def __init__(self, backend: Backend, store: Store, limits: Sequence[int]) -> None:
+    def __init__(
+        self, backend: Backend, store: Store, limits: Sequence[int], questions: Questions = _USUAL
+    ) -> None:
         """Remember what to measure with.
 
         Args:
             backend: that computes.
             store: of profiles; what it knows is not measured again.
             limits: in bytes; profiles are made under the largest.
+            questions: asked of every case.
         """
         self._backend = backend
         self._limits = tuple(sorted(limits))
+        self._questions = questions
         measurer = LiveMeasurer(backend, PROFILING, PROFILING)
-        self._profiler = Profiler(measurer, store, self._limits[-1], Policy.POWER_OF_TWO)
+        self._profiler = Profiler(measurer, store, self._limits[-1], questions.policy)
 
     def measure(self, case: Case, problem: ConvProblem) -> Measured:
         """Return what is found of `problem`, which is that of `case`.
@@ -79,7 +109,8 @@ class CaseMeter:
         start = time.perf_counter()
         profile = self._profiler.profile(problem)
         own = self._own(problem, profile)
-        rivalry = contest(profile.candidates, own, limits_of(self._limits, own.workspace_bytes))
+        limits = limits_of(self._limits, own.workspace_bytes, self._questions.divisor)
+        rivalry = contest(profile.candidates, own, limits, self._questions.families)
         stand = Stand(self._backend, problem, 0, seed=SEED)
         calls = _calls(stand, rivalry)
         slowest_s = max(each.time_s for each in (own, *rivalry.rivals.values()))
@@ -100,6 +131,7 @@ class CaseMeter:
             choices=choices,
             deciding=deciding,
             proving=proving,
+            benchmark=self._benchmarked(stand, rivalry, choices, slowest_s),
             seconds=time.perf_counter() - start,
         )
 
@@ -125,7 +157,30 @@ class CaseMeter:
             for key in unweighed:
                 seen[key] = self._weight(division_job(problem, rivalry.rivals[key], self._backend.device))
 
-    def _timed(self, calls: Mapping[str, Callable[[], None]], looks: tuple[int, ...], stand: Stand) -> Rounds:
+    def _benchmarked(
+        self, stand: Stand, rivalry: Contest, choices: Sequence[Choice], slowest_s: float
+    ) -> Rounds | None:
+        """Time PyTorch's own with `benchmark` beside what was chosen strictly, in a thread of its own.
+
+        PyTorch keeps for every thread which plan it has found for a convolution, with the flag or without.
+        So PyTorch's own as it comes is not among the others: in this thread it would be the same call.
+        """
+        benchmark = self._questions.benchmark
+        if benchmark is None:
+            return None
+        keys = dict.fromkeys(each.strict_key for each in choices)
+        strict = [rivalry.rivals[key] for key in keys if key is not None and key in rivalry.rivals]
+
+        def rounds() -> Rounds:
+            with self._backend.current():
+                calls = {BENCHMARK: benchmark(stand.division(rivalry.own))}
+                calls |= {division.key: stand.division(division) for division in strict}
+                return self._timed(calls, (_rounds(PROVING_S, slowest_s * len(calls)),), stand)
+
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(rounds).result()
+
+    def _timed(self, calls: Mapping[str, Call], looks: tuple[int, ...], stand: Stand) -> Rounds:
         """Time `calls` in the same rounds, each after an ordinary operation, as in a model."""
         backend = self._backend
         rule = SamplingRule(looks, _PRECISION, backend.least_span_ns)
@@ -138,7 +193,7 @@ class CaseMeter:
         return n_bytes
 
 
-def _calls(stand: Stand, rivalry: Contest) -> dict[str, Callable[[], None]]:
+def _calls(stand: Stand, rivalry: Contest) -> dict[str, Call]:
     divisions = {rivalry.own.key: rivalry.own, **rivalry.rivals}
     return {key: stand.division(division) for key, division in divisions.items()}
 
@@ -155,8 +210,8 @@ def _looks(round_s: float) -> tuple[int, ...]:
 
 
 def _keys(choices: Sequence[Choice]) -> list[str]:
-    """All that is chosen under any limit, strictly or not."""
-    keys = [key for each in choices for key in (each.key, each.strict_key)]
+    """All that is chosen under any limit, strictly or not, or is the best of a family."""
+    keys = [key for each in choices for key in (each.key, each.strict_key, *(each.best or {}).values())]
     return list(dict.fromkeys(key for key in keys if key is not None))
 
 
