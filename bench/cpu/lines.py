@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import get_args
@@ -194,6 +195,9 @@ class GemmRate:
 
 Line = Measured | Failed | StepMeasured | StepFailed | WayMeasured | WayFailed | Started | GemmRate
 
+_LARGEST_BYTES = 2**20
+"""Lines beyond this are compressed: a repository keeps every version of a file."""
+
 _KINDS: Mapping[str, type[Line]] = {kind.__name__: kind for kind in get_args(Line)}
 
 
@@ -258,9 +262,11 @@ class Recording:
 
 def append(path: Path, line: Line) -> None:
     """Write one more line, so that it is there whatever happens next; one that was cut off stays alone."""
-    is_cut = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-    with path.open("a", encoding="utf-8") as file:
-        file.write("\n" * is_cut + to_text(line) + "\n")
+    with path.open("ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - 1, 0))
+        is_cut = file.read(1) not in (b"", b"\n")
+        file.write(("\n" * is_cut + to_text(line) + "\n").encode())
 
 
 def to_text(line: Line) -> str:
@@ -279,6 +285,27 @@ def read(path: Path) -> list[Line]:
     unpacked = gzip.decompress(content) if path.suffix == ".gz" else content
     read_lines = (_from_text(text) for text in unpacked.decode("utf-8").splitlines())
     return [line for line in read_lines if line is not None]
+
+
+def write_lines(plain: Path, lines: Iterable[Line]) -> None:
+    """Write the lines in place of all that there were, compressed if they are many; the other form goes."""
+    packed = _packed(plain)
+    content = "".join(to_text(line) + "\n" for line in lines).encode()
+    if len(content) > _LARGEST_BYTES:
+        packed.write_bytes(gzip.compress(content, mtime=0))  # the same lines give the same bytes
+        plain.unlink(missing_ok=True)
+    else:
+        plain.write_bytes(content)
+        packed.unlink(missing_ok=True)
+
+
+def read_packed_too(plain: Path) -> list[Line]:
+    """Return the lines that `write_lines` wrote, in whatever form, and those that were appended later."""
+    return [*read(_packed(plain)), *read(plain)]
+
+
+def _packed(plain: Path) -> Path:
+    return plain.with_name(f"{plain.name}.gz")
 
 
 def _from_text(text: str) -> Line | None:

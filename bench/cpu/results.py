@@ -1,7 +1,6 @@
 """The results of a machine as files: `env.json`, the lines, and the summary and pictures made of them."""
 
 import datetime
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,16 +8,13 @@ from pathlib import Path
 from bench.cpu import measure, step_models
 from bench.cpu.ground import Ground, step_code
 from bench.cpu.layers import ALL
-from bench.cpu.lines import Line, Recording, read, to_text
+from bench.cpu.lines import Line, Recording, read_packed_too, write_lines
 from bench.cpu.pictures import PICTURES, pictures
 from bench.cpu.summary import summary
 from mucudnn.plan_file import encode
 from mucudnn.profile import Environment
 from mucudnn.report import describe_facts
 from mucudnn.version import __version__
-
-_LARGEST_BYTES = 2**20
-"""Lines beyond this are compressed: a repository keeps every version of a file."""
 
 _RUN = ("date", "command", "mucudnn", "commit", "code", "step code")
 """What a run says of itself; results of older versions name no commit."""
@@ -69,9 +65,9 @@ def write(
         "settings": settings,
     }
     _write_text(folder / ENVIRONMENT, json.dumps(everything, indent=1, sort_keys=True) + "\n")
-    _write_lines(folder / LINES, lines)
-    _write_lines(folder / STEPS, steps)
-    _write_lines(folder / WAYS, ways)
+    write_lines(folder / LINES, lines)
+    write_lines(folder / STEPS, steps)
+    write_lines(folder / WAYS, ways)
     if not ways:
         (folder / WAYS).unlink()
     _tell(folder, recording, ground.environment, run)
@@ -86,11 +82,7 @@ def retell(folder: Path) -> None:
     """
     everything = json.loads((folder / ENVIRONMENT).read_text(encoding="utf-8"))
     run = {name: everything[name] for name in _RUN if name in everything}
-    lines = [
-        line
-        for name in (LINES, STEPS, WAYS)
-        for line in (*read(folder / name), *read(_packed(folder / name)))
-    ]
+    lines = [line for name in (LINES, STEPS, WAYS) for line in read_packed_too(folder / name)]
     _tell(folder, Recording.of(lines), Environment(**everything["ground"]), run)
 
 
@@ -108,22 +100,6 @@ def _tell(folder: Path, recording: Recording, environment: Environment, run: Map
         **run,
     }
     _write_text(folder / SUMMARY, summary(recording, ALL, facts, [*drawn]))
-
-
-def _packed(plain: Path) -> Path:
-    return plain.with_name(f"{plain.name}.gz")
-
-
-def _write_lines(plain: Path, lines: Sequence[Line]) -> None:
-    """Write the lines, compressed if they are many; the other form goes."""
-    packed = _packed(plain)
-    content = "".join(to_text(line) + "\n" for line in lines).encode()
-    if len(content) > _LARGEST_BYTES:
-        packed.write_bytes(gzip.compress(content, mtime=0))  # the same lines give the same bytes
-        plain.unlink(missing_ok=True)
-    else:
-        plain.write_bytes(content)
-        packed.unlink(missing_ok=True)
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -1,14 +1,13 @@
 """`python -m bench.gpu.program`: puts all questions to the card, and keeps the answers as files."""
 
 import argparse
-import contextlib
 import datetime
 import faulthandler
 import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from bench.gpu import (
@@ -25,6 +24,7 @@ from bench.gpu import (
 )
 from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
+from bench.gpu.hanging import ended_if_it_hangs
 from bench.gpu.layers import LAYERS, MIDDLING, TILED
 from bench.gpu.sections import Deadline, Result, Section, Task, run_section
 from bench.gpu.values import Answer
@@ -142,21 +142,11 @@ def _run(ground: Ground, section: Section, folder: Path, seconds: float) -> None
         results.write(folder, result, datetime.datetime.now(datetime.UTC))
 
     task = Task(ground, LAYERS, MIDDLING, TILED, Deadline(seconds))
-    with _ended_if_it_hangs(seconds + PATIENCE_S):
+    with ended_if_it_hangs(seconds + PATIENCE_S):
         result = run_section(section, task, keep=keep)
     keep(result)
     state = "failed" if result.failure else "done"
     _say(f"{section.name:12} {result.seconds:6.1f} s  {len(result.rows):5} rows  {state}")
-
-
-@contextlib.contextmanager
-def _ended_if_it_hangs(seconds: float) -> Iterator[None]:
-    """End the process, and tell where it is, if the block takes longer: nothing else ends a hang."""
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def folder_of(options: argparse.Namespace, name: str) -> Path:

@@ -4,7 +4,6 @@ A fault in a library, or a hang, ends a process without an exception; what it ha
 """
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import torch
 
 from bench.gpu import program, results
 from bench.gpu.available import obstacle
+from bench.gpu.hanging import status_of
 
 _PATIENCE_S = 2 * program.PATIENCE_S
 """By how much a process may pass its time: twice as long as a section, which ends itself if it hangs."""
@@ -37,23 +37,13 @@ def watched(options: argparse.Namespace, folder: Path) -> int:
     for path in (readme, *(results.path_of(folder, name) for name in left)):
         path.unlink(missing_ok=True)
     while left:
-        status = _status_of(_command(options, folder, end - time.monotonic(), left), end)
+        left_s = end - time.monotonic()
+        status = status_of(_command(options, folder, left_s, left), max(left_s, 0.0) + _PATIENCE_S)
         begun = [name for name in left if results.path_of(folder, name).exists()]
         if not begun:
             return status or 1
         left = [name for name in left if name not in begun]
     return status if readme.exists() else program.conclude(folder)
-
-
-def _status_of(command: Sequence[str], end: float) -> int:
-    """Return the exit status of a command; one that hangs where nothing ends it is killed after all."""
-    try:
-        return subprocess.run(
-            command, check=False, timeout=max(end - time.monotonic(), 0.0) + _PATIENCE_S
-        ).returncode
-    except subprocess.TimeoutExpired:
-        print(f"Killed: it had not ended {_PATIENCE_S:.0f} s after its time.", file=sys.stderr)
-        return 1
 
 
 def _command(options: argparse.Namespace, folder: Path, seconds: float, names: Sequence[str]) -> list[str]:

@@ -1,0 +1,26 @@
+"""What ends where nothing else would end it: a process in a call that hangs, and one that started it."""
+
+import contextlib
+import faulthandler
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+
+@contextlib.contextmanager
+def ended_if_it_hangs(seconds: float) -> Iterator[None]:
+    """End the process, and tell where it is, if the block takes longer: nothing else ends a hang."""
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def status_of(command: Sequence[str], seconds: float) -> int:
+    """Return the exit status of a command; one that has not ended by then is killed, and has failed."""
+    try:
+        return subprocess.run(command, check=False, timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        print(f"Killed: it had not ended after {seconds:.0f} s.", file=sys.stderr)
+        return 1
