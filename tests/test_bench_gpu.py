@@ -463,8 +463,8 @@ def test_the_answers_count_what_was_found(contests: list[object]) -> None:
 def test_a_batch_above_2_to_the_31_elements_is_measured_beside_one_below(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert math.prod(plans._LARGE.problem(ConvOp.FPROP, "bfloat16", Layout.CONTIGUOUS).input_shape) > 2**31
-    monkeypatch.setattr(plans, "_LARGE", dataclasses.replace(SMALL, batch=2))
+    assert math.prod(plans.LARGE.problem(ConvOp.FPROP, "bfloat16", Layout.CONTIGUOUS).input_shape) > 2**31
+    monkeypatch.setattr(plans, "LARGE", dataclasses.replace(SMALL, batch=2))
 
     found = only(CaseRow, plans.in_bfloat16_nchw(task))
 

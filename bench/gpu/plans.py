@@ -16,7 +16,7 @@ _CASE_SECONDS = 15.0
 """Some engines without tensor cores take seconds on the largest layers; they must not take all the time."""
 
 
-_LARGE = Layer(128, (513, 513), 128, kernel=3, padding=0, stride=2)
+LARGE = Layer(128, (513, 513), 128, kernel=3, padding=0, stride=2)
 """64 samples are more than 2^31 elements."""
 
 
@@ -50,8 +50,8 @@ def in_bfloat16_nchw(task: Task) -> Iterator[object]:
 
     pytorch#128936: from 2^31 elements on, 64 samples took 60 times as long as 63.
     """
-    large = Case("pt128936", _LARGE.problem(ConvOp.FPROP, "bfloat16", Layout.CONTIGUOUS))
-    fewer = Case("pt128936", dataclasses.replace(large.problem, batch=_LARGE.batch - 1))
+    large = Case("pt128936", LARGE.problem(ConvOp.FPROP, "bfloat16", Layout.CONTIGUOUS))
+    fewer = Case("pt128936", dataclasses.replace(large.problem, batch=LARGE.batch - 1))
     yield from _rows(task, (large, fewer))
     yield from _rows(task, cases(task.layers, "bfloat16", Layout.CONTIGUOUS))
 

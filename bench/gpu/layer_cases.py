@@ -1,0 +1,125 @@
+"""The layers that are compared on a card, in the order in which they are measured: by what they may show."""
+
+import dataclasses
+import fnmatch
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from bench.cpu.lines import Case
+from bench.gpu.layers import LAYERS as QUESTIONED
+from bench.gpu.plans import LARGE
+from bench.workloads import LAYERS, NETWORKS, SETTINGS, Setting, Workload
+from mucudnn.extraction import extract
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+
+_SETTINGS = (
+    "bfloat16-nchw",
+    "float32-nchw",
+    "bfloat16-nhwc",
+    "tf32-nchw",
+    "tf32-nhwc",
+    "float32-nhwc",
+)
+"""First that in which workspace matters most, then that in which cuDNN lacks Winograd's algorithms."""
+
+_CLIFFS = ("dw7x7", "unet3d", "conv3d", "rn50_c1", "grp32")
+"""Depthwise, in three dimensions, on three channels, grouped: where PyTorch was reported to be slow."""
+
+_NETWORKS = ("vgg16", "resnet18", "unet3d", "resnet50")
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A convolution of a network with its mini-batch.
+
+    Attributes:
+        name: of the network, or of a list of layers, and of the module.
+        problems: by op, as they are in float32 and contiguous; a network's first layer has no dgrad.
+    """
+
+    name: str
+    problems: Mapping[ConvOp, ConvProblem]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCase:
+    """One op of a layer in one setting.
+
+    Attributes:
+        case: what it is called in the lines.
+        problem: what is computed.
+        setting: type, layout and precision.
+    """
+
+    case: Case
+    problem: ConvProblem
+    setting: Setting
+
+
+def settings() -> list[Setting]:
+    """Return all settings, in the order in which they are measured."""
+    return sorted(SETTINGS, key=lambda setting: _SETTINGS.index(setting.name))
+
+
+def layers() -> Iterator[Layer]:
+    """Yield all layers: cliffs, AlexNet's, DeepBench's, and those of larger networks."""
+    named = {workload.name: workload for workload in NETWORKS}
+    yield from cliffs()
+    for workload in (named["alexnet"], *LAYERS, *(named[name] for name in _NETWORKS)):
+        yield from layers_of(workload)
+
+
+def cliffs() -> Iterator[Layer]:
+    """Yield layers of which it was reported that PyTorch is slow; pytorch#128936 is of the forward pass."""
+    for batch in (LARGE.batch, LARGE.batch - 1):
+        large = dataclasses.replace(LARGE, batch=batch)
+        problem = large.problem(ConvOp.FPROP, "float32", Layout.CONTIGUOUS)
+        yield Layer(f"cliffs/pt128936_{batch}", {ConvOp.FPROP: problem})
+    for name in _CLIFFS:
+        ops = {op: QUESTIONED[name].problem(op, "float32", Layout.CONTIGUOUS) for op in ConvOp}
+        yield Layer(f"cliffs/{name}", ops)
+
+
+def layers_of(workload: Workload) -> Iterator[Layer]:
+    """Yield the distinct convolutions of a network, each by the name of the first that is alike.
+
+    They are found without memory or arithmetic: the network lies on a device that has neither.
+    """
+    with torch.device("meta"):
+        model = workload.build()
+        sample = torch.empty(workload.shape).requires_grad_(workload.wants_gradient)
+    known: set[ConvProblem] = set()
+    found = extract(model, sample).problems.items()
+    for path, sites in itertools.groupby(found, key=lambda each: each[0].path):
+        problems = {site.op: problem for site, problem in sites if problem not in known}
+        known.update(problems.values())
+        if problems:
+            yield Layer(f"{workload.name}/{path}" if path else workload.name, problems)
+
+
+def cases(
+    layers: Iterable[Layer], settings: Iterable[Setting], patterns: Sequence[str] = ("*",)
+) -> Iterator[LayerCase]:
+    """Yield the cases of the layers whose names match some pattern, as in a shell, setting by setting.
+
+    What several lists of layers have in common is measured once in each setting.
+    """
+    chosen = [layer for layer in layers if any(fnmatch.fnmatchcase(layer.name, each) for each in patterns)]
+    for setting in settings:
+        known: set[ConvProblem] = set()
+        for layer in chosen:
+            for op, problem in layer.problems.items():
+                here = _in(setting, problem)
+                if here not in known:
+                    yield LayerCase(Case(setting.name, layer.name, setting.layout, op), here, setting)
+                known.add(here)
+
+
+def _in(setting: Setting, problem: ConvProblem) -> ConvProblem:
+    return dataclasses.replace(
+        problem, dtype=_DTYPES[setting.dtype], layout=setting.layout, filter_layout=setting.layout
+    )
