@@ -24,10 +24,10 @@ BENCHMARK = "benchmark"
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Case:
-    """One op of a layer in one layout and thread setting.
+    """One op of a layer in one layout and setting.
 
     Attributes:
-        setting: its name.
+        setting: name of the thread setting; on a card that of type, layout and precision.
         layer: its name.
         layout: of x, w and y.
         op: which of the three.

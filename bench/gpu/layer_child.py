@@ -1,0 +1,274 @@
+"""The process of `make gpu-layers` that measures, case by case, until the time is up or the card is broken.
+
+Before a case begins, a line says that the process has ended in it, which the line of the case replaces; so a
+hang or a crash costs that case only.
+"""
+
+import argparse
+import collections
+import dataclasses
+import datetime
+import faulthandler
+import gc
+import itertools
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from bench.commit import commit
+from bench.cpu.choice import Family
+from bench.cpu.lines import (
+    BENCHMARK,
+    Case,
+    Failed,
+    Measured,
+    Recording,
+    Started,
+    append,
+    read_packed_too,
+)
+from bench.cpu.measure import CaseMeter, Questions
+from bench.cpu.process import INTERRUPTED, reason_of
+from bench.gpu import layer_cases
+from bench.gpu.ground import CardGround, Ground, is_alive
+from bench.gpu.hanging import ended_if_it_hangs
+from bench.gpu.layer_cases import LayerCase
+from bench.gpu.layer_kinds import IN_PARTS, UNDIVIDED, UNTILED
+from bench.gpu.layer_options import parser, stem_of
+from bench.record import TimeIsUpError, Watch, recording
+from bench.workloads import Setting, chosen
+from mucudnn.backends import backend_of
+from mucudnn.backends.cudnn.backend import CudnnBackend
+from mucudnn.backends.cudnn.tiles import is_id as is_tiles
+from mucudnn.choices import Policy
+from mucudnn.errors import BackendError, DeviceLostError, MucudnnError
+from mucudnn.intervals import estimate
+from mucudnn.sizes import format_bytes, parse_bytes
+from mucudnn.store import Store
+from mucudnn.version import __version__
+
+LOST = 3
+"""Exit status where the card works no more in this process."""
+
+TENTH = 10
+"""What PyTorch's own takes where that is much, over this, is one more limit."""
+
+ENDED = "its process ended."
+"""The reason of a case that has begun, until it has another."""
+
+STOPPED = "it was interrupted."
+"""The reason of a case that is measured by the next run after all."""
+
+_TRIES = 3
+"""How often a case is begun that has broken the card, each time without what broke it before."""
+
+FAMILIES = (
+    Family(UNDIVIDED, lambda part, batch: part.batch == batch),
+    Family(IN_PARTS, lambda part, batch: part.algorithm == CudnnBackend.own and part.batch < batch),
+    Family(UNTILED, lambda part, _: not is_tiles(part.algorithm)),
+)
+
+
+class CardLostError(Exception):
+    """The card works no more in this process."""
+
+
+def with_benchmark(call: Callable[[], None]) -> Callable[[], None]:
+    """Return the same call with `torch.backends.cudnn.benchmark` on while it runs, and as it was after it."""
+
+    def benchmarked() -> None:
+        flags = torch.backends.cudnn
+        before, flags.benchmark = flags.benchmark, True
+        try:
+            call()
+        finally:
+            flags.benchmark = before
+
+    return benchmarked
+
+
+@dataclasses.dataclass(frozen=True)
+class Aims:
+    """What is asked of every case.
+
+    Attributes:
+        limits: in bytes.
+        policy: which micro-batch sizes are tried.
+        case_s: seconds after which a case is taken to hang.
+    """
+
+    limits: tuple[int, ...]
+    policy: Policy
+    case_s: float
+
+
+class LayerRun:
+    """Measures cases on one card, and appends a line for each to a file.
+
+    Args:
+        ground: the card.
+        lines: the file.
+        store: of profiles.
+        aims: what is asked of every case.
+        watch: which ends it.
+        run: what a run says of itself: date, version, command.
+    """
+
+    def __init__(
+        self, ground: Ground, lines: Path, store: Store, aims: Aims, watch: Watch, run: dict[str, str]
+    ) -> None:
+        self._ground = ground
+        self._lines = lines
+        self._store = store
+        self._aims = aims
+        self._watch = watch
+        self._run = run
+
+    def measure(self, cases: Iterable[LayerCase]) -> None:
+        """Measure the cases that are not known, in their order.
+
+        Raises:
+            TimeIsUpError: the time was not enough.
+            CardLostError: a case has broken the card; the others need another process.
+            BackendError: the lines are of another environment.
+        """
+        known = self._known()
+        left = [each for each in cases if each.case not in known]
+        for setting, group in itertools.groupby(left, key=lambda each: each.setting):
+            with self._ground.precision(setting.allow_tf32), self._ground.current():
+                meter = self._meter(setting)
+                for each in group:
+                    self._watch.check()
+                    self._measure(meter, each)
+
+    def _known(self) -> set[Case]:
+        """Cases that were measured under all limits, or that have failed for good."""
+        lines = read_packed_too(self._lines)
+        recording = Recording.of(lines)
+        lost = collections.Counter(
+            line.case for line in lines if isinstance(line, Failed) and _has_lost_the_card(line)
+        )
+        measured = {
+            case
+            for case, line in recording.measured.items()
+            if {*self._aims.limits} <= {choice.limit_bytes for choice in line.choices}
+        }
+        failed = {
+            case
+            for case, line in recording.failed.items()
+            if line.reason != STOPPED and not (_has_lost_the_card(line) and lost[case] < _TRIES)
+        }
+        return measured | failed
+
+    def _meter(self, setting: Setting) -> CaseMeter:
+        """Return what measures cases of a setting, whose flags are in force; begin its lines."""
+        backend = backend_of(
+            CudnnBackend.own, self._ground.card.device
+        )  # by which divisions are weighed, too
+        present = backend.environment()
+        former = Recording.of(read_packed_too(self._lines)).started.get(setting.name)
+        if former is not None and former.environment.key != present.key:
+            differences = "; ".join(former.environment.differences(present))
+            raise BackendError(
+                f"{self._lines} must hold lines of one environment, but {differences}: give another --output."
+            )
+        append(self._lines, Started(setting.name, present, self._run))
+        questions = Questions(self._aims.policy, TENTH, FAMILIES, with_benchmark)
+        return CaseMeter(backend, self._store, self._aims.limits, questions)
+
+    def _measure(self, meter: CaseMeter, each: LayerCase) -> None:
+        append(self._lines, Failed(each.case, ENDED))
+        gc.collect()  # a stand may be a cycle: without this, operands of gigabytes pile up
+        self._ground.allocator.settle()
+        line: Measured | Failed
+        try:
+            with ended_if_it_hangs(self._aims.case_s):
+                found = meter.measure(each.case, each.problem)
+                line = dataclasses.replace(found, conditions=dict(self._ground.conditions()))
+        except KeyboardInterrupt:
+            append(self._lines, Failed(each.case, STOPPED))
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is what became of the case
+            line = Failed(each.case, reason_of(error))
+        append(self._lines, line)
+        print(f"{each.case}: {told(line)}", flush=True)
+        if isinstance(line, Failed) and (_has_lost_the_card(line) or not is_alive(self._ground)):
+            raise CardLostError(f"The card works no more after {each.case}.")
+
+
+def _has_lost_the_card(line: Failed) -> bool:
+    """Whether an algorithm broke the card in a case; it is known now, and not tried again."""
+    return line.reason.startswith(f"{DeviceLostError.__name__}:")
+
+
+def told(line: Measured | Failed) -> str:
+    """Return what a line of progress says of a case."""
+    if isinstance(line, Failed):
+        return f"failed: {line.reason}"
+    own = line.seconds_of(line.own).median
+    texts = [f"own {own * 1e3:.3g} ms"]
+    if line.benchmark is not None:
+        texts.append(f"benchmark {estimate(line.benchmark.samples_s(BENCHMARK)).median * 1e3:.3g} ms")
+    for choice in line.choices:
+        ours = "nothing fits"
+        if choice.strict_key is not None:
+            ours = f"{line.seconds_of(choice.strict_key).median * 1e3:.3g} ms"
+        texts.append(f"{format_bytes(choice.limit_bytes)} {ours}")
+    return f"{', '.join(texts)}  ({line.seconds:.1f} s)"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure what is asked for; return the exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser().parse_args(given)
+    faulthandler.enable(sys.__stderr__ or sys.stderr)
+    settings = chosen(options.settings, layer_cases.settings())
+    cases = list(layer_cases.cases(layer_cases.layers(), settings, options.layers))
+    if not cases:
+        print("bench.gpu.layer_run: no layer or no setting has such a name.", file=sys.stderr)
+        return 2
+    try:
+        return measured(CardGround(options.device), cases, options, shlex.join(given))
+    except MucudnnError as error:
+        print(f"bench.gpu.layer_run: {error}", file=sys.stderr)
+        return 2
+
+
+def measured(ground: Ground, cases: Sequence[LayerCase], options: argparse.Namespace, command: str) -> int:
+    """Measure the cases on a card; return the exit status, 0 if all is known or the time is up.
+
+    Raises:
+        MucudnnError: the lines are of another environment, or the store cannot be used.
+    """
+    run = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "mucudnn": __version__,
+        "commit": commit(),
+        "policy": options.policy,
+        "command": f"python -m bench.gpu.layer_run {command}",
+    }
+    watch = Watch(time.monotonic() + options.seconds)
+    limits = tuple(sorted({parse_bytes(limit) for limit in options.limit}))
+    aims = Aims(limits, Policy(options.policy), options.case_seconds)
+    lines = options.output / f"{stem_of(options.policy)}.jsonl"
+    for folder in (options.output, options.recording):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with recording(options.recording) as store:
+            LayerRun(ground, lines, store, aims, watch, run).measure(cases)
+    except TimeIsUpError as error:
+        print(error)
+    except CardLostError as error:
+        print(f"bench.gpu.layer_run: {error}", file=sys.stderr)
+        return LOST
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
