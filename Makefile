@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 DEVICELESS ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),yes,no)
 CUDNN := $(VENV)/cudnn
 
-.PHONY: help run proof test check bench bench-cpu models gpu record gpu-steps clean
+.PHONY: help run proof test check bench bench-cpu models gpu record gpu-steps gpu-layers clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -87,6 +87,11 @@ gpu-steps:  ## whole training steps on an NVIDIA GPU, PyTorch's own ways and our
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
 	@$(GPU)/bin/python -m bench.gpu.steps $(ARGS)
+
+gpu-layers:  ## convolution layers on an NVIDIA GPU, PyTorch's own ways and ours at every limit; goes on where it stopped
+	@$(PYTHON) -m bench.gpu.available
+	@$(MAKE) --no-print-directory $(GPU)/ready
+	@$(GPU)/bin/python -m bench.gpu.layer_run $(ARGS)
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,9 +2,9 @@
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from bench.cpu.bounds import saving
-from bench.cpu.layers import Layer
 from bench.cpu.lines import Case, Choice, Measured, Recording
 from bench.cpu.markdown import markdown, milliseconds, spread
 from bench.cpu.means import geometric_mean, pair, total
@@ -19,21 +19,41 @@ _DETAILED_BYTES = 16 * 2**20
 _MS = 1e3
 
 
-def groups(recording: Recording, layers: Sequence[Layer]) -> Iterator[tuple[str, list[Measured]]]:
-    """Yield a title and the measured layers, in their order, for each setting, layout and op."""
-    for setting in SETTINGS.values():
+_TITLES: Mapping[str, str] = {setting.name: setting.text for setting in SETTINGS.values()}
+"""Of the processor's settings, by name."""
+
+
+class Named(Protocol):
+    """A layer, of which tables need no more."""
+
+    @property
+    def name(self) -> str:
+        """As in the lines."""
+
+
+def groups(
+    recording: Recording, layers: Sequence[Named], settings: Mapping[str, str] = _TITLES
+) -> Iterator[tuple[str, list[Measured]]]:
+    """Yield a title and the measured layers, in their order, for each setting, layout and op.
+
+    Args:
+        recording: what was measured.
+        layers: in their order.
+        settings: titles by name, in their order.
+    """
+    for setting, title in settings.items():
         for layout in Layout:
             for op in ConvOp:
-                cases = (Case(setting.name, layer.name, layout, op) for layer in layers)
+                cases = (Case(setting, layer.name, layout, op) for layer in layers)
                 found = [recording.measured[case] for case in cases if case in recording.measured]
                 if found:
-                    yield f"{setting.text}, {layout}, {op}", found
+                    yield f"{title}, {layout}, {op}", found
 
 
-def layer_tables(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
+def layer_tables(recording: Recording, layers: Sequence[Named]) -> Iterator[str]:
     """Yield a table for each setting, layout and op: PyTorch's own first, then every limit."""
     for title, lines in groups(recording, layers):
-        limits, detailed = _limits(lines), detailed_limit(lines)
+        limits, detailed = common_limits(lines), detailed_limit(lines)
         rate = _rate(recording, lines[0].case.setting)
         yield from (f"### {title}", "")
         headings = (
@@ -45,14 +65,14 @@ def layer_tables(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]
         yield ""
 
 
-def _limits(lines: Sequence[Measured]) -> list[int]:
-    """The limits that all lines have, so without the one that is an eighth of what a layer hides."""
+def common_limits(lines: Sequence[Measured]) -> list[int]:
+    """Return the limits that all lines have, so without the one that is a part of what a layer hides."""
     return sorted(set.intersection(*({each.limit_bytes for each in line.choices} for line in lines)))
 
 
 def detailed_limit(lines: Sequence[Measured]) -> int:
     """Return the limit under which it is told what runs, in bytes."""
-    limits = _limits(lines)
+    limits = common_limits(lines)
     return _DETAILED_BYTES if _DETAILED_BYTES in limits else limits[-1]
 
 
@@ -72,7 +92,7 @@ def _cells(line: Measured, limits: Sequence[int], detailed: int, rate: float | N
         _share(line, own.median, rate),
         format_bytes(line.own_bytes),
         *(_at(line, line.choice(limit)) for limit in limits),
-        _short(key),
+        short(key),
         format_bytes(line.bytes_of(key)),
         milliseconds(chosen),
         _share(line, chosen.median, rate),
@@ -92,8 +112,9 @@ def _at(line: Measured, choice: Choice | None) -> str:
     return f"{text}; strict: {spread(line.speedup(choice.strict_key))}"
 
 
-def _short(key: str) -> str:
-    return key.replace("cpu:", "")
+def short(key: str) -> str:
+    """Return a key without the backends that its algorithms are named by."""
+    return key.replace("cpu:", "").replace("cudnn:", "")
 
 
 def _share(line: Measured, seconds: float, rate: float | None) -> str:
@@ -106,13 +127,13 @@ def _bound(line: Measured, key: str) -> str:
     return "–" if factor is None else f"{float(factor):.0%}"
 
 
-def sums(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
+def sums(recording: Recording, layers: Sequence[Named]) -> Iterator[str]:
     """Yield for each group and limit the quotient of the sums of times, and the geometric mean beside it."""
     headings = ("group", "layers", "limit", "PyTorch's own, sum", "sum / sum", "geometric mean")
     rows = []
     for title, lines in groups(recording, layers):
         seconds = sum(line.seconds_of(line.own).median for line in lines)
-        for limit in _limits(lines):
+        for limit in common_limits(lines):
             pairs = [pair(line, choice.key) for line in lines if (choice := line.choice(limit)) is not None]
             mean = geometric_mean([[each] for each in pairs])
             texts = (format_bytes(limit), f"{seconds * _MS:.4g} ms", spread(total(pairs)), spread(mean))
@@ -128,7 +149,7 @@ def losses(recording: Recording) -> Iterator[str]:
         for choice in line.choices:
             for key in dict.fromkeys((choice.key, choice.strict_key)):
                 if key is not None and line.speedup(key).high < 1:
-                    cells = (format_bytes(choice.limit_bytes), spread(line.speedup(key)), _short(key))
+                    cells = (format_bytes(choice.limit_bytes), spread(line.speedup(key)), short(key))
                     rows.append((str(line.case), *cells, format_bytes(line.own_bytes)))
     if rows:
         yield from markdown(headings, rows)
@@ -136,14 +157,16 @@ def losses(recording: Recording) -> Iterator[str]:
         yield "None."
 
 
-def without_gain(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
+def without_gain(
+    recording: Recording, layers: Sequence[Named], settings: Mapping[str, str] = _TITLES
+) -> Iterator[str]:
     """Yield the layers of each group where PyTorch's own runs under every limit."""
-    for title, lines in groups(recording, layers):
+    for title, lines in groups(recording, layers, settings):
         names = [line.case.layer for line in lines if all(choice.key == line.own for choice in line.choices)]
         yield f"* {title}: {len(names)} of {len(lines)}" + (f": {', '.join(names)}" if names else "")
 
 
-def dividing(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
+def dividing(recording: Recording, layers: Sequence[Named]) -> Iterator[str]:
     """Yield what micro-batches add: the best undivided candidate against the fastest division."""
     headings = ("group", "layers", "best undivided candidate / what runs under the largest limit")
     rows = []
@@ -154,15 +177,17 @@ def dividing(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
     yield from markdown(headings, rows)
 
 
-def what_runs(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
+def what_runs(
+    recording: Recording, layers: Sequence[Named], settings: Mapping[str, str] = _TITLES
+) -> Iterator[str]:
     """Yield under each limit how many layers stay PyTorch's own, and how the others are faster.
 
     Whoever gains by another algorithm gains nothing by dividing.
     """
     headings = ("group", "limit", "layers", "PyTorch's own", "another algorithm, undivided", "micro-batches")
     rows = []
-    for title, lines in groups(recording, layers):
-        for limit in _limits(lines):
+    for title, lines in groups(recording, layers, settings):
+        for limit in common_limits(lines):
             keys = [choice.key for line in lines if (choice := line.choice(limit)) is not None]
             own = sum(key == line.own for key, line in zip(keys, lines, strict=True))
             divided = sum(_is_divided(key) for key in keys)
@@ -184,7 +209,7 @@ def _against_undivided(line: Measured) -> float | None:
     return best / present
 
 
-def predictions(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
+def predictions(recording: Recording, layers: Sequence[Named]) -> Iterator[str]:
     """Yield how far finished divisions lie from the sums of their parts' times."""
     rows = []
     for title, lines in groups(recording, layers):
@@ -208,7 +233,7 @@ def errors(recording: Recording) -> Iterator[str]:
             counts[algorithm] = counts.get(algorithm, 0) + 1
             largest[algorithm] = max(largest.get(algorithm, (0.0, "")), (error, str(line.case)))
     rows = [
-        (_short(algorithm), str(counts[algorithm]), f"{error:.1e}", case)
+        (short(algorithm), str(counts[algorithm]), f"{error:.1e}", case)
         for algorithm, (error, case) in sorted(largest.items())
     ]
     yield from markdown(("algorithm", "cases", "largest error", "where"), rows)

@@ -17,10 +17,15 @@ def ended_if_it_hangs(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def status_of(command: Sequence[str], seconds: float) -> int:
-    """Return the exit status of a command; one that has not ended by then is killed, and has failed."""
+def status_of(command: Sequence[str], seconds: float | None) -> int:
+    """Return the exit status of a command; one that has not ended by then is killed, and has failed.
+
+    Args:
+        command: with its arguments.
+        seconds: that it may take; None for whatever it takes.
+    """
     try:
         return subprocess.run(command, check=False, timeout=seconds).returncode
-    except subprocess.TimeoutExpired:
-        print(f"Killed: it had not ended after {seconds:.0f} s.", file=sys.stderr)
+    except subprocess.TimeoutExpired as error:
+        print(f"Killed: it had not ended after {error.timeout:.0f} s.", file=sys.stderr)
         return 1

@@ -1,0 +1,209 @@
+"""The tables of the summary of layers on a card, in Markdown, made of the lines alone."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from bench.cpu.lines import BENCHMARK, Choice, Measured, Recording
+from bench.cpu.markdown import markdown, milliseconds, spread
+from bench.cpu.means import Pair
+from bench.cpu.tables import common_limits, short
+from bench.gpu.layer_kinds import IN_PARTS, UNDIVIDED, UNTILED
+from bench.gpu.layer_means import (
+    Compared,
+    Gain,
+    compared,
+    hides_much,
+    of_family,
+    saving,
+    sum_of_medians_s,
+)
+from mucudnn.intervals import Estimate, Verdict, compare, estimate
+from mucudnn.sizes import format_bytes
+
+DEEPBENCH = "deepbench/"
+_VGG = ("vgg16/",)
+_RESNET = ("resnet18/", "resnet50/")
+
+_WANTED_SAVING = 10.0
+
+_MS = 1e3
+
+_BASES: Mapping[str, Callable[[Compared], Pair]] = {
+    "the undivided best in the same limit": lambda each: each.undivided,
+    "PyTorch as it comes": lambda each: each.own,
+    "PyTorch with `cudnn.benchmark`": lambda each: each.benchmark,
+}
+
+
+def by_setting(recording: Recording) -> dict[str, list[Measured]]:
+    """Return what was measured, by the names of settings, all in the order of the lines."""
+    found: dict[str, list[Measured]] = {}
+    for line in recording.measured.values():
+        found.setdefault(line.case.setting, []).append(line)
+    return found
+
+
+def _groups(recording: Recording, prefix: str) -> Iterator[tuple[str, int, int, list[Compared]]]:
+    """Yield for each setting and limit how many cases there are, and those with all bases."""
+    for setting, lines in by_setting(recording).items():
+        some = [line for line in lines if line.case.layer.startswith(prefix)]
+        for limit in common_limits(some) if some else ():
+            found = [each for line in some if (each := compared(line, limit)) is not None]
+            yield setting, limit, len(some), found
+
+
+def sums(recording: Recording, prefix: str) -> Iterator[str]:
+    """Yield the sums of the medians of cases whose layers' names begin so, by setting and limit."""
+    headings = (
+        "setting", "limit", "cases", "not compared", "as it comes, ms", "`benchmark`, ms", "undivided, ms",
+        "ours, ms",
+    )  # fmt: skip
+    rows = []
+    for setting, limit, cases, found in _groups(recording, prefix):
+        samples = (
+            [each.own.own for each in found],
+            [each.benchmark.own for each in found],
+            [each.undivided.own for each in found],
+            [each.own.chosen for each in found],
+        )
+        seconds = (f"{sum_of_medians_s(some) * _MS:.4g}" for some in samples)
+        rows.append((setting, format_bytes(limit), str(cases), str(cases - len(found)), *seconds))
+    yield from markdown(headings, rows)
+
+
+def gains(recording: Recording, prefix: str) -> Iterator[str]:
+    """Yield how ours compares with each base over the same cases."""
+    headings = ("setting", "limit", "against", *_GAIN_HEADINGS)
+    rows = []
+    for setting, limit, _, found in _groups(recording, prefix):
+        if not found:
+            continue
+        for base, pair_of in _BASES.items():
+            gain = Gain.of([each.line for each in found], [pair_of(each) for each in found])
+            rows.append((setting, format_bytes(limit), base, *_cells(gain)))
+    yield from markdown(headings, rows)
+
+
+_GAIN_HEADINGS = ("cases", "sum / sum", "geometric mean", "largest", "where", "FASTER", "SLOWER")
+
+
+def _cells(gain: Gain) -> tuple[str, ...]:
+    return (
+        str(gain.cases),
+        spread(gain.sums),
+        f"{gain.geometric:.2f}",
+        spread(gain.largest),
+        gain.where,
+        str(gain.faster),
+        str(gain.slower),
+    )
+
+
+def savings(recording: Recording) -> Iterator[str]:
+    """Yield how much less workspace does as well, of layers of which PyTorch's own hides much."""
+    headings = ("setting", "layers", "cases", "median saving", f"{_WANTED_SAVING:.0f}x and more", "none")
+    rows = []
+    for setting, lines in by_setting(recording).items():
+        hiding = [line for line in lines if hides_much(line)]
+        for title, prefixes in (("all", ("",)), ("VGG", _VGG), ("ResNet", _RESNET)):
+            factors = [saving(line) for line in hiding if line.case.layer.startswith(prefixes)]
+            if factors:
+                reached = sum(factor >= _WANTED_SAVING for factor in factors)
+                counts = (str(len(factors)), f"{statistics.median(factors):.3g}x", str(reached))
+                rows.append((setting, title, *counts, str(sum(factor <= 1 for factor in factors))))
+    yield from markdown(headings, rows)
+
+
+def tiles(recording: Recording) -> Iterator[str]:
+    """Yield what runs of strict float32 3x3 layers against the best without tiles in the same limit."""
+    rows = []
+    for setting, lines in by_setting(recording).items():
+        some = [line for line in lines if line.problem.kernel_size == (3, 3)]
+        if not setting.startswith("float32") or not some:
+            continue
+        for limit in common_limits(some):
+            found = [
+                (line, pair)
+                for line, choice in _choices(some, limit)
+                if (pair := of_family(line, choice, UNTILED)) is not None
+            ]
+            if found:
+                gain = Gain.of([line for line, _ in found], [pair for _, pair in found])
+                rows.append((setting, format_bytes(limit), *_cells(gain)))
+    yield from markdown(("setting", "limit", *_GAIN_HEADINGS), rows)
+
+
+def _choices(lines: Sequence[Measured], limit: int) -> list[tuple[Measured, Choice]]:
+    return [(line, choice) for line in lines if (choice := line.choice(limit)) is not None]
+
+
+def in_parts(recording: Recording) -> Iterator[str]:
+    """Yield where PyTorch's own in parts is FASTER than PyTorch's own, under the least limit where it is."""
+    counts, rows = [], []
+    for setting, lines in by_setting(recording).items():
+        found = [row for line in lines if (row := _in_parts(line)) is not None]
+        counts.append(f"* {setting}: {len(found)} of {len(lines)}")
+        rows += found
+    yield from counts
+    if rows:
+        yield ""
+        yield from markdown(("case", "limit", "x", "runs", "takes", "PyTorch's own hides"), rows)
+
+
+def _in_parts(line: Measured) -> tuple[str, ...] | None:
+    own_s = line.proving.samples_s(line.own)
+    for choice in sorted(line.choices, key=lambda each: each.limit_bytes):
+        key = choice.of_family(IN_PARTS)
+        if key is not None and compare(own_s, line.proving.samples_s(key)) is Verdict.FASTER:
+            sizes = (format_bytes(line.bytes_of(key)), format_bytes(line.own_bytes))
+            gain = spread(line.speedup(key))
+            return (str(line.case), format_bytes(choice.limit_bytes), gain, short(key), *sizes)
+    return None
+
+
+def failures(recording: Recording) -> Iterator[str]:
+    """Yield the cases that failed, and why."""
+    rows = [(str(case), line.reason) for case, line in recording.failed.items()]
+    if rows:
+        yield from markdown(("case", "reason"), rows)
+    else:
+        yield "None."
+
+
+def times(recording: Recording) -> Iterator[str]:
+    """Yield a table for each setting with the times of every case: all bases, and ours at each limit."""
+    for setting, lines in by_setting(recording).items():
+        limits = common_limits(lines)
+        at_limits = [
+            (f"undivided at {name}", f"ours at {name}", "runs", "takes") for name in map(format_bytes, limits)
+        ]
+        headings = ("layer", "op", "batch", "own", "hides", "`benchmark`", *itertools.chain(*at_limits))
+        yield from (f"### {setting}, ms", "")
+        yield from markdown(headings, [_times(line, limits) for line in lines])
+        yield ""
+
+
+def _times(line: Measured, limits: Sequence[int]) -> tuple[str, ...]:
+    benchmark = None if line.benchmark is None else estimate(line.benchmark.samples_s(BENCHMARK))
+    cells = [
+        line.case.layer,
+        line.case.op,
+        str(line.problem.batch),
+        milliseconds(line.seconds_of(line.own)),
+        format_bytes(line.own_bytes),
+        _ms(benchmark),
+    ]
+    for _, choice in itertools.chain.from_iterable(_choices([line], limit) for limit in limits):
+        undivided = choice.of_family(UNDIVIDED)
+        cells.append(_ms(None if undivided is None else line.seconds_of(undivided)))
+        if choice.strict_key is None:
+            cells += ["–", "nothing fits", "–"]
+        else:
+            ours = milliseconds(line.seconds_of(choice.strict_key))
+            cells += [ours, short(choice.strict_key), format_bytes(line.bytes_of(choice.strict_key))]
+    return tuple(cells)
+
+
+def _ms(seconds: Estimate | None) -> str:
+    return "–" if seconds is None else milliseconds(seconds)

@@ -1,0 +1,238 @@
+"""What `make gpu-layers` makes of its lines; all lines here are made up."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from bench.cpu.lines import (
+    BENCHMARK,
+    Case,
+    Choice,
+    Failed,
+    Line,
+    Measured,
+    Recording,
+    Rival,
+    Rounds,
+    Started,
+    write_lines,
+)
+from bench.gpu import layer_run, layer_tables
+from bench.gpu.layer_kinds import IN_PARTS, UNDIVIDED, UNTILED
+from bench.gpu.layer_means import compared, saving
+from bench.gpu.layer_summary import retell, summary
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Environment
+
+MIB = 2**20
+LIMITS = (8 * MIB, 64 * MIB)
+OWN = "cudnn:aten@8*1"
+HALVES = "cudnn:aten@4*2"
+WHOLE = "cudnn:eng1@8*1"
+PARTS = "cudnn:eng2@2*4"
+TILES = "cuda:winograd4@2*4"
+ROUNDS = 9
+
+
+def case(layer: str = "deepbench/a", setting: str = "float32-nchw", op: ConvOp = ConvOp.FPROP) -> Case:
+    return Case(setting, layer, Layout.CONTIGUOUS, op)
+
+
+def rounds(ms: Mapping[str, float], count: int = ROUNDS) -> Rounds:
+    return Rounds(1, {key: (round(each * 1e6),) * count for key, each in ms.items()})
+
+
+def measured(
+    which: Case,
+    ms: Mapping[str, float],
+    benchmark_ms: Mapping[str, float] | None = None,
+    key: str = PARTS,
+    own_bytes: int = 0,
+    taken: Mapping[str, int] | None = None,
+    best: Mapping[str, str] | None = None,
+    taps: int = 3,
+) -> Measured:
+    """A line in which one division is chosen under every limit."""
+    sizes = taken or {}
+    problem = ConvProblem(which.op, 8, 64, 64, (56, 56), (taps, taps), (1, 1), (taps // 2, taps // 2), (1, 1))
+    families = {UNDIVIDED: WHOLE, IN_PARTS: HALVES, UNTILED: PARTS}
+    kinds = families if best is None else best
+    choices = tuple(Choice(limit, key, key, kinds) for limit in LIMITS)
+    return Measured(
+        case=which,
+        problem=problem,
+        own=OWN,
+        own_bytes=own_bytes,
+        candidates=12,
+        refused=(),
+        errors={"cudnn:aten": 1e-7},
+        rivals=tuple(Rival(each, sizes.get(each, 0), 1e-3, sizes.get(each, 0)) for each in ms if each != OWN),
+        undivided=WHOLE,
+        choices=choices,
+        deciding=rounds(ms),
+        proving=rounds(ms),
+        seconds=2.0,
+        benchmark=rounds(benchmark_ms or {BENCHMARK: 6.0, key: ms[key]}, ROUNDS - 2),
+    )
+
+
+FIRST = measured(case("deepbench/a"), {OWN: 8.0, WHOLE: 4.0, PARTS: 2.0, HALVES: 7.0})
+SECOND = measured(case("vgg16/b"), {OWN: 10.0, WHOLE: 9.0, PARTS: 10.0, HALVES: 10.0})
+
+
+def table(lines: Iterator[str]) -> list[list[str]]:
+    """The cells of a table's rows, its headings left out."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")][2:]
+
+
+def of(*lines: Line) -> Recording:
+    return Recording.of(lines)
+
+
+def test_sums_are_of_medians_of_all_ways_over_the_same_cases() -> None:
+    rows = table(layer_tables.sums(of(FIRST, SECOND), ""))
+    assert rows == [
+        ["float32-nchw", limit, "2", "0", "18", "12", "13", "12"] for limit in ("8 MiB", "64 MiB")
+    ]
+    (small, _) = table(layer_tables.sums(of(FIRST, SECOND), "deepbench/"))
+    assert small == ["float32-nchw", "8 MiB", "1", "0", "8", "6", "4", "2"]
+
+
+def test_gains_against_each_base_are_a_quotient_of_sums_a_geometric_mean_and_the_largest() -> None:
+    rows = table(layer_tables.gains(of(FIRST, SECOND), ""))
+    assert [row[2:] for row in rows[:3]] == [
+        ["the undivided best in the same limit", "2", "1.08 [1.08, 1.08]", "1.34", "2.00 [2.00, 2.00]",
+         "float32-nchw deepbench/a contiguous fprop", "1", "1"],
+        ["PyTorch as it comes", "2", "1.50 [1.50, 1.50]", "2.00", "4.00 [4.00, 4.00]",
+         "float32-nchw deepbench/a contiguous fprop", "1", "0"],
+        ["PyTorch with `cudnn.benchmark`", "2", "1.00 [1.00, 1.00]", "1.34", "3.00 [3.00, 3.00]",
+         "float32-nchw deepbench/a contiguous fprop", "1", "1"],
+    ]  # fmt: skip
+
+
+def test_own_as_it_comes_is_compared_with_benchmark_from_the_rounds_that_it_has() -> None:
+    line = measured(case(), {OWN: 3.0, WHOLE: 4.0}, {BENCHMARK: 2.0}, key=OWN)
+    found = compared(line, LIMITS[0])
+    assert found is not None
+    assert [each[0] for each in found.benchmark] == pytest.approx([2e-3, 3e-3])
+    assert {len(each) for each in found.benchmark} == {ROUNDS - 2}
+
+
+def test_a_case_in_which_no_undivided_algorithm_fits_is_counted_and_not_compared() -> None:
+    line = measured(case("deepbench/c"), {OWN: 8.0, PARTS: 2.0}, best={})
+    (row, _) = table(layer_tables.sums(of(FIRST, line), ""))
+    assert row[2:] == ["2", "1", "8", "6", "4", "2"]
+    (alone, _) = table(layer_tables.sums(of(line), ""))
+    assert alone[2:4] == ["1", "1"]
+    assert table(layer_tables.gains(of(line), "")) == []
+
+
+def hiding(name: str, ours_ms: float, taken: int, own_bytes: int = 100 * MIB) -> Measured:
+    ms = {OWN: 10.0, WHOLE: 10.0, PARTS: ours_ms, HALVES: 10.0}
+    return measured(case(name), ms, own_bytes=own_bytes, taken={PARTS: taken})
+
+
+def test_workspace_is_saved_only_where_that_takes_at_most_2_percent_more_time() -> None:
+    assert saving(hiding("vgg16/a", 10.2, 5 * MIB)) == 20.0
+    assert saving(hiding("vgg16/a", 10.3, 5 * MIB)) == 1.0
+    assert saving(hiding("vgg16/a", 5.0, 0)) == 100 * MIB  # of nothing, at least by so much
+
+
+def test_savings_are_told_of_all_of_vgg_and_of_resnets_where_own_hides_much() -> None:
+    lines = (
+        hiding("vgg16/a", 10.0, 5 * MIB), hiding("vgg16/b", 10.0, 25 * MIB), hiding("resnet50/c", 11.0, MIB),
+        hiding("alexnet/d", 10.0, 2 * MIB), hiding("vgg16/few", 10.0, MIB, own_bytes=40 * MIB),
+    )  # fmt: skip
+    assert table(layer_tables.savings(of(*lines))) == [
+        ["float32-nchw", "all", "4", "12x", "2", "1"],
+        ["float32-nchw", "VGG", "2", "12x", "1", "0"],
+        ["float32-nchw", "ResNet", "1", "1x", "0", "1"],
+    ]
+
+
+def test_tiles_are_compared_with_the_best_without_them_in_strict_float32_3x3_layers() -> None:
+    ms = {OWN: 8.0, WHOLE: 4.0, PARTS: 3.0, TILES: 1.5, HALVES: 8.0}
+    lines = [
+        measured(case("vgg16/a"), ms, key=TILES),
+        measured(case("vgg16/5x5"), ms, key=TILES, taps=5),
+        measured(case("vgg16/a", "tf32-nchw"), ms, key=TILES),
+    ]
+    (row, _) = table(layer_tables.tiles(of(*lines)))
+    assert row[:5] == ["float32-nchw", "8 MiB", "1", "2.00 [2.00, 2.00]", "2.00"]
+
+
+def test_own_in_parts_is_told_where_it_is_faster_than_own() -> None:
+    text = [*layer_tables.in_parts(of(FIRST, SECOND))]
+    assert text[0] == "* float32-nchw: 1 of 2"
+    assert table(iter(text)) == [
+        ["float32-nchw deepbench/a contiguous fprop", "8 MiB", "1.14 [1.14, 1.14]", "aten@4*2", "0 B", "0 B"]
+    ]
+
+
+def started() -> Started:
+    device, soft = {"name": "Some card"}, {"SM clock": "1 MHz"}
+    environment = Environment("cudnn", device, {"cuDNN": "9"}, {"TF32": "no"}, soft)
+    return Started("float32-nchw", environment, {"date": "today", "commit": "0123"})
+
+
+def sections(text: str) -> dict[str, str]:
+    return {part.partition("\n")[0]: part.partition("\n")[2] for part in text.split("\n## ")[1:]}
+
+
+def test_the_summary_tells_losses_what_gained_nothing_and_what_failed() -> None:
+    slow = measured(case("vgg16/slow"), {OWN: 8.0, WHOLE: 4.0, PARTS: 9.0, HALVES: 9.0})
+    kinds = {UNDIVIDED: WHOLE, IN_PARTS: HALVES}
+    stays_ms = {OWN: 8.0, WHOLE: 9.0, HALVES: 9.0}
+    stays = measured(case("vgg16/stays"), stays_ms, {BENCHMARK: 8.0}, key=OWN, best=kinds)
+    text = summary(of(started(), FIRST, slow, stays, Failed(case("vgg16/dead"), "its process ended.")))
+
+    told = sections(text)
+    assert (
+        "float32-nchw vgg16/slow contiguous fprop | 8 MiB | 0.89 [0.89, 0.89]"
+        in told["Slower than PyTorch's own"]
+    )
+    assert "deepbench/a" not in told["Slower than PyTorch's own"]
+    assert "fprop: 1 of 3: vgg16/stays" in told["Nothing gained under any limit"]
+    assert "| float32-nchw vgg16/dead contiguous fprop | its process ended. |" in told["Failed"]
+    assert (
+        "* float32-nchw: name Some card. cuDNN 9. TF32 no. SM clock 1 MHz (date today, commit 0123)" in text
+    )
+
+
+def test_the_original_stands_beside_deepbench_with_its_card() -> None:
+    told = sections(summary(of(FIRST)))["DeepBench's training list"]
+    assert "4.54 times, and 1.60 on average" in told
+    assert "V100-SXM2" in told
+
+
+def test_the_last_table_has_all_times_of_every_case() -> None:
+    nothing = measured(case("vgg16/big"), {OWN: 9.0, PARTS: 9.0}, best={})
+    unfit = [Choice(each.limit_bytes, OWN, None, {}) for each in nothing.choices]
+    lines = [FIRST, type(nothing)(**{**vars(nothing), "choices": tuple(unfit)})]
+
+    first, big = table(layer_tables.times(of(*lines)))
+
+    assert first[:6] == ["deepbench/a", "fprop", "8", "8 [8, 8]", "0 B", "6 [6, 6]"]
+    assert first[6:10] == ["4 [4, 4]", "2 [2, 2]", "eng2@2*4", "0 B"]
+    assert big[6:10] == ["–", "–", "nothing fits", "–"]
+
+
+def test_all_policies_of_a_folder_are_retold_packed_or_not(tmp_path: Path) -> None:
+    write_lines(tmp_path / "layers.jsonl", [FIRST] * 1000)
+    write_lines(tmp_path / "layers-all.jsonl", [SECOND])
+    (tmp_path / "steps.jsonl").write_text("{}\n")
+
+    assert layer_run.main(["--retell", str(tmp_path)]) == 0
+
+    assert not (tmp_path / "layers.jsonl").exists()
+    assert sorted(path.name for path in tmp_path.glob("*.md")) == ["layers-all.md", "layers.md"]
+    assert "vgg16/b" in (tmp_path / "layers-all.md").read_text()
+    assert retell(tmp_path) == [tmp_path / "layers.md", tmp_path / "layers-all.md"]
+
+
+def test_the_summary_needs_no_torch() -> None:
+    code = "import sys, bench.gpu.layer_run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
