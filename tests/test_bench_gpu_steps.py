@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bench.gpu import steps
 from bench.gpu.step_rows import PairRow, StepRow, summary, told
-from bench.gpu.step_ways import Way, rooms_seen, step_of
+from bench.gpu.step_ways import Room, Way, rooms_seen, step_of
 from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
 from bench.record import STORE, TimeIsUpError, Watch, keep_cost
 from bench.workloads import SETTINGS, Workload
@@ -147,6 +147,8 @@ def test_all_ways_have_the_losses_of_their_twins(ways: list[StepRow]) -> None:
 def test_all_ways_have_the_weights_of_their_twins(ways: list[StepRow]) -> None:
     assert ways[0].weights == 0
     assert all(row.weights < 1e-4 for row in ways[:4])
+    assert len({row.spread for row in ways[:4]}) == 1
+    assert 0 < ways[0].spread < 1e-4  # what a rounding of the first weights comes to
 
 
 def test_every_op_of_a_patched_model_is_weighed_with_its_buffer_and_without_its_result(
@@ -157,20 +159,27 @@ def test_every_op_of_a_patched_model_is_weighed_with_its_buffer_and_without_its_
     workspace, operands = Workspace(CPU), operands_of(problem)
     result = runner(workspace, *operands)
 
-    with rooms_seen(ground.allocator) as taken:
+    with rooms_seen(ground) as taken:
         again = runner(workspace, *operands)
     runner(workspace, *operands)
 
     assert torch.equal(again, result)
     assert workspace.held_bytes > 0
-    assert taken == [workspace.held_bytes + 300 - result.nbytes]
+    beside = workspace.held_bytes - result.nbytes
+    assert taken == [Room(beside + 300, beside + 40)]
 
 
-def test_a_way_that_takes_more_than_the_limit_is_not_well(
+def test_a_way_that_fails_takes_too_much_or_learns_something_else_is_not_well(
     ground: PaperGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = StepRow("small", "float32-nchw", 2**20, DIVIDED, room_bytes=2**20)
-    for seen, expected in ((row, True), (dataclasses.replace(row, room_bytes=2**20 + 2**16), False)):
+    others = (
+        (dataclasses.replace(row, room_bytes=2**20 + 2**16), False),
+        (dataclasses.replace(row, weights=3.5e-7, spread=1e-7), False),
+        (dataclasses.replace(row, weights=2.5e-7, spread=1e-7), True),
+        (dataclasses.replace(row, failure="It failed."), False),
+    )
+    for seen, expected in ((row, True), *others):
         monkeypatch.setattr(steps, "_rows_of", lambda *_, seen=seen: iter([seen]))
 
         _, is_well = run(ground, [SMALL], [STRICT], ["1MiB"], (tmp_path, tmp_path), ENDLESS)

@@ -9,6 +9,9 @@ from mucudnn.measuring import fits_as_seen
 from mucudnn.report.table import table
 from mucudnn.sizes import format_bytes
 
+_FAR = 3.0
+"""Times the distance of a twin; one twin may happen to lie near."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StepRow:
@@ -26,6 +29,8 @@ class StepRow:
             comes, relative, in the 2-norm.
         room_bytes: the most that an op of a patched module took beside operands and result, its buffer
             included and copies of operands in another layout, by the allocator; None where none is patched.
+        spread: the same of a twin of PyTorch as it comes, each weight of which is off by a rounding at first.
+        room_used_bytes: what `room_bytes` tells, by NVML: in the allocator's blocks of 2 MiB and more.
         peak_bytes: that the allocator held at most in a step beside what it held before, workspace included.
         used_bytes: the same of the card's memory, by NVML.
         divided: sites that run in several parts, of all; None of PyTorch's own.
@@ -45,6 +50,8 @@ class StepRow:
     difference: float | None = None
     weights: float | None = None
     room_bytes: int | None = None
+    spread: float | None = None
+    room_used_bytes: int | None = None
     peak_bytes: int | None = None
     used_bytes: int | None = None
     divided: str | None = None
@@ -52,6 +59,16 @@ class StepRow:
     break_even: float | None = None
     failure: str | None = None
     conditions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def is_ill(self) -> bool:
+        """Whether the way fails, takes more than it may, or learns something else."""
+        return bool(self.failure) or self.is_over or self.is_far
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it ends much farther away than rounding alone takes a twin."""
+        return self.spread is not None and self.weights is not None and self.weights > _FAR * self.spread
 
     @property
     def is_over(self) -> bool:
@@ -97,8 +114,8 @@ def summary(rows: Sequence[StepRow | PairRow]) -> str:
         else:
             pairs.setdefault(title, []).append(_pair_cells(row))
     headings = (
-        "way", "step", "95 %", "room", "peak", "NVML", "losses off", "weights off", "divided", "tuned",
-        "paid back after",
+        "way", "step", "95 %", "room", "by NVML", "peak", "by NVML", "losses off", "weights off", "a twin's",
+        "divided", "tuned", "paid back after",
     )  # fmt: skip
     return "\n".join(
         [
@@ -126,11 +143,11 @@ def _pair_cells(row: PairRow) -> tuple[str, ...]:
 
 def _cells(row: StepRow) -> tuple[str, ...]:
     if row.time is None:
-        return (row.way, "failed", row.failure or "", *("",) * 8)
+        return (row.way, "failed", row.failure or "", *("",) * 10)
     ends = f"{duration(row.time.low_us or 0)} to {duration(row.time.high_us or 0)}"
-    rooms = (row.room_bytes, row.peak_bytes, row.used_bytes)
+    rooms = (row.room_bytes, row.room_used_bytes, row.peak_bytes, row.used_bytes)
     sizes = ("" if each is None else format_bytes(each) for each in rooms)
-    off = ("" if each is None else f"{each:.1e}" for each in (row.difference, row.weights))
+    off = ("" if each is None else f"{each:.1e}" for each in (row.difference, row.weights, row.spread))
     tuned = "" if row.tuning_s is None else f"{row.tuning_s:.0f} s"
     paid = "" if row.break_even is None else f"{row.break_even:.0f} steps"
     return (row.way, duration(row.time.median_us), ends, *sizes, *off, row.divided or "", tuned, paid)

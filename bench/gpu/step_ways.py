@@ -4,16 +4,16 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from bench.gpu.ground import Ground
+from bench.training import perturbed
 from bench.workloads import Setting, Workload, operands
 from mucudnn import apply
-from mucudnn.backends.cudnn.footprint import Allocator
 from mucudnn.execution import Runner
 from mucudnn.plan import Plan
 from mucudnn.workspace import Workspace
@@ -45,6 +45,11 @@ class Step:
         pairs = [(one.double(), two.double()) for one, two in zip(*states, strict=True)]
         return max(float((one - two).norm() / max(float(two.norm()), 1e-30)) for one, two in pairs)
 
+    def perturbed(self) -> "Step":
+        """Return the step of a copy of the model, each weight of which is off by a rounding of its type."""
+        relative = torch.finfo(self.images.dtype).eps
+        return Step(perturbed(self.model, seed=1, relative=relative), self.images, self._targets)
+
     def copy(self, plan: Plan | None = None) -> "Step":
         """Return the step of a copy of the model, which runs as the plan says if there is one."""
         model = copy.deepcopy(self.model)
@@ -63,20 +68,42 @@ def step_of(workload: Workload, setting: Setting, device: torch.device) -> Step:
     return Step(model, images, torch.randint(scores.size(1), shape, device=device))
 
 
-@contextlib.contextmanager
-def rooms_seen(allocator: Allocator) -> Iterator[list[int]]:
-    """Note the bytes that each op of a patched module takes which runs meanwhile, PyTorch's own in it too.
+class Room(NamedTuple):
+    """Bytes that an op takes beside operands and result, its buffer included.
 
-    They are its buffer, which was there before, and the most that the allocator gives it beside the result.
+    Attributes:
+        allocated: the most that the allocator gives it.
+        used: by how much more of the card's memory is in use afterwards, in the allocator's blocks of 2 MiB
+            and more, and with whatever libraries load; None if nobody tells.
     """
-    taken: list[int] = []
+
+    allocated: int
+    used: int | None
+
+
+@contextlib.contextmanager
+def rooms_seen(ground: Ground) -> Iterator[list[Room]]:
+    """Note what each op of a patched module takes which runs meanwhile, PyTorch's own in it too.
+
+    That is its buffer, which was there before, and what it is given beside the result.
+    """
+    taken: list[Room] = []
     run = Runner.__call__
+    allocator = ground.allocator
 
     def weighed(runner: Runner, workspace: Workspace, *args: Any, **kwargs: Any) -> Tensor:
         allocator.settle()
         held_bytes, before_bytes = workspace.held_bytes, allocator.allocated_bytes()
+        used_bytes = ground.used_bytes()
         result = run(runner, workspace, *args, **kwargs)
-        taken.append(held_bytes + allocator.peak_bytes() - before_bytes - result.nbytes)
+        beside_bytes = held_bytes - result.nbytes
+        grown = None if used_bytes is None else (ground.used_bytes() or used_bytes) - used_bytes
+        taken.append(
+            Room(
+                beside_bytes + allocator.peak_bytes() - before_bytes,
+                None if grown is None else beside_bytes + grown,
+            )
+        )
         return result
 
     Runner.__call__ = weighed  # type: ignore[method-assign,assignment]  # for as long as it is looked at
