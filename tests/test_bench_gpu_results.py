@@ -123,11 +123,11 @@ def test_a_deadline_is_over_when_its_seconds_are() -> None:
     assert [deadline.is_over, deadline.is_over] == [False, True]
 
 
-@pytest.mark.parametrize(("seconds", "end"), [(3, 5), (10, 6)])
-def test_a_deadline_within_another_is_over_no_later_than_that(seconds: int, end: int) -> None:
-    clock = iter([0, 2, 2, end - 0.001, end])
+@pytest.mark.parametrize(("cases", "end"), [(8, 3), (2, 6), (1, 6)])
+def test_a_case_may_take_twice_its_share_of_what_is_left_and_no_more_than_that(cases: int, end: int) -> None:
+    clock = iter([0, 2, 2, end - 0.001, end])  # four of six seconds are left
 
-    shorter = Deadline(6, lambda: round(next(clock) * 1e9)).within(seconds)
+    shorter = Deadline(6, lambda: round(next(clock) * 1e9)).shared(cases)
 
     assert [shorter.is_over, shorter.is_over] == [False, True]
 

@@ -7,14 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from bench.gpu.contest import CandidateRow, CaseRow, Contest
 from bench.gpu.layers import Case, Layer, cases
-from bench.gpu.sections import Task, attempted, only
+from bench.gpu.sections import Deadline, Task, attempted, only
 from bench.gpu.values import Answer, duration
 from mucudnn.intervals import Verdict, median
 from mucudnn.problem import ConvOp, Layout
-
-_CASE_SECONDS = 15.0
-"""Some engines without tensor cores take seconds on the largest layers; they must not take all the time."""
-
 
 LARGE = Layer(128, (513, 513), 128, kernel=3, padding=0, stride=2)
 """64 samples are more than 2^31 elements."""
@@ -63,17 +59,18 @@ def in_float32_by_tiles(task: Task) -> Iterator[object]:
 
 
 def _rows(task: Task, measured: Iterable[Case]) -> Iterator[object]:
-    for case in measured:
+    left = [*measured]
+    for number, case in enumerate(left):
         if task.deadline.is_over:
             yield _left_out(case, "the time was up")
             continue
         gc.collect()  # a stand is a cycle: without this, operands of gigabytes pile up
         with task.ground.precision(case.allow_tf32):
-            yield from _case_rows(task, case)
+            yield from _case_rows(task, case, task.deadline.shared(len(left) - number))
 
 
-def _case_rows(task: Task, case: Case) -> Iterator[object]:
-    make = functools.partial(Contest, task.ground, case, task.deadline.within(_CASE_SECONDS))
+def _case_rows(task: Task, case: Case, deadline: Deadline) -> Iterator[object]:
+    make = functools.partial(Contest, task.ground, case, deadline)
     found, failure = attempted(task.ground, make)
     if found is None:
         yield _left_out(case, failure or "")

@@ -42,10 +42,13 @@ class Deadline:
         """Whether the time is up."""
         return self._clock() >= self._end_ns
 
-    def within(self, seconds: float) -> "Deadline":
-        """Return a deadline so many seconds from now, or when this one is if that is earlier."""
+    def shared(self, cases: int) -> "Deadline":
+        """Return a deadline for the first of so many cases: after twice its share of what is left.
+
+        Most take less than theirs; and one that takes long must not take all.
+        """
         left_s = (self._end_ns - self._clock()) * 1e-9
-        return Deadline(min(seconds, left_s), self._clock)
+        return Deadline(left_s * min(2 / cases, 1.0), self._clock)
 
 
 @dataclasses.dataclass(frozen=True)
