@@ -23,6 +23,8 @@ from mucudnn.passes import (
 )
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
+from mucudnn.standins import StandIns
+from mucudnn.undoing import forget
 
 __all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
 
@@ -345,13 +347,15 @@ def _run(
 ) -> None:
     """Run the model once: with tensors that have shapes only, or if that fails, in earnest."""
     with _recording(recorders):
+        stand_ins = StandIns()
         try:
             _start(recorders)
-            run_without_arithmetic(model, sample)
+            run_without_arithmetic(model, sample, stand_ins=stand_ins)
             return
         except Exception:  # noqa: BLE001  # whatever a model cannot do without values, it may do with them
             functions.forget()
             _start(recorders)
+        forget(stand_ins.alive)
         try:
             run_in_earnest(model, sample)
         except Exception as error:

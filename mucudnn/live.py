@@ -198,7 +198,8 @@ class LiveMeasurer:
             return None
         trial = packed_trial(problem, self.own)
         try:
-            needed = self._backend.footprint(packed_job(problem), limit_bytes)
+            with self._apart():
+                needed = self._backend.footprint(packed_job(problem), limit_bytes)
         except (RuntimeError, JobFailedError) as failure:
             return self._failed(Record(trial), failure, is_own=True)
         if needed is None or needed > limit_bytes:

@@ -107,18 +107,21 @@ def run_without_arithmetic(
     model: nn.Module,
     sample: CallArguments,
     under: contextlib.AbstractContextManager[object] = _NOTHING,
+    stand_ins: StandIns | None = None,
 ) -> None:
     """Run the model on stand-ins for all tensors, its own parameters and buffers included.
 
-    A tensor on the device "meta" stands for one where the model's first parameter lies.
+    A tensor on the device "meta" stands for one where the model's first parameter lies. If the model raises,
+    the exception holds stand-ins; whoever drops it and goes on has to `forget` what else does.
 
     Args:
         model: that is to run.
         sample: what it takes.
         under: a context for the model alone, such as a dispatcher, which sees stand-ins only.
+        stand_ins: that make up this pass; None for some of its own.
     """
-    stand_ins = StandIns()
-    with left_as_it_was(model, stand_ins.has_none), random_state_kept(model):
+    stand_ins = StandIns() if stand_ins is None else stand_ins
+    with left_as_it_was(model, stand_ins.alive), random_state_kept(model):
         try:
             _run_on(stand_ins, model, sample, under)
         finally:
@@ -224,6 +227,7 @@ def _uncached() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()  # of what an autocast of the model's own has kept
 
 
 def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
@@ -234,7 +238,7 @@ def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with (
-            left_as_it_was(model, lambda _: False),
+            left_as_it_was(model),
             random_state_kept(model),
             _in_mode_of(model) as is_differentiated,
             torch.set_grad_enabled(is_differentiated),

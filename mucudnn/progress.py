@@ -153,7 +153,11 @@ class _StandardError(io.TextIOBase):
     def write(self, text: str) -> int:
         """Pass the text on."""
         with contextlib.suppress(*_UNWRITABLE):
-            self._stream.write(text)
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                known = text.encode(self.encoding, "replace").decode(self.encoding)
+                self._stream.write(known)
         return len(text)
 
     def flush(self) -> None:
@@ -181,7 +185,7 @@ def progress_for(wish: "bool | Progress | None") -> Iterator[Progress]:
             TaskProgressColumn(),
             TimeRemainingColumn(),
             TextColumn("left,"),
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         )
-        with RichProgress(*columns, console=Console(file=stream), transient=True) as bar:
+        with RichProgress(*columns, console=Console(file=stream), transient=True, expand=True) as bar:
             yield Bar(bar)

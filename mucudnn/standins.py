@@ -1,8 +1,9 @@
 """The mode in which a model runs on tensors without values: what they stand for, and which there were."""
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,13 +51,44 @@ _CONTIGUOUS_AS_INPUT_ON_CPU = _OF_TWO | {
 of one channel in channels last, which are both: what comes after goes by strides."""
 
 
+_WRITES_UNSAID = frozenset(
+    {_ATEN.native_batch_norm.default, _ATEN.cudnn_batch_norm.default, _ATEN.miopen_batch_norm.default}
+)
+"""Functions that write to what their schemas do not name."""
+
+_MOST_BYTES = 2**26
+"""Of a tensor that is made of numbers alone: larger ones are noise or padding, and kept by nobody."""
+
+
+class _Former(NamedTuple):
+    """What a tensor from before the pass was before it was written to."""
+
+    tensor: Tensor
+    storage: torch.UntypedStorage
+    content: torch.UntypedStorage
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+    def put_back(self) -> None:
+        """Have the tensor be that again."""
+        if self.storage.nbytes() != self.content.nbytes():
+            self.storage.resize_(self.content.nbytes())
+        self.storage.copy_(self.content)
+        there = (self.tensor.storage_offset(), self.tensor.size(), self.tensor.stride())
+        is_same = _place(self.tensor) == self.storage._cdata
+        if not is_same or there != (self.offset, self.size, self.stride):
+            with torch.no_grad():
+                self.tensor.set_(self.storage, self.offset, self.size, self.stride)
+
+
 class StandIns(TorchDispatchMode):
     """Computes what depends on no stand-in, and gives stand-ins the strides that a computation gives.
 
     A grid of positions, say, is made of numbers alone. Many a model keeps one for later calls, in the cache
     of a function or anywhere else, and there it must have its values. So what functions make of numbers and
-    of such tensors has values here as well; what they make of an image or a parameter has none. What is
-    written to tensors from before the pass can be put back.
+    of such tensors has values here as well; what they make of an image or a parameter has none. To tensors
+    from before the pass is written as well: `put_back` ends that, for other threads' writes too.
 
     Strides decide the layout of a convolution. A weight under weight norm, say, is computed contiguous, but
     its stand-in keeps the strides of what it is computed from: of a depthwise filter those of channels last.
@@ -64,47 +96,80 @@ class StandIns(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # not in torch's hints
-        self._made: set[int] = set()
-        self._stale: set[int] = set()
-        self._before: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
-        self._without: list[weakref.ref[Tensor]] = []
+        self._made: set[int] = set()  # storages that only the pass can know
+        self._stale: set[int] = set()  # storages with values to which something without values was written
+        self._before: dict[tuple[int, int], _Former] = {}  # by storage and tensor
+        self._watched: list[weakref.ref[Tensor]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run a function on stand-ins, or on tensors with values if it is given no other."""
         kwargs = kwargs or {}
+        given = _tensors((args, kwargs))
+        if func is _ATEN.lift_fresh.default:  # of memory that was used before, maybe
+            self._stale.difference_update(map(_place, filter(_is_plain, given)))
+        if self._is_computed(func, args, kwargs, given):
+            return self._computed(func, args, kwargs, given)
         written = _written(func, args, kwargs)
-        if all(map(self._has_values, _tensors((args, kwargs)))) and not _draws(kwargs):
-            with unset_fake_temporarily():
-                self._remember(written)
-                result = func(*args, **kwargs)
-            made = {_place(each) for each in _tensors(result) if _is_plain(each)} - set(map(_place, written))
-            self._made |= made
-            self._stale -= made  # memory is used again
-            return result
-        self._stale.update(_place(each) for each in written if _is_plain(each))
+        self._stale.update(map(_place, filter(_is_plain, written)))
         result = self._standing_in(func, args, kwargs)
         self.watch((result, *written))
         return result
 
+    def _is_computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> bool:
+        """Return whether a function is computed: of numbers and tensors with values, and nothing huge."""
+        if func in _WRITES_UNSAID or _draws(kwargs) or not all(map(self._has_values, given)):
+            return False
+        if given:
+            return True
+        made = _tensors(func(*args, **kwargs))  # stand-ins: the mode that makes them is still there
+        return sum(each.numel() * each.element_size() for each in made) <= _MOST_BYTES
+
+    def _computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> Any:
+        written = [*filter(_is_plain, _written(func, args, kwargs))]
+        with unset_fake_temporarily():
+            for each in written:
+                self._remember(each)
+            result = func(*args, **kwargs)
+        made = set(map(_place, filter(_is_plain, _tensors(result))))
+        if func is not _ATEN.lift_fresh.default:
+            made.difference_update(map(_place, filter(_is_plain, given)))  # a view is nothing new
+        self._made |= made
+        self._stale -= made  # memory is used again
+        self.watch(result)  # to which something without values may be written
+        return result
+
     def watch(self, values: object) -> None:
         """Remember the tensors among values, of any structure, as long as somebody holds them."""
-        self._without.extend(map(weakref.ref, _tensors(values)))
+        self._watched.extend(map(weakref.ref, _tensors(values)))
 
-    def _remember(self, tensors: Iterable[Tensor]) -> None:
-        """Remember what lies in tensors from before the pass, which are about to be written to."""
-        for each in tensors:
-            storage = each.untyped_storage()
-            if _place(each) not in self._made and all(
-                storage._cdata != known._cdata for known, _ in self._before
-            ):
-                self._before.append((storage, storage.clone()))
+    def _remember(self, tensor: Tensor) -> None:
+        """Remember what a tensor is that is about to be written to, unless the pass has made it.
+
+        Memory of NumPy's, which does not resize, may be anybody's: what is written there is not kept either.
+        """
+        storage = tensor.untyped_storage()
+        place, key = storage._cdata, (storage._cdata, id(tensor))
+        if (place in self._made and storage.resizable()) or key in self._before:
+            return
+        self._stale.update({place} & self._made)
+        known = (each.content for each in self._before.values() if each.storage._cdata == place)
+        content = next(known, None) or storage.clone()
+        self._before[key] = _Former(
+            tensor, storage, content, int(tensor.storage_offset()), tensor.size(), tensor.stride()
+        )
 
     def put_back(self) -> None:
-        """Put back what lay in tensors from before the pass."""
-        for storage, content in self._before:
-            storage.copy_(content)
+        """Put back what tensors from before the pass were."""
+        before, self._before = self._before, {}
+        with contextlib.ExitStack() as stack:  # one that cannot be does not keep the others from it
+            for each in before.values():
+                stack.callback(each.put_back)
 
     @staticmethod
     def _standing_in(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -126,7 +191,7 @@ class StandIns(TorchDispatchMode):
 
     def alive(self) -> list[Tensor]:
         """Return the tensors without values that somebody still holds, but for those from before the pass."""
-        held = (each() for each in self._without)
+        held = (each() for each in self._watched)
         return [tensor for tensor in held if tensor is not None and self.has_none(tensor)]
 
 
@@ -155,9 +220,8 @@ def _draws(kwargs: Mapping[str, Any]) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return whether a tensor is of no class of its own, and has a storage."""
-    is_known = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return is_known and tensor.layout is torch.strided
+    """Return whether a tensor is of no class of its own, and strided: then it has a storage."""
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def _place(tensor: Tensor) -> int:

@@ -18,37 +18,53 @@ from torch import Tensor, nn
 from mucudnn.errors import ValuesWarning, warn_user
 
 _MOST = 100_000
-"""Things that are looked at in search of containers, the nearest first: whoever has more keeps data there."""
+"""Things that are looked at in search of containers, the nearest first."""
 
-_ATOMS = (Tensor, str, bytes, int, float, complex, type(None), torch.dtype, torch.device, np.ndarray)
+_MOST_ITEMS = 10_000
+"""Of a container that is looked into: a larger one holds data."""
+
+_STEPS = 3
+"""From a tensor to the cache of a function that keeps it: in a tuple, say, which lies in a dict."""
+
+_ATOMS = frozenset({str, bytes, bytearray, int, float, complex, bool, type(None), torch.dtype, torch.device})
 
 Container = dict[Any, Any] | list[Any] | set[Any] | collections.deque[Any]
 
 _CONTAINERS = (dict, list, set, collections.deque)
 
+_ITEMS: Mapping[type, Callable[[Any], Iterable[object]]] = {
+    dict: dict.values,
+    list: list.__iter__,
+    tuple: tuple.__iter__,
+    set: set.__iter__,
+    frozenset: frozenset.__iter__,
+    collections.deque: collections.deque.__iter__,
+}
+"""How each is looked into, past whatever a class of the user's would do then."""
+
 
 @contextlib.contextmanager
-def left_as_it_was(model: nn.Module, is_left_over: Callable[[Tensor], bool]) -> Iterator[None]:
+def left_as_it_was(model: nn.Module, alive: Callable[[], Sequence[Tensor]] | None = None) -> Iterator[None]:
     """Put back what a pass has changed: what attributes are bound to, and what is kept of its tensors.
 
     A model may remember what it has computed. Of a pass without arithmetic that would be a tensor without
     values, with which every later pass fails, or trains nothing. `functional_call` leaves such tensors
     itself, as parameters of modules that lie in a shared one.
 
-    Containers and objects to which attributes, hooks and the modules' sources lead are put back only if they
-    hold such a tensor: others may write to them meanwhile.
+    Of containers and objects to which attributes, hooks and the modules' sources lead, what holds such a
+    tensor is put back, and nothing else: others may write to them meanwhile.
 
     Args:
         model: that is run.
-        is_left_over: whether a tensor must not stay.
+        alive: returns the tensors that nobody may keep; None if there are none.
     """
     before = [
         (each, dict(each.__dict__), dict(each._parameters), dict(each._buffers))
         for each in model.modules()
         if not isinstance(each, torch.jit.ScriptModule)  # its attributes are its own
     ]
-    found = _reached(_roots(module for module, *_ in before))
-    kept = [(each, _copied(each)) for each in found if isinstance(each, _CONTAINERS)]
+    found = [] if alive is None else _reached(_roots(module for module, *_ in before))
+    kept = [(each, _copied(each)) for each in found if _is_container(each)]
     try:
         yield
     finally:
@@ -56,61 +72,81 @@ def left_as_it_was(model: nn.Module, is_left_over: Callable[[Tensor], bool]) -> 
             _replace(module.__dict__, attributes)
             _replace(module._parameters, parameters)
             _replace(module._buffers, buffers)
-        for container, former in kept:
-            changed = _changed(container, former)
-            if any(isinstance(each, Tensor) and is_left_over(each) for each in _reached(changed)):
-                _put_back(container, former)
+        left = [] if alive is None else alive()
+        if left:
+            holders = _Holders(left)
+            for container, former in kept:
+                _put_back(container, former, holders)
 
 
 def _roots(modules: Iterable[nn.Module]) -> list[object]:
-    """Return what a pass of modules may write to: their attributes, and containers beside their classes."""
+    """Return what a pass of modules may write to: attributes, and what lies beside and in their classes."""
     attributes: list[object] = []
-    sources: dict[str, None] = {}
+    classes: dict[type, None] = {}
     for module in modules:
         attributes.extend(module.__dict__.values())
-        sources[type(module).__module__] = None
-    globals_ = (vars(sys.modules[name]) for name in sources if name in sys.modules)
-    return [*attributes, *itertools.chain.from_iterable(map(_containers, globals_))]
+        classes.update(dict.fromkeys(type(module).__mro__))
+    sources = [
+        sys.modules[name]
+        for name in dict.fromkeys(kind.__module__ for kind in classes)
+        if name in sys.modules
+    ]
+    names: list[Mapping[str, object]] = [vars(each) for each in (*sources, *classes)]
+    beside = (value for each in sources for value in [*vars(each).values()] if isinstance(value, type))
+    names += [vars(kind) for kind in beside if kind.__module__.partition(".")[0] not in _LIBRARIES]
+    return [*attributes, *itertools.chain.from_iterable(map(_containers, names))]
+
+
+_LIBRARIES = frozenset({"builtins", "torch", "typing", "collections"})
+"""Packages whose classes keep nothing of a model's."""
 
 
 def _containers(names: Mapping[str, object]) -> list[object]:
-    """Return the containers of a module of Python's, but for the functions that are built in."""
-    return [
-        value for name, value in [*names.items()] if isinstance(value, _CONTAINERS) and name != "__builtins__"
-    ]
+    """Return the containers that have a name, but for the functions that are built in."""
+    return [value for name, value in [*names.items()] if _is_container(value) and name != "__builtins__"]
 
 
-def _reached(roots: Iterable[object]) -> Iterator[object]:
-    """Yield what can be reached, the nearest first, each once, as far as not too much is there."""
+def _is_container(thing: object) -> bool:
+    return issubclass(type(thing), _CONTAINERS)
+
+
+def _reached(roots: Iterable[object], seen: set[int] | None = None) -> Iterator[object]:
+    """Yield what can be reached, the nearest first, each once, as far as not too much is there.
+
+    Args:
+        roots: where to begin.
+        seen: ids of what was reached before, which is not gone through again; those of this time are added.
+    """
+    seen = set() if seen is None else seen
     left = collections.deque(roots)
-    seen: set[int] = set()
-    while left and len(seen) < _MOST:
+    most = len(seen) + _MOST
+    while left and len(seen) < most:
         thing = left.popleft()
         if id(thing) not in seen:
             seen.add(id(thing))
             yield thing
-            if not isinstance(thing, _ATOMS):
-                left.extend(_inside(thing))
+            left.extend(each for each in _inside(thing) if type(each) not in _ATOMS)
 
 
 def _inside(thing: object) -> Iterable[object]:
     """Return a container's items, what a function was made of, or an object's attributes as a container."""
-    match thing:
-        case dict():
-            return list(thing.values())
-        case list() | set() | collections.deque() | tuple() | frozenset():
-            return list(thing)
-        case types.FunctionType():
-            return [*map(_content, thing.__closure__ or ()), *_containers(thing.__globals__)]
-        case types.MethodType():
-            return [thing.__self__, thing.__func__]
-        case functools.partial():
-            return [thing.func, *thing.args, *thing.keywords.values()]
-        case type() | types.ModuleType() | types.BuiltinFunctionType():
-            return []
-        case _:
-            attributes = getattr(thing, "__dict__", None)
-            return [attributes] if isinstance(attributes, dict) else []
+    kind = type(thing)
+    items = next((_ITEMS[each] for each in kind.__mro__ if each in _ITEMS), None)
+    if items is not None:
+        return [] if len(thing) > _MOST_ITEMS else list(items(thing))  # type: ignore[arg-type]
+    if issubclass(kind, (type, types.ModuleType, types.BuiltinFunctionType, Tensor, np.ndarray)):
+        return []
+    if issubclass(kind, types.FunctionType):
+        return [*map(_content, thing.__closure__ or ()), *_containers(thing.__globals__)]  # type: ignore[attr-defined]
+    if issubclass(kind, types.MethodType):
+        return [thing.__self__, thing.__func__]  # type: ignore[attr-defined]
+    if issubclass(kind, functools.partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]  # type: ignore[attr-defined]
+    try:
+        attributes = object.__getattribute__(thing, "__dict__")
+    except Exception:  # noqa: BLE001  # whatever a class makes of it, there is nothing to be seen
+        return []
+    return [attributes] if type(attributes) is dict else []
 
 
 def _content(cell: types.CellType) -> object:
@@ -120,27 +156,51 @@ def _content(cell: types.CellType) -> object:
         return None
 
 
-def _copied(container: Container) -> Container:
-    """Return a plain copy of a container's items."""
-    return dict(container) if isinstance(container, dict) else list(container)
+def _copied(container: Any) -> Container:
+    """Return a plain copy of a container's items, none of one that is too large."""
+    if len(container) > _MOST_ITEMS:
+        return []
+    return dict.copy(container) if issubclass(type(container), dict) else list(_inside(container))
 
 
-def _changed(container: Container, former: Container) -> list[object]:
-    """Return the items of a container that are not where they were; none if there are no others."""
-    if isinstance(container, dict) and isinstance(former, dict):
-        return [value for key, value in container.items() if key not in former or former[key] is not value]
+class _Holders:
+    """Tells what leads to tensors that nobody may keep."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = {id(each) for each in tensors}
+        self._seen: set[int] = set()
+
+    def hold(self, thing: object) -> bool:
+        """Return whether a thing leads to one of them."""
+        passed: list[int] = []
+        for each in _reached([thing], self._seen):
+            passed.append(id(each))
+            if id(each) in self._tensors:
+                self._seen.difference_update(passed)  # others may lead here by the same way
+                return True
+        return False
+
+
+def _put_back(container: Any, former: Container, holders: _Holders) -> None:
+    """Put back the items of a container that hold what they must not: of a list or a set all items."""
+    if isinstance(former, dict):
+        for key, value in [*dict.items(container)]:
+            if former.get(key, container) is not value and holders.hold(value):
+                if key in former:
+                    dict.__setitem__(container, key, former[key])
+                else:
+                    dict.__delitem__(container, key)
+        return
+    if len(container) > _MOST_ITEMS:
+        return
     known = {id(each) for each in former}
-    return [each for each in container if id(each) not in known]
-
-
-def _put_back(container: Container, former: Container) -> None:
-    if isinstance(container, dict) and isinstance(former, dict):
-        _replace(container, former)
-    elif isinstance(container, list):
-        container[:] = former
+    if not any(holders.hold(each) for each in _inside(container) if id(each) not in known):
+        return
+    if issubclass(type(container), list):
+        list.__setitem__(container, slice(None), former)
     else:
         container.clear()
-        container.extend(former) if isinstance(container, collections.deque) else container.update(former)
+        (container.extend if issubclass(type(container), collections.deque) else container.update)(former)
 
 
 def _replace(present: MutableMapping[Any, Any], former: Mapping[Any, Any]) -> None:
@@ -149,8 +209,19 @@ def _replace(present: MutableMapping[Any, Any], former: Mapping[Any, Any]) -> No
     present.update(former)
 
 
+def _clear_caches(tensors: Sequence[Tensor]) -> None:
+    """Clear the caches of functions that keep a tensor, as it is or within something."""
+    things: Sequence[object] = tensors
+    for _ in range(_STEPS):
+        things = gc.get_referrers(*things)
+        for each in things:
+            if type(each) is functools._lru_cache_wrapper:
+                each.cache_clear()
+        things = [each for each in things if type(each) in (dict, list, tuple)]
+
+
 def forget(alive: Callable[[], Sequence[Tensor]]) -> None:
-    """Have functions' caches forget tensors that are still alive though nobody should hold them, or say so.
+    """Clear functions' caches that keep tensors which nobody may keep, all that is in them, or warn.
 
     Args:
         alive: returns these tensors.
@@ -158,15 +229,14 @@ def forget(alive: Callable[[], Sequence[Tensor]]) -> None:
     if not alive():
         return
     gc.collect()  # some may be parts of a cycle
-    for holder in gc.get_referrers(*alive()):
-        if isinstance(holder, functools._lru_cache_wrapper):
-            holder.cache_clear()
+    _clear_caches(alive())
     left = alive()
-    if left:
+    count = sum(len(gc.get_referrers(each)) > 1 for each in left)  # beside `left`; some, PyTorch has lost
+    if count:
         warn_user(
-            f"Somebody keeps {len(left)} tensors without values of the pass that examined the model, outside "
-            "of its attributes, hooks and source. Whatever computes with them will fail, or have no values "
-            "either: clear what is kept for later calls before the model is called.",
+            f"Tensors without values of the pass that examined the model, {count} in all, are kept outside "
+            "of its attributes, hooks, classes and source. Whatever computes with them will fail, or have no "
+            "values either: clear what is kept for later calls before the model is called.",
             ValuesWarning,
         )
 

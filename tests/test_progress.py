@@ -1,6 +1,7 @@
 """Who is told how far long work has come, and how."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -159,3 +160,33 @@ def test_a_step_counts_once_however_often_it_is_met() -> None:
     work.end(5)
 
     assert noting.told == [("begin", 7.0), ("b", 1.0), ("c", 3.0), ("end", 5)]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_bar_tells_how_far_it_is_however_narrow_the_terminal_is(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+
+    with progress_for(wish=True) as shown:
+        shown.begin(10.0)
+        shown.at("confirming fprop 64x3x224x224 -> 64, kernel 7x7, stride 2x2, padding 3x3, float32", 3.0)
+
+    shown_text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert " 30% -:--:-- left, confirming fp" in shown_text
+
+
+def test_what_a_stream_cannot_encode_is_written_in_other_signs(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+
+    with progress_for(wish=True) as shown:
+        assert isinstance(shown, Lines)
+        shown._every_s = 0.0
+        shown.begin(4.0)
+        shown.at("1×1", 1.0)
+
+    assert written.getvalue() == b"mucudnn: 25% after 0 s, 1?1\n"

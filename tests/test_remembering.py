@@ -6,7 +6,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -40,6 +40,19 @@ def ones_like_sample(size: int) -> Tensor:
     return KEPT_BY_SAMPLE["sample"].new_ones(size)
 
 
+@functools.cache
+def many_ones_like_sample(size: int) -> tuple[Tensor, list[Tensor]]:
+    ones = KEPT_BY_SAMPLE["sample"].new_ones(size)
+    return ones, [ones + 1]
+
+
+CACHES = (grid, ones_like_sample, many_ones_like_sample)
+
+
+class Cache:
+    kept: ClassVar[dict[str, Tensor]] = {}
+
+
 class Keeper(nn.Module):
     """Adds what a function gives it to what a convolution gives."""
 
@@ -51,6 +64,9 @@ class Keeper(nn.Module):
         self.recent: collections.deque[Tensor] = collections.deque(maxlen=2)
         self.helper = SimpleNamespace(grid=None)
         self.count = [torch.zeros(1)]
+        self.teacher = [torch.ones(1)]
+        self.array = np.zeros(1, np.float32)
+        self.hidden = [nn.BatchNorm1d(2)]
         self._kept = kept
 
     def forward(self, image: Tensor) -> Tensor:
@@ -107,6 +123,48 @@ def by_writing(keeper: Keeper, image: Tensor) -> Tensor:
     return found.sum()
 
 
+def by_class(_: Keeper, image: Tensor) -> Tensor:
+    return Cache.kept.setdefault("ones", torch.ones_like(image))
+
+
+def by_counting_in_a_view(keeper: Keeper, image: Tensor) -> Tensor:
+    keeper.count[0].view(-1)[0] += 1
+    keeper.count[0].data.mul_(2)
+    return keeper.count[0] * image.shape[0]
+
+
+def by_numpy(keeper: Keeper, image: Tensor) -> Tensor:
+    """Memory of an array that stays."""
+    torch.from_numpy(keeper.array).add_(1)
+    return image * float(keeper.array[0])
+
+
+def by_resizing(keeper: Keeper, image: Tensor) -> Tensor:
+    keeper.count[0].resize_(6 * keeper.count[0].numel()).fill_(1)
+    return keeper.count[0].sum() + image
+
+
+def by_teaching(keeper: Keeper, image: Tensor) -> Tensor:
+    """Weights that no module has, half of what they are taught."""
+    (mean,) = keeper.teacher
+    mean.mul_(0.5).add_(keeper.conv.weight.data.mean(), alpha=0.5)
+    return mean * image
+
+
+def by_used_memory(_: Keeper, image: Tensor) -> Tensor:
+    """Numbers where there was something without values."""
+    gone = torch.zeros(2)
+    gone[1] = image.mean()
+    del gone
+    return GRIDS.setdefault(0, torch.tensor([1.0, 2.0])).sum()
+
+
+def by_hidden_norm(keeper: Keeper, image: Tensor) -> Tensor:
+    (norm,) = keeper.hidden
+    norm(torch.ones(3, 2))
+    return norm.running_mean.sum() + norm.num_batches_tracked + image
+
+
 def by_counting(keeper: Keeper, image: Tensor) -> Tensor:
     """A tensor that was there before is written to."""
     keeper.count[0] += 1
@@ -114,17 +172,21 @@ def by_counting(keeper: Keeper, image: Tensor) -> Tensor:
 
 
 WAYS = (
-    by_function, by_global, by_dict, by_nested, by_slot, by_helper, by_deque, by_list, by_writing,
-    by_counting,
+    by_function, by_global, by_dict, by_nested, by_slot, by_helper, by_deque, by_list, by_class, by_writing,
+    by_counting, by_counting_in_a_view, by_numpy, by_resizing, by_teaching, by_used_memory, by_hidden_norm,
 )  # fmt: skip
+
+
+def _clear() -> None:
+    for cache in CACHES:
+        cache.cache_clear()
+    for kept in (GRIDS, SEEN, Cache.kept):
+        kept.clear()
 
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> Iterator[None]:
-    for cache in (grid, ones_like_sample):
-        cache.cache_clear()
-    GRIDS.clear()
-    SEEN.clear()
+    _clear()
     yield
     OUTSIDE.last = None
     KEPT_BY_SAMPLE.clear()
@@ -139,21 +201,48 @@ def test_what_is_kept_anywhere_has_the_values_of_an_unexamined_model(
     twin.load_state_dict(examined.state_dict())
     extract(examined, image)
     result = examined(image)
-    grid.cache_clear()
-    GRIDS.clear()
-    SEEN.clear()
+    _clear()
     assert type(result) is Tensor
     torch.testing.assert_close(result, twin(image), rtol=0, atol=0)
 
 
-def test_a_cache_of_what_depends_on_the_image_is_cleared() -> None:
+@pytest.mark.parametrize("cache", [ones_like_sample, many_ones_like_sample])
+@pytest.mark.parametrize("looks_at_values", [False, True])
+def test_a_cache_of_what_depends_on_the_image_is_cleared(
+    cache: Any, looks_at_values: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    is_fake = []
+
     def way(_: Keeper, image: Tensor) -> Tensor:
         KEPT_BY_SAMPLE["sample"] = image
-        return ones_like_sample(4)
+        found = cache(4)
+        is_fake.append(type(found if isinstance(found, Tensor) else found[0]) is not Tensor)
+        return image * 2 if looks_at_values and image.mean() > 0 else image
 
     extract(Keeper(way), torch.randn(2, 3, 4, 4))
-    assert ones_like_sample.cache_info().currsize == 0
-    assert not KEPT_BY_SAMPLE
+    assert is_fake == [True, False][: 1 + looks_at_values]
+    assert cache.cache_info().currsize == looks_at_values
+    assert not recwarn.list
+
+
+def test_what_user_classes_do_when_they_are_looked_into_is_not_done() -> None:
+    class Moody(dict[str, Tensor]):
+        def values(self) -> Any:
+            raise RuntimeError("not now")
+
+    class Unbound:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("not bound")
+
+    model = Keeper(lambda _, image: image)
+    model.cache |= {"moody": Moody(), "unbound": Unbound()}
+    assert extract(model, torch.randn(2, 3, 4, 4)).calls
+
+
+def test_noise_as_large_as_a_huge_image_is_not_drawn() -> None:
+    image = torch.empty(2**20, 3, 2**10, 2**10, device="meta")
+    assert extract(Keeper(lambda _, image: torch.randn(image.shape)), image).calls
 
 
 def test_what_is_kept_where_nobody_looks_is_warned_of() -> None:
@@ -161,7 +250,7 @@ def test_what_is_kept_where_nobody_looks_is_warned_of() -> None:
         OUTSIDE.last = image
         return image
 
-    with pytest.warns(ValuesWarning, match="keeps 1 tensors without values"):
+    with pytest.warns(ValuesWarning, match="without values of the pass .*, 1 in all, are kept outside"):
         extract(Keeper(way), torch.randn(2, 3, 4, 4))
 
 
