@@ -99,7 +99,9 @@ def test_a_mode_of_functions_sees_pytorchs_own_and_one_warning_says_so(
     assert "'0' is called in a Doubling; it runs PyTorch's own" in the_only(recwarn)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@pytest.mark.filterwarnings(  # Dynamo's, of its own
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
 def test_a_mode_of_functions_sees_pytorchs_own_in_graphs_too() -> None:
     model, twin = (torch.compile(each, backend="aot_eager", fullgraph=True) for each in twins())
     torch.testing.assert_close(model(a_batch()), twin(a_batch()))
@@ -188,7 +190,9 @@ def test_what_only_pretends_or_transforms_is_none_of_that(run: Callable[[nn.Modu
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@pytest.mark.filterwarnings(  # Dynamo's, of its own
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
 def test_a_model_that_came_to_another_kind_of_device_says_so_once(
     run: Callable[[nn.Module, Tensor], Tensor], whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
