@@ -19,7 +19,7 @@ from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment
 
 BENCHMARK = "benchmark"
-"""What PyTorch's own is called in rounds where `torch.backends.cudnn.benchmark` is on while it runs."""
+"""What PyTorch's own is called in rounds of what it found with `torch.backends.cudnn.benchmark`."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)

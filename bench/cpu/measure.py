@@ -66,14 +66,14 @@ class Questions:
         policy: which micro-batch sizes are tried.
         divisor: of what PyTorch's own takes where that is much; the quotient is one more limit.
         families: kinds of divisions of which the fastest is told as well.
-        benchmark: makes of a call of PyTorch's own the same with `torch.backends.cudnn.benchmark`, which is
-            timed too; None where there is no such flag.
+        benchmark: runs a call of PyTorch's own once with `torch.backends.cudnn.benchmark`, so that this
+            thread's later ones, which are timed too, do what it found; None where there is no such flag.
     """
 
     policy: Policy = Policy.POWER_OF_TWO
     divisor: int = EIGHTH
     families: tuple[Family, ...] = ()
-    benchmark: Callable[[Call], Call] | None = None
+    benchmark: Callable[[Call], None] | None = None
 
 
 _USUAL = Questions()
@@ -160,7 +160,7 @@ class CaseMeter:
     def _benchmarked(
         self, stand: Stand, rivalry: Contest, choices: Sequence[Choice], slowest_s: float
     ) -> Rounds | None:
-        """Time PyTorch's own with `benchmark` beside what was chosen strictly, in a thread of its own.
+        """Time PyTorch's own as `benchmark` has it beside what was chosen strictly, in a thread of its own.
 
         PyTorch keeps for every thread which plan it has found for a convolution, with the flag or without.
         So PyTorch's own as it comes is not among the others: in this thread it would be the same call.
@@ -173,7 +173,10 @@ class CaseMeter:
 
         def rounds() -> Rounds:
             with self._backend.current():
-                calls = {BENCHMARK: benchmark(stand.division(rivalry.own))}
+                own = stand.division(rivalry.own)
+                benchmark(own)
+                self._backend.clock()  # waits for the device
+                calls = {BENCHMARK: own}
                 calls |= {division.key: stand.division(division) for division in strict}
                 return self._timed(calls, (_rounds(PROVING_S, slowest_s * len(calls)),), stand)
 

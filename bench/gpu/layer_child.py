@@ -77,18 +77,17 @@ class CardLostError(Exception):
     """The card works no more in this process."""
 
 
-def with_benchmark(call: Callable[[], None]) -> Callable[[], None]:
-    """Return the same call with `torch.backends.cudnn.benchmark` on while it runs, and as it was after it."""
+def find_by_benchmark(call: Callable[[], None]) -> None:
+    """Run a call once with `torch.backends.cudnn.benchmark` on, and leave that as it was.
 
-    def benchmarked() -> None:
-        flags = torch.backends.cudnn
-        before, flags.benchmark = flags.benchmark, True
-        try:
-            call()
-        finally:
-            flags.benchmark = before
-
-    return benchmarked
+    PyTorch keeps for this thread what it finds, so later calls run it without the flag.
+    """
+    flags = torch.backends.cudnn
+    before, flags.benchmark = flags.benchmark, True
+    try:
+        call()
+    finally:
+        flags.benchmark = before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +176,7 @@ class LayerRun:
                 f"{self._lines} must hold lines of one environment, but {differences}: give another --output."
             )
         append(self._lines, Started(setting.name, present, self._run))
-        questions = Questions(self._aims.policy, TENTH, FAMILIES, with_benchmark)
+        questions = Questions(self._aims.policy, TENTH, FAMILIES, find_by_benchmark)
         return CaseMeter(backend, self._store, self._aims.limits, questions)
 
     def _measure(self, meter: CaseMeter, each: LayerCase) -> None:
