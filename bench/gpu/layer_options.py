@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mucudnn.choices import Policy
 
-CASE_SECONDS = 60.0
-"""That a case may take before it is taken to hang; the largest have a hundred candidates."""
+CASE_SECONDS = 300.0
+"""That a case may take before it is taken to hang; the largest have a hundred slow candidates."""
 
 _ABOUT = (
     "Compare layers on a card, PyTorch's own ways and ours within the same limits; go on where it stopped."
@@ -32,7 +32,8 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--case-seconds", type=float, default=CASE_SECONDS,
-        help="after which a case is taken to hang, and its process ended (default: %(default)s)",
+        help="after which a case is taken to hang, and its process ended; the times of its candidates are "
+        "lost with it (default: %(default)s)",
     )  # fmt: skip
     add("--again", action="store_true", help="try anew what has failed before")
     add("--output", type=Path, help="folder (default: bench/results/ and the card's name)")
