@@ -3,11 +3,12 @@
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench.cpu import choice, ground, settings
+from bench.cpu import choice, ground, measure, settings
 from bench.cpu.child import LINES, Task
 from bench.cpu.layers import ALL, Layer
 from bench.cpu.lines import (
@@ -140,6 +141,38 @@ def test_own_undivided_is_the_best_of_a_family_only_where_it_fits_and_belongs_to
     small, large = of_families([OWN, PART, QUICK, SMALL]).choose(times, {})
     assert small.best == {"own": "cpu:aten@1*4"}
     assert large.best == {"undivided": "cpu:aten@4*1", "own": "cpu:aten@1*4"}
+
+
+def test_what_is_hopeless_under_every_limit_that_it_fits_does_not_compete_but_as_a_base() -> None:
+    slow = Candidate("cpu:aten", 1, 20.0, 8 * MIB)
+    slow_whole = Candidate("cpu:gemm", 4, 90.0, 1 * MIB)
+    own = Division((OWN,))
+    bases = (dataclasses.replace(WHOLE, is_base=True), OWN_PARTS)
+    candidates = [OWN, slow, QUICK, SMALL, slow_whole]
+
+    found = choice.contest(candidates, own, (16 * MIB, 64 * MIB), bases, hopeless=8.0)
+    assert set(found.rivals) == {"cpu:winograd4@4*1", "cpu:winograd4@1*4", "cpu:gemm@4*1"}
+
+    alone = choice.contest([OWN, slow, QUICK], own, (16 * MIB, 64 * MIB), bases, hopeless=8.0)
+    assert set(alone.rivals) == {"cpu:winograd4@4*1", "cpu:aten@1*4"}  # nothing else fits 16 MiB
+
+
+@pytest.mark.parametrize("spans_us", [(50, 5_000), (100, 300), (700, 900, 2_000), (3_000, 70_000)])
+def test_calls_are_repeated_within_a_span_as_foreseen(spans_us: tuple[int, ...]) -> None:
+    now = 0
+
+    def taking(ns: int) -> Callable[[], None]:
+        def call() -> None:
+            nonlocal now
+            now += ns
+
+        return call
+
+    calls = {str(us): taking(us * 1000) for us in spans_us}
+    rule = timing.SamplingRule((6,), 0.01, 1_000_000)
+    times = timing.compare_runs(calls, rule, lambda: now)
+    seen = {each.calls for each in times.values()}
+    assert seen == {measure.calls_per_span([us * 1e-6 for us in spans_us], 1e-3)}
 
 
 def test_what_was_seen_to_take_more_than_the_limit_is_no_best_of_a_family() -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import itertools
 import math
 import threading
 import time
@@ -149,6 +150,18 @@ def test_benchmark_has_rounds_with_what_was_chosen_but_own(found: list[Measured]
     for line in found:
         strict = {each.strict_key for each in line.choices} - {line.own, None}
         assert {*line.benchmark.spans_ns} == {BENCHMARK, *strict}
+
+
+def test_rounds_are_fewer_where_calls_are_seen_to_be_slow(
+    ground: PaperGround, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count(0, 10**9)  # a second a call
+    monkeypatch.setattr(ground.card, "clock", lambda: next(looks))
+
+    a_run(ground, lines).measure(some_cases()[:1])
+
+    proving = read(lines)[-1].proving
+    assert {len(spans) for spans in proving.spans_ns.values()} == {measure.LEAST_ROUNDS}
 
 
 def test_times_are_of_the_clock_of_the_card(found: list[Measured]) -> None:
@@ -406,6 +419,10 @@ def test_a_process_whose_card_is_broken_says_so_by_its_status(
     meter.ends = {str(some_cases()[0].case): fail}
     assert measured(ground, some_cases(), options(tmp_path), "") == LOST
     assert "works no more" in capsys.readouterr().err
+
+
+def test_a_case_has_five_minutes() -> None:
+    assert parser().parse_args([]).case_seconds == 300
 
 
 def test_names_that_are_none_are_refused(

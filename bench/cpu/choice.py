@@ -1,6 +1,7 @@
 """Which finished divisions of a case compete, and which of them runs under a limit: pure arithmetic."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from bench.cpu.lines import Choice
@@ -23,10 +24,12 @@ class Family:
     Attributes:
         name: of the kind.
         has: whether a candidate may be part of such a division of a mini-batch of so many samples.
+        is_base: whether others are compared with the best one, so that it competes however slow it is.
     """
 
     name: str
     has: Callable[[Candidate, int], bool]
+    is_base: bool = False
 
     def __contains__(self, division: Division) -> bool:
         return all(self.has(part, division.batch) for part in division.parts)
@@ -113,6 +116,7 @@ def contest(
     own: Division,
     limits: Sequence[int],
     families: Sequence[Family] = (),
+    hopeless: float = math.inf,
 ) -> Contest:
     """Return the divisions that compete in a case.
 
@@ -125,6 +129,8 @@ def contest(
         own: PyTorch's own convolution, undivided, whatever it takes.
         limits: in bytes.
         families: kinds of divisions.
+        hopeless: what is predicted to take so many times as long as a rival under every limit that it fits
+            does not compete, unless it is the best of a base's family.
     """
     others = [each for each in candidates if each.algorithm != own.parts[0].algorithm]
     wholes = [each for each in candidates if each.batch == own.batch]
@@ -132,9 +138,25 @@ def contest(
     kinds = [[each for each in candidates if family.has(each, own.batch)] for family in families]
     pools = (others, candidates, *kinds)
     found = [undivided, *(_best(pool, own.batch, limit) for limit in limits for pool in pools)]
+    bases = [kind for kind, family in zip(kinds, families, strict=True) if family.is_base]
+    kept = [undivided, *(_best(base, own.batch, limit) for limit in limits for base in bases)]
     rivals = {each.key: each for each in found if each is not None and each.key != own.key}
+    lasting = _not_hopeless(rivals, limits, hopeless) | {each.key for each in kept if each is not None}
+    competing = {key: each for key, each in rivals.items() if key in lasting}
     key = None if undivided is None else undivided.key
-    return Contest(own, rivals, key, tuple(limits), tuple(families))
+    return Contest(own, competing, key, tuple(limits), tuple(families))
+
+
+def _not_hopeless(rivals: Mapping[str, Division], limits: Sequence[int], hopeless: float) -> set[str]:
+    """Return the keys of those that come close enough to the quickest under some limit that they fit."""
+    found: set[str] = set()
+    if math.isinf(hopeless):
+        return {*rivals}
+    for limit in limits:
+        fitting = [each for each in rivals.values() if each.workspace_bytes <= limit]
+        least_s = min((each.time_s for each in fitting), default=0.0)
+        found |= {each.key for each in fitting if each.time_s <= hopeless * least_s}
+    return found
 
 
 def _best(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -> Division | None:

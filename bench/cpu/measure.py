@@ -6,8 +6,9 @@ PyTorch's own and what was chosen run once more. On a card PyTorch's own with an
 """
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from bench.cpu.choice import EIGHTH, Contest, Family, contest, limits_of
@@ -50,6 +51,12 @@ PROVING_S = 1.0
 SEED = 1
 """Of the operands; the values do not matter, but that they are the same again."""
 
+HOPELESS = 8.0
+"""How many times as long as a rival's is the time predicted for what does not compete on a card."""
+
+_MOST_SPANS_AT_ONCE = 8
+"""How many times as many calls as fill its span `compare_runs` has the slowest call run in one."""
+
 _UNCAPPED = 1 << 50
 
 _DETERMINED = (RefusalKind.WRONG, RefusalKind.FAILED)
@@ -68,12 +75,15 @@ class Questions:
         families: kinds of divisions of which the fastest is told as well.
         benchmark: runs a call of PyTorch's own once with `torch.backends.cudnn.benchmark`, so that this
             thread's later ones, which are timed too, do what it found; None where there is no such flag.
+        is_card: whether calls may take a thousand times as long as one another. Then what is hopeless does
+            not compete, and as many rounds are timed as calls, run once, and their repeats allow.
     """
 
     policy: Policy = Policy.POWER_OF_TWO
     divisor: int = EIGHTH
     families: tuple[Family, ...] = ()
     benchmark: Callable[[Call], None] | None = None
+    is_card: bool = False
 
 
 _USUAL = Questions()
@@ -110,14 +120,15 @@ class CaseMeter:
         profile = self._profiler.profile(problem)
         own = self._own(problem, profile)
         limits = limits_of(self._limits, own.workspace_bytes, self._questions.divisor)
-        rivalry = contest(profile.candidates, own, limits, self._questions.families)
+        hopeless = HOPELESS if self._questions.is_card else math.inf
+        rivalry = contest(profile.candidates, own, limits, self._questions.families, hopeless)
         stand = Stand(self._backend, problem, 0, seed=SEED)
         calls = _calls(stand, rivalry)
-        slowest_s = max(each.time_s for each in (own, *rivalry.rivals.values()))
-        deciding = self._timed(calls, _looks(slowest_s * len(calls)), stand)
+        seconds = self._seconds(calls, rivalry)
+        deciding = self._timed(calls, _looks(self._round_s(seconds, calls)), stand)
         seen, choices = self._choose(problem, rivalry, deciding)
         chosen = {own.key: calls[own.key], **{key: calls[key] for key in _keys(choices)}}
-        proving = self._timed(chosen, (_rounds(PROVING_S, slowest_s * len(chosen)),), stand)
+        proving = self._timed(chosen, (_rounds(PROVING_S, self._round_s(seconds, chosen)),), stand)
         return Measured(
             case=case,
             problem=problem,
@@ -131,7 +142,7 @@ class CaseMeter:
             choices=choices,
             deciding=deciding,
             proving=proving,
-            benchmark=self._benchmarked(stand, rivalry, choices, slowest_s),
+            benchmark=self._benchmarked(stand, rivalry, choices, seconds),
             seconds=time.perf_counter() - start,
         )
 
@@ -158,7 +169,7 @@ class CaseMeter:
                 seen[key] = self._weight(division_job(problem, rivalry.rivals[key], self._backend.device))
 
     def _benchmarked(
-        self, stand: Stand, rivalry: Contest, choices: Sequence[Choice], slowest_s: float
+        self, stand: Stand, rivalry: Contest, choices: Sequence[Choice], seconds: Mapping[str, float]
     ) -> Rounds | None:
         """Time PyTorch's own as `benchmark` has it beside what was chosen strictly, in a thread of its own.
 
@@ -178,10 +189,30 @@ class CaseMeter:
                 self._backend.clock()  # waits for the device
                 calls = {BENCHMARK: own}
                 calls |= {division.key: stand.division(division) for division in strict}
-                return self._timed(calls, (_rounds(PROVING_S, slowest_s * len(calls)),), stand)
+                round_s = self._round_s({**seconds, BENCHMARK: seconds[rivalry.own.key]}, calls)
+                return self._timed(calls, (_rounds(PROVING_S, round_s),), stand)
 
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(rounds).result()
+
+    def _seconds(self, calls: Mapping[str, Call], rivalry: Contest) -> dict[str, float]:
+        """Return about how long each call takes: as predicted, on a card as seen once after a first run."""
+        if not self._questions.is_card:
+            slowest_s = max(each.time_s for each in (rivalry.own, *rivalry.rivals.values()))
+            return dict.fromkeys(calls, slowest_s)
+        found = {}
+        for key, call in calls.items():
+            call()
+            start_ns = self._backend.clock()
+            call()
+            found[key] = (self._backend.clock() - start_ns) * 1e-9
+        return found
+
+    def _round_s(self, seconds: Mapping[str, float], keys: Iterable[str]) -> float:
+        """Return about how long a round of these calls takes, on a card with their repeats."""
+        some = [seconds[key] for key in keys]
+        repeats = calls_per_span(some, self._backend.least_span_ns * 1e-9) if self._questions.is_card else 1
+        return repeats * sum(some)
 
     def _timed(self, calls: Mapping[str, Call], looks: tuple[int, ...], stand: Stand) -> Rounds:
         """Time `calls` in the same rounds, each after an ordinary operation, as in a model."""
@@ -199,6 +230,12 @@ class CaseMeter:
 def _calls(stand: Stand, rivalry: Contest) -> dict[str, Call]:
     divisions = {rivalry.own.key: rivalry.own, **rivalry.rivals}
     return {key: stand.division(division) for key, division in divisions.items()}
+
+
+def calls_per_span(seconds: Sequence[float], least_span_s: float) -> int:
+    """Return how often `compare_runs` repeats calls that take so long within a span."""
+    fills = [1 << math.ceil(math.log2(max(least_span_s / max(each, 1e-9), 1.0))) for each in seconds]
+    return min(max(fills), _MOST_SPANS_AT_ONCE * min(fills))
 
 
 def _rounds(seconds: float, round_s: float) -> int:

@@ -67,9 +67,9 @@ _TRIES = 3
 """How often a case is begun that has broken the card, each time without what broke it before."""
 
 FAMILIES = (
-    Family(UNDIVIDED, lambda part, batch: part.batch == batch),
+    Family(UNDIVIDED, lambda part, batch: part.batch == batch, is_base=True),
     Family(IN_PARTS, lambda part, batch: part.algorithm == CudnnBackend.own and part.batch < batch),
-    Family(UNTILED, lambda part, _: not is_tiles(part.algorithm)),
+    Family(UNTILED, lambda part, _: not is_tiles(part.algorithm), is_base=True),
 )
 
 
@@ -176,7 +176,7 @@ class LayerRun:
                 f"{self._lines} must hold lines of one environment, but {differences}: give another --output."
             )
         append(self._lines, Started(setting.name, present, self._run))
-        questions = Questions(self._aims.policy, TENTH, FAMILIES, find_by_benchmark)
+        questions = Questions(self._aims.policy, TENTH, FAMILIES, find_by_benchmark, is_card=True)
         return CaseMeter(backend, self._store, self._aims.limits, questions)
 
     def _measure(self, meter: CaseMeter, each: LayerCase) -> None:
