@@ -196,6 +196,25 @@ def test_pytorchs_own_is_weighed_on_the_device_of_the_backend(
     assert read(lines)[-1].choices[0].strict_key in (None, "cudnn:aten@4*1")
 
 
+def test_pytorchs_own_is_run_without_a_limit_before_it_is_run_under_one(
+    ground: PaperGround, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weigh = ground.card.weigh
+    limits: list[int] = []
+
+    def weighed(job: Job, limit_bytes: int) -> int | None:
+        if job.function.startswith("mucudnn.backends.own:"):
+            limits.append(limit_bytes)
+        return weigh(job, limit_bytes)
+
+    monkeypatch.setattr(ground.card, "weigh", weighed)
+
+    a_run(ground, lines).measure(some_cases()[:1])
+
+    assert limits[0] > max(LIMITS)
+    assert max(LIMITS) in limits
+
+
 def test_a_tenth_of_what_pytorchs_own_hides_is_one_more_limit_which_it_does_not_fit(
     ground: PaperGround, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,8 +75,9 @@ class Questions:
         families: kinds of divisions of which the fastest is told as well.
         benchmark: runs a call of PyTorch's own once with `torch.backends.cudnn.benchmark`, so that this
             thread's later ones, which are timed too, do what it found; None where there is no such flag.
-        is_card: whether calls may take a thousand times as long as one another. Then what is hopeless does
-            not compete, and as many rounds are timed as calls, run once, and their repeats allow.
+        is_card: whether PyTorch chooses a plan by the memory it may take, and calls may take a thousand
+            times as long as one another. Then PyTorch's own is run without a limit before all else, what is
+            hopeless does not compete, and as many rounds are timed as calls and their repeats allow.
     """
 
     policy: Policy = Policy.POWER_OF_TWO
@@ -117,8 +118,9 @@ class CaseMeter:
             RuntimeError: a call has failed, for example for want of memory.
         """
         start = time.perf_counter()
+        own_bytes = self._own_bytes(problem) if self._questions.is_card else None  # that plan PyTorch keeps
         profile = self._profiler.profile(problem)
-        own = self._own(problem, profile)
+        own = self._own(problem, profile, own_bytes)
         limits = limits_of(self._limits, own.workspace_bytes, self._questions.divisor)
         hopeless = HOPELESS if self._questions.is_card else math.inf
         rivalry = contest(profile.candidates, own, limits, self._questions.families, hopeless)
@@ -146,13 +148,17 @@ class CaseMeter:
             seconds=time.perf_counter() - start,
         )
 
-    def _own(self, problem: ConvProblem, profile: Profile) -> Division:
-        """PyTorch's own convolution, undivided, with what it takes, however much that is."""
+    def _own(self, problem: ConvProblem, profile: Profile, own_bytes: int | None) -> Division:
+        """PyTorch's own convolution, undivided, with what it takes, however much that is; None for unseen."""
         name, batch = self._backend.own, problem.batch
         for candidate in profile.candidates:
             if (candidate.algorithm, candidate.batch) == (name, batch):
                 return Division((candidate,))
-        return Division((Candidate(name, batch, 0.0, self._weight(own_job(problem, self._backend.device))),))
+        seen_bytes = self._own_bytes(problem) if own_bytes is None else own_bytes
+        return Division((Candidate(name, batch, 0.0, seen_bytes),))
+
+    def _own_bytes(self, problem: ConvProblem) -> int:
+        return self._weight(own_job(problem, self._backend.device))
 
     def _choose(
         self, problem: ConvProblem, rivalry: Contest, deciding: Rounds
