@@ -43,7 +43,8 @@ from mucudnn.backends.base import Job
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.choices import Policy
 from mucudnn.errors import BackendError, DeviceLostError
-from mucudnn.problem import ConvOp, Layout
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profiler import Profiler
 from mucudnn.store import MemoryStore
 from tests.models import on_one_thread
 from tests.paper_ground import SMALL, SPAN_NS, PaperGround
@@ -213,6 +214,24 @@ def test_pytorchs_own_is_run_without_a_limit_before_it_is_run_under_one(
 
     assert limits[0] > max(LIMITS)
     assert max(LIMITS) in limits
+
+
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+def test_an_error_that_is_no_number_is_told_in_words(
+    ground: PaperGround, lines: Path, monkeypatch: pytest.MonkeyPatch, error: float
+) -> None:
+    really = Profiler.errors
+
+    def errors(profiler: Profiler, problem: ConvProblem) -> Mapping[tuple[str, int], float]:
+        return {**really(profiler, problem), ("cudnn:aten", 4): error}
+
+    monkeypatch.setattr(Profiler, "errors", errors)
+
+    a_run(ground, lines).measure(some_cases()[:1])
+
+    line = read(lines)[-1]
+    assert f"cudnn:aten@4: its error is {error}." in line.refused
+    assert all(math.isfinite(each) for each in line.errors.values())
 
 
 def test_a_tenth_of_what_pytorchs_own_hides_is_one_more_limit_which_it_does_not_fit(

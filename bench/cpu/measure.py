@@ -137,7 +137,7 @@ class CaseMeter:
             own=own.key,
             own_bytes=own.workspace_bytes,
             candidates=len(profile.candidates),
-            refused=_refused(profile),
+            refused=(*_refused(profile), *_unusual(self._profiler.errors(problem))),
             errors=_errors(self._profiler.errors(problem), (own, *rivalry.rivals.values())),
             rivals=tuple(_rival(division, seen) for division in rivalry.rivals.values()),
             undivided=rivalry.undivided,
@@ -266,13 +266,22 @@ def _rival(division: Division, seen: Mapping[str, int]) -> Rival:
 
 
 def _errors(measured: Mapping[tuple[str, int], float], divisions: Sequence[Division]) -> dict[str, float]:
-    """Return the largest error of each algorithm of the divisions, as far as it was run under the limit."""
+    """Return each algorithm's largest finite error in the divisions, as far as it ran under the limit."""
     algorithms = {part.algorithm for division in divisions for part in division.parts}
     largest: dict[str, float] = {}
     for (algorithm, _), error in measured.items():
-        if algorithm in algorithms:
+        if algorithm in algorithms and math.isfinite(error):
             largest[algorithm] = max(error, largest.get(algorithm, 0.0))
     return largest
+
+
+def _unusual(measured: Mapping[tuple[str, int], float]) -> tuple[str, ...]:
+    """Return in a sentence each which errors are no numbers; PyTorch's own is not refused for that."""
+    return tuple(
+        f"{algorithm}@{batch}: its error is {error}."
+        for (algorithm, batch), error in measured.items()
+        if not math.isfinite(error)
+    )
 
 
 def _refused(profile: Profile) -> tuple[str, ...]:
