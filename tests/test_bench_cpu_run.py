@@ -22,7 +22,9 @@ from bench.cpu.lines import (
     Started,
     append,
     read,
+    read_packed_too,
     to_text,
+    write_lines,
 )
 from bench.cpu.measure import CaseMeter
 from bench.cpu.process import task_from, task_text
@@ -192,6 +194,47 @@ def test_an_eighth_of_what_own_hides_is_a_limit_where_that_is_much() -> None:
     assert choice.limits_of((4 * MIB, 64 * MIB), 48 * MIB) == (4 * MIB, 6 * MIB, 64 * MIB)
     assert choice.limits_of((4 * MIB, 64 * MIB), 800 * MIB) == (4 * MIB, 64 * MIB)
     assert choice.limits_of((4 * MIB,), 50 * MIB, divisor=25) == (2 * MIB, 4 * MIB)
+
+
+def some_failures(count: int) -> list[Failed]:
+    return [
+        Failed(Case("1-thread", f"net/{number}", Layout.CONTIGUOUS, ConvOp.FPROP), "x" * 1000)
+        for number in range(count)
+    ]
+
+
+def test_lines_stay_where_writing_them_anew_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines.jsonl"
+    few, many = some_failures(3), some_failures(1500)
+    write_lines(path, few)
+
+    def end(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", end)  # the new file is there, but beside the old one
+        for lines in (few[:1], many):
+            with pytest.raises(KeyboardInterrupt):
+                write_lines(path, lines)
+    assert read_packed_too(path) == few
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", end)  # the packed one is in place, the other not yet gone
+        with pytest.raises(KeyboardInterrupt):
+            write_lines(path, [*many, *few])
+    assert path.exists()
+    assert read_packed_too(path) == [*many, *few]
+
+    append(path, many[0])
+    assert read_packed_too(path) == [*many, *few, many[0]]
+
+
+def test_lines_are_packed_where_they_are_many_and_one_form_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    for lines in (some_failures(3), some_failures(1500), some_failures(2)):
+        write_lines(path, lines)
+        assert read_packed_too(path) == lines
+        assert len([*tmp_path.iterdir()]) == 1
 
 
 def test_a_child_finds_no_other_setting_of_threads_than_its_own() -> None:

@@ -288,20 +288,39 @@ def read(path: Path) -> list[Line]:
 
 
 def write_lines(plain: Path, lines: Iterable[Line]) -> None:
-    """Write the lines in place of all that there were, compressed if they are many; the other form goes."""
+    """Write the lines in place of all that there were, compressed if they are many; the other form goes.
+
+    Whenever this is ended, all lines are there, some of them perhaps twice.
+    """
     packed = _packed(plain)
     content = "".join(to_text(line) + "\n" for line in lines).encode()
     if len(content) > _LARGEST_BYTES:
-        packed.write_bytes(gzip.compress(content, mtime=0))  # the same lines give the same bytes
+        _replace(packed, gzip.compress(content, mtime=0))  # the same lines give the same bytes
         plain.unlink(missing_ok=True)
     else:
-        plain.write_bytes(content)
+        _replace(plain, content)
         packed.unlink(missing_ok=True)
 
 
+def _replace(path: Path, content: bytes) -> None:
+    """Put `content` in place of the file, whole or not at all."""
+    beside = path.with_name(f".{path.name}.new")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
 def read_packed_too(plain: Path) -> list[Line]:
-    """Return the lines that `write_lines` wrote, in whatever form, and those that were appended later."""
-    return [*read(_packed(plain)), *read(plain)]
+    """Return the lines that `write_lines` wrote, in whatever form, and those that were appended later.
+
+    What `write_lines` had packed when it was ended, and had no time to remove, is not read twice.
+    """
+    packed, appended = read(_packed(plain)), read(plain)
+    lengths = range(min(len(packed), len(appended)), 0, -1)
+    twice = next((length for length in lengths if packed[-length:] == appended[:length]), 0)
+    return [*packed, *appended[twice:]]
 
 
 def _packed(plain: Path) -> Path:
