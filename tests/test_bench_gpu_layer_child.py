@@ -25,16 +25,14 @@ from bench.cpu.lines import (
 from bench.gpu import layer_child
 from bench.gpu.layer_cases import Layer, LayerCase, cases
 from bench.gpu.layer_child import (
-    ENDED,
     LOST,
-    STOPPED,
     Aims,
     CardLostError,
     LayerRun,
     find_by_benchmark,
     measured,
 )
-from bench.gpu.layer_kinds import IN_PARTS, UNDIVIDED, UNTILED
+from bench.gpu.layer_kinds import ENDED, IN_PARTS, STOPPED, UNDIVIDED, UNTILED, with_status
 from bench.gpu.layer_options import parser
 from bench.record import TimeIsUpError, Watch
 from bench.workloads import SETTINGS
@@ -338,7 +336,7 @@ def test_a_case_that_fails_is_told_and_the_next_one_is_measured(
     assert "failed: RuntimeError: out of memory" in capsys.readouterr().out
 
 
-def test_a_case_in_which_a_process_ended_is_left_out_and_the_next_one_is_measured(
+def test_a_case_in_which_two_processes_ended_is_left_out_and_the_next_one_is_measured(
     ground: PaperGround, lines: Path, meter: Meter
 ) -> None:
     first, second = some_cases()
@@ -347,13 +345,41 @@ def test_a_case_in_which_a_process_ended_is_left_out_and_the_next_one_is_measure
         raise SystemExit  # as good as a crash: nobody writes a line
 
     meter.ends = {str(first.case): end}
-    with pytest.raises(SystemExit):
-        a_run(ground, lines).measure([first, second])
-    assert read(lines)[-1] == Failed(first.case, ENDED)
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            a_run(ground, lines).measure([first, second])
+        assert read(lines)[-1] == Failed(first.case, ENDED)
+        append(lines, Failed(first.case, with_status(-6)))  # as who started the process tells
 
     a_run(ground, lines).measure([first, second])
 
-    assert meter.asked == [str(first.case), str(second.case)]
+    assert meter.asked == [str(first.case), str(first.case), str(second.case)]
+
+
+def test_interrupts_are_no_ends_of_a_process(ground: PaperGround, lines: Path, meter: Meter) -> None:
+    first, *_ = some_cases()
+    for _ in range(3):
+        append(lines, Failed(first.case, ENDED))
+        append(lines, Failed(first.case, STOPPED))
+    append(lines, Failed(first.case, ENDED))
+
+    a_run(ground, lines).measure([first])
+
+    assert list(Recording.of(read(lines)).measured) == [first.case]
+
+
+def test_a_case_has_begun_when_the_last_one_is_cleared_away(
+    ground: PaperGround, lines: Path, meter: Meter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = some_cases()
+
+    def end() -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(ground.allocator, "settle", end)
+    with pytest.raises(SystemExit):
+        a_run(ground, lines).measure([first])
+    assert not any(isinstance(line, Failed) for line in read(lines))
 
 
 def test_a_case_that_was_interrupted_is_measured_by_the_next_run(

@@ -1,17 +1,22 @@
 """How layers on a card are gone on with when a process ends in the middle of them."""
 
 import argparse
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bench.cpu.lines import Case, Failed, Recording, read, read_packed_too, write_lines
+from bench.cpu.process import INTERRUPTED
 from bench.gpu import layer_run
+from bench.gpu.layer_kinds import STOPPED
 from bench.gpu.layer_options import parser
 from mucudnn.problem import ConvOp, Layout
 
 ENDED = "its process ended."
+ABORTED = "its process ended with status -6."
 
 
 def options(folder: Path, *given: str) -> argparse.Namespace:
@@ -62,9 +67,9 @@ def test_another_process_goes_on_with_the_next_case_and_all_is_told(
     assert len(commands) == 2
     assert commands[1] < commands[0] == 500
     recording = Recording.of(read_packed_too(tmp_path / "results/layers.jsonl"))
-    assert [line.reason for line in recording.failed.values()] == ["done", ENDED, "done"]
+    assert [line.reason for line in recording.failed.values()] == ["done", ABORTED, "done"]
     text = (tmp_path / "results/layers.md").read_text()
-    assert f"| float32-nchw small/1 contiguous fprop | {ENDED} |" in text
+    assert f"| float32-nchw small/1 contiguous fprop | {ABORTED} |" in text
     assert "another one goes on" in capsys.readouterr().out
 
 
@@ -96,6 +101,21 @@ def test_what_failed_is_forgotten_if_it_is_to_be_tried_again(commands: list[floa
     layer_run.watched(options(tmp_path, "--again", "--seconds", "500"), [])
 
     assert case not in Recording.of(read(results / "layers.jsonl")).failed
+
+
+def test_a_case_that_is_killed_by_an_interrupt_is_measured_by_the_next_run(
+    commands: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(command: Sequence[str], _: object) -> int:
+        subprocess.run(command, check=False)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layer_run, "status_of", interrupted)
+
+    assert layer_run.watched(options(tmp_path), []) == INTERRUPTED
+
+    failed = Recording.of(read(tmp_path / "results/layers.jsonl")).failed
+    assert [line.reason for line in failed.values()] == ["done", STOPPED]
 
 
 def test_a_process_is_given_what_was_asked_for_and_the_time_that_is_left(tmp_path: Path) -> None:

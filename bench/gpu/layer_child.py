@@ -25,6 +25,7 @@ from bench.cpu.lines import (
     BENCHMARK,
     Case,
     Failed,
+    Line,
     Measured,
     Recording,
     Started,
@@ -37,7 +38,7 @@ from bench.gpu import layer_cases
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.hanging import ended_if_it_hangs
 from bench.gpu.layer_cases import LayerCase
-from bench.gpu.layer_kinds import IN_PARTS, UNDIVIDED, UNTILED
+from bench.gpu.layer_kinds import ENDED, IN_PARTS, STOPPED, UNDIVIDED, UNTILED, is_end
 from bench.gpu.layer_options import parser, stem_of
 from bench.record import TimeIsUpError, Watch, recording
 from bench.workloads import Setting, chosen
@@ -57,14 +58,11 @@ LOST = 3
 TENTH = 10
 """What PyTorch's own takes where that is much, over this, is one more limit."""
 
-ENDED = "its process ended."
-"""The reason of a case that has begun, until it has another."""
-
-STOPPED = "it was interrupted."
-"""The reason of a case that is measured by the next run after all."""
-
 _TRIES = 3
 """How often a case is begun that has broken the card, each time without what broke it before."""
+
+_ENDS = 2
+"""How often a case is begun in which a process has ended, which may have been killed for another reason."""
 
 FAMILIES = (
     Family(UNDIVIDED, lambda part, batch: part.batch == batch, is_base=True),
@@ -148,9 +146,9 @@ class LayerRun:
         """Cases that were measured under all limits, or that have failed for good."""
         lines = read_packed_too(self._lines)
         recording = Recording.of(lines)
-        lost = collections.Counter(
-            line.case for line in lines if isinstance(line, Failed) and _has_lost_the_card(line)
-        )
+        failures = [line for line in lines if isinstance(line, Failed)]
+        lost = collections.Counter(line.case for line in failures if _has_lost_the_card(line))
+        ended = _ends(lines)
         measured = {
             case
             for case, line in recording.measured.items()
@@ -159,7 +157,9 @@ class LayerRun:
         failed = {
             case
             for case, line in recording.failed.items()
-            if line.reason != STOPPED and not (_has_lost_the_card(line) and lost[case] < _TRIES)
+            if line.reason != STOPPED
+            and not (_has_lost_the_card(line) and lost[case] < _TRIES)
+            and not (is_end(line.reason) and ended[case] < _ENDS)
         }
         return measured | failed
 
@@ -180,9 +180,9 @@ class LayerRun:
         return CaseMeter(backend, self._store, self._aims.limits, questions)
 
     def _measure(self, meter: CaseMeter, each: LayerCase) -> None:
-        append(self._lines, Failed(each.case, ENDED))
         gc.collect()  # a stand may be a cycle: without this, operands of gigabytes pile up
         self._ground.allocator.settle()
+        append(self._lines, Failed(each.case, ENDED))
         line: Measured | Failed
         try:
             with ended_if_it_hangs(self._aims.case_s):
@@ -202,6 +202,17 @@ class LayerRun:
 def _has_lost_the_card(line: Failed) -> bool:
     """Whether an algorithm broke the card in a case; it is known now, and not tried again."""
     return line.reason.startswith(f"{DeviceLostError.__name__}:")
+
+
+def _ends(lines: Iterable[Line]) -> collections.Counter[Case]:
+    """Return how often a process ended in each case: it had begun, and nothing else was said of it."""
+    found: collections.Counter[Case] = collections.Counter()
+    for line in lines:
+        if isinstance(line, Failed) and line.reason == ENDED:
+            found[line.case] += 1
+        elif isinstance(line, Measured) or (isinstance(line, Failed) and not is_end(line.reason)):
+            found[line.case] = max(found[line.case] - 1, 0)
+    return found
 
 
 def told(line: Measured | Failed) -> str:

@@ -8,15 +8,17 @@ by the next one. A process measures; should it crash or hang, another one goes o
 
 import argparse
 import math
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cpu.lines import Failed, read_packed_too, write_lines
+from bench.cpu.lines import Failed, append, read_packed_too, write_lines
 from bench.cpu.process import INTERRUPTED
 from bench.gpu.available import obstacle
 from bench.gpu.hanging import status_of
+from bench.gpu.layer_kinds import ENDED, STOPPED, with_status
 from bench.gpu.layer_options import parser, stem_of
 from bench.gpu.layer_summary import retell
 from mucudnn.errors import MucudnnError
@@ -87,6 +89,7 @@ def watched(options: argparse.Namespace, given: Sequence[str]) -> int:
     try:
         return _measured(options, given, lines)
     except KeyboardInterrupt:
+        _say_of_the_last_case(lines, STOPPED)  # a process that is killed cannot
         print("bench.gpu.layer_run: interrupted; the next run goes on.", file=sys.stderr)
         return INTERRUPTED
     finally:
@@ -103,11 +106,21 @@ def _measured(options: argparse.Namespace, given: Sequence[str], lines: Path) ->
         status = status_of(_command(options, given, left_s), None if is_endless else timeout_s)
         left_s = end - time.monotonic()
         has_begun_a_case = len(read_packed_too(lines)) > known + 1
+        if has_begun_a_case:
+            is_stopped = status in (INTERRUPTED, -signal.SIGINT)
+            _say_of_the_last_case(lines, STOPPED if is_stopped else with_status(status))
         if status in (0, 2, INTERRUPTED) or not has_begun_a_case:
             return status
         if left_s < _LEAST_S:
             return 0
         print(f"The process ended with status {status}; another one goes on.", flush=True)
+
+
+def _say_of_the_last_case(lines: Path, reason: str) -> None:
+    """Append why the last case failed, if all that is known is that its process ended."""
+    *_, last = [None, *read_packed_too(lines)]
+    if isinstance(last, Failed) and last.reason == ENDED:
+        append(lines, Failed(last.case, reason))
 
 
 def _command(options: argparse.Namespace, given: Sequence[str], seconds: float) -> list[str]:
