@@ -103,6 +103,20 @@ def test_what_failed_is_forgotten_if_it_is_to_be_tried_again(commands: list[floa
     assert case not in Recording.of(read(results / "layers.jsonl")).failed
 
 
+@pytest.mark.parametrize("selected", [["--layers", "resnet*"], ["--settings", "tf32-*"]])
+def test_what_failed_elsewhere_is_not_forgotten(
+    commands: list[float], tmp_path: Path, selected: list[str]
+) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    case = Case("float32-nchw", "vgg16/a", Layout.CONTIGUOUS, ConvOp.FPROP)
+    write_lines(results / "layers.jsonl", [Failed(case, ENDED)])
+
+    layer_run.watched(options(tmp_path, "--again", "--seconds", "500", *selected), [])
+
+    assert case in Recording.of(read(results / "layers.jsonl")).failed
+
+
 def test_a_case_that_is_killed_by_an_interrupt_is_measured_by_the_next_run(
     commands: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ by the next one. A process measures; should it crash or hang, another one goes o
 """
 
 import argparse
+import fnmatch
 import math
 import signal
 import sys
@@ -14,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.cpu.lines import Failed, append, read_packed_too, write_lines
+from bench.cpu.lines import Failed, Line, append, read_packed_too, write_lines
 from bench.cpu.process import INTERRUPTED
 from bench.gpu.available import obstacle
 from bench.gpu.hanging import status_of
@@ -83,7 +84,7 @@ def watched(options: argparse.Namespace, given: Sequence[str]) -> int:
     """
     lines = options.output / f"{stem_of(options.policy)}.jsonl"
     if options.again:
-        kept = [line for line in read_packed_too(lines) if not isinstance(line, Failed)]
+        kept = [line for line in read_packed_too(lines) if not _is_tried_again(line, options)]
         options.output.mkdir(parents=True, exist_ok=True)
         write_lines(lines, kept)
     try:
@@ -114,6 +115,15 @@ def _measured(options: argparse.Namespace, given: Sequence[str], lines: Path) ->
         if left_s < _LEAST_S:
             return 0
         print(f"The process ended with status {status}; another one goes on.", flush=True)
+
+
+def _is_tried_again(line: Line, options: argparse.Namespace) -> bool:
+    """Whether a line is of a failure that the options select."""
+    return (
+        isinstance(line, Failed)
+        and any(fnmatch.fnmatchcase(line.case.setting, each) for each in options.settings)
+        and any(fnmatch.fnmatchcase(line.case.layer, each) for each in options.layers)
+    )
 
 
 def _say_of_the_last_case(lines: Path, reason: str) -> None:
