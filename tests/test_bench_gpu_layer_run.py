@@ -139,7 +139,8 @@ def test_a_process_is_given_what_was_asked_for_and_the_time_that_is_left(tmp_pat
     command = layer_run._command(asked, given, 123.0)
 
     read_again = vars(parser().parse_args(command[3:]))
-    assert read_again == {**vars(asked), "seconds": 123.0}
+    typed = "--layers 'vgg16/*' --seconds 500 --limit 8MiB"
+    assert read_again == {**vars(asked), "seconds": 123.0, "typed": typed}
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("bench.gpu.layer_run: no layer or no setting has such a name.", file=sys.stderr)
         return 2
     try:
-        return measured(CardGround(options.device), cases, options, shlex.join(given))
+        return measured(CardGround(options.device), cases, options, options.typed or shlex.join(given))
     except MucudnnError as error:
         print(f"bench.gpu.layer_run: {error}", file=sys.stderr)
         return 2

@@ -9,6 +9,7 @@ by the next one. A process measures; should it crash or hang, another one goes o
 import argparse
 import fnmatch
 import math
+import shlex
 import signal
 import sys
 import time
@@ -138,6 +139,7 @@ def _command(options: argparse.Namespace, given: Sequence[str], seconds: float) 
     return [
         *(sys.executable, "-m", "bench.gpu.layer_child", *given, "--seconds", str(max(seconds, 0.0))),
         *("--output", str(options.output), "--recording", str(options.recording)),
+        *("--typed", shlex.join(given)),
     ]
 
 
