@@ -1,5 +1,7 @@
 """What `make gpu-layers` makes of its lines; all lines here are made up."""
 
+import dataclasses
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,7 +24,7 @@ from bench.cpu.lines import (
 )
 from bench.gpu import layer_run, layer_tables
 from bench.gpu.layer_kinds import IN_PARTS, UNDIVIDED, UNTILED
-from bench.gpu.layer_means import compared, saving
+from bench.gpu.layer_means import Unpaired, compared, workspace_saving
 from bench.gpu.layer_summary import retell, summary
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment
@@ -95,36 +97,54 @@ def of(*lines: Line) -> Recording:
 def test_sums_are_of_medians_of_all_ways_over_the_same_cases() -> None:
     rows = table(layer_tables.sums(of(FIRST, SECOND), ""))
     assert rows == [
-        ["float32-nchw", limit, "2", "0", "18", "12", "13", "12"] for limit in ("8 MiB", "64 MiB")
+        ["float32-nchw", limit, "2", "0", "18 [18, 18]", "12 [12, 12]", "13 [13, 13]", "12 [12, 12]"]
+        for limit in ("8 MiB", "64 MiB")
     ]
     (small, _) = table(layer_tables.sums(of(FIRST, SECOND), "deepbench/"))
-    assert small == ["float32-nchw", "8 MiB", "1", "0", "8", "6", "4", "2"]
+    assert small == ["float32-nchw", "8 MiB", "1", "0", "8 [8, 8]", "6 [6, 6]", "4 [4, 4]", "2 [2, 2]"]
 
 
 def test_gains_against_each_base_are_a_quotient_of_sums_a_geometric_mean_and_the_largest() -> None:
     rows = table(layer_tables.gains(of(FIRST, SECOND), ""))
     assert [row[2:] for row in rows[:3]] == [
-        ["the undivided best in the same limit", "2", "1.08 [1.08, 1.08]", "1.34", "2.00 [2.00, 2.00]",
+        ["the undivided best in the same limit", "2", "0", "1.08 [1.08, 1.08]", "1.34 [1.34, 1.34]",
+         "2.00 [2.00, 2.00]",
          "float32-nchw deepbench/a contiguous fprop", "1", "1"],
-        ["PyTorch as it comes", "2", "1.50 [1.50, 1.50]", "2.00", "4.00 [4.00, 4.00]",
+        ["PyTorch as it comes", "2", "0", "1.50 [1.50, 1.50]", "2.00 [2.00, 2.00]", "4.00 [4.00, 4.00]",
          "float32-nchw deepbench/a contiguous fprop", "1", "0"],
-        ["PyTorch with `cudnn.benchmark`", "2", "1.00 [1.00, 1.00]", "1.34", "3.00 [3.00, 3.00]",
+        ["PyTorch with `cudnn.benchmark`", "2", "0", "1.00 [1.00, 1.00]", "1.34 [1.34, 1.34]",
+         "3.00 [3.00, 3.00]",
          "float32-nchw deepbench/a contiguous fprop", "1", "1"],
     ]  # fmt: skip
 
 
-def test_own_as_it_comes_is_compared_with_benchmark_from_the_rounds_that_it_has() -> None:
-    line = measured(case(), {OWN: 3.0, WHOLE: 4.0}, {BENCHMARK: 2.0}, key=OWN)
+def test_own_as_it_comes_is_judged_beside_benchmark_by_intervals_and_left_out_of_pairs() -> None:
+    line = measured(case("deepbench/c"), {OWN: 3.0, WHOLE: 4.0}, {BENCHMARK: 2.0}, key=OWN)
     found = compared(line, LIMITS[0])
     assert found is not None
-    assert [each[0] for each in found.benchmark] == pytest.approx([2e-3, 3e-3])
-    assert {len(each) for each in found.benchmark} == {ROUNDS - 2}
+    assert isinstance(found.benchmark, Unpaired)
+    assert found.benchmark.quotient.median == pytest.approx(2 / 3)
+
+    _, _, both, *_ = table(layer_tables.gains(of(FIRST, line), ""))
+    assert both[3:7] == ["1", "1", "3.00 [3.00, 3.00]", "3.00 [3.00, 3.00]"]
+    assert both[-2:] == ["1", "1"]
+    (_, _, alone, *_) = table(layer_tables.gains(of(line), ""))
+    assert alone[3:] == ["0", "1", "–", "–", "–", "–", "0", "1"]
+
+
+def test_the_largest_gain_is_among_those_that_are_faster_beyond_doubt() -> None:
+    doubtful = measured(case("deepbench/b"), {OWN: 30.0, WHOLE: 4.0, PARTS: 4.0, HALVES: 7.0})
+    spans = [4_000_000, 40_000_000] * 4 + [40_000_000]
+    rounds_ns = {**doubtful.proving.spans_ns, WHOLE: tuple(spans)}
+    doubtful = dataclasses.replace(doubtful, proving=Rounds(1, rounds_ns))
+    (row, *_) = table(layer_tables.gains(of(FIRST, doubtful), ""))
+    assert row[7:9] == ["2.00 [2.00, 2.00]", "float32-nchw deepbench/a contiguous fprop"]
 
 
 def test_a_case_in_which_no_undivided_algorithm_fits_is_counted_and_not_compared() -> None:
     line = measured(case("deepbench/c"), {OWN: 8.0, PARTS: 2.0}, best={})
     (row, _) = table(layer_tables.sums(of(FIRST, line), ""))
-    assert row[2:] == ["2", "1", "8", "6", "4", "2"]
+    assert row[2:] == ["2", "1", "8 [8, 8]", "6 [6, 6]", "4 [4, 4]", "2 [2, 2]"]
     (alone, _) = table(layer_tables.sums(of(line), ""))
     assert alone[2:4] == ["1", "1"]
     assert table(layer_tables.gains(of(line), "")) == []
@@ -136,9 +156,21 @@ def hiding(name: str, ours_ms: float, taken: int, own_bytes: int = 100 * MIB) ->
 
 
 def test_workspace_is_saved_only_where_that_takes_at_most_2_percent_more_time() -> None:
-    assert saving(hiding("vgg16/a", 10.2, 5 * MIB)) == 20.0
-    assert saving(hiding("vgg16/a", 10.3, 5 * MIB)) == 1.0
-    assert saving(hiding("vgg16/a", 5.0, 0)) == 100 * MIB  # of nothing, at least by so much
+    assert workspace_saving(hiding("vgg16/a", 10.2, 5 * MIB)) == 20.0
+    assert workspace_saving(hiding("vgg16/a", 10.3, 5 * MIB)) == 1.0
+    assert workspace_saving(hiding("vgg16/a", 5.0, 0)) == math.inf
+
+
+def test_workspace_is_saved_only_beyond_doubt() -> None:
+    line = hiding("vgg16/a", 10.0, 5 * MIB)
+    spans = (*(10_000_000,) * 5, *(10_400_000,) * 4)
+    doubtful = dataclasses.replace(line, proving=Rounds(1, {**line.proving.spans_ns, PARTS: spans}))
+    assert workspace_saving(doubtful) == 1.0
+
+
+def test_a_saving_of_everything_is_told_in_words() -> None:
+    (row, _) = table(layer_tables.savings(of(hiding("vgg16/a", 5.0, 0))))
+    assert row[3] == "to nothing"
 
 
 def test_savings_are_told_of_all_of_vgg_and_of_resnets_where_own_hides_much() -> None:
@@ -161,7 +193,7 @@ def test_tiles_are_compared_with_the_best_without_them_in_strict_float32_3x3_lay
         measured(case("vgg16/a", "tf32-nchw"), ms, key=TILES),
     ]
     (row, _) = table(layer_tables.tiles(of(*lines)))
-    assert row[:5] == ["float32-nchw", "8 MiB", "1", "2.00 [2.00, 2.00]", "2.00"]
+    assert row[:5] == ["float32-nchw", "8 MiB", "1", "0", "2.00 [2.00, 2.00]"]
 
 
 def test_own_in_parts_is_told_where_it_is_faster_than_own() -> None:

@@ -55,6 +55,13 @@ def total(pairs: Sequence[Pair]) -> Estimate:
     return _estimate(_quotient_of_sums(pairs, were), _quotient_of_sums(pairs, drawn), len(pairs))
 
 
+def sum_of_medians(samples: Sequence[Sequence[float]]) -> Estimate:
+    """Return the sum of the medians, with its interval; what is drawn for one is not drawn for another."""
+    pairs = [Pair(each, each) for each in samples]
+    (were,), (drawn,) = _as_they_were([pairs]), _drawn([pairs])
+    return _estimate(_sum_of_medians(samples, were), _sum_of_medians(samples, drawn), len(samples))
+
+
 def _estimate(found: Floats, draws: Floats, samples: int) -> Estimate:
     outside = 50 * (1 - CONFIDENCE)
     low, high = np.percentile(draws, [outside, 100 - outside])

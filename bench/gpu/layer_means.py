@@ -1,14 +1,35 @@
 """What was found of layers on a card as pairs of times, and what these come to together."""
 
 import dataclasses
-import statistics
+import math
 from collections.abc import Sequence
 
 from bench.cpu.choice import HIDDEN_BYTES
 from bench.cpu.lines import BENCHMARK, Choice, Measured
-from bench.cpu.means import Pair, total
+from bench.cpu.means import Pair, geometric_mean, total
+from bench.cpu.rounds import Rounds
 from bench.gpu.layer_kinds import UNDIVIDED
 from mucudnn.intervals import TOLERANCE, Estimate, Verdict, compare, estimate, ratio
+from mucudnn.outcome import compare_intervals
+
+
+@dataclasses.dataclass(frozen=True)
+class Unpaired:
+    """Seconds of a base and of what runs from rounds of different times, of which nothing is a pair."""
+
+    own: Sequence[float]
+    chosen: Sequence[float]
+
+    @property
+    def quotient(self) -> Estimate:
+        """Base over what runs, from the ends of both intervals."""
+        base, other = estimate(self.own), estimate(self.chosen)
+        samples = min(base.samples, other.samples)
+        return Estimate(base.median / other.median, base.low / other.high, base.high / other.low, samples)
+
+    def verdict(self, tolerance: float = TOLERANCE) -> Verdict:
+        """Return whether what runs is faster, from the intervals."""
+        return compare_intervals(estimate(self.own), estimate(self.chosen), tolerance)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,13 +39,14 @@ class Compared:
     Attributes:
         line: of the case.
         own: PyTorch's own as it comes, in whatever memory.
-        benchmark: the same with `torch.backends.cudnn.benchmark`.
+        benchmark: the same with `torch.backends.cudnn.benchmark`; not paired where PyTorch's own as it comes
+            is what runs.
         undivided: the best undivided algorithm within the same limit.
     """
 
     line: Measured
     own: Pair
-    benchmark: Pair
+    benchmark: Pair | Unpaired
     undivided: Pair
 
 
@@ -33,36 +55,43 @@ class Gain:
     """How several cases compare with one base.
 
     Attributes:
-        cases: how many there are.
-        sums: the quotient of the sums of medians, base over what runs.
-        geometric: the geometric mean of the cases' quotients.
-        largest: the largest of these.
-        where: the case that has it.
-        faster: in how many the base is beaten, beyond the tolerance and the interval.
+        cases: how many there are in pairs, of which all means are made.
+        unpaired: how many more there are that are judged by their intervals alone.
+        sums: the quotient of the sums of medians, base over what runs; None without pairs.
+        geometric: the geometric mean of the cases' quotients; None without pairs.
+        largest: the largest quotient of cases that are FASTER; None if none is.
+        where: the case that has it; empty if none does.
+        faster: in how many the base is beaten, beyond the tolerance and the interval, paired or not.
         slower: in how many it is not reached, likewise.
     """
 
     cases: int
-    sums: Estimate
-    geometric: float
-    largest: Estimate
+    unpaired: int
+    sums: Estimate | None
+    geometric: Estimate | None
+    largest: Estimate | None
     where: str
     faster: int
     slower: int
 
     @classmethod
-    def of(cls, lines: Sequence[Measured], pairs: Sequence[Pair]) -> "Gain":
-        """Return that of at least one case; the pairs have the base first."""
-        quotients = [ratio(each.chosen, each.own) for each in pairs]
-        largest, where = max(
-            ((seen, str(line.case)) for seen, line in zip(quotients, lines, strict=True)),
-            key=lambda each: each[0].median,
-        )
-        verdicts = [compare(each.own, each.chosen) for each in pairs]
+    def of(cls, lines: Sequence[Measured], both: Sequence[Pair | Unpaired]) -> "Gain":
+        """Return that of some cases; the pairs have the base first."""
+        pairs = [each for each in both if isinstance(each, Pair)]
+        verdicts = [
+            compare(each.own, each.chosen) if isinstance(each, Pair) else each.verdict() for each in both
+        ]
+        quotients = [
+            (ratio(each.chosen, each.own), str(line.case))
+            for line, each, verdict in zip(lines, both, verdicts, strict=True)
+            if isinstance(each, Pair) and verdict is Verdict.FASTER
+        ]
+        largest, where = max(quotients, key=lambda each: each[0].median, default=(None, ""))
         return cls(
             cases=len(pairs),
-            sums=total(pairs),
-            geometric=statistics.geometric_mean(each.median for each in quotients),
+            unpaired=len(both) - len(pairs),
+            sums=total(pairs) if pairs else None,
+            geometric=geometric_mean([[each] for each in pairs]) if pairs else None,
             largest=largest,
             where=where,
             faster=verdicts.count(Verdict.FASTER),
@@ -74,7 +103,7 @@ def compared(line: Measured, limit_bytes: int) -> Compared | None:
     """Return a case under a limit beside all bases; None where one is missing, or nothing fits.
 
     What is PyTorch's own as it comes was not timed beside `benchmark`: one thread finds one plan. Its time
-    then is that of the proving rounds.
+    then is that of the proving rounds, which are no pairs of those.
     """
     choice = line.choice(limit_bytes)
     if choice is None or choice.strict_key is None or line.benchmark is None:
@@ -83,25 +112,17 @@ def compared(line: Measured, limit_bytes: int) -> Compared | None:
     if undivided is None:
         return None
     proving, chosen = line.proving, line.proving.samples_s(choice.strict_key)
-    has_both = choice.strict_key in line.benchmark.spans_ns
-    beside = line.benchmark.samples_s(choice.strict_key) if has_both else chosen
     return Compared(
         line=line,
         own=Pair(proving.samples_s(line.own), chosen),
-        benchmark=_as_many(line.benchmark.samples_s(BENCHMARK), beside),
+        benchmark=_beside_benchmark(line.benchmark, choice.strict_key, chosen),
         undivided=Pair(proving.samples_s(undivided), chosen),
     )
 
 
-def _as_many(own: Sequence[float], chosen: Sequence[float]) -> Pair:
-    """Return as many samples of both; they differ in number only if they are of different rounds."""
-    rounds = min(len(own), len(chosen))
-    return Pair(own[:rounds], chosen[:rounds])
-
-
-def sum_of_medians_s(samples: Sequence[Sequence[float]]) -> float:
-    """Return seconds."""
-    return sum(estimate(each).median for each in samples)
+def _beside_benchmark(rounds: Rounds, key: str, proved: Sequence[float]) -> Pair | Unpaired:
+    own = rounds.samples_s(BENCHMARK)
+    return Pair(own, rounds.samples_s(key)) if key in rounds.spans_ns else Unpaired(own, proved)
 
 
 def of_family(line: Measured, choice: Choice, name: str) -> Pair | None:
@@ -117,15 +138,17 @@ def hides_much(line: Measured) -> bool:
     return line.own_bytes > HIDDEN_BYTES
 
 
-def saving(line: Measured) -> float:
+def workspace_saving(line: Measured) -> float:
     """Return how many times less than PyTorch's own is taken in no more than 2 % more time.
 
-    It is that under the least limit where what runs strictly takes no longer; 1 where there is none.
+    It is that under the least limit where what runs strictly takes no longer, with the whole interval; 1
+    where there is none, and infinity where nothing at all is taken.
     """
     own_s = line.proving.samples_s(line.own)
     for choice in sorted(line.choices, key=lambda each: each.limit_bytes):
         if choice.strict_key is None:
             continue
-        if ratio(own_s, line.proving.samples_s(choice.strict_key)).median <= 1 + TOLERANCE:
-            return line.own_bytes / max(line.bytes_of(choice.strict_key), 1)
+        if ratio(own_s, line.proving.samples_s(choice.strict_key)).high <= 1 + TOLERANCE:
+            taken = line.bytes_of(choice.strict_key)
+            return line.own_bytes / taken if taken else math.inf
     return 1.0

@@ -129,8 +129,8 @@ SECTIONS: tuple[Section, ...] = (
         "Workspace saved",
         (
             "Of cases of which PyTorch's own hides more than 40 MiB: how many times less is taken under the",
-            "least limit where what keeps strictly to it takes at most 2 % more time (medians); 1 where",
-            "there is none.",
+            "least limit where what keeps strictly to it takes at most 2 % more time (whole interval); 1",
+            "where there is none.",
         ),
         tables.savings,
     ),

@@ -1,22 +1,23 @@
 """The tables of the summary of layers on a card, in Markdown, made of the lines alone."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bench.cpu.lines import BENCHMARK, Choice, Measured, Recording
 from bench.cpu.markdown import markdown, milliseconds, spread
-from bench.cpu.means import Pair
+from bench.cpu.means import Pair, sum_of_medians
 from bench.cpu.tables import common_limits, short
 from bench.gpu.layer_kinds import IN_PARTS, UNDIVIDED, UNTILED
 from bench.gpu.layer_means import (
     Compared,
     Gain,
+    Unpaired,
     compared,
     hides_much,
     of_family,
-    saving,
-    sum_of_medians_s,
+    workspace_saving,
 )
 from mucudnn.intervals import Estimate, Verdict, compare, estimate
 from mucudnn.sizes import format_bytes
@@ -27,9 +28,7 @@ _RESNET = ("resnet18/", "resnet50/")
 
 _WANTED_SAVING = 10.0
 
-_MS = 1e3
-
-_BASES: Mapping[str, Callable[[Compared], Pair]] = {
+_BASES: Mapping[str, Callable[[Compared], Pair | Unpaired]] = {
     "the undivided best in the same limit": lambda each: each.undivided,
     "PyTorch as it comes": lambda each: each.own,
     "PyTorch with `cudnn.benchmark`": lambda each: each.benchmark,
@@ -67,7 +66,7 @@ def sums(recording: Recording, prefix: str) -> Iterator[str]:
             [each.undivided.own for each in found],
             [each.own.chosen for each in found],
         )
-        seconds = (f"{sum_of_medians_s(some) * _MS:.4g}" for some in samples)
+        seconds = (milliseconds(sum_of_medians(some)) if some else "–" for some in samples)
         rows.append((setting, format_bytes(limit), str(cases), str(cases - len(found)), *seconds))
     yield from markdown(headings, rows)
 
@@ -85,16 +84,17 @@ def gains(recording: Recording, prefix: str) -> Iterator[str]:
     yield from markdown(headings, rows)
 
 
-_GAIN_HEADINGS = ("cases", "sum / sum", "geometric mean", "largest", "where", "FASTER", "SLOWER")
+_GAIN_HEADINGS = (
+    "pairs", "not paired", "sum / sum", "geometric mean", "largest FASTER", "where", "FASTER", "SLOWER",
+)  # fmt: skip
 
 
 def _cells(gain: Gain) -> tuple[str, ...]:
     return (
         str(gain.cases),
-        spread(gain.sums),
-        f"{gain.geometric:.2f}",
-        spread(gain.largest),
-        gain.where,
+        str(gain.unpaired),
+        *("–" if each is None else spread(each) for each in (gain.sums, gain.geometric, gain.largest)),
+        gain.where or "–",
         str(gain.faster),
         str(gain.slower),
     )
@@ -107,12 +107,16 @@ def savings(recording: Recording) -> Iterator[str]:
     for setting, lines in by_setting(recording).items():
         hiding = [line for line in lines if hides_much(line)]
         for title, prefixes in (("all", ("",)), ("VGG", _VGG), ("ResNet", _RESNET)):
-            factors = [saving(line) for line in hiding if line.case.layer.startswith(prefixes)]
+            factors = [workspace_saving(line) for line in hiding if line.case.layer.startswith(prefixes)]
             if factors:
                 reached = sum(factor >= _WANTED_SAVING for factor in factors)
-                counts = (str(len(factors)), f"{statistics.median(factors):.3g}x", str(reached))
+                counts = (str(len(factors)), _times_less(statistics.median(factors)), str(reached))
                 rows.append((setting, title, *counts, str(sum(factor <= 1 for factor in factors))))
     yield from markdown(headings, rows)
+
+
+def _times_less(factor: float) -> str:
+    return "to nothing" if math.isinf(factor) else f"{factor:.3g}x"
 
 
 def tiles(recording: Recording) -> Iterator[str]:
