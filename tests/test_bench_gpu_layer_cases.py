@@ -54,10 +54,20 @@ def test_deepbench_is_whole_with_all_three_ops(everything: list[LayerCase]) -> N
     assert len(found) == 3 * 90
 
 
-def test_no_case_and_no_problem_of_a_setting_is_measured_twice(everything: list[LayerCase]) -> None:
+def test_no_case_and_no_problem_of_a_setting_is_measured_twice_but_cliffs(
+    everything: list[LayerCase],
+) -> None:
     assert len({each.case for each in everything}) == len(everything)
-    found = of_setting(everything, "bfloat16-nchw")
+    in_setting = of_setting(everything, "bfloat16-nchw")
+    found = [each for each in in_setting if not each.case.layer.startswith("cliffs/")]
     assert len({each.problem for each in found}) == len(found)
+
+
+def test_a_layer_of_a_network_keeps_its_name_where_a_cliff_is_equal() -> None:
+    strict = [each for each in SETTINGS if each.name == "float32-nchw"]
+    problems = {ConvOp.FPROP: next(iter(cliffs())).problems[ConvOp.FPROP]}
+    some = [Layer("cliffs/a", problems), Layer("unet3d/b", problems), Layer("unet3d/c", problems)]
+    assert [each.case.layer for each in cases(some, strict)] == ["cliffs/a", "unet3d/b"]
 
 
 def test_problems_are_of_the_type_and_layout_of_their_setting(everything: list[LayerCase]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import torch
 
 from bench.cpu.lines import Case
+from bench.gpu.layer_kinds import CLIFFS
 from bench.gpu.layers import LAYERS as QUESTIONED
 from bench.gpu.plans import LARGE
 from bench.workloads import LAYERS, NETWORKS, SETTINGS, Setting, Workload
@@ -78,10 +79,10 @@ def cliffs() -> Iterator[Layer]:
     for batch in (LARGE.batch, LARGE.batch - 1):
         large = dataclasses.replace(LARGE, batch=batch)
         problem = large.problem(ConvOp.FPROP, "float32", Layout.CONTIGUOUS)
-        yield Layer(f"cliffs/pt128936_{batch}", {ConvOp.FPROP: problem})
+        yield Layer(f"{CLIFFS}pt128936_{batch}", {ConvOp.FPROP: problem})
     for name in _CLIFFS:
         ops = {op: QUESTIONED[name].problem(op, "float32", Layout.CONTIGUOUS) for op in ConvOp}
-        yield Layer(f"cliffs/{name}", ops)
+        yield Layer(f"{CLIFFS}{name}", ops)
 
 
 def layers_of(workload: Workload) -> Iterator[Layer]:
@@ -106,7 +107,8 @@ def cases(
 ) -> Iterator[LayerCase]:
     """Yield the cases of the layers whose names match some pattern, as in a shell, setting by setting.
 
-    What several lists of layers have in common is measured once in each setting.
+    What several lists of layers have in common is measured once in each setting; but cliffs, which are few,
+    are measured by their own names as well.
     """
     chosen = [layer for layer in layers if any(fnmatch.fnmatchcase(layer.name, each) for each in patterns)]
     for setting in settings:
@@ -114,9 +116,11 @@ def cases(
         for layer in chosen:
             for op, problem in layer.problems.items():
                 here = _in(setting, problem)
-                if here not in known:
+                is_cliff = layer.name.startswith(CLIFFS)
+                if is_cliff or here not in known:
                     yield LayerCase(Case(setting.name, layer.name, setting.layout, op), here, setting)
-                known.add(here)
+                if not is_cliff:
+                    known.add(here)
 
 
 def _in(setting: Setting, problem: ConvProblem) -> ConvProblem:

@@ -9,6 +9,9 @@ IN_PARTS = "own in parts"
 UNTILED = "without tiles"
 """cuDNN's engines and PyTorch's own: all but the algorithms that cuDNN lacks."""
 
+CLIFFS = "cliffs/"
+"""How the names of layers begin of which it was reported that PyTorch is slow."""
+
 ENDED = "its process ended."
 """The reason of a case that has begun, until it has another."""
 
