@@ -302,7 +302,7 @@ def test_every_setting_begins_with_what_it_is_measured_with(
     assert kinds == ["Started", *["Failed", "Measured"] * 2] * 2
     first, second = (line for line in read(lines) if isinstance(line, Started))
     assert (first.setting, second.setting) == ("float32-nchw", "tf32-nchw")
-    assert first.run == {"date": "today"}
+    assert first.run == {"date": "today", "cases": "2"}
 
 
 def test_what_is_known_is_not_measured_again_unless_other_limits_are_asked_for(

@@ -234,6 +234,42 @@ def test_the_summary_tells_losses_what_gained_nothing_and_what_failed() -> None:
     )
 
 
+def test_what_is_slower_than_benchmark_is_told_paired_or_not() -> None:
+    paired = measured(case("vgg16/a"), {OWN: 8.0, WHOLE: 4.0, PARTS: 3.0}, {BENCHMARK: 1.5, PARTS: 3.0})
+    stays = measured(case("vgg16/b"), {OWN: 3.0, WHOLE: 4.0}, {BENCHMARK: 2.0}, key=OWN)
+    (one, _, other, _) = table(layer_tables.behind_benchmark(of(FIRST, paired, stays)))
+    assert one[2:5] == ["0.50 [0.50, 0.50]", "the same", "eng2@2*4"]
+    assert other[:4] == [
+        "float32-nchw vgg16/b contiguous fprop", "8 MiB", "0.67 [0.67, 0.67]", "others",
+    ]  # fmt: skip
+
+
+def test_cliffs_are_told_by_the_sample_and_stand_in_no_sum() -> None:
+    ms = {OWN: 8.0, WHOLE: 4.0, PARTS: 2.0, HALVES: 7.0}
+    cliff = measured(case("cliffs/dw7x7"), ms)
+    (row,) = table(layer_tables.cliffs(of(FIRST, cliff)))
+    assert row[1:] == [
+        "8", "1 [1, 1]", "0.75 [0.75, 0.75]", "64 MiB", "0.25 [0.25, 0.25]", "4.00 [4.00, 4.00]",
+    ]  # fmt: skip
+    (small, _) = table(layer_tables.sums(of(FIRST, cliff), ""))
+    assert small[2] == "1"
+
+
+def test_the_summary_tells_all_runs_how_many_cases_there_are_and_the_clocks() -> None:
+    first, last = (
+        dataclasses.replace(started(), run={"date": date, "commit": date, "cases": "9"})
+        for date in ("monday", "tuesday")
+    )
+    lines = [
+        dataclasses.replace(line, conditions={"SM clock": f"{clock} MHz"})
+        for line, clock in ((FIRST, 1980), (SECOND, 345))
+    ]
+    told = sections(summary(of(first, *lines, last, Failed(case("vgg16/dead"), "it failed."))))
+    assert table(iter(told["Cases"].splitlines())) == [["float32-nchw", "2", "1", "9", "345 to 1980 MHz"]]
+    assert "2 runs of 2 versions of the code." in told["Runs"]
+    assert "* date monday, commit monday: float32-nchw" in told["Runs"]
+
+
 def test_the_original_stands_beside_deepbench_with_its_card() -> None:
     told = sections(summary(of(FIRST)))["DeepBench's training list"]
     assert "4.54 times, and 1.60 on average" in told

@@ -214,6 +214,7 @@ class Recording:
         failed_ways: those that failed, and were not measured after that.
         started: the last start in each setting.
         rates: of each setting, operations per second of all products.
+        starts: all starts, in their order.
     """
 
     measured: Mapping[Case, Measured]
@@ -224,6 +225,7 @@ class Recording:
     failed_ways: Mapping[WayCase, WayFailed]
     started: Mapping[str, Started]
     rates: Mapping[str, tuple[float, ...]]
+    starts: tuple[Started, ...] = ()
 
     @classmethod
     def of(cls, lines: Iterable[Line]) -> "Recording":
@@ -236,6 +238,7 @@ class Recording:
         failed_ways: dict[WayCase, WayFailed] = {}
         started: dict[str, Started] = {}
         rates: dict[str, tuple[float, ...]] = {}
+        starts: list[Started] = []
         for line in lines:
             match line:
                 case Measured():
@@ -255,9 +258,10 @@ class Recording:
                     failed_ways[line.case] = line
                 case Started():
                     started[line.setting] = line
+                    starts.append(line)
                 case GemmRate():
                     rates[line.setting] = (*rates.get(line.setting, ()), *line.rates)
-        return cls(measured, failed, steps, failed_steps, ways, failed_ways, started, rates)
+        return cls(measured, failed, steps, failed_steps, ways, failed_ways, started, rates, tuple(starts))
 
 
 def append(path: Path, line: Line) -> None:

@@ -38,7 +38,7 @@ from bench.gpu import layer_cases
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.hanging import ended_if_it_hangs
 from bench.gpu.layer_cases import LayerCase
-from bench.gpu.layer_kinds import ENDED, IN_PARTS, STOPPED, UNDIVIDED, UNTILED, is_end
+from bench.gpu.layer_kinds import ASKED, ENDED, IN_PARTS, STOPPED, UNDIVIDED, UNTILED, is_end
 from bench.gpu.layer_options import parser, stem_of
 from bench.record import TimeIsUpError, Watch, recording
 from bench.workloads import Setting, chosen
@@ -133,11 +133,12 @@ class LayerRun:
             CardLostError: a case has broken the card; the others need another process.
             BackendError: the lines are of another environment.
         """
-        known = self._known()
-        left = [each for each in cases if each.case not in known]
+        known, asked = self._known(), list(cases)
+        counts = collections.Counter(each.setting.name for each in asked)
+        left = [each for each in asked if each.case not in known]
         for setting, group in itertools.groupby(left, key=lambda each: each.setting):
             with self._ground.precision(setting.allow_tf32), self._ground.current():
-                meter = self._meter(setting)
+                meter = self._meter(setting, counts[setting.name])
                 for each in group:
                     self._watch.check()
                     self._measure(meter, each)
@@ -163,8 +164,13 @@ class LayerRun:
         }
         return measured | failed
 
-    def _meter(self, setting: Setting) -> CaseMeter:
-        """Return what measures cases of a setting, whose flags are in force; begin its lines."""
+    def _meter(self, setting: Setting, asked: int) -> CaseMeter:
+        """Return what measures cases of a setting, whose flags are in force; begin its lines.
+
+        Args:
+            setting: which.
+            asked: how many cases of it are asked for, known or not.
+        """
         backend = backend_of(
             CudnnBackend.own, self._ground.card.device
         )  # by which divisions are weighed, too
@@ -175,7 +181,7 @@ class LayerRun:
             raise BackendError(
                 f"{self._lines} must hold lines of one environment, but {differences}: give another --output."
             )
-        append(self._lines, Started(setting.name, present, self._run))
+        append(self._lines, Started(setting.name, present, {**self._run, ASKED: str(asked)}))
         questions = Questions(self._aims.policy, TENTH, FAMILIES, find_by_benchmark, is_card=True)
         return CaseMeter(backend, self._store, self._aims.limits, questions)
 

@@ -12,6 +12,9 @@ UNTILED = "without tiles"
 CLIFFS = "cliffs/"
 """How the names of layers begin of which it was reported that PyTorch is slow."""
 
+ASKED = "cases"
+"""What a run calls the number of cases that it was asked for in a setting."""
+
 ENDED = "its process ended."
 """The reason of a case that has begun, until it has another."""
 

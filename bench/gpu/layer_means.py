@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from bench.cpu.choice import HIDDEN_BYTES
 from bench.cpu.lines import BENCHMARK, Choice, Measured
 from bench.cpu.means import Pair, geometric_mean, total
-from bench.cpu.rounds import Rounds
 from bench.gpu.layer_kinds import UNDIVIDED
 from mucudnn.intervals import TOLERANCE, Estimate, Verdict, compare, estimate, ratio
 from mucudnn.outcome import compare_intervals
@@ -106,23 +105,33 @@ def compared(line: Measured, limit_bytes: int) -> Compared | None:
     then is that of the proving rounds, which are no pairs of those.
     """
     choice = line.choice(limit_bytes)
-    if choice is None or choice.strict_key is None or line.benchmark is None:
+    if choice is None or choice.strict_key is None:
         return None
-    undivided = choice.of_family(UNDIVIDED)
-    if undivided is None:
+    undivided, benchmark = choice.of_family(UNDIVIDED), against_benchmark(line, choice)
+    if undivided is None or benchmark is None:
         return None
     proving, chosen = line.proving, line.proving.samples_s(choice.strict_key)
     return Compared(
         line=line,
         own=Pair(proving.samples_s(line.own), chosen),
-        benchmark=_beside_benchmark(line.benchmark, choice.strict_key, chosen),
+        benchmark=benchmark,
         undivided=Pair(proving.samples_s(undivided), chosen),
     )
 
 
-def _beside_benchmark(rounds: Rounds, key: str, proved: Sequence[float]) -> Pair | Unpaired:
-    own = rounds.samples_s(BENCHMARK)
-    return Pair(own, rounds.samples_s(key)) if key in rounds.spans_ns else Unpaired(own, proved)
+def against_benchmark(line: Measured, choice: Choice) -> Pair | Unpaired | None:
+    """Return what runs strictly beside PyTorch's own with `cudnn.benchmark`; None where either is missing."""
+    if choice.strict_key is None or line.benchmark is None:
+        return None
+    own = line.benchmark.samples_s(BENCHMARK)
+    if choice.strict_key in line.benchmark.spans_ns:
+        return Pair(own, line.benchmark.samples_s(choice.strict_key))
+    return Unpaired(own, line.proving.samples_s(choice.strict_key))
+
+
+def quotient(each: Pair | Unpaired) -> Estimate:
+    """Return the base's time over that of what runs, with its interval."""
+    return each.quotient if isinstance(each, Unpaired) else ratio(each.chosen, each.own)
 
 
 def of_family(line: Measured, choice: Choice, name: str) -> Pair | None:

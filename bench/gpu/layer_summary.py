@@ -2,24 +2,29 @@
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.cpu import tables as common
-from bench.cpu.lines import Recording, read_packed_too
+from bench.cpu.lines import Measured, Recording, read_packed_too
+from bench.cpu.markdown import markdown
 from bench.gpu import layer_tables as tables
+from bench.gpu.layer_kinds import ASKED
 from mucudnn.report import describe_facts
 
 _PREFACE = (
     "Written by `make gpu-layers`, made of the lines beside it, which hold the raw spans. Times are",
     "medians with 95 % intervals from ranks, of interleaved rounds in an order drawn anew, by a clock that",
-    "waits for the card; a span holds many calls. **x1.9 means 1.9 times as fast.** What won in one set of",
-    "rounds was timed again in fresh ones, and only those count. `Ours` is the fastest that keeps strictly",
-    "to the limit, FASTER than PyTorch's own where the limit lets that run; both of PyTorch's own ways take",
-    "whatever memory they like. With `cudnn.benchmark` PyTorch's own runs in a thread of its own, beside",
-    "ours, in rounds of their own; where ours is PyTorch's own as it comes, its time there is that of the",
-    "other rounds. `hides` and `takes` are bytes beside operands and result, as the allocator gives them.",
+    "waits for the card; a span holds as many calls as fill a millisecond, at least one. Times are hot:",
+    "calls of a span run back to back, and find in the cache what the last one left. **x1.9 means 1.9 times",
+    "as fast.** What won in one set of rounds was timed again in fresh ones, and only those count. `Ours` is",
+    "the fastest that keeps strictly to the limit, FASTER than PyTorch's own where the limit lets that run;",
+    "both of PyTorch's own ways take whatever memory they like. With `cudnn.benchmark` PyTorch's own runs in",
+    "a thread of its own, beside ours, in rounds of their own; where ours is PyTorch's own as it comes, its",
+    "time there is that of the other rounds. `hides` and `takes` are bytes beside operands and result, as",
+    "the allocator gives them.",
 )
 
 _ORIGINAL = (
@@ -81,6 +86,37 @@ def _facts(recording: Recording) -> Iterator[str]:
         yield f"* {name}: {facts}{run}"
 
 
+def _runs(recording: Recording) -> Iterator[str]:
+    """Yield every run once, with its settings; lines of all of them stand here together."""
+    settings: dict[str, list[str]] = {}
+    commits: set[str] = set()
+    for started in recording.starts:
+        run = {name: text for name, text in (started.run or {}).items() if name != ASKED}
+        settings.setdefault(common.facts(run), []).append(started.setting)
+        commits.add(run.get("commit", "unknown"))
+    yield f"{len(settings)} runs of {len(commits)} versions of the code."
+    yield from (f"* {run}: {', '.join(dict.fromkeys(names))}" for run, names in settings.items())
+
+
+def _coverage(recording: Recording) -> Iterator[str]:
+    """Yield for each setting how many cases there are, and between which clocks of the card."""
+    measured = tables.by_setting(recording)
+    failed = Counter(case.setting for case in recording.failed if case not in recording.measured)
+    rows = []
+    for name in dict.fromkeys((*recording.started, *measured, *failed)):
+        started, lines = recording.started.get(name), measured.get(name, [])
+        run = {} if started is None or started.run is None else started.run
+        rows.append((name, str(len(lines)), str(failed[name]), run.get(ASKED, "–"), _clocks(lines)))
+    headings = ("setting", "measured", "failed", "asked for by the last run", "SM clock after a case")
+    yield from markdown(headings, rows)
+
+
+def _clocks(lines: Sequence[Measured]) -> str:
+    told = [(line.conditions or {}).get("SM clock", "").partition(" ")[0] for line in lines]
+    clocks = [int(each) for each in told if each.isdecimal()]
+    return f"{min(clocks)} to {max(clocks)} MHz" if clocks else "–"
+
+
 def _of_all(recording: Recording) -> Iterator[str]:
     yield from tables.sums(recording, "")
     yield ""
@@ -122,9 +158,17 @@ def _measuring(recording: Recording) -> Iterator[str]:
     yield from (f"* {text}" for text in refused)
 
 
+_COMPARISONS = (
+    "Of `pairs`, which were timed in the same rounds, all means are made; what is not paired is judged by",
+    "both intervals, and FASTER and SLOWER count all. Each row makes as many comparisons as it has cases,",
+    "and an interval misses once in twenty. Ratios' geometric mean is there for other publications only.",
+)
+
 SECTIONS: tuple[Section, ...] = (
-    Section("DeepBench's training list", (), _of_deepbench),
-    Section("All layers", (), _of_all),
+    Section("Cases", (), _coverage),
+    Section("Runs", ("What was measured by different code stands in the same tables.",), _runs),
+    Section("DeepBench's training list", _COMPARISONS, _of_deepbench),
+    Section("All layers", ("But for cliffs, which have a table of their own.",), _of_all),
     Section(
         "Workspace saved",
         (
@@ -151,6 +195,15 @@ SECTIONS: tuple[Section, ...] = (
             "where it hides more, the loss is what keeping strictly to the limit costs.",
         ),
         common.losses,
+    ),
+    Section("Slower than `cudnn.benchmark`", ("With the whole interval.",), tables.behind_benchmark),
+    Section(
+        "Cliffs",
+        (
+            "Milliseconds per sample: more than 2^31 elements (pytorch#128936) beside one sample less,",
+            "depthwise, three-dimensional, on three channels, grouped.",
+        ),
+        tables.cliffs,
     ),
     Section("Nothing gained under any limit", (), _without_gain),
     Section(

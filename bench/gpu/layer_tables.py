@@ -9,14 +9,16 @@ from bench.cpu.lines import BENCHMARK, Choice, Measured, Recording
 from bench.cpu.markdown import markdown, milliseconds, spread
 from bench.cpu.means import Pair, sum_of_medians
 from bench.cpu.tables import common_limits, short
-from bench.gpu.layer_kinds import IN_PARTS, UNDIVIDED, UNTILED
+from bench.gpu.layer_kinds import CLIFFS, IN_PARTS, UNDIVIDED, UNTILED
 from bench.gpu.layer_means import (
     Compared,
     Gain,
     Unpaired,
+    against_benchmark,
     compared,
     hides_much,
     of_family,
+    quotient,
     workspace_saving,
 )
 from mucudnn.intervals import Estimate, Verdict, compare, estimate
@@ -43,9 +45,18 @@ def by_setting(recording: Recording) -> dict[str, list[Measured]]:
     return found
 
 
+def _of_networks(recording: Recording) -> dict[str, list[Measured]]:
+    """Return the same without cliffs: the network's own layer stands there if any has it."""
+    return {
+        setting: some
+        for setting, lines in by_setting(recording).items()
+        if (some := [line for line in lines if not line.case.layer.startswith(CLIFFS)])
+    }
+
+
 def _groups(recording: Recording, prefix: str) -> Iterator[tuple[str, int, int, list[Compared]]]:
     """Yield for each setting and limit how many cases there are, and those with all bases."""
-    for setting, lines in by_setting(recording).items():
+    for setting, lines in _of_networks(recording).items():
         some = [line for line in lines if line.case.layer.startswith(prefix)]
         for limit in common_limits(some) if some else ():
             found = [each for line in some if (each := compared(line, limit)) is not None]
@@ -104,7 +115,7 @@ def savings(recording: Recording) -> Iterator[str]:
     """Yield how much less workspace does as well, of layers of which PyTorch's own hides much."""
     headings = ("setting", "layers", "cases", "median saving", f"{_WANTED_SAVING:.0f}x and more", "none")
     rows = []
-    for setting, lines in by_setting(recording).items():
+    for setting, lines in _of_networks(recording).items():
         hiding = [line for line in lines if hides_much(line)]
         for title, prefixes in (("all", ("",)), ("VGG", _VGG), ("ResNet", _RESNET)):
             factors = [workspace_saving(line) for line in hiding if line.case.layer.startswith(prefixes)]
@@ -122,7 +133,7 @@ def _times_less(factor: float) -> str:
 def tiles(recording: Recording) -> Iterator[str]:
     """Yield what runs of strict float32 3x3 layers against the best without tiles in the same limit."""
     rows = []
-    for setting, lines in by_setting(recording).items():
+    for setting, lines in _of_networks(recording).items():
         some = [line for line in lines if line.problem.kernel_size == (3, 3)]
         if not setting.startswith("float32") or not some:
             continue
@@ -164,6 +175,49 @@ def _in_parts(line: Measured) -> tuple[str, ...] | None:
             gain = spread(line.speedup(key))
             return (str(line.case), format_bytes(choice.limit_bytes), gain, short(key), *sizes)
     return None
+
+
+def cliffs(recording: Recording) -> Iterator[str]:
+    """Yield times per sample of layers of which it was reported that PyTorch is slow, with ours."""
+    headings = ("case", "batch", "own a sample", "`benchmark` a sample", "limit", "ours a sample", "x")
+    rows = []
+    for line in recording.measured.values():
+        if line.case.layer.startswith(CLIFFS) and line.choices:
+            choice = max(line.choices, key=lambda each: each.limit_bytes)
+            benchmark = None if line.benchmark is None else line.benchmark.samples_s(BENCHMARK)
+            ours = None if choice.strict_key is None else line.proving.samples_s(choice.strict_key)
+            rows.append((
+                str(line.case), str(line.problem.batch),
+                *_a_sample(line, line.proving.samples_s(line.own), benchmark),
+                format_bytes(choice.limit_bytes), *_a_sample(line, ours),
+                "–" if choice.strict_key is None else spread(line.speedup(choice.strict_key)),
+            ))  # fmt: skip
+    if rows:
+        yield from markdown(headings, rows)
+    else:
+        yield "None was measured."
+
+
+def _a_sample(line: Measured, *samples: Sequence[float] | None) -> Iterator[str]:
+    for some in samples:
+        yield "–" if some is None else milliseconds(estimate([each / line.problem.batch for each in some]))
+
+
+def behind_benchmark(recording: Recording) -> Iterator[str]:
+    """Yield what is slower than PyTorch's own with `cudnn.benchmark` with its whole interval."""
+    headings = ("case", "limit", "x", "rounds", "runs", "PyTorch's own hides")
+    rows = []
+    for line in recording.measured.values():
+        for choice in line.choices:
+            pair = against_benchmark(line, choice)
+            if pair is not None and choice.strict_key is not None and (seen := quotient(pair)).high < 1:
+                rounds = "the same" if isinstance(pair, Pair) else "others"
+                cells = (format_bytes(choice.limit_bytes), spread(seen), rounds, short(choice.strict_key))
+                rows.append((str(line.case), *cells, format_bytes(line.own_bytes)))
+    if rows:
+        yield from markdown(headings, rows)
+    else:
+        yield "None."
 
 
 def failures(recording: Recording) -> Iterator[str]:
