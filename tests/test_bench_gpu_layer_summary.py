@@ -255,6 +255,15 @@ def test_cliffs_are_told_by_the_sample_and_stand_in_no_sum() -> None:
     assert small[2] == "1"
 
 
+def test_only_layers_that_tiles_can_compute_are_in_the_table_of_tiles() -> None:
+    ms = {OWN: 8.0, WHOLE: 4.0, PARTS: 3.0, TILES: 1.5, HALVES: 8.0}
+    line = measured(case("resnet18/a"), ms, key=TILES)
+    strided = dataclasses.replace(line, problem=dataclasses.replace(line.problem, stride=(2, 2)))
+    spread_out = dataclasses.replace(line, problem=dataclasses.replace(line.problem, dilation=(2, 2)))
+    for other in (strided, spread_out):
+        assert table(layer_tables.tiles(of(other))) == []
+
+
 def test_the_summary_tells_all_runs_how_many_cases_there_are_and_the_clocks() -> None:
     first, last = (
         dataclasses.replace(started(), run={"date": date, "commit": date, "cases": "9"})

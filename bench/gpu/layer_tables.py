@@ -22,6 +22,7 @@ from bench.gpu.layer_means import (
     workspace_saving,
 )
 from mucudnn.intervals import Estimate, Verdict, compare, estimate
+from mucudnn.problem import ConvProblem
 from mucudnn.sizes import format_bytes
 
 DEEPBENCH = "deepbench/"
@@ -134,7 +135,7 @@ def tiles(recording: Recording) -> Iterator[str]:
     """Yield what runs of strict float32 3x3 layers against the best without tiles in the same limit."""
     rows = []
     for setting, lines in _of_networks(recording).items():
-        some = [line for line in lines if line.problem.kernel_size == (3, 3)]
+        some = [line for line in lines if _is_for_tiles(line.problem)]
         if not setting.startswith("float32") or not some:
             continue
         for limit in common_limits(some):
@@ -147,6 +148,11 @@ def tiles(recording: Recording) -> Iterator[str]:
                 gain = Gain.of([line for line, _ in found], [pair for _, pair in found])
                 rows.append((setting, format_bytes(limit), *_cells(gain)))
     yield from markdown(("setting", "limit", *_GAIN_HEADINGS), rows)
+
+
+def _is_for_tiles(problem: ConvProblem) -> bool:
+    """Whether tiles can compute a layer of 3x3: its filter neither skips pixels nor is spread."""
+    return problem.kernel_size == (3, 3) and {*problem.stride, *problem.dilation} == {1}
 
 
 def _choices(lines: Sequence[Measured], limit: int) -> list[tuple[Measured, Choice]]:
