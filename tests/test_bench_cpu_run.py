@@ -145,6 +145,19 @@ def test_own_undivided_is_the_best_of_a_family_only_where_it_fits_and_belongs_to
     assert large.best == {"undivided": "cpu:aten@4*1", "own": "cpu:aten@1*4"}
 
 
+def test_the_two_quickest_undivided_candidates_compete_under_every_limit_where_there_are_families() -> None:
+    engines = [Candidate(f"cpu:gemm_k{n}", 4, 9.0 + n, n * 10 * MIB) for n in (1, 2, 3, 5)]
+    candidates = [OWN, PART, QUICK, SMALL, *engines]
+    found = of_families(candidates)
+    wholes = {key for key in found.rivals if key.endswith("@4*1")}
+    assert wholes == {"cpu:winograd4@4*1", "cpu:gemm_k1@4*1"}
+
+    more = of_families([OWN, PART, SMALL, *engines])
+    assert {key for key in more.rivals if "gemm" in key} == {"cpu:gemm_k1@4*1", "cpu:gemm_k2@4*1"}
+    without = choice.contest([OWN, PART, SMALL, *engines], Division((OWN,)), (16 * MIB, 64 * MIB))
+    assert "cpu:gemm_k2@4*1" not in without.rivals
+
+
 def test_what_is_hopeless_under_every_limit_that_it_fits_does_not_compete_but_as_a_base() -> None:
     slow = Candidate("cpu:aten", 1, 20.0, 8 * MIB)
     slow_whole = Candidate("cpu:gemm", 4, 90.0, 1 * MIB)

@@ -121,7 +121,8 @@ def contest(
     """Return the divisions that compete in a case.
 
     Under each limit the best division, the best one without PyTorch's own, and the best one of each family;
-    under the largest one also the best undivided candidate. The second is there because profiles are short
+    under the largest one also the best undivided candidate; where there are families, under each the two
+    quickest undivided ones but PyTorch's own. The second is there because profiles are short
     and noisy: what was measured slow by chance gets a second chance.
 
     Args:
@@ -138,6 +139,8 @@ def contest(
     kinds = [[each for each in candidates if family.has(each, own.batch)] for family in families]
     pools = (others, candidates, *kinds)
     found = [undivided, *(_best(pool, own.batch, limit) for limit in limits for pool in pools)]
+    if families:
+        found += [Division((each,)) for limit in limits for each in _quickest_two(wholes, own, limit)]
     bases = [kind for kind, family in zip(kinds, families, strict=True) if family.is_base]
     kept = [undivided, *(_best(base, own.batch, limit) for limit in limits for base in bases)]
     rivals = {each.key: each for each in found if each is not None and each.key != own.key}
@@ -145,6 +148,13 @@ def contest(
     competing = {key: each for key, each in rivals.items() if key in lasting}
     key = None if undivided is None else undivided.key
     return Contest(own, competing, key, tuple(limits), tuple(families))
+
+
+def _quickest_two(wholes: Sequence[Candidate], own: Division, limit_bytes: int) -> list[Candidate]:
+    """Return two undivided candidates at most: what is compared with has a second chance as well."""
+    algorithm = own.parts[0].algorithm
+    fitting = [each for each in wholes if each.workspace_bytes <= limit_bytes and each.algorithm != algorithm]
+    return sorted(fitting, key=lambda each: (each.time_s, each.workspace_bytes, each.algorithm))[:2]
 
 
 def _not_hopeless(rivals: Mapping[str, Division], limits: Sequence[int], hopeless: float) -> set[str]:
