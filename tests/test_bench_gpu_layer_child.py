@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +39,8 @@ from bench.record import TimeIsUpError, Watch
 from bench.workloads import SETTINGS
 from mucudnn import weighing
 from mucudnn.backends.base import Job
+from mucudnn.backends.cudnn.compiler import Launch
+from mucudnn.backends.cudnn.graph import UID_X
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.choices import Policy
 from mucudnn.errors import BackendError, DeviceLostError
@@ -149,6 +152,91 @@ def test_benchmark_has_rounds_with_what_was_chosen_but_own(found: list[Measured]
     for line in found:
         strict = {each.strict_key for each in line.choices} - {line.own, None}
         assert {*line.benchmark.spans_ns} == {BENCHMARK, *strict}
+
+
+class Paces:
+    """A clock that stands still but for what runs: cuDNN's engines are slow with more than two samples."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def clock(self) -> int:
+        self.now_ns += 10_000
+        return self.now_ns
+
+    def of_engines(self, compute: Callable[..., None]) -> Callable[..., None]:
+        """Let time pass while an engine computes."""
+
+        def computed(op: ConvOp, beta: float, convolution: int, tensors: Mapping[int, torch.Tensor]) -> None:
+            self.now_ns += 50_000 if tensors[UID_X].shape[0] <= 2 else 1_000_000
+            compute(op, beta, convolution, tensors)
+
+        return computed
+
+    def of_own(self, own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """Let more time pass while PyTorch's own computes."""
+
+        def computed(*arguments: object) -> torch.Tensor:
+            self.now_ns += 2_000_000
+            return own(*arguments)
+
+        return computed
+
+    def of_tiles(self, compiled: Callable[..., Launch]) -> Callable[..., Launch]:
+        """Let little time pass while a kernel runs."""
+
+        def made(source: str, kernel: str) -> Launch:
+            launch = compiled(source, kernel)
+
+            def launched(*arguments: Any) -> None:
+                self.now_ns += 15_000
+                launch(*arguments)
+
+            return launched
+
+        return made
+
+
+@pytest.fixture
+def paced(ground: PaperGround, monkeypatch: pytest.MonkeyPatch) -> PaperGround:
+    paces = Paces()
+    monkeypatch.setattr(ground.card, "clock", paces.clock)
+    monkeypatch.setattr(ground.paper, "_compute", paces.of_engines(ground.paper._compute))
+    monkeypatch.setattr(ground.card, "compiled", paces.of_tiles(ground.card.compiled))
+    own = paces.of_own(ground.backend.own_convolution)
+    monkeypatch.setattr(ground.backend, "own_convolution", own, raising=False)
+    return ground
+
+
+def test_a_quick_division_is_chosen_and_timed_beside_benchmark(
+    paced: PaperGround, lines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paced.card, "can_compile", False)  # no tiles
+
+    a_run(paced, lines).measure(some_cases()[:1])
+
+    line = read(lines)[-1]
+    for choice in line.choices:
+        assert choice.strict_key.startswith("cudnn:eng")
+        assert choice.strict_key.endswith("@2*2")
+        assert choice.of_family(UNTILED) == choice.strict_key
+        assert choice.of_family(UNDIVIDED).endswith("@4*1")
+        assert choice.strict_key in line.benchmark.spans_ns
+        assert line.speedup(choice.strict_key).low > 10
+
+
+def test_a_quick_algorithm_with_tiles_is_chosen_beside_the_best_without(
+    paced: PaperGround, lines: Path
+) -> None:
+    a_run(paced, lines).measure(some_cases()[:1])
+
+    line = read(lines)[-1]
+    for choice in line.choices:
+        assert choice.strict_key.startswith("cuda:")
+        assert choice.of_family(UNTILED).startswith("cudnn:eng")
+        assert choice.of_family(UNTILED).endswith("@2*2")
+        assert choice.strict_key in line.benchmark.spans_ns
+        assert choice.of_family(UNTILED) in line.proving.spans_ns
 
 
 def test_rounds_are_fewer_where_calls_are_seen_to_be_slow(
