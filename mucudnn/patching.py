@@ -225,8 +225,7 @@ def _checked(
     for number, assignments in variants.items():
         for assigned in assignments.values():
             _check_module(module, kind, path, assigned.problem)
-        problem = next(iter(assignments.values())).problem
-        problems[number] = _forward_problem(module, kind, problem)
+        problems[number] = _forward_problem(module, kind, assignments)
     return module, kind, problems
 
 
@@ -238,11 +237,18 @@ def _wrapped(modules: Mapping[str, nn.Module], path: str) -> str:
     return ""
 
 
-def _forward_problem(module: nn.Module, kind: Kind, problem: ConvProblem) -> ConvProblem:
-    """Return the problem of the forward pass to which one of the three belongs."""
+def _forward_problem(module: nn.Module, kind: Kind, assignments: Mapping[ConvOp, Assignment]) -> ConvProblem:
+    """Return the problem of the forward pass to which those of a plan belong.
+
+    Gradients know of no bias. What a subclass does with the one that it has, the plan's forward pass tells.
+    """
+    problem = next(iter(assignments.values())).problem
     if kind.is_transposed:
         return dataclasses.replace(problem, op=ConvOp.DGRAD, bias=False)
-    return dataclasses.replace(problem, op=ConvOp.FPROP, bias=module.bias is not None)
+    has_bias = module.bias is not None
+    if type(module).forward is not kind.base.forward and ConvOp.FPROP in assignments:
+        has_bias = assignments[ConvOp.FPROP].problem.bias
+    return dataclasses.replace(problem, op=ConvOp.FPROP, bias=has_bias)
 
 
 def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> None:

@@ -74,6 +74,21 @@ def _assert_same_step(model: nn.Module, twin: nn.Module, images: Tensor) -> None
         _assert_close(result, other)
 
 
+class BiasAfterwards(nn.Conv2d):
+    """Standardises its weight, and adds its bias itself."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        weight = self.weight / self.weight.std()
+        return self._conv_forward(image, weight, None) + self.bias.view(-1, 1, 1)
+
+
+def test_a_subclass_that_leaves_its_bias_out_is_divided(recwarn: pytest.WarningsRecorder) -> None:
+    model, twin = _twins(lambda: nn.Sequential(BiasAfterwards(3, 4, 3)), _images())
+
+    _assert_same_step(model, twin, _images())
+    assert not recwarn.list
+
+
 def _is_divided(model: nn.Module, images: Tensor) -> bool:
     """Whether all convolutions have our backward, and not PyTorch's own; the model is left as it was."""
     seen: list[str] = []
