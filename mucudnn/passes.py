@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
@@ -136,6 +138,8 @@ def _run_on(
     under: contextlib.AbstractContextManager[object],
 ) -> None:
     with (
+        _disable_current_modes(),  # the caller's, which would count or replace what runs
+        _uncompiled(),
         _quietly(),
         _uncached(),
         _in_mode_of(model) as is_differentiated,
@@ -219,6 +223,18 @@ def _quietly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Have nothing compiled: where Dynamo meets a mode it never compiles that code again, for nobody."""
+    if "torch._dynamo" not in sys.modules:  # importing it takes seconds, and without it nothing is compiled
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(RuntimeError):  # this is called from what is being compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextlib.contextmanager
 def _uncached() -> Iterator[None]:
     """Have autocast keep no weight in another type: it would keep stand-ins until its region ends."""
     before = torch.is_autocast_cache_enabled()
@@ -230,14 +246,25 @@ def _uncached() -> Iterator[None]:
         torch.clear_autocast_cache()  # of what an autocast of the model's own has kept
 
 
-def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
+def run_in_earnest(
+    model: nn.Module,
+    sample: CallArguments,
+    under: contextlib.AbstractContextManager[object] = _NOTHING,
+) -> None:
     """Run the model on a copy of the sample; its buffers' values and the random state are put back.
 
     A tensor on the device "meta" stands for one of ones.
+
+    Args:
+        model: that is to run.
+        sample: what it takes.
+        under: a context for the model alone, such as a dispatcher.
     """
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with (
+            _disable_current_modes(),
+            _uncompiled(),
             left_as_it_was(model),
             random_state_kept(model),
             _in_mode_of(model) as is_differentiated,
@@ -246,7 +273,8 @@ def run_in_earnest(model: nn.Module, sample: CallArguments) -> None:
             _with_gradients_seen(),
         ):
             args, kwargs = _copied(sample, home_of(model))
-            model(*args, **kwargs)
+            with under:
+                model(*args, **kwargs)
     finally:
         with torch.no_grad():
             for buffer, value in before:

@@ -86,8 +86,7 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
                     raise
                 recorder.found.clear()
                 warn_user(_IN_EARNEST, ValuesWarning)
-                with recorder:
-                    run_in_earnest(model, sample)
+                run_in_earnest(model, sample, under=recorder)
     except Exception as error:
         raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from mucudnn.errors import NothingToTuneError, OptionError, SampleError, ValuesWarning
 from mucudnn.extraction import CallArguments, Extraction, extract
@@ -376,6 +377,36 @@ def test_a_sample_may_be_arguments_by_position_or_by_name(kind: str) -> None:
     assert extract(Scaled(), sample).calls[0].problem.batch == 5
 
 
+class Looks(nn.Module):
+    """Decides by what it is given."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return image if image.sum().item() > 0 else -image
+
+
+class Compiled(nn.Module):
+    """Whose code is compiled nowhere else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.conv(image).relu()
+
+
+@pytest.mark.parametrize("looks_at_values", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+def test_what_is_examined_is_compiled_afterwards(looks_at_values: bool) -> None:
+    compiled = torch.compile(Compiled(), backend="eager", fullgraph=True)
+    model = nn.Sequential(compiled, Looks()) if looks_at_values else compiled
+
+    assert extract(model, a_batch()).calls
+
+    with torch.no_grad():
+        compiled(a_batch())  # raises unless it is
+
+
 def test_a_model_that_is_to_be_compiled_is_examined_without_a_warning() -> None:
     compiled = torch.compile(nn.Sequential(nn.Conv2d(3, 4, 3)), backend="eager")
 
@@ -560,6 +591,15 @@ def test_attributes_stay_as_they_were(kind: Callable[[], nn.Module]) -> None:
     extract(model, a_batch())
 
     assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("model", [a_chain(), DependsOnValues()], ids=["without", "in earnest"])
+def test_the_caller_s_modes_do_not_see_the_pass(model: nn.Module) -> None:
+    with FlopCounterMode(display=False) as counted:
+        extract(model, a_batch())
+        assert counted.get_total_flops() == 0
+        model(a_batch())
+    assert counted.get_total_flops() > 0
 
 
 def test_what_a_model_remembers_of_the_pass_is_forgotten() -> None:
