@@ -64,7 +64,7 @@ def left_as_it_was(model: nn.Module, alive: Callable[[], Sequence[Tensor]] | Non
         if not isinstance(each, torch.jit.ScriptModule)  # its attributes are its own
     ]
     found = [] if alive is None else _reached(_roots(module for module, *_ in before))
-    kept = [(each, _copied(each)) for each in found if _is_container(each)]
+    kept = [(each, _copied(each)) for each in found if _is_container(each) and not _is_data(each)]
     try:
         yield
     finally:
@@ -91,8 +91,8 @@ def _roots(modules: Iterable[nn.Module]) -> list[object]:
         for name in dict.fromkeys(kind.__module__ for kind in classes)
         if name in sys.modules
     ]
-    names: list[Mapping[str, object]] = [vars(each) for each in (*sources, *classes)]
-    beside = (value for each in sources for value in [*vars(each).values()] if isinstance(value, type))
+    names: list[Mapping[str, object]] = [getattr(each, "__dict__", {}) for each in (*sources, *classes)]
+    beside = (each for found in names for each in [*found.values()] if issubclass(type(each), type))
     names += [vars(kind) for kind in beside if kind.__module__.partition(".")[0] not in _LIBRARIES]
     return [*attributes, *itertools.chain.from_iterable(map(_containers, names))]
 
@@ -108,6 +108,17 @@ def _containers(names: Mapping[str, object]) -> list[object]:
 
 def _is_container(thing: object) -> bool:
     return issubclass(type(thing), _CONTAINERS)
+
+
+def _base(thing: object) -> type | None:
+    """Return which of Python's own containers a thing is, or None."""
+    return next((each for each in type(thing).__mro__ if each in _ITEMS), None)
+
+
+def _is_data(thing: Any) -> bool:
+    """Return whether a container is too large for anything but data."""
+    base: Any = _base(thing)
+    return bool(base.__len__(thing) > _MOST_ITEMS)
 
 
 def _reached(roots: Iterable[object], seen: set[int] | None = None) -> Iterator[object]:
@@ -130,10 +141,9 @@ def _reached(roots: Iterable[object], seen: set[int] | None = None) -> Iterator[
 
 def _inside(thing: object) -> Iterable[object]:
     """Return a container's items, what a function was made of, or an object's attributes as a container."""
-    kind = type(thing)
-    items = next((_ITEMS[each] for each in kind.__mro__ if each in _ITEMS), None)
-    if items is not None:
-        return [] if len(thing) > _MOST_ITEMS else list(items(thing))  # type: ignore[arg-type]
+    kind, base = type(thing), _base(thing)
+    if base is not None:
+        return [] if _is_data(thing) else list(_ITEMS[base](thing))
     if issubclass(kind, (type, types.ModuleType, types.BuiltinFunctionType, Tensor, np.ndarray)):
         return []
     if issubclass(kind, types.FunctionType):
@@ -157,9 +167,7 @@ def _content(cell: types.CellType) -> object:
 
 
 def _copied(container: Any) -> Container:
-    """Return a plain copy of a container's items, none of one that is too large."""
-    if len(container) > _MOST_ITEMS:
-        return []
+    """Return a plain copy of a container's items."""
     return dict.copy(container) if issubclass(type(container), dict) else list(_inside(container))
 
 
@@ -190,8 +198,6 @@ def _put_back(container: Any, former: Container, holders: _Holders) -> None:
                     dict.__setitem__(container, key, former[key])
                 else:
                     dict.__delitem__(container, key)
-        return
-    if len(container) > _MOST_ITEMS:
         return
     known = {id(each) for each in former}
     if not any(holders.hold(each) for each in _inside(container) if id(each) not in known):

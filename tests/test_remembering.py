@@ -230,6 +230,9 @@ def test_what_user_classes_do_when_they_are_looked_into_is_not_done() -> None:
         def values(self) -> Any:
             raise RuntimeError("not now")
 
+        def __len__(self) -> int:
+            raise RuntimeError("not now")
+
     class Unbound:
         @property
         def __dict__(self) -> Any:  # type: ignore[override]
