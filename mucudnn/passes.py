@@ -137,6 +137,7 @@ def _run_on(
     sample: CallArguments,
     under: contextlib.AbstractContextManager[object],
 ) -> None:
+    """Run the model in the mode of `stand_ins`, and leave what it has changed to the caller."""
     with (
         _disable_current_modes(),  # the caller's, which would count or replace what runs
         _uncompiled(),
@@ -224,7 +225,7 @@ def _quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Have nothing compiled: where Dynamo meets a mode it never compiles that code again, for nobody."""
+    """Have nothing compiled, in any thread: where Dynamo meets a mode it never compiles that code again."""
     if "torch._dynamo" not in sys.modules:  # importing it takes seconds, and without it nothing is compiled
         yield
         return
