@@ -17,7 +17,8 @@ class Scales:
 
     def measure(self, job: Job, limit_bytes: int | None) -> Footprint:
         assert limit_bytes == LIMIT_BYTES
-        return Footprint(self.left.pop(0), "as it was told")
+        n_bytes = self.left.pop(0)
+        return Footprint(n_bytes, n_bytes, "as it was told")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from functools import cached_property
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from mucudnn.algorithms.own import own_convolution, recorded_convolution, result
 from mucudnn.algorithms.packed import packing
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
 from mucudnn.backends.cpu.environment import fp32_precision, present_environment, present_flags
-from mucudnn.backends.cpu.footprint import FootprintMeter
+from mucudnn.backends.cpu.footprint import Footprint, FootprintMeter
 from mucudnn.backends.cpu.neighbours import ProcessorNeighbours
 from mucudnn.backends.cpu.pages import release_pages
 from mucudnn.backends.own import own_job
@@ -137,7 +138,7 @@ class CpuBackend:
 
         PyTorch's own convolution is weighed in a child process that is held to the limit. Where it computes
         a part, in the other layout or some rows, it also makes a result of its own, which is then copied or
-        added.
+        added. Beside that counts all that was seen, as the sum has to be within the noise of one weighing.
         """
         problem = trial.problem
         declared = self.buffer_bytes(problem, trial.algorithm)
@@ -146,10 +147,12 @@ class CpuBackend:
         makes_result = not (trial.whole and trial.algorithm == self.own)
         taken = [declared]
         for each in self._by_own(problem, trial.algorithm):
-            hidden = self.footprint(own_job(each), limit_bytes)
-            if hidden is None:
+            hidden = self._weighed(own_job(each), limit_bytes)
+            if hidden.n_bytes is None or hidden.seen_bytes is None:
                 return None
-            taken.append(declared + hidden + (result_bytes(each) if makes_result else 0))
+            taken.append(
+                declared + hidden.seen_bytes + result_bytes(each) if makes_result else hidden.n_bytes
+            )
         return max(taken)
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
@@ -157,12 +160,17 @@ class CpuBackend:
 
         None where memory was refused, and it is not known how much more it takes.
         """
-        weighed = self._meter.measure(job, limit_bytes).n_bytes
-        if weighed is not None and weighed <= limit_bytes:
-            return weighed
+        return self._weighed(job, limit_bytes).n_bytes
+
+    def _weighed(self, job: Job, limit_bytes: int) -> Footprint:
+        """Return what the child saw; of two looks that which saw less, or anything at all."""
+        first = self._meter.measure(job, limit_bytes)
+        if first.n_bytes is not None and first.n_bytes <= limit_bytes:
+            return first
         # Once in a while a library takes what it keeps in the middle of a run, 1 MiB seen: ask again.
-        again = self._meter.measure(job, limit_bytes).n_bytes
-        return min((seen for seen in (weighed, again) if seen is not None), default=None)
+        again = self._meter.measure(job, limit_bytes)
+        seen = [each for each in (first, again) if each.n_bytes is not None]
+        return min(seen, key=attrgetter("n_bytes"), default=again)
 
     def release(self, tail: Tensor) -> None:
         """Give the memory of `tail` back to the system, in whole pages, where the system is Linux."""

@@ -58,12 +58,15 @@ class Footprint:
     """What a job takes beside its operands and its result.
 
     Attributes:
-        n_bytes: the most bytes that it holds at once, less its result's; it may lie above the limit by
-            the allowance. None if it failed for want of memory under the limit.
+        n_bytes: the most bytes that it holds at once, less its result's, or 0 if that is no more than a run
+            without workspace is seen to take; it may lie above the limit by the allowance. None if it failed
+            for want of memory under the limit.
+        seen_bytes: the same as it was seen, for sums with what else is taken.
         reason: where n_bytes comes from, or how the job failed, in a sentence.
     """
 
     n_bytes: int | None
+    seen_bytes: int | None
     reason: str
 
 
@@ -138,7 +141,7 @@ class FootprintMeter:
         except _ChildDiedError as death:
             self._drop_child()
             if death.under_cap:
-                return Footprint(None, f"Under the cap its process died: {death}.")
+                return Footprint(None, None, f"Under the cap its process died: {death}.")
             text = f"{job.function} could not be weighed: its process died: {death}."
             raise UnmeasuredError(text) from death
         except BaseException:
@@ -148,7 +151,8 @@ class FootprintMeter:
             self._drop_child()
         if "failed" in reply:
             raise JobFailedError(f"{job.function} could not be weighed: {reply['failed']}")
-        return Footprint(cast("int | None", reply["n_bytes"]), str(reply["reason"]))
+        n_bytes, seen_bytes = (cast("int | None", reply[name]) for name in ("n_bytes", "seen_bytes"))
+        return Footprint(n_bytes, seen_bytes, str(reply["reason"]))
 
     def _forget_if_forked(self) -> None:
         if self._child is not None and not self._child.is_ours:

@@ -128,16 +128,17 @@ def _answer(meter: "_Scales", request: Mapping[str, object], replies: TextIO) ->
         meter.freeze_modules()
         if limit_bytes is not None:
             _say(replies, {"capped": True})
-        n_bytes = meter.weigh(prepared, limit_bytes)
+        seen = meter.weigh(prepared, limit_bytes)
         if meter.has_kept_more:  # a library may have, once in a while (1.1 MiB seen); the job would again
             prepared = job.prepare()
-            n_bytes = min(n_bytes, meter.weigh(prepared, limit_bytes))
+            seen = min(seen, meter.weigh(prepared, limit_bytes))
     except _OverLimitError as error:
-        return {"n_bytes": None, "reason": str(error), "spent": meter.is_spent}
+        return {"n_bytes": None, "seen_bytes": None, "reason": str(error), "spent": meter.is_spent}
     except Exception as error:  # noqa: BLE001  # whatever a job raises is its owner's to judge
         return {"failed": f"{type(error).__name__}: {error}", "spent": meter.is_spent}
     reason = "Measured as the growth of a process's address space."
-    return {"n_bytes": n_bytes, "reason": reason, "spent": meter.is_spent}
+    n_bytes = _at_least(NOISE_BYTES, seen)
+    return {"n_bytes": n_bytes, "seen_bytes": seen, "reason": reason, "spent": meter.is_spent}
 
 
 class _Scales:
@@ -194,7 +195,7 @@ class _Scales:
                 break
         kept = run.after.held_bytes - before.held_bytes
         self.has_kept_more = kept > REMEMBERED_BYTES
-        return _at_least(NOISE_BYTES, run.grown_bytes) + _at_least(REMEMBERED_BYTES, kept)
+        return max(0, run.grown_bytes) + _at_least(REMEMBERED_BYTES, kept)
 
     def _first_run(
         self, prepared: Prepared, limit_bytes: int | None, before: "_Mapped", attempts: int = _ATTEMPTS
