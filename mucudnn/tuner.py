@@ -11,7 +11,7 @@ from torch import nn
 
 from mucudnn import patching
 from mucudnn.backends import Backend, backend_for
-from mucudnn.calls import autocast_dtype, is_traced, without_autocast
+from mucudnn.calls import autocast_dtype, is_traced, watcher, without_autocast
 from mucudnn.choices import Mode
 from mucudnn.errors import (
     BackendError,
@@ -205,13 +205,15 @@ class _FirstCall:
     Where the call has nothing to tune, the model is disarmed, with a warning, and runs as before. Where
     tuning fails the model stays armed; arguments that the model rejects are left to its own error. Should it
     reject them only while it is examined, the second such call says so. Other threads that call the model
-    meanwhile wait, and find it patched. What is traced, transformed or seen by a dispatch mode stays armed.
+    meanwhile wait, and find it patched. What is traced, transformed or seen by a dispatch mode stays armed;
+    the second call in such a mode says so, as there may be no other.
     """
 
     def __init__(self, settings: Settings, learn: Learner | None) -> None:
         self._settings = settings
         self._learn = learn
         self._failures = 0
+        self._watched = 0
         self._turn = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -221,15 +223,32 @@ class _FirstCall:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._failures = 0
+        self._watched = 0
         self._turn = threading.RLock()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # else the tuner would be compiled too
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_examining() or is_traced():
+        if is_examining():
+            return
+        if is_traced():
+            self._stay_armed()
             return
         with self._turn:
             if patching.is_armed(model):  # else it has waited until it was tuned
                 self._tune(model, CallArguments(args, kwargs))
+
+    def _stay_armed(self) -> None:
+        watched = watcher()
+        if watched is None:
+            return
+        self._watched += 1
+        if self._watched == 2:
+            _, where = watched
+            warn_user(
+                f"The model runs as before, untuned, as it is called {where}; the first call elsewhere tunes "
+                "it.",
+                UntunedWarning,
+            )
 
     def _tune(self, model: nn.Module, sample: CallArguments) -> None:
         try:

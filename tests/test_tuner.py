@@ -912,6 +912,18 @@ def test_an_armed_model_that_is_transformed_or_watched_runs_as_it_comes_and_stay
     assert not is_armed(model)
 
 
+def test_an_armed_model_that_is_only_ever_watched_says_that_it_is_not_tuned(tmp_path: Path) -> None:
+    model = a_chain().eval()
+    mucudnn.optimize(model, LIMIT, store=tmp_path / "s", policy="undivided", progress=False)
+
+    _counted(model)
+    with pytest.warns(UntunedWarning, match="is called in a FlopCounterMode; the first call elsewhere tunes"):
+        _counted(model)
+    _counted(model)
+
+    assert is_armed(model)
+
+
 def test_an_armed_model_that_is_compiled_is_not_tuned_by_compiled_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
