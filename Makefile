@@ -61,7 +61,8 @@ models: $(MODELS)  ## train public models divided, beside their unpatched twins;
 GPU := build/gpu
 # As a user trains; apart from the others, since one fault of a card fails all that its process does later.
 GPU_TRAINING := tests/test_training_on_gpu.py
-GPU_TESTS = tests/cudnn/test_gpu.py $(sort $(filter-out tests/cudnn/test_gpu.py $(GPU_TRAINING), \
+GPU_FIRST := tests/cudnn/test_gpu.py tests/cudnn/test_grid.py
+GPU_TESTS = $(GPU_FIRST) $(sort $(filter-out $(GPU_FIRST) $(GPU_TRAINING), \
 	$(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)))
 gpu_tests = PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=20 $(1) $(GPU)/bin/python -m pytest \
 	-m gpu --require-gpu -v --tb=short --junitxml=$(GPU)/$(2).xml \

@@ -107,8 +107,12 @@ class PaperGround:
         del self._here.stream
 
     def captured(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """A replay fills the same tensor again."""
-        result = call()
+        """A replay fills the same tensor again; whatever may not happen in a capture raises."""
+        self.card.is_capturing = True
+        try:
+            result = call()
+        finally:
+            self.card.is_capturing = False
 
         def replay() -> None:
             result.copy_(call())
