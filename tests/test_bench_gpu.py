@@ -31,7 +31,7 @@ from bench.gpu.layers import LAYERS as REAL_LAYERS
 from bench.gpu.layers import Case, all_cases
 from bench.gpu.sections import Cut, Deadline, Section, Task, only, run_section
 from bench.gpu.trials import checked_in_parts, equal_division, stand_for, whole_call
-from bench.gpu.values import Answer
+from bench.gpu.values import Answer, Timing
 from mucudnn.backends.cudnn.devices import DeviceDescription, device_described
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
@@ -47,6 +47,7 @@ def few_launches() -> Iterator[None]:
     """What a launch costs the host is not a matter of many on paper."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials, "LAUNCHES", 3)
+        patch.setattr(capture, "REPLAYS", 3)
         yield
 
 
@@ -301,9 +302,46 @@ def test_a_legacy_descriptor_that_cannot_be_made_is_an_error(ground: PaperGround
 def test_a_captured_division_is_replayed_and_compared(task: Task) -> None:
     rows = only(capture.CaptureRow, capture.rows(task))
 
-    assert [row.op for row in rows] == ["fprop", "dgrad", "wgrad"] * 2
-    assert {row.parts for row in rows} == {4}
+    assert [row.op for row in rows] == ["fprop", "fprop", "dgrad", "dgrad", "wgrad", "wgrad"] * 2
+    assert [row.parts for row in rows] == [4, 8] * 6
     assert {(row.error, row.verdict, row.failure) for row in rows} == {(0.0, Verdict.SAME, None)}
+
+
+def test_ten_divisions_in_one_graph_tell_the_time_of_the_kernels_of_one(task: Task) -> None:
+    row = only(capture.CaptureRow, capture.rows(task))[0]
+
+    # Every span takes the same on paper: ten divisions take as long as one, and one a tenth of that.
+    assert row.kernels_time.median_us == pytest.approx(row.replay_time.median_us / 10)
+
+
+def test_what_parts_cost_beside_their_kernels_is_told_with_the_hosts_share() -> None:
+    eager, replay, kernels = (
+        Timing(us, us, us, 6, 1, converged=True, spans_ns=()) for us in (150.0, 101.0, 100.0)
+    )
+    row = capture.CaptureRow(
+        "fprop",
+        "float32",
+        8,
+        "cudnn:eng0",
+        0.0,
+        eager,
+        replay,
+        kernels,
+        Verdict.FASTER,
+        120.0,
+        5.05,
+        0,
+        0,
+        None,
+    )
+    slower = dataclasses.replace(row, eager_time=dataclasses.replace(eager, median_us=240.0))
+
+    told = {each.question: each.text for each in capture.answers([row, slower])}
+
+    assert told["What does a division of 8 parts cost beside its kernels?"] == (
+        "under a graph 1.01 to 1.01 times their time, the host busy for 0.05 to 0.05 of it; "
+        "part by part 1.50 to 2.40 times their time, the host busy for 0.50 to 0.80 of it"
+    )
 
 
 def test_a_capture_that_fails_is_the_answer(task: Task, ground: PaperGround) -> None:
@@ -314,7 +352,7 @@ def test_a_capture_that_fails_is_the_answer(task: Task, ground: PaperGround) -> 
     rows = [*capture.rows(task)]
 
     assert {row.failure for row in only(capture.CaptureRow, rows)} == {"operation not permitted"}
-    assert next(each.text for each in capture.answers(rows)).startswith("0 of 6 can")
+    assert next(each.text for each in capture.answers(rows)).startswith("0 of 12 can")
 
 
 def test_threads_streams_and_workspaces_come_out_fine(task: Task) -> None:
@@ -560,6 +598,7 @@ def test_wrong_candidates_are_counted_and_never_the_fastest(task: Task, ground: 
 def test_an_equal_division_has_four_parts_or_as_many_as_there_are_samples() -> None:
     assert equal_division("cudnn:eng0", small()).key == "cudnn:eng0@2*4"
     assert equal_division("cudnn:eng0", small().with_batch(3)).key == "cudnn:eng0@1*3"
+    assert equal_division("cudnn:eng0", small(), parts=8).key == "cudnn:eng0@1*8"
 
 
 def test_problems_for_which_the_time_is_up_are_named(task: Task) -> None:

@@ -58,7 +58,7 @@ SECTIONS = (
         share=15,
     ),
     # A capture that fails leaves PyTorch's allocator in one, in which it frees nothing.
-    Section("capture", "Capture in CUDA graphs", capture.rows, capture.answers, share=3),
+    Section("capture", "Capture in CUDA graphs", capture.rows, capture.answers, share=5),
 )
 """What all others depend on goes first, and what takes longest, or leaves traces, last."""
 

@@ -43,14 +43,14 @@ class PartsCheck:
     is_guard_intact: bool
 
 
-def part_size(problem: ConvProblem) -> int:
-    """Return the samples of one of four parts, or of as many as there are."""
-    return max(problem.batch // MOST_PARTS, 1)
+def part_size(problem: ConvProblem, parts: int = MOST_PARTS) -> int:
+    """Return the samples of one of so many parts, or of as many as there are."""
+    return max(problem.batch // parts, 1)
 
 
-def equal_division(algorithm: str, problem: ConvProblem) -> Division:
+def equal_division(algorithm: str, problem: ConvProblem, parts: int = MOST_PARTS) -> Division:
     """Return the division into such parts, of which no time is known."""
-    size = part_size(problem)
+    size = part_size(problem, parts)
     return Division((Candidate(algorithm, size, 0.0, 0),) * (problem.batch // size))
 
 
@@ -140,14 +140,24 @@ def seen_once(backend: Backend, call: Callable[[], None]) -> Timing:
     return Timing(span / 1e3, None, None, 1, 1, converged=False, spans_ns=(span,))
 
 
-def host_us(backend: Backend, call: Callable[[], None], clock: Clock = time.perf_counter_ns) -> float:
-    """Return the host's microseconds per launch: the least of five series of 50, each on an idle card."""
+def host_us(
+    backend: Backend, call: Callable[[], None], clock: Clock = time.perf_counter_ns, parts: int = 1
+) -> float:
+    """Return the host's microseconds per call: the least of five series of 50 launches, each on an idle card.
+
+    Args:
+        backend: whose clock waits for the card.
+        call: that is made again and again, without waiting.
+        clock: nanoseconds of the host.
+        parts: launches in one call.
+    """
+    calls = max(LAUNCHES // parts, 1)
     series = []
     for _ in range(_SERIES):
         backend.clock()
         start = clock()
-        for _ in range(LAUNCHES):
+        for _ in range(calls):
             call()
         series.append(clock() - start)
     backend.clock()
-    return min(series) / LAUNCHES / 1e3
+    return min(series) / calls / 1e3
