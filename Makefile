@@ -75,6 +75,7 @@ $(GPU)/ready: bench/gpu/install.py
 gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes without a network
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
+	@rm -f $(GPU)/*.xml
 	@$(call gpu_tests,130,training,$(GPU_TRAINING)); training=$$?; \
 		$(call gpu_tests,120,tests,$(GPU_TESTS)); tests=$$?; \
 		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$((training | tests))

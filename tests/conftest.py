@@ -1,7 +1,7 @@
 """What holds for every test: no deadlines, no test touches the user's store, nothing is skipped unsaid."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,14 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def number_of_tests(
+    request: pytest.FixtureRequest, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    """Have a report say how many tests were to run, so that it is seen where they broke off."""
+    record_testsuite_property("collected", len(request.session.items))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -3,6 +3,8 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from bench.commit import commit
 
 
@@ -25,7 +27,36 @@ def test_a_result_names_the_commit_that_is_checked_out_and_whether_files_differ(
     assert commit(tmp_path) == f"{clean}-dirty"
 
 
-def test_outside_of_a_repository_of_its_own_the_commit_is_unknown(tmp_path: Path) -> None:
+def test_results_that_were_measured_change_no_sources(tmp_path: Path) -> None:
+    measured, other = tmp_path / "bench" / "results" / "card.json", tmp_path / "bench" / "card.py"
+    measured.parent.mkdir(parents=True)
+    git(tmp_path, "init", "--quiet")
+    for file in (measured, other):
+        file.write_text("one")
+        git(tmp_path, "add", str(file))
+    git(tmp_path, "commit", "--quiet", "--message", "one")
+
+    measured.write_text("two")
+    assert not commit(tmp_path).endswith("-dirty")
+    other.unlink()
+    assert commit(tmp_path).endswith("-dirty")
+
+
+def test_a_copy_without_its_repository_is_of_the_commit_that_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUCUDNN_COMMIT", "0123456789ab")
+    assert commit(tmp_path) == "0123456789ab"
+
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "one")
+    assert commit(tmp_path) == git(tmp_path, "rev-parse", "--short=12", "HEAD")
+
+
+def test_outside_of_a_repository_of_its_own_the_commit_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MUCUDNN_COMMIT", raising=False)
     assert commit(tmp_path) == "unknown"
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "one")

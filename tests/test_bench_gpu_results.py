@@ -18,6 +18,7 @@ from bench.gpu.layers import MIDDLING
 from bench.gpu.sections import Deadline, Section, Task, attempted, run_section
 from bench.gpu.values import Answer, Timing, duration, jsonable
 from mucudnn.profile import Measurement
+from mucudnn.version import __version__
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
@@ -252,7 +253,7 @@ def test_an_extra_section_runs_where_it_is_named_and_is_not_missed_elsewhere(
 def test_the_sections_have_names_of_their_own_and_the_longest_are_last_but_for_captures() -> None:
     names = [each.name for each in program.SECTIONS]
 
-    assert len(set(names)) == len(names) == 11
+    assert len(set(names)) == len(names) == 12
     assert not set(names) & {each.name for each in program.EXTRA}
     longest = sorted(program.SECTIONS, key=lambda each: each.share)[-3:]
     assert {each.name for each in longest} == {each.name for each in program.SECTIONS[-4:-1]}
@@ -293,6 +294,18 @@ def test_a_file_has_every_row_in_a_line_of_its_own(tmp_path: Path) -> None:
     assert content["date"] == "2026-01-02T03:04:05+00:00"
     assert content["tables"]["Found"]["title"] == "What these tests find."
     assert [row["layer"] for row in content["tables"]["Found"]["rows"]] == ["a", "b"]
+
+
+def test_every_file_says_with_which_version_it_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "_present_commit", lambda: "0123456789ab")
+
+    results.write(tmp_path, run_section(section("plans"), a_task()), NOW)
+
+    contents = results.read(tmp_path, ["plans"])
+    assert (contents["plans"]["version"], contents["plans"]["commit"]) == (__version__, "0123456789ab")
+    assert f" s, mucudnn {__version__}, commit 0123456789ab\n" in results.readme(contents)
 
 
 def test_a_section_without_rows_is_written_too(tmp_path: Path) -> None:

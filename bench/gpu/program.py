@@ -21,6 +21,7 @@ from bench.gpu import (
     own,
     plans,
     results,
+    tested,
 )
 from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
@@ -38,6 +39,7 @@ def _told(setting: str) -> Callable[[Sequence[object]], Iterable[Answer]]:
 
 SECTIONS = (
     Section("device", "The device", device.rows, device.answers, share=1),
+    Section("tests", "Tests on the card", tested.rows, tested.answers, share=0.1),
     # Before any other makes a handle: the first one costs most.
     Section("handles", "Handles, threads, streams, alignment", handles.rows, handles.answers, share=5),
     Section(

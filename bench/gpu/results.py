@@ -1,6 +1,7 @@
 """The results of a device as files: one of JSON for each section, and a README that is made from them."""
 
 import datetime
+import functools
 import inspect
 import json
 import re
@@ -8,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from bench.commit import commit
 from bench.gpu.sections import Result
 from bench.gpu.values import Answer, Timing, jsonable
 from mucudnn.sizes import format_bytes
+from mucudnn.version import __version__
 
 _MOST_ROWS = 130
 """Longer tables stay in the files."""
@@ -29,6 +32,9 @@ _PREFACE = (
 )
 
 Json = Mapping[str, object]
+
+_present_commit = functools.cache(commit)
+"""Of the sources that this process began with: a file is written every few seconds."""
 
 
 def slug(name: str) -> str:
@@ -81,6 +87,8 @@ def _content(result: Result, now: datetime.datetime) -> Json:
         "about": result.section.about,
         "date": now.isoformat(timespec="seconds"),
         "seconds": round(result.seconds, 1),
+        "version": __version__,
+        "commit": _present_commit(),
         "failure": result.failure,
         "answers": jsonable(result.answers),
         "tables": {name: {"title": titles[name], "rows": rows} for name, rows in tables.items()},
@@ -120,7 +128,8 @@ def readme(contents: Mapping[str, Json]) -> str:
         "",
         *(f"* {name}: {facts[name]}" for name in _HEADER_FACTS if name in facts),
         *(
-            f"* {content['section']}: {content['date']}, {content['seconds']} s"
+            f"* {content['section']}: {content['date']}, {content['seconds']} s, "
+            f"mucudnn {content['version']}, commit {content['commit']}"
             for content in contents.values()
         ),
         "",
