@@ -1,14 +1,13 @@
 """Tune networks for the limits of µ-cuDNN, and keep all that is measured in one recording.
 
 The recording is a store: `mucudnn tune --backend replay:FILE` answers from it on any machine, for these
-limits and in both modes. Plans lie beside it, with a summary of them all. What is known is not measured
-again: a run that was interrupted, or whose time was up, is gone on with by the next one, from the packed
-recording if that is all there is.
+limits and in both modes, with #1 or #2 behind it where TF32 was allowed for some and not for others. Plans
+lie beside it, with a summary of them all. What is known is not measured again: a run that was interrupted, or
+whose time was up, is gone on with by the next one, from the packed recording if that is all there is.
 """
 
 import argparse
 import dataclasses
-import itertools
 import json
 import math
 import os
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from bench.gpu.results import slug
 from bench.precision import tf32
-from bench.workloads import LAYERS, NETWORKS, SETTINGS, Setting, Workload, chosen, operands
+from bench.workloads import LAYERS, NETWORKS, SETTINGS, Setting, Workload, chosen, in_order, operands
 from mucudnn import tune
 from mucudnn.backends import backend_for
 from mucudnn.choices import Mode
@@ -124,7 +123,7 @@ class Recorder:
         self._packed_s = time.monotonic()
 
     def record(self, workloads: Sequence[Workload], settings: Sequence[Setting]) -> None:
-        """Tune all workloads in one setting after the other: each is a recording of its own.
+        """Tune all workloads in all settings, in their order.
 
         Raises:
             TimeIsUpError: the time was not enough.
@@ -132,7 +131,7 @@ class Recorder:
             RuntimeError: something else has broken the device.
         """
         with recording(self._folder) as store:
-            for setting, workload in itertools.product(settings, workloads):
+            for workload, setting in in_order(workloads, settings):
                 with tf32(setting.allow_tf32):
                     self._record(workload, setting, store)
                 if time.monotonic() - self._packed_s > _PACKING_S:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -69,13 +70,27 @@ LAYERS: tuple[Workload, ...] = tuple(map(_layer, deepbench.LAYERS))
 SETTINGS: tuple[Setting, ...] = (
     Setting("float32-nchw", torch.float32, Layout.CONTIGUOUS, allow_tf32=False),
     Setting("bfloat16-nchw", torch.bfloat16, Layout.CONTIGUOUS),
+    Setting("tf32-nhwc", torch.float32, Layout.CHANNELS_LAST),
     Setting("bfloat16-nhwc", torch.bfloat16, Layout.CHANNELS_LAST),
     Setting("tf32-nchw", torch.float32, Layout.CONTIGUOUS),
-    Setting("tf32-nhwc", torch.float32, Layout.CHANNELS_LAST),
     Setting("float32-nhwc", torch.float32, Layout.CHANNELS_LAST, allow_tf32=False),
 )
 """In the order in which they are measured: strict float32, the first of a recording, has fewest engines; next
-comes that in which workspace matters most, as cuDNN transposes what is contiguous."""
+comes that in which workspace matters most, as cuDNN transposes what is contiguous. The first three have all
+precisions and both layouts."""
+
+FIRST_SETTINGS = 3
+
+
+def in_order(
+    workloads: Sequence[Workload], settings: Sequence[Setting]
+) -> Iterator[tuple[Workload, Setting]]:
+    """Yield each workload in each setting: one workload after the other in the first ones, then in the rest.
+
+    Whose time is up soon has the first workloads in all precisions and both layouts, and not all in one.
+    """
+    for some in (settings[:FIRST_SETTINGS], settings[FIRST_SETTINGS:]):
+        yield from itertools.product(workloads, some)
 
 
 def operands(workload: Workload, setting: Setting, device: torch.device) -> tuple[nn.Module, Tensor]:

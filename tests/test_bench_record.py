@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -13,9 +14,10 @@ from torch import nn
 import mucudnn
 from bench import record
 from bench.record import AIMS, Recorder, TimeIsUpError, Watch, recording, seconds_of, summary
-from bench.workloads import LAYERS, NETWORKS, SETTINGS, Workload
+from bench.workloads import LAYERS, NETWORKS, SETTINGS, Setting, Workload
 from mucudnn.errors import DeviceLostError, InfeasibleError, StoreError
 from mucudnn.plan import Plan
+from mucudnn.problem import Layout
 from mucudnn.sizes import format_bytes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,6 +72,28 @@ def test_the_gradient_of_the_image_is_recorded_where_it_is_wanted(folder: Path) 
         "small-conv": ["fprop", "dgrad", "wgrad"],
         "pair": ["fprop", "wgrad", "fprop", "dgrad", "wgrad"],
     }
+
+
+def test_the_first_networks_come_first_in_all_precisions_and_both_layouts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def note(_: Recorder, workload: Workload, setting: Setting, store: object) -> None:
+        asked.append((workload.name, setting.name))
+
+    monkeypatch.setattr(Recorder, "_record", note)
+
+    Recorder(folder, CPU, Watch(math.inf)).record(NETWORKS, SETTINGS)
+
+    assert [name for name, _ in asked[:6]] == ["resnet18"] * 3 + ["unet3d"] * 3
+    first = SETTINGS[:3]
+    assert [setting for _, setting in asked[:3]] == [each.name for each in first]
+    assert {(each.dtype, each.allow_tf32) for each in first} == {
+        (each.dtype, each.allow_tf32) for each in SETTINGS
+    }
+    assert {each.layout for each in first} == set(Layout)
+    assert sorted(asked) == sorted((workload.name, each.name) for workload in NETWORKS for each in SETTINGS)
 
 
 def test_what_is_known_is_not_tuned_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
