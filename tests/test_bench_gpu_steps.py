@@ -229,7 +229,7 @@ def test_rows_are_kept_one_by_one_under_their_conditions(
     header, *kept = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
 
     assert header["environment"]["backend"] == "cudnn"
-    assert {"date", "version", "command"} <= header.keys()
+    assert {"date", "version", "commit", "command"} <= header.keys()
     assert [row["way"] for row in kept] == [row.way for row in found]
     assert len(kept[0]["time"]["spans_ns"]) == 6
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bench.commit import commit
 from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
@@ -284,6 +285,7 @@ def _header(ground: Ground) -> dict[str, object]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "version": __version__,
+        "commit": commit(),
         "command": sys.argv,
         "environment": ground.backend.environment().to_json(),
     }

@@ -237,7 +237,7 @@ class Backend(Protocol):
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
 
-        It never takes more than the limit to find out.
+        Where what it is held to is coarser than the limit, the bytes may be seen, and exceed it.
         """
 
     def declares(self, algorithm: str) -> bool:
