@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Iterator
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 IMAGE_SIZE = 32
@@ -38,6 +37,8 @@ def load() -> Digits:
     Source: Alpaydin and Kaynak 1998, Optical Recognition of Handwritten Digits, UCI Machine Learning
     Repository; the copy in `sklearn.datasets.load_digits`.
     """
+    from sklearn.datasets import load_digits  # not for whoever trains on other data, as on a GPU
+
     source = load_digits()
     images = _enlarged(torch.tensor(source.images, dtype=torch.float32))
     labels = torch.tensor(source.target, dtype=torch.int64)
