@@ -6,6 +6,8 @@ Importing the package is cheap: what computes is loaded with the first name that
 """
 
 import importlib
+import random
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from mucudnn import errors
@@ -49,10 +51,22 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name in ("functional", "solvers"):
-        return importlib.import_module(f"mucudnn.{name}")
+        return _imported(f"mucudnn.{name}")
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(_imported(_HOMES[name]), name)
     raise AttributeError(f"module 'mucudnn' has no attribute {name!r}")
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module in the midst of a program, which may have seeded Python's random numbers before.
+
+    Rich draws one of them when it is imported; the state is put back.
+    """
+    state = random.getstate()
+    try:
+        return importlib.import_module(name)
+    finally:
+        random.setstate(state)
 
 
 def __dir__() -> list[str]:

@@ -57,3 +57,15 @@ def test_a_report_loads_what_draws_when_it_is_asked_for_a_picture() -> None:
 
 def test_the_package_loads_no_cudnn_library() -> None:
     assert "libcudnn" not in _output("import mucudnn; print(open('/proc/self/maps').read())")
+
+
+def test_what_is_loaded_later_draws_none_of_python_s_random_numbers() -> None:
+    later = "[getattr(mucudnn, name) for name in mucudnn.__all__]"
+
+    assert (
+        _output(
+            f"import random, mucudnn; random.seed(0); before = random.getstate(); {later}; "
+            "print(random.getstate() == before)"
+        )
+        == "True\n"
+    )
