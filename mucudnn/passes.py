@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -277,9 +277,7 @@ def run_in_earnest(
             with under:
                 model(*args, **kwargs)
     finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+        _put_back(before)
 
 
 def make_parameters(model: nn.Module, sample: CallArguments) -> None:
@@ -296,11 +294,17 @@ def make_parameters(model: nn.Module, sample: CallArguments) -> None:
             args, kwargs = _copied(sample, home_of(model))
             model(*args, **kwargs)
         finally:
-            for buffer, value in before:
-                buffer.copy_(value)
+            _put_back(before)
         for module in fresh:
             if isinstance(module, _BatchNorm):
                 module.reset_running_stats()
+
+
+def _put_back(before: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Give buffers their values again; those that inference mode has made, in it: elsewhere none may."""
+    for buffer, value in before:
+        with torch.inference_mode() if buffer.is_inference() else torch.no_grad():
+            buffer.copy_(value)
 
 
 def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:

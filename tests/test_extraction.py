@@ -574,6 +574,16 @@ def test_the_random_state_stays_as_it_was(kind: Callable[[], nn.Module]) -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_model_that_inference_mode_has_made_runs_in_earnest_too() -> None:
+    with torch.inference_mode():
+        model = DependsOnValues().eval()
+
+    with torch.no_grad():
+        calls = extract(model, a_batch()).calls
+
+    assert [call.path for call in calls] == ["first", "second"]
+
+
 @pytest.mark.parametrize("kind", [a_chain, DependsOnValues])
 def test_no_parameter_gets_a_gradient(kind: Callable[[], nn.Module]) -> None:
     model = kind()
