@@ -3,10 +3,11 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,6 +65,17 @@ _READERS: dict[object, Callable[..., Call]] = {
 """What reads a call of each of PyTorch's functions."""
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_LATE: dict[str, Callable[[object], bool]] = {
+    "class": inspect.isclass,
+    "generator function": inspect.isgeneratorfunction,
+    "coroutine function": inspect.iscoroutinefunction,
+    "asynchronous generator function": inspect.isasyncgenfunction,
+}
+"""What computes after its call has returned, and how it is known."""
+
+
 _NEEDS = ((False, False), (False, True), (True, False), (True, True))
 """Which gradients a call may need: of the image, and of the filter."""
 
@@ -106,6 +118,22 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
     def __reduce__(self) -> tuple[type["Autotune"], tuple[Settings]]:
         """Have copies and pickles know the same settings; they have learnt nothing and are not entered."""
         return type(self), (self._settings,)
+
+    def __call__(self, function: _Function) -> _Function:
+        """Return a function that computes in this context.
+
+        Raises:
+            OptionError: it computes when the call has returned, and the context is left: in silence it would
+                do so as before.
+        """
+        for kind, is_of_kind in _LATE.items():
+            if is_of_kind(function):
+                raise OptionError(
+                    f"What autotune decorates must compute while it is called, but got the {kind} "
+                    f"{function.__qualname__!r}; enter the context where it computes, and leave it before it "
+                    "waits."
+                )
+        return super().__call__(function)
 
     def _server(self, needs: tuple[bool, bool]) -> GraphServer:
         """Return who serves graphs that were compiled in this context.
@@ -284,7 +312,8 @@ def autotune(
         with mucudnn.autotune("64MiB"):
             y = torch.nn.functional.conv2d(x, w)
 
-    It need not be a module's, and a function may be decorated with the context instead. What was tuned serves
+    It need not be a module's, and a function may be decorated with the context instead, if it is no generator
+    and no coroutine: those wait, and meanwhile what others compute would be tuned. What was tuned serves
     every smaller batch of the same shapes without measuring. Outside of the context nothing is changed; of
     contexts within one another the innermost counts. Threads enter it for themselves, and ranks of a
     distributed run tune for themselves (`optimize` has one plan).

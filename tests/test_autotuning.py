@@ -4,7 +4,7 @@ import copy
 import pickle
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +382,31 @@ def test_a_function_may_be_decorated(tmp_path: Path) -> None:
     assert len(tuned.plan.sites) == 1
     for result in results:
         torch.testing.assert_close(result, nn.functional.conv2d(image, weight))
+
+
+def _yields(image: Tensor, weight: Tensor) -> Iterator[Tensor]:
+    yield nn.functional.conv2d(image, weight)
+
+
+async def _waits(image: Tensor, weight: Tensor) -> Tensor:
+    return nn.functional.conv2d(image, weight)
+
+
+async def _waits_and_yields(image: Tensor, weight: Tensor) -> AsyncIterator[Tensor]:
+    yield nn.functional.conv2d(image, weight)
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (_yields, "generator function '_yields'"),
+        (_waits, "coroutine function '_waits'"),
+        (_waits_and_yields, "asynchronous generator function '_waits_and_yields'"),
+        (nn.Conv2d, "class 'Conv2d'"),
+    ],
+)
+def test_what_computes_after_its_call_cannot_be_decorated(
+    function: Callable[..., object], what: str, tuned: Autotune
+) -> None:
+    with pytest.raises(OptionError, match=f"must compute while it is called, but got the {what}"):
+        tuned(function)
