@@ -36,6 +36,9 @@ _ARMED = "_mucudnn_armed"
 _REPLICATE = "_replicate_for_data_parallel"
 """What `nn.DataParallel` calls of every module."""
 
+_MOST_SHOWN = 200
+"""Characters of what an error shows of a value that is none of the right kind."""
+
 FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
@@ -55,7 +58,10 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     """Do what `apply` does; shapes that the plan does not know are tuned by `learn`, if there is one."""
     check_is_module(model)
     if not isinstance(plan, Plan):
-        raise OptionError(f"A plan must be a Plan, but got {plan!r}; Plan.load(path) reads one from a file.")
+        got = repr(plan)
+        if len(got) > _MOST_SHOWN:  # a plan's text, say
+            got = f"{got[:_MOST_SHOWN]} ..."
+        raise OptionError(f"A plan must be a Plan, but got {got}; Plan.load(path) reads one from a file.")
     plan.check()
     backend = _backend_at_home(model, plan)
     modules = dict(model.named_modules())

@@ -678,6 +678,13 @@ def test_a_plan_s_file_is_not_taken_for_the_plan() -> None:
         mucudnn.apply(a_chain(), "plan.json")  # type: ignore[arg-type]  # that is the point
 
 
+def test_a_plan_s_text_is_not_shown_as_a_whole() -> None:
+    with pytest.raises(OptionError, match=r"must be a Plan, but got '\{.* \.\.\.; Plan.load") as raised:
+        mucudnn.apply(a_chain(), '{"schema": 1}' * 1000)  # type: ignore[arg-type]  # that is the point
+
+    assert len(str(raised.value)) < 400
+
+
 @pytest.mark.parametrize("sample", ["8x3x6x6", a_batch().numpy()])
 def test_a_sample_that_no_model_computes_with_is_refused(sample: object) -> None:
     with pytest.raises(SampleError, match="must be a tensor, a tuple of arguments or a dict of keyword"):
