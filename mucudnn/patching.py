@@ -140,7 +140,9 @@ def plan_of(model: nn.Module) -> Plan:
     if is_armed(model):
         raise PlanError("The model must have been called to be tuned, but it still waits for its first call.")
     if not isinstance(plan, Plan):
-        raise PlanError("The model must have been patched by optimize or apply, but it runs no plan.")
+        raise PlanError(
+            f"The model must have been patched by optimize or apply, but it runs no plan.{_inner(model)}"
+        )
     learnt = [variant for patched in _patches(model) for variant in patched.learnt]
     if not learnt:
         return plan
@@ -153,6 +155,14 @@ def plan_of(model: nn.Module) -> Plan:
         calls=(*plan.calls, *calls),
         untouched=(*plan.untouched, *untouched),
     )
+
+
+def _inner(model: nn.Module) -> str:
+    """Return a hint, if a part of the model runs a plan, or waits to, such as what a wrapper has wrapped."""
+    for path, module in model.named_modules():
+        if _PLAN in module.__dict__ or is_armed(module):
+            return f" Its part {path!r} was: ask for the plan of that."
+    return ""
 
 
 def _patches(model: nn.Module) -> Iterator[PatchedForward]:

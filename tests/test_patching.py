@@ -24,6 +24,7 @@ from mucudnn.patching import apply, plan_of, restore
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
+from mucudnn.tuner import optimize
 from mucudnn.workspace import _workspaces, release_workspaces, workspace_of
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for, algorithms_of
@@ -637,6 +638,20 @@ def test_a_second_plan_replaces_the_first_as_a_whole() -> None:
 def test_a_model_without_a_plan_has_none_to_tell() -> None:
     with pytest.raises(PlanError, match="must have been patched by optimize or apply, but it runs no plan"):
         plan_of(a_chain())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@pytest.mark.parametrize(
+    ("wrap", "path"), [(nn.DataParallel, "module"), (lambda model: torch.compile(model), "_orig_mod")]
+)
+@pytest.mark.parametrize("make", [lambda: _chain_twins()[0], lambda: optimize(a_chain(), "64MiB")])
+def test_what_wraps_a_model_says_whose_plan_there_is(
+    wrap: Callable[[nn.Module], nn.Module], path: str, make: Callable[[], nn.Module]
+) -> None:
+    wrapped = wrap(make())
+
+    with pytest.raises(PlanError, match=f"runs no plan. Its part '{path}' was: ask for the plan of that"):
+        plan_of(wrapped)
 
 
 def _renamed(plan: Plan) -> Plan:
