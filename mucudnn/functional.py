@@ -1,7 +1,7 @@
 """The divided convolution: what a convolution computes, in micro-batches, with its gradients."""
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class DividedConvolution:
         owners: Mapping[ConvOp, Owner] | None = None,
         limits: Mapping[ConvOp, int] | None = None,
         capacity_bytes: int = 0,
+        tell_untuned: Callable[[], None] | None = None,
     ) -> None:
         """Prepare the three ops.
 
@@ -59,10 +60,12 @@ class DividedConvolution:
             owners: of the workspaces, in sharing mode; without them all sites share one.
             limits: bytes that the buffer and what PyTorch's own takes beside it may take together.
             capacity_bytes: what the buffer may grow to at once, since other convolutions need it.
+            tell_untuned: is told when the weight's gradient is computed; None if nobody wants to know.
         """
         self._backend = backend
         self._problem = problem
         self._owners = owners or {}
+        self._tell_untuned = tell_untuned
         own = undivided(backend.own, problem.batch)
         self._runners = {
             op: Runner(backend, part, divisions.get(op, own), (limits or {}).get(op), capacity_bytes)
@@ -120,6 +123,8 @@ class DividedConvolution:
         self, gradient: Tensor, image: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return dx, dw and the bias's gradient, each None unless it is `needed`."""
+        if needed[1] and self._tell_untuned is not None:
+            self._tell_untuned()
         gradient = gradient.contiguous(memory_format=self.order)
         if self._are_gradients_own:
             return own_gradients(gradient, image, weight, self._arguments, needed)

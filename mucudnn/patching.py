@@ -72,6 +72,7 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     notice, servers = Notice(), GraphServers()
     memory, home = Memory.of(plan, backend.own, is_growing=learn is not None), backend.flags()
     frozen = {(seen.path, seen.variant): seen for seen in plan.frozen}
+    has_weight_gradients = any(each.site.op is ConvOp.WGRAD for each in plan.assignments)
     patches = {}
     for path, variants in grouped.items():
         module, kind, problems = _checked(modules, path, variants)
@@ -80,7 +81,9 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
             assigned, seen = variants[number].get(problem.op), frozen.get((path, number))
             own_when_frozen = _own_when_frozen(problem, assigned, seen, memory)
             shapes.append(Variant(problem, dict(variants[number]), own_when_frozen=own_when_frozen))
-        tuned = TunedShapes(path, tuple(shapes), memory, notice, home, learn)
+        tuned = TunedShapes(
+            path, tuple(shapes), memory, notice, home, learn, has_weight_gradients=has_weight_gradients
+        )
         patches[path] = (kind.method, PatchedForward(module, kind, tuned, servers))
     if learn is None:  # what computes as before in any case costs nothing
         patches = {path: patches[path] for path, variants in grouped.items() if _changes(variants, memory)}

@@ -221,6 +221,7 @@ def divided(
     assignments: Mapping[ConvOp, Assignment],
     memory: Memory,
     owners: Mapping[ConvOp, Owner] | None = None,
+    tell_untuned: Callable[[], None] | None = None,
 ) -> DividedConvolution:
     """Return what computes a forward pass and its gradients as its sites' assignments have it.
 
@@ -230,6 +231,7 @@ def divided(
         assignments: what each op runs; the others run PyTorch's own convolution.
         memory: of the plan.
         owners: of the workspaces, in sharing mode.
+        tell_untuned: is told when the weight's gradient is computed; None if nobody wants to know.
 
     Raises:
         BackendError: the batch cannot be made of sizes that were measured, or its parts are not computed or
@@ -245,7 +247,9 @@ def divided(
     }
     bounds = {op: memory.bound(division) for op, division in divisions.items()}
     limits = {op: bound for op, bound in bounds.items() if bound is not None}
-    result = DividedConvolution(backend, problem, divisions, owners, limits, memory.capacity_bytes)
+    result = DividedConvolution(
+        backend, problem, divisions, owners, limits, memory.capacity_bytes, tell_untuned
+    )
     problems = problems_of(problem)
     for op, share_bytes in shares.items():
         if result.buffer_bytes[op] > share_bytes:

@@ -51,6 +51,8 @@ _NOWHERE = object()
 class TunedShapes:
     """What a module was tuned for; it knows its path, but not the module."""
 
+    _has_weight_gradients = False  # of pickles of older versions
+
     def __init__(
         self,
         path: str,
@@ -59,6 +61,8 @@ class TunedShapes:
         notice: Notice,
         home: Hashable,
         learn: Learn | None = None,
+        *,
+        has_weight_gradients: bool = False,
     ) -> None:
         """Remember what was tuned.
 
@@ -69,6 +73,8 @@ class TunedShapes:
             notice: shared by all modules of the model.
             home: the backend's flags under which the plan's environment is that of this process.
             learn: tunes shapes that are not known; without it they run PyTorch's own convolution.
+            has_weight_gradients: whether such a gradient was tuned of any module of the model: then one that
+                was not was frozen, and is told of when it is needed after all.
         """
         self._path = path
         self._variants = variants
@@ -77,6 +83,7 @@ class TunedShapes:
         self._notice = notice
         self._home = home
         self._learn = learn
+        self._has_weight_gradients = has_weight_gradients
         self._serves_others = False
         self._owners: dict[tuple[int, ConvOp], Owner] = {}
 
@@ -126,6 +133,7 @@ class TunedShapes:
     def for_others(self) -> "TunedShapes":
         """Return the same for all modules of equal content, of which warnings name this one."""
         twin = TunedShapes(self._path, self._variants, self._memory, self._notice, self._home)
+        twin._has_weight_gradients = self._has_weight_gradients
         twin._serves_others = True
         return twin
 
@@ -217,7 +225,13 @@ class TunedShapes:
         owners = {}
         if self._memory.is_sharing:
             owners = {op: self._owners.setdefault((number, op), Owner()) for op in variant.assignments}
-        return divided(backend, problem, variant.assignments, self._memory, owners)
+        is_unfrozen = self._has_weight_gradients and ConvOp.WGRAD not in variant.assignments
+        tell = self._tell_unfrozen if is_unfrozen else None
+        return divided(backend, problem, variant.assignments, self._memory, owners, tell)
+
+    def _tell_unfrozen(self) -> None:
+        """Warn that the gradient of a weight is needed which needed none when the module was tuned."""
+        self.tell(Reason.UNFROZEN, "was tuned while its weight needed no gradient, and now needs it")
 
 
 def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:

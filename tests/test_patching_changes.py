@@ -185,6 +185,47 @@ def test_all_modules_of_a_model_give_each_reason_once_together() -> None:
     assert "in another environment: setting threads was" in reasons[-1]
 
 
+def _two_convolutions() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)).double()
+
+
+def test_a_weight_that_is_frozen_no_longer_has_its_gradient_from_pytorch_and_that_is_told_once() -> None:
+    model = _two_convolutions()
+    twin = copy.deepcopy(model)
+    model[0].requires_grad_(requires_grad=False)
+    apply(model, a_plan_for(model, images()))
+    model.requires_grad_()
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            model(images()).square().sum().backward()
+            twin(images()).square().sum().backward()
+
+    (warning,) = told
+    assert warning.category is UntunedWarning
+    assert "module '0' was tuned while its weight needed no gradient, and now needs it" in str(
+        warning.message
+    )
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad)
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_gradients_that_are_as_they_were_tuned_are_not_told_of(*, is_frozen: bool) -> None:
+    """The other model was tuned for inference, where no gradient is missed."""
+    model = _two_convolutions().train(is_frozen)
+    model[0].requires_grad_(requires_grad=not is_frozen)
+    apply(model, a_plan_for(model, images()))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(images()).square().sum().backward()
+
+    assert (model.get_parameter("0.weight").grad is None) == is_frozen
+
+
 def test_a_module_that_its_plan_leaves_undivided_is_left_alone() -> None:
     conv, plan = with_plan(undivided("cpu:aten"))
     before = dict(conv.__dict__)
