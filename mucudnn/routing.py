@@ -183,16 +183,21 @@ class Memory:
 
     @classmethod
     def of(cls, plan: Plan, own: str, *, is_growing: bool) -> "Memory":
-        """Return what `plan` says of memory; where more is tuned later, the buffer may grow to the limit."""
-        buffers = (buffer_bytes(assigned.division, own) for assigned in plan.assignments)
-        known = max(buffers, default=0)
+        """Return what `plan` says of memory; where more is tuned later, the buffer may grow to the limit.
+
+        It has room too for single samples where PyTorch's own does not compute them within the limit: smaller
+        batches are made of them.
+        """
+        known = max((buffer_bytes(each.division, own) for each in plan.assignments), default=0)
         is_sharing = plan.mode is Mode.SHARING
+        singles = (_single(each, own, plan.limit_bytes) for each in plan.assignments)
+        needed = (one.workspace_bytes for one in singles if one is not None and one.algorithm != own)
         return cls(
             environment=plan.environment,
             own=own,
             is_sharing=is_sharing,
             limit_bytes=plan.limit_bytes,
-            buffer_bytes=plan.limit_bytes if is_growing else known,
+            buffer_bytes=plan.limit_bytes if is_growing else max(known, *needed, 0),
             capacity_bytes=0 if is_sharing else known,
         )
 
@@ -241,8 +246,9 @@ def divided(
         op: assigned.division.workspace_bytes if memory.is_sharing else memory.limit_bytes
         for op, assigned in assignments.items()
     }
+    common_bytes = None if memory.is_sharing else memory.buffer_bytes
     divisions = {
-        op: division_for(assigned, problem.batch, backend.own, shares[op])
+        op: division_for(assigned, problem.batch, backend.own, shares[op], common_bytes)
         for op, assigned in assignments.items()
     }
     bounds = {op: memory.bound(division) for op, division in divisions.items()}
@@ -259,19 +265,23 @@ def divided(
     return result
 
 
-def division_for(assigned: Assignment, batch: int, own: str, share_bytes: int) -> Division:
+def division_for(
+    assigned: Assignment, batch: int, own: str, share_bytes: int, common_bytes: int | None = None
+) -> Division:
     """Return what a site runs for a mini-batch of at most the tuned size, without measuring.
 
     The tuned size runs its division. A smaller one gets the best division by the same profile, within the
-    workspace of the site's own, or PyTorch's own convolution undivided: where that has won, since it was
-    confirmed and takes less the smaller the batch, and where nothing should be faster, going by its time for
-    more samples. A division that comes without a profile is cut off at its end.
+    workspace of the site's own, or of a single sample where that takes more, or PyTorch's own convolution
+    undivided: where that has won, since it was confirmed and takes less the smaller the batch, and where
+    nothing should be faster, going by its time for more samples. A division that comes without a profile is
+    cut off at its end.
 
     Args:
         assigned: the site's division and profile.
         batch: samples, from 1 to the tuned number.
         own: id of PyTorch's own convolution.
         share_bytes: what it may take.
+        common_bytes: what the common buffer may come to: others reckon with no more. None if there is none.
 
     Raises:
         BackendError: the profile's sizes do not add up to the batch, and PyTorch's own takes too much.
@@ -282,17 +292,36 @@ def division_for(assigned: Assignment, batch: int, own: str, share_bytes: int) -
     has_own_won = division.is_undivided and division.parts[0].algorithm == own
     if has_own_won or not assigned.candidates:
         return _cut(division, batch)
-    limit_bytes = division.workspace_bytes
-    fitting = [each for each in assigned.candidates if each.workspace_bytes <= limit_bytes]
+    single = _single(assigned, own, share_bytes)
+    limit_bytes = max(division.workspace_bytes, 0 if single is None else single.workspace_bytes)
+    held_bytes = limit_bytes if common_bytes is None else min(limit_bytes, common_bytes)
+    fitting = [
+        each
+        for each in assigned.candidates
+        if each.workspace_bytes <= (limit_bytes if each.algorithm == own else held_bytes)
+    ]
     able = [
         ReuseTable(fitting, batch, limit_bytes).division(batch),
         _own_undivided(assigned.candidates, batch, own, share_bytes),
     ]
     found = [each for each in able if each is not None]
     if not found:
-        sizes = ", ".join(str(size) for size in sorted({each.batch for each in assigned.candidates}))
-        raise BackendError(f"{batch} samples cannot be made of the sizes that were measured: {sizes}")
+        sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting}))
+        raise BackendError(f"{batch} samples cannot be made of the sizes that were measured and fit: {sizes}")
     return min(found, key=lambda each: each.time_s)
+
+
+def _single(assigned: Assignment, own: str, share_bytes: int) -> Candidate | None:
+    """Return what computes one sample within a site's share: PyTorch's own, or what takes least of a buffer.
+
+    With single samples every smaller batch can be made; None if there is no need of them, or none was
+    measured.
+    """
+    division = assigned.division
+    if division.is_undivided and all(part.algorithm == own for part in division.parts):
+        return None
+    able = [each for each in assigned.candidates if each.batch == 1 and each.workspace_bytes <= share_bytes]
+    return min(able, key=lambda each: (each.algorithm != own, each.workspace_bytes), default=None)
 
 
 def _own_undivided(

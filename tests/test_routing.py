@@ -6,13 +6,14 @@ import torch
 from mucudnn.backends import Backend
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.calls import ConvArguments
+from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
 from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
 from mucudnn.modules import Call
 from mucudnn.options import Settings
-from mucudnn.plan import Assignment, ConvSite
+from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.routing import Decide, Memory, NotNowError, Router, division_for
@@ -151,8 +152,48 @@ def test_no_algorithm_but_pytorchs_own_runs_at_a_size_that_was_never_checked() -
     assigned = _assigned(*parts, times=2)
 
     assert division_for(assigned, 5, "cpu:aten", share_bytes=900).key == "cpu:aten@5*1"
-    with pytest.raises(BackendError, match="5 samples cannot be made of the sizes that were measured: 4, 8"):
+    with pytest.raises(
+        BackendError, match="5 samples cannot be made of the sizes that were measured and fit: 4"
+    ):
         division_for(assigned, 5, "cpu:aten", share_bytes=899)
+
+
+def _divided_as_it_comes(*singles: Candidate) -> Assignment:
+    """A site of 8 samples that runs PyTorch's own in pairs, beside what computes one sample."""
+    return _assigned(Candidate("cpu:aten", 2, 1.0, 60), *singles, times=4)
+
+
+def test_single_samples_may_take_more_than_the_pairs_that_were_chosen() -> None:
+    assigned = _divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90), Candidate("cpu:fft16", 1, 0.1, 101))
+
+    assert division_for(assigned, 3, "cpu:aten", 100, 90).key == "cpu:aten@2*1+cpu:im2col@1*1"
+
+
+def test_smaller_batches_take_no_more_of_the_buffer_than_others_reckon_with() -> None:
+    small, large = Candidate("cpu:im2col", 1, 1.0, 40), Candidate("cpu:winograd2", 1, 0.1, 50)
+    assigned = _divided_as_it_comes(small, large)
+
+    assert division_for(assigned, 3, "cpu:aten", 100, 49).key == "cpu:aten@2*1+cpu:im2col@1*1"
+    assert division_for(assigned, 3, "cpu:aten", 100, 50).key == "cpu:winograd2@1*3"
+
+
+@pytest.mark.parametrize(
+    ("singles", "n_bytes"),
+    [
+        pytest.param([("cpu:im2col", 90), ("cpu:fft16", 80), ("cpu:winograd2", 101)], 80, id="least"),
+        pytest.param([("cpu:im2col", 90), ("cpu:aten", 100)], 0, id="own takes none of it"),
+        pytest.param([("cpu:im2col", 90), ("cpu:aten", 101)], 90, id="own does not fit"),
+        pytest.param([], 0, id="none"),
+    ],
+)
+def test_the_buffer_has_room_for_single_samples(singles: list[tuple[str, int]], n_bytes: int) -> None:
+    assigned = _divided_as_it_comes(*(Candidate(name, 1, 1.0, each) for name, each in singles))
+    environment = CpuBackend().environment()
+    plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, 100, environment, (assigned,), (), "0")
+
+    known = Memory.of(plan, "cpu:aten", is_growing=False)
+
+    assert (known.buffer_bytes, known.capacity_bytes) == (n_bytes, 0)
 
 
 def test_a_division_that_comes_without_a_profile_is_cut_off() -> None:
