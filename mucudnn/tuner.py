@@ -62,7 +62,8 @@ def optimize(
             may take that much, in sharing mode all together.
         sample: a tensor, a tuple of arguments, or a dict of keyword arguments, with the batch that the model
             will meet. Without one the model is armed: the first call that reaches it is the sample. Where
-            that has nothing to tune, an UntunedWarning says so and the model runs as before.
+            that has nothing to tune, an UntunedWarning says so and the model runs as before; another one says
+            so where a model that is armed for training is first called in eval mode, as to validate it.
         mode: "reuse" (one buffer serves all convolutions in turn) or "sharing" (each owns its part).
         policy: which micro-batch sizes are tried: "undivided", "power_of_two" or "all".
         search: which algorithms are tried: "heuristic" (those that the device's library recommends, and
@@ -97,7 +98,8 @@ def optimize(
     learn = _learner(settings) if dynamic else None
     if sample is not None:
         return patching.patch(model, _plan(model, sample, settings), learn)
-    return patching.arm(model, _FirstCall(settings, learn))
+    check_is_module(model)
+    return patching.arm(model, _FirstCall(settings, learn, is_training=model.training))
 
 
 def _learner(settings: Settings) -> Learner:
@@ -199,6 +201,13 @@ class _Found:
         return self.measurer.environment()
 
 
+_IN_EVAL_MODE = (
+    "The model was in training mode when it was armed, but its first call came in eval mode: it is tuned for "
+    "forward passes alone, and for batches no larger than that call's. If it is to be trained, optimize it "
+    "with a sample, or call it in training mode first; if not, optimize it after model.eval()."
+)
+
+
 class _FirstCall:
     """What an armed model does on its first call: tune on its arguments and be patched.
 
@@ -209,16 +218,19 @@ class _FirstCall:
     the second call in such a mode says so, as there may be no other.
     """
 
-    def __init__(self, settings: Settings, learn: Learner | None) -> None:
+    _is_training = False  # of pickles of older versions
+
+    def __init__(self, settings: Settings, learn: Learner | None, *, is_training: bool) -> None:
         self._settings = settings
         self._learn = learn
+        self._is_training = is_training
         self._failures = 0
         self._watched = 0
         self._turn = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all but the lock."""
-        return {"_settings": self._settings, "_learn": self._learn}
+        return {"_settings": self._settings, "_learn": self._learn, "_is_training": self._is_training}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -265,6 +277,8 @@ class _FirstCall:
                 )
         else:
             patching.patch(model, plan, self._learn)
+            if self._is_training and not model.training and self._settings.ops == "auto":
+                warn_user(_IN_EVAL_MODE, UntunedWarning)
 
 
 @contextlib.contextmanager

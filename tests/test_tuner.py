@@ -194,6 +194,34 @@ def test_without_a_sample_the_first_call_is_one(known: Path) -> None:
     torch.testing.assert_close(result, twin(a_batch()), rtol=1e-5, atol=1e-5)  # Winograd's bound
 
 
+@pytest.mark.parametrize(
+    "way", [lambda model: model, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
+def test_an_armed_model_that_is_validated_before_it_is_trained_says_that_it_is_tuned_for_that(
+    way: Callable[[nn.Module], nn.Module], known: Path
+) -> None:
+    model = way(mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)).eval()
+
+    with pytest.warns(
+        UntunedWarning, match="in training mode when it was armed, but its first call came in eval"
+    ):
+        model(a_batch())
+
+    assert {site.op for site in plan_of(model).sites} == {ConvOp.FPROP}
+
+
+@pytest.mark.parametrize(("is_training", "ops"), [(True, "fprop"), (False, "auto")])
+def test_an_armed_model_that_is_tuned_for_what_was_asked_does_not_warn(
+    *, is_training: bool, ops: str, known: Path
+) -> None:
+    model = a_chain().train(is_training)
+    mucudnn.optimize(model, LIMIT, ops=ops, store=known, progress=False)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        model.eval()(a_batch())
+
+
 def test_an_armed_model_counts_the_first_batch_once(known: Path) -> None:
     model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)
 
