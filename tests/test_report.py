@@ -428,6 +428,23 @@ def test_the_note_on_workspace_says_whose_the_limit_is(mode: Mode, text: str) ->
     assert note(render_plan(a_mixed_plan(mode=mode)), "workspace") == text
 
 
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [
+        (
+            Mode.REUSE,
+            "The largest site is allotted 1 MiB, and 1.5 MiB were seen; the limit for each is 8 MiB.",
+        ),
+        (Mode.SHARING, "are allotted 2 MiB, and 3 MiB were seen; the limit for their sum is 8 MiB."),
+    ],
+)
+def test_the_note_on_workspace_says_what_was_seen_where_that_is_more(mode: Mode, text: str) -> None:
+    more = dataclasses.replace(FASTER, workspace_bytes=3 * MIB // 2)
+    rows = (assigned("a", ConvOp.FPROP, WINOGRAD, more), assigned("b", ConvOp.FPROP, WINOGRAD, more))
+
+    assert note(render_plan(a_mixed_plan(mode=mode, assignments=rows)), "workspace").endswith(text)
+
+
 def test_the_notes_tell_mode_policy_and_environment() -> None:
     text = render_plan(a_mixed_plan())
 

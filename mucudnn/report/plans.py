@@ -256,10 +256,15 @@ def _chosen_note(plan: Plan) -> str:
 
 
 def _workspace_note(plan: Plan) -> str:
+    """Return what the plan allots, and what its rows show where that is more: how it was weighed differs."""
+    is_sharing = plan.mode is Mode.SHARING
+    shown = [workspace_at(assigned) for assigned in plan.assignments]
+    seen_bytes = sum(shown) if is_sharing else max(shown, default=0)
+    seen = f", and {format_bytes(seen_bytes)} were seen" if seen_bytes > plan.workspace_bytes else ""
     needed, limit = format_bytes(plan.workspace_bytes), format_bytes(plan.limit_bytes)
-    if plan.mode is Mode.SHARING:
-        return f"All sites together are allotted {needed}; the limit for their sum is {limit}."
-    return f"The largest site is allotted {needed}; the limit for each is {limit}."
+    if is_sharing:
+        return f"All sites together are allotted {needed}{seen}; the limit for their sum is {limit}."
+    return f"The largest site is allotted {needed}{seen}; the limit for each is {limit}."
 
 
 def _untouched_notes(plan: Plan) -> list[tuple[str, str]]:
