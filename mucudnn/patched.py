@@ -49,6 +49,7 @@ class PatchedForward:
     """What a patched module has in the place of its method that computes the convolution."""
 
     is_mucudnn_patch = True
+    _is_retired = False
 
     def __init__(self, module: nn.Module, kind: Kind, shapes: TunedShapes, servers: GraphServers) -> None:
         """Bind to one module.
@@ -95,10 +96,16 @@ class PatchedForward:
             "torch.jit.script takes no patched transposed convolution: mucudnn.restore(model) before."
         )
 
+    def retire(self) -> None:
+        """Compute as before from now on: the model is restored, but somebody may go on calling this."""
+        self._is_retired = True
+
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
         call = call_of(self._kind, self._module, args, kwargs)
-        if torch.compiler.is_compiling():
+        if self._is_retired:
+            result = None
+        elif torch.compiler.is_compiling():
             result = in_graph(call, self._module, self._name)
         elif is_traced(call.image, call.weight) or overriding_mode() is not None:
             result = None

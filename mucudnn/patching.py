@@ -91,7 +91,7 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     for path, (method, patched) in patches.items():
         modules[path].__dict__[method] = patched
         if method == "forward":  # which takes the weight from its module: a replica's is another one
-            modules[path].__dict__[_REPLICATE] = _Replicating(modules[path])
+            modules[path].__dict__[_REPLICATE] = _Replicating(modules[path], patched)
     model.__dict__[_PLAN] = plan
     return model
 
@@ -122,7 +122,8 @@ def restore(model: nn.Module) -> nn.Module:
         kind = kind_of(module)
         if kind is not None and isinstance(module.__dict__.get(kind.method), PatchedForward):
             del module.__dict__[kind.method]
-            module.__dict__.pop(_REPLICATE, None)
+        if isinstance(module.__dict__.get(_REPLICATE), _Replicating):
+            module.__dict__.pop(_REPLICATE).retire()  # somebody may have wrapped what it was made with
         module.__dict__.pop(_PLAN, None)
         hook = module.__dict__.pop(_ARMED, None)
         if hook is not None:
@@ -178,10 +179,23 @@ def _patches(model: nn.Module) -> Iterator[PatchedForward]:
 
 
 class _Replicating:
-    """Makes replicas of a patched transposed convolution, which run as before: the patch is bound to it."""
+    """Makes replicas of a patched transposed convolution, which run as before: the patch is bound to it.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        module: the convolution.
+        patched: what its `forward` is, before others wrap it.
+    """
+
+    _patched: PatchedForward | None = None  # of pickles of older versions
+
+    def __init__(self, module: nn.Module, patched: PatchedForward) -> None:
         self._module = module
+        self._patched = patched
+
+    def retire(self) -> None:
+        """Have the patch compute as before, wherever it is called."""
+        if self._patched is not None:
+            self._patched.retire()
 
     def __call__(self) -> nn.Module:
         replica: nn.Module = nn.Module._replicate_for_data_parallel(self._module)

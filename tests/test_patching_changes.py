@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import pickle
 import warnings
 from collections.abc import Callable
@@ -151,6 +152,21 @@ def test_restoring_a_model_restores_a_part_that_was_patched_by_itself() -> None:
 
     with pytest.raises(PlanError, match="runs no plan"):
         plan_of(part)
+
+
+def test_a_transposed_convolution_whose_forward_others_have_wrapped_is_restored_within_that() -> None:
+    torch.manual_seed(0)
+    conv = nn.ConvTranspose2d(4, 3, 3).double()
+    before = dict(conv.__dict__)
+    expected = conv(images())
+    patched = apply(conv, a_plan_for(conv, images())).forward
+    conv.__dict__["forward"] = functools.partial(patched)  # as hooks of offloading do
+
+    assert not torch.equal(conv(images()), expected)
+    restore(conv)
+
+    assert torch.equal(conv(images()), expected)
+    assert conv.__dict__.keys() - before.keys() == {"forward"}
 
 
 def test_restoring_gives_the_buffer_back() -> None:
