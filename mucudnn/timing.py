@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TypeVar
 
-from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
+from mucudnn.intervals import CONFIDENCE, Estimate, Verdict, compare, estimate, ratio
 from mucudnn.profile import Measurement
 
 Clock = Callable[[], int]
@@ -31,6 +31,13 @@ slower than a rival's slowest sample the fastest sample of such an entrant is.""
 
 _HOPELESS_THOUGH_SMALL = 8.0
 """How many times as much that is of an entrant that needs less workspace than the rival."""
+
+_EARLY_CONFIDENCE = 0.99
+"""Of the interval by which a verdict is reached at a look that is not the last.
+
+Whoever may stop at each of several looks errs more often than at one: intervals of 95 % at five looks missed
+the quotient in up to 9.5 % of 8000 simulated comparisons, and these in up to 5.3 %.
+"""
 
 _MOST_CALLS = 2**16
 """Most calls in a span, whatever the clock says: a clock that stands still ends here."""
@@ -195,8 +202,9 @@ def compare_runs(
     """Return the times of finished divisions: sample i of every call comes from round i, none is dropped.
 
     The first call is the base. A pair of another call with it is settled when the interval of the ratio of
-    their times is within the precision, or when its verdict is other than AMBIGUOUS. Sampling stops at the
-    first look at which all pairs are settled. `converged` of a call says whether its pair is settled in
+    their times is within the precision, or when its verdict is other than AMBIGUOUS; before the last look, by
+    the interval of 99 %, as looks add up their errors. Sampling stops at the first look at which all pairs
+    are settled. `converged` of a call says whether its pair is settled in
     the end; that of the base, whether all are.
 
     Args:
@@ -220,9 +228,10 @@ def compare_runs(
     base, *others = runners.values()
     for rounds in range(1, rule.looks[-1] + 1):
         _time_once(runners.values(), order, stopwatch)
-        if rounds in rule.looks and all(_is_settled(base, other, rule) for other in others):
+        confidence = CONFIDENCE if rounds == rule.looks[-1] else _EARLY_CONFIDENCE
+        if rounds in rule.looks and all(_is_settled(base, other, rule, confidence) for other in others):
             break
-    settled = [_is_settled(base, other, rule) for other in others]
+    settled = [_is_settled(base, other, rule, CONFIDENCE) for other in others]
     flags = zip(runners.items(), [all(settled), *settled], strict=True)
     return {name: runner.measurement(is_settled) for (name, runner), is_settled in flags}
 
@@ -300,6 +309,7 @@ def _is_narrow(runner: _Runner, rule: SamplingRule) -> bool:
     return _interval(runner).relative_half_width <= rule.precision
 
 
-def _is_settled(base: _Runner, other: _Runner, rule: SamplingRule) -> bool:
-    is_precise = ratio(base.samples_ns, other.samples_ns).relative_half_width <= rule.precision
-    return is_precise or compare(base.samples_ns, other.samples_ns) is not Verdict.AMBIGUOUS
+def _is_settled(base: _Runner, other: _Runner, rule: SamplingRule, confidence: float) -> bool:
+    times = base.samples_ns, other.samples_ns
+    is_precise = ratio(*times).relative_half_width <= rule.precision
+    return is_precise or compare(*times, confidence=confidence) is not Verdict.AMBIGUOUS

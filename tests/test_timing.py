@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mucudnn.intervals import Verdict, compare
+from mucudnn.intervals import Verdict, compare, ratio
 from mucudnn.profile import Measurement
 from mucudnn.timing import CONFIRMING, PROFILING, Entrant, SamplingRule, compare_runs, race
 from tests.worlds import Cost, World, scripted
@@ -363,15 +363,28 @@ def test_spikes_do_not_pass_for_a_difference() -> None:
     assert _verdict(base, other) is Verdict.SAME
 
 
-def test_equal_divisions_are_seldom_told_apart() -> None:
+@pytest.mark.parametrize("noise", [0.05, 0.3])
+def test_equal_divisions_are_seldom_told_apart(noise: float) -> None:
     verdicts = []
     for seed in range(200):
         world = World(seed)
-        verdicts.append(_verdict(*_compared(world, world.noisy(2 * MS, 0.05), world.noisy(2 * MS, 0.05))))
+        verdicts.append(_verdict(*_compared(world, world.noisy(2 * MS, noise), world.noisy(2 * MS, noise))))
 
-    # One look errs in at most 2.5 % on each side; the tolerance outweighs that there are five.
+    # However large the noise is beside the tolerance: at most 2.5 % on each side, all five looks together.
     assert verdicts.count(Verdict.FASTER) <= 5
     assert verdicts.count(Verdict.SLOWER) <= 5
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.1])
+def test_the_interval_of_a_ratio_covers_it_though_sampling_may_stop_early(noise: float) -> None:
+    covered = 0
+    for seed in range(1000):
+        world = World(seed)
+        base, other = _compared(world, world.noisy(2 * MS, noise), world.noisy(1.96 * MS, noise))
+        interval = ratio(base.samples_s, other.samples_s)
+        covered += interval.low <= 0.98 <= interval.high
+
+    assert covered >= 950
 
 
 def test_spans_of_a_comparison_hold_as_many_calls_of_each() -> None:
