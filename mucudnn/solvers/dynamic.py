@@ -53,7 +53,8 @@ def solve_reuse(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -
 
     Raises:
         InfeasibleError: no division fits; the error holds the least limit for which one does.
-        ValueError: `batch` or `limit_bytes` is negative, or an algorithm has two set-up times.
+        ValueError: `batch` or `limit_bytes` is negative, an algorithm has two set-up times, or times add up
+            to infinity.
     """
     division = ReuseTable(candidates, batch, limit_bytes).division(batch)
     if division is None:
@@ -88,7 +89,8 @@ class ReuseTable:
         limit_bytes: the limit for the workspace of each part, inclusive.
 
     Raises:
-        ValueError: `batch` or `limit_bytes` is negative, or an algorithm has two set-up times.
+        ValueError: `batch` or `limit_bytes` is negative, an algorithm has two set-up times, or times add up
+            to infinity.
     """
 
     def __init__(self, candidates: Sequence[Candidate], batch: int, limit_bytes: int) -> None:
@@ -151,7 +153,8 @@ class Grid:
         highest_level: the level at which all candidates run that fit the given limit; None is no limit.
 
     Raises:
-        ValueError: `batch` or `limit_bytes` is negative, or an algorithm has two set-up times.
+        ValueError: `batch` or `limit_bytes` is negative, an algorithm has two set-up times, or times add up
+            to infinity.
     """
 
     def __init__(self, candidates: Sequence[Candidate], batch: int, limit_bytes: int | None) -> None:

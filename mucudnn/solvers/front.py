@@ -25,7 +25,8 @@ def division_front(
 
     Raises:
         InfeasibleError: no division fits; the error holds the least limit for which one does.
-        ValueError: `batch` or `limit_bytes` is negative, or an algorithm has two set-up times.
+        ValueError: `batch` or `limit_bytes` is negative, an algorithm has two set-up times, or times add up
+            to infinity.
     """
     grid = Grid(candidates, batch, limit_bytes)
     if batch == 0:

@@ -100,7 +100,10 @@ def solve_sharing(
         InfeasibleError: even the least workspaces exceed the limit, and the error holds their sum; or a
             site, which it names, has no division at all.
         SolverError: the solver failed, or its answers stayed over the limit.
+        ValueError: `limit_bytes` is negative, or the slowest divisions take no finite time together.
     """
+    if limit_bytes < 0:
+        raise ValueError(f"limit_bytes must not be negative, but got {limit_bytes}.")
     offers = {key: pareto(front) for key, front in fronts.items()}
     _check_feasible(offers, limit_bytes)
     if not offers:

@@ -28,7 +28,13 @@ class TickScale:
 
     @classmethod
     def for_sums_up_to(cls, longest_s: float, bits: int) -> "TickScale":
-        """Return the finest scale on which `longest_s` seconds are less than 2**bits ticks."""
+        """Return the finest scale on which `longest_s` seconds are less than 2**bits ticks.
+
+        Raises:
+            ValueError: `longest_s` is not finite, as the sum of times may be that are.
+        """
+        if not math.isfinite(longest_s):
+            raise ValueError(f"Times must add up to a finite number of seconds, but got {longest_s}.")
         return cls(math.frexp(longest_s)[1] - bits)
 
     def ticks(self, times_s: Sequence[float]) -> IntArray:

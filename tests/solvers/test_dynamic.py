@@ -201,6 +201,11 @@ def test_a_negative_limit_is_refused() -> None:
         solve_reuse([], 0, -1)
 
 
+def test_times_that_add_up_to_infinity_are_refused() -> None:
+    with pytest.raises(ValueError, match="add up to a finite number of seconds, but got inf"):
+        solve_reuse([Candidate("x", 1, 1e308, 0), Candidate("y", 3, 1, 0)], 3, 0)
+
+
 @pytest.mark.parametrize("batch", [-1, 5])
 def test_a_table_refuses_a_batch_that_it_does_not_cover(batch: int) -> None:
     table = ReuseTable([Candidate("x", 1, 1, 0)], 4, 0)

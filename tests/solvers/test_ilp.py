@@ -7,7 +7,7 @@ from typing import Any
 
 import pulp
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mucudnn.division import Division
@@ -105,6 +105,7 @@ def test_the_least_total_of_an_infeasible_case_is_exact(offers: dict[str, list[D
     least_bytes = sum(min(each.workspace_bytes for each in offer) for offer in offers.values())
 
     assert sum(_workspaces(solve_sharing(offers, least_bytes))) == least_bytes
+    assume(least_bytes > 0)
     with pytest.raises(InfeasibleError, match=r"all convolutions together .* may do") as caught:
         solve_sharing(offers, least_bytes - 1)
     leasts = {key: min(each.workspace_bytes for each in offer) for key, offer in offers.items()}
@@ -261,6 +262,12 @@ def test_a_solver_says_nothing(solver: Solver, capfd: pytest.CaptureFixture[str]
 
 def test_no_sites_need_nothing() -> None:
     assert solve_sharing({}, 0) == {}
+
+
+@pytest.mark.parametrize("offers", [{}, TWO_SITES])
+def test_a_negative_limit_is_refused(offers: dict[str, list[Division]]) -> None:
+    with pytest.raises(ValueError, match="limit_bytes must not be negative, but got -1"):
+        solve_sharing(offers, -1)
 
 
 def test_a_site_without_divisions_is_named() -> None:
