@@ -293,7 +293,12 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
     if kind.is_transposed:
         first, second = second, first
     weight = torch.empty((first, second // module.groups, *module.kernel_size), device="meta")
-    image = torch.empty(problem.input_shape, device="meta")
+    try:
+        image = torch.empty(problem.input_shape, device="meta")
+    except (RuntimeError, TypeError) as error:
+        raise PlanMismatchError(
+            f"The plan is for {path!r} with an input of {problem.input_shape}, but no tensor is that large."
+        ) from error
     _, arguments = padded(module, Call(image, weight, None, settings_of(module)))
     planned = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
     present = (

@@ -321,6 +321,19 @@ def test_a_plan_for_another_type_is_refused() -> None:
         apply(conv.float(), plan)
 
 
+@pytest.mark.parametrize("size", [2**62, 2**64], ids=["too many elements", "no size at all"])
+def test_a_plan_for_more_than_a_tensor_holds_is_refused(size: int) -> None:
+    def enlarged(assigned: Assignment) -> Assignment:
+        problem = dataclasses.replace(assigned.problem, input_size=(9, size))
+        return dataclasses.replace(undivided(backend_of("cpu:").own)(assigned), problem=problem)
+
+    conv, plan = with_plan(enlarged)
+    with pytest.raises(
+        PlanMismatchError, match=rf"with an input of .*, {size}\), but no tensor is that large"
+    ):
+        apply(conv, plan)
+
+
 def test_a_plan_of_a_backend_that_is_not_here_is_refused_for_that() -> None:
     conv, plan = with_plan(lambda assigned: assigned)
     elsewhere = dataclasses.replace(plan.environment, backend="cudnn")
