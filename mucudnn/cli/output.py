@@ -42,7 +42,8 @@ def print_json(value: dict[str, object]) -> None:
 
 def columns(default: int) -> int:
     """Return the columns of the terminal that standard output is, or `default` where it is none."""
-    return shutil.get_terminal_size((default, 0)).columns if sys.stdout.isatty() else default
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None where it was closed before the start
+    return shutil.get_terminal_size((default, 0)).columns if is_terminal else default
 
 
 def sentence(error: Exception) -> str:

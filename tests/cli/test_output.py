@@ -1,11 +1,12 @@
 """What commands print beside their results."""
 
+import sys
 import warnings
 
 import pytest
 
 from mucudnn import errors
-from mucudnn.cli.output import warnings_as_lines
+from mucudnn.cli.output import columns, warnings_as_lines
 
 OURS = [
     each
@@ -32,3 +33,9 @@ def test_warnings_of_others_are_left_to_python(capsys: pytest.CaptureFixture[str
 
 def test_there_are_warnings_of_ours() -> None:
     assert {errors.UntunedWarning, errors.BusyWarning} < {*OURS}
+
+
+def test_an_output_that_was_closed_before_the_start_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+
+    assert columns(118) == 118
