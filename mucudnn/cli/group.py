@@ -37,6 +37,8 @@ class _Commands(click.Group):
             raise  # whoever reads our output has seen enough; click ends quietly
         except (MucudnnError, OSError) as error:
             raise Failure(sentence(error)) from error
+        except SystemExit as error:  # of the user's model, say: ours is another one
+            raise Failure(f"The model has tried to end the program, by {error!r}.") from error
         except KeyboardInterrupt:
             ctx.exit(_INTERRUPTED)
 

@@ -53,6 +53,14 @@ class Failing(nn.Module):
     def forward(self, image):
         raise ValueError("the image is too small")
 
+class Leaving(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, image):
+        sys.exit()
+
 class Volumes(nn.Module):
     """Convolutions in three dimensions, one of them transposed, and a functional one of one dimension."""
 

@@ -224,6 +224,10 @@ def test_a_class_of_modules_that_has_no_forward_ends_with_the_error_of_pytorch()
     )
 
 
+def test_a_model_that_ends_the_program_when_it_runs_is_told_and_no_success() -> None:
+    assert_one_sentence(tune("Leaving"), "mucudnn: The model has tried to end the program, by SystemExit().")
+
+
 def test_a_model_without_convolutions_ends_with_a_sentence() -> None:
     result = tune("linear", "--input", "4x3", "--workspace-limit", "1MiB")
 
