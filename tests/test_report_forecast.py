@@ -1,6 +1,7 @@
 """Forecasts as text and as JSON."""
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,6 +170,17 @@ def test_the_notes_say_what_fits_and_name_what_never_does() -> None:
         "Sites that fit into 1024 KiB with the first-ranked plan undivided: 0; with that of a micro-batch: "
         "0; with a lower-ranked plan only: 2; not at all: 1 (conv wgrad)."
     )
+
+
+def test_the_notes_say_what_the_columns_show() -> None:
+    shown = ("sites", "least", "at", "fits", "whole", "other plan", "never", "plans")
+    made = a_forecast(plans_of(1))
+
+    text = note(render_forecast(made, MIB), "columns")
+
+    assert set(re.findall("[a-z]+", render_forecast(made, MIB).splitlines()[2])) <= {*shown, "undivided"}
+    assert all(re.search(rf"\b{word}[:,]", text) for word in shown)
+    assert "fits:" not in note(render_forecast(made), "columns")
 
 
 def test_the_notes_say_whose_figures_these_are_and_that_nothing_was_timed() -> None:

@@ -16,6 +16,14 @@ _FIGURES = (
     "lists; engines that the library compiles at run time are listed on the card itself only. Nothing was "
     "run: no time was measured, and none is claimed."
 )
+_COLUMNS = (
+    "sites: how many are alike. least, at: the least that any plans and sizes need, and the largest of these "
+    "sizes that needs as much. {}plans: how many the library lists for the undivided batch."
+)
+_FITS = (
+    "fits: the largest micro-batch with which the first-ranked plan keeps to the limit; whole, the undivided "
+    "batch; other plan, a lower-ranked one only; never, none. "
+)
 _PARTS = (
     "A batch that is no multiple of a size ends with smaller parts. Weight gradients: a part in 16 bits "
     "counts the float32 sum in which the parts add up; in 32 and 64 bits a plan counts what it takes to add "
@@ -85,6 +93,7 @@ def _notes(forecast: Forecast, limit_bytes: int | None) -> list[tuple[str, str]]
         *_limit_notes(forecast, limit_bytes),
         *_layout_notes(forecast),
         *_transposed_notes(forecast),
+        ("columns", _COLUMNS.format("" if limit_bytes is None else _FITS)),
         ("figures", _FIGURES),
         ("parts", _PARTS),
     ]
