@@ -27,12 +27,21 @@ class Failure(click.ClickException):
 
 def say(line: str, as_json: bool) -> None:
     """Print a line to standard output or, where that is JSON, to standard error."""
-    click.echo(line, err=as_json)
+    if as_json:
+        _to_standard_error(line)
+    else:
+        click.echo(line)
 
 
 def tell(message: str, file: IO[Any] | None = None) -> None:
     """Print a warning or an error, to standard error unless there is a file."""
-    click.echo(f"mucudnn: {message}", file=file, err=True)
+    _to_standard_error(f"mucudnn: {message}", file)
+
+
+def _to_standard_error(line: str, file: IO[Any] | None = None) -> None:
+    """Print a line; where its reader has left or a disk is full, hours of work go on without."""
+    with contextlib.suppress(OSError):
+        click.echo(line, file=file, err=True)
 
 
 def print_json(value: dict[str, object]) -> None:

@@ -1,5 +1,6 @@
 """What commands print beside their results."""
 
+import io
 import sys
 import warnings
 
@@ -39,3 +40,17 @@ def test_an_output_that_was_closed_before_the_start_is_no_terminal(monkeypatch: 
     monkeypatch.setattr(sys, "stdout", None)
 
     assert columns(118) == 118
+
+
+class _Broken(io.StringIO):
+    """A stream whose reader has left."""
+
+    def write(self, _text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_warning_that_nobody_can_read_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", _Broken())
+
+    with warnings_as_lines():
+        warnings.warn("something is the matter", errors.BusyWarning, stacklevel=1)
