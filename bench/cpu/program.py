@@ -286,7 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--ops", nargs="+", choices=_OPS, default=_OPS, help="of layers (default: all)")
     layouts = [str(layout) for layout in Layout]
     add("--layouts", nargs="+", choices=layouts, default=layouts, help="of images and filters")
-    add("--limits", nargs="+", default=list(_LIMITS), help="of layers' workspace (default: %(default)s)")
+    add("--limits", nargs="+", default=list(_LIMITS), help="of layers' workspace (default: 4MiB 16MiB 64MiB)")
     add(
         "--again",
         action="store_true",
