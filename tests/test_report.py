@@ -677,6 +677,21 @@ def test_a_predicted_site_says_so_in_its_row_and_below() -> None:
     )
 
 
+def test_a_plan_of_predictions_alone_explains_its_times_and_verdicts() -> None:
+    few = dataclasses.replace(PREDICTED, chosen=Estimate(0.01, 0.005, math.inf, 3))
+    rows = (
+        assigned("conv1", ConvOp.FPROP, WINOGRAD, few),
+        assigned("conv2", ConvOp.FPROP, WINOGRAD, dataclasses.replace(OVER_LIMIT, is_predicted=True)),
+    )
+    text = render_plan(a_plan(assignments=rows, limit_bytes=8 * MIB, mode=Mode.SHARING))
+
+    assert "10.00 (n = 3)" in text
+    explained = note(text, "predicted")
+    assert all(f"{word}: " in explained for word in ("n", "own", "limit"))
+    assert all(verdict in explained for verdict in ("FASTER", "SLOWER", "SAME", "AMBIGUOUS"))
+    assert "share: " not in explained
+
+
 def test_totals_count_predictions_among_the_sites_that_have_both_times() -> None:
     alone = dataclasses.replace(OVER_LIMIT, is_predicted=True)
     rows = (*a_plan_of_a_recording().assignments, assigned("conv3", ConvOp.FPROP, WINOGRAD, alone))

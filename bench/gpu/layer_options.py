@@ -19,7 +19,12 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="bench.gpu.layer_run", description=_ABOUT)
     add = made.add_argument
     add("--device", type=int, default=0, help="the card's number (default: %(default)s)")
-    add("--limit", nargs="+", default=["8MiB", "64MiB", "512MiB"], help="of workspace (default: 8MiB 64MiB 512MiB)")
+    add(
+        "--limit",
+        nargs="+",
+        default=["8MiB", "64MiB", "512MiB"],
+        help="of workspace (default: 8MiB 64MiB 512MiB)",
+    )
     add(
         "--policy", choices=[str(each) for each in Policy], default=str(Policy.POWER_OF_TWO),
         help="which micro-batches are tried; each has files of its own (default: %(default)s)",

@@ -57,7 +57,10 @@ _NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
 _OVER_SHARE = "; share: the base takes more than the site's share and was run to compare only"
 _PREDICTED = (
     "Sites whose rivals a recording never had in the same rounds: {}. Their times, before and now, add up "
-    "what it says of the parts, and so do the ends of their intervals; nothing was run."
+    "what it says of the parts, and so do the ends of their intervals (n: so few samples have none); nothing "
+    "was run. The speedup is before / now: FASTER or SLOWER if now / before is more than "
+    f"{TOLERANCE * 100:g} % from 1 wherever in their intervals both times lie, SAME if nowhere, else "
+    "AMBIGUOUS; own: PyTorch's own stays{}; limit: there is no base."
 )
 _WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Whoever has set one of them has decided how idle threads wait."""
@@ -273,8 +276,16 @@ def _untouched_notes(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _predicted_notes(plan: Plan) -> list[tuple[str, str]]:
-    predicted = sum(seen_at(assigned).is_predicted for assigned in plan.assignments)
-    return [("predicted", _PREDICTED.format(predicted))] if predicted else []
+    predicted = [assigned for assigned in plan.assignments if seen_at(assigned).is_predicted]
+    return (
+        [("predicted", _PREDICTED.format(len(predicted), _share_note(plan, predicted)))] if predicted else []
+    )
+
+
+def _share_note(plan: Plan, assignments: Sequence[Assignment]) -> str:
+    """Say what `share` means, if one of these sites is marked so."""
+    is_over_share = any(is_base_over_share(assigned, plan.mode) for assigned in assignments)
+    return _OVER_SHARE if is_over_share else ""
 
 
 def _frozen_notes(frozen: Sequence[FrozenEvidence]) -> list[tuple[str, str]]:
@@ -303,12 +314,11 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
     calls = {(call.reference, call.divided) for call in plan.calls}  # equal ones were timed once
-    is_over_share = any(is_base_over_share(assigned, plan.mode) for assigned in plan.assignments)
     return [
         ("times", _TIMES.format(how_many, but_predicted)),
         (
             "verdicts",
-            _VERDICTS.format(_OVER_SHARE if is_over_share else "", sum(map(comparisons_at, measurements))),
+            _VERDICTS.format(_share_note(plan, plan.assignments), sum(map(comparisons_at, measurements))),
         ),
         *([("calls", _CALLS.format(len(calls)))] if calls else []),
         *_frozen_notes(plan.frozen),
