@@ -128,6 +128,12 @@ def test_the_legend_says_what_is_drawn_and_nothing_else() -> None:
     ]
 
 
+def test_the_legend_has_no_mark_of_before_where_all_stays_as_it_was() -> None:
+    plan = a_plan(assignments=(assigned("conv1", ConvOp.FPROP, OWN, KEPT),))
+
+    assert legend(plan_figure(plan).subfigs[0]) == ["PyTorch's own stays", "limit, 2 KiB"]
+
+
 def test_what_gave_way_without_a_gain_looks_so() -> None:
     slower = dataclasses.replace(FASTER, chosen=seconds(0.020), verdict=Verdict.SLOWER)
     plan = a_plan(mode=Mode.SHARING, assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, slower),))

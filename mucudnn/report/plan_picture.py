@@ -192,7 +192,9 @@ def _draw_rows(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
     part.suptitle(_title(plan))
     whose = " of all together" if plan.mode is Mode.SHARING else ""
     limit = f"limit{whose}, {format_bytes(plan.limit_bytes)}"
-    drawing.add_legend(part, [_BEFORE, *(row.look for row in rows)], limit)
+    has_changed = any(row.look is not _KEPT and seen_at(row.shown).reference is not None for row in rows)
+    before = [_BEFORE] if has_changed else []  # of what stays it is hidden by what is
+    drawing.add_legend(part, [*before, *(row.look for row in rows)], limit)
 
 
 def _title(plan: Plan) -> str:
