@@ -7,7 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bench.cpu import coverage, results, tables
 from bench.cpu.ground import Ground
@@ -27,7 +29,7 @@ from bench.cpu.lines import (
     read,
     to_text,
 )
-from bench.cpu.means import Pair, geometric_mean, total
+from bench.cpu.means import Pair, geometric_mean, sum_of_medians, total
 from bench.cpu.summary import summary
 from bench.cpu.targets import Row, rows
 from mucudnn.problem import ConvOp, Layout
@@ -197,6 +199,19 @@ def test_a_geometric_mean_of_ratios_has_an_interval_from_its_rounds() -> None:
     assert found.median == pytest.approx(2**0.5)
     assert 1.8**0.5 <= found.low < found.median < found.high <= 2.2**0.5
     assert found.samples == 2
+
+
+def test_the_interval_of_a_sum_covers_it_though_some_rounds_of_many_layers_are_disturbed() -> None:
+    generator = np.random.default_rng(1)
+
+    def times(*shape: int) -> NDArray[np.float64]:
+        disturbed = generator.random(shape) < 0.2
+        return np.exp(generator.normal(0, 0.05, shape)) * (1 + disturbed * generator.uniform(0.3, 1, shape))
+
+    undisturbed = 27 * np.median(times(400_000))
+    sums = [sum_of_medians(times(27, 10).tolist()) for _ in range(100)]
+
+    assert sum(each.low <= undisturbed <= each.high for each in sums) >= 90
 
 
 def test_a_total_weighs_layers_by_their_times() -> None:
