@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from functools import cached_property
 
+from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate
 
 
@@ -76,9 +77,33 @@ class Division:
         return "+".join(f"{name}@{batch}*{len(list(run))}" for (name, batch), run in runs)
 
 
-def buffer_bytes(division: Division, own: str) -> int:
-    """Return what a division takes of a buffer: PyTorch's own, of that id, takes its workspace elsewhere."""
-    return max((part.workspace_bytes for part in division.parts if part.algorithm != own), default=0)
+def running_sum_bytes(problem: ConvProblem, division: Division) -> int:
+    """Return the bytes of the sum in which 16-bit weight gradients add up; a single part needs none."""
+    if division.is_undivided:
+        return 0
+    return problem.running_sum_bytes
+
+
+def buffer_bytes(division: Division, own: str, sum_bytes: int = 0) -> int:
+    """Return what a division takes of a buffer: PyTorch's own, of that id, takes its workspace elsewhere.
+
+    Args:
+        division: that runs in it.
+        own: that id.
+        sum_bytes: of the sum in which its parts add up, which lies in the buffer whoever computes them.
+    """
+    return max([sum_bytes, *(part.workspace_bytes for part in division.parts if part.algorithm != own)])
+
+
+def common_buffer_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: str) -> int:
+    """Return what the buffer comes to that divisions of these problems have in common."""
+    return max(
+        (
+            buffer_bytes(division, own, running_sum_bytes(problem, division))
+            for problem, division in divisions
+        ),
+        default=0,
+    )
 
 
 def undivided(algorithm: str, batch: int) -> Division:
@@ -105,7 +130,13 @@ def has_room(
 
 
 def tight_limit(
-    division: Division, own: str, limit_bytes: int, common_bytes: int, *, is_sharing: bool
+    division: Division,
+    own: str,
+    limit_bytes: int,
+    common_bytes: int,
+    *,
+    is_sharing: bool,
+    sum_bytes: int = 0,
 ) -> int | None:
     """Return what its buffer and a part beside it may take together; None if they always fit.
 
@@ -119,8 +150,9 @@ def tight_limit(
         limit_bytes: of the plan.
         common_bytes: what the common buffer may come to.
         is_sharing: whether there is none.
+        sum_bytes: of the sum in which its parts add up.
     """
     elsewhere = max((part.workspace_bytes for part in division.parts), default=0)
     limit = division.workspace_bytes if is_sharing else limit_bytes
-    held = buffer_bytes(division, own) if is_sharing else common_bytes
+    held = buffer_bytes(division, own, sum_bytes) if is_sharing else common_bytes
     return limit if elsewhere + held > limit else None

@@ -13,8 +13,8 @@ from torch import Tensor
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import Backend, PartKernel, PartSumKernel
-from mucudnn.division import Division
-from mucudnn.grouping import Group, Part, Step, groups_of, running_sum_bytes
+from mucudnn.division import Division, running_sum_bytes
+from mucudnn.grouping import Group, Part, Step, groups_of
 from mucudnn.kept import KeptFilter
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.workspace import Workspace, head

@@ -108,10 +108,3 @@ def _elsewhere_bytes(
         for part in parts
     )
     return max(0, *takings)
-
-
-def running_sum_bytes(problem: ConvProblem, division: Division) -> int:
-    """Return the bytes of the sum in which 16-bit weight gradients add up; a single part needs none."""
-    if division.is_undivided:
-        return 0
-    return problem.running_sum_bytes

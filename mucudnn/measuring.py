@@ -6,9 +6,9 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mucudnn.choices import Search
-from mucudnn.division import Division, buffer_bytes, tight_limit, undivided
+from mucudnn.division import Division, common_buffer_bytes, running_sum_bytes, tight_limit, undivided
 from mucudnn.outcome import Outcome
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
 
 _WEIGHING_NOISE_BYTES = 32 * 2**10
@@ -62,9 +62,17 @@ class ModelCall(NamedTuple):
 
     def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
         """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
-        common = max((buffer_bytes(division, self.own) for division in divisions.values()), default=0)
+        problems = problems_of(self.problem)
+        common = common_buffer_bytes([(problems[op], each) for op, each in divisions.items()], self.own)
         bounds = {
-            op: tight_limit(division, self.own, self.limit_bytes, common, is_sharing=self.is_sharing)
+            op: tight_limit(
+                division,
+                self.own,
+                self.limit_bytes,
+                common,
+                is_sharing=self.is_sharing,
+                sum_bytes=running_sum_bytes(problems[op], division),
+            )
             for op, division in divisions.items()
         }
         return {op: bound for op, bound in bounds.items() if bound is not None}

@@ -17,7 +17,13 @@ from mucudnn.calls import (
     without_autocast,
 )
 from mucudnn.choices import Mode
-from mucudnn.division import Division, buffer_bytes, has_room, tight_limit
+from mucudnn.division import (
+    Division,
+    common_buffer_bytes,
+    has_room,
+    running_sum_bytes,
+    tight_limit,
+)
 from mucudnn.errors import BackendError, OptionError, ProblemError
 from mucudnn.functional import DividedConvolution
 from mucudnn.modules import Call, padded
@@ -183,21 +189,15 @@ class Memory:
 
     @classmethod
     def of(cls, plan: Plan, own: str, *, is_growing: bool) -> "Memory":
-        """Return what `plan` says of memory; where more is tuned later, the buffer may grow to the limit.
-
-        It has room too for single samples where PyTorch's own does not compute them within the limit: smaller
-        batches are made of them.
-        """
-        known = max((buffer_bytes(each.division, own) for each in plan.assignments), default=0)
+        """Return what `plan` says of memory; where more is tuned later, the buffer may grow to the limit."""
+        known = common_buffer_bytes([(each.problem, each.division) for each in plan.assignments], own)
         is_sharing = plan.mode is Mode.SHARING
-        singles = (_single(each, own, plan.limit_bytes) for each in plan.assignments)
-        needed = (one.workspace_bytes for one in singles if one is not None and one.algorithm != own)
         return cls(
             environment=plan.environment,
             own=own,
             is_sharing=is_sharing,
             limit_bytes=plan.limit_bytes,
-            buffer_bytes=plan.limit_bytes if is_growing else max(known, *needed, 0),
+            buffer_bytes=plan.limit_bytes if is_growing else known,
             capacity_bytes=0 if is_sharing else known,
         )
 
@@ -207,10 +207,20 @@ class Memory:
             n_bytes, division, self.own, self.limit_bytes, self.buffer_bytes, is_sharing=self.is_sharing
         )
 
-    def bound(self, division: Division) -> int | None:
-        """Return what buffer and PyTorch's own workspace may take together, or None if they always fit."""
+    def bound(self, division: Division, sum_bytes: int = 0) -> int | None:
+        """Return what buffer and PyTorch's own workspace may take together, or None if they always fit.
+
+        Args:
+            division: that is to run.
+            sum_bytes: of the sum in which its parts add up.
+        """
         return tight_limit(
-            division, self.own, self.limit_bytes, self.buffer_bytes, is_sharing=self.is_sharing
+            division,
+            self.own,
+            self.limit_bytes,
+            self.buffer_bytes,
+            is_sharing=self.is_sharing,
+            sum_bytes=sum_bytes,
         )
 
 
@@ -251,12 +261,15 @@ def divided(
         op: division_for(assigned, problem.batch, backend.own, shares[op], common_bytes)
         for op, assigned in assignments.items()
     }
-    bounds = {op: memory.bound(division) for op, division in divisions.items()}
+    problems = problems_of(problem)
+    bounds = {
+        op: memory.bound(division, running_sum_bytes(problems[op], division))
+        for op, division in divisions.items()
+    }
     limits = {op: bound for op, bound in bounds.items() if bound is not None}
     result = DividedConvolution(
         backend, problem, divisions, owners, limits, memory.capacity_bytes, tell_untuned
     )
-    problems = problems_of(problem)
     for op, share_bytes in shares.items():
         if result.buffer_bytes[op] > share_bytes:
             raise BackendError(
@@ -292,13 +305,14 @@ def division_for(
     has_own_won = division.is_undivided and division.parts[0].algorithm == own
     if has_own_won or not assigned.candidates:
         return _cut(division, batch)
-    single = _single(assigned, own, share_bytes)
-    limit_bytes = max(division.workspace_bytes, 0 if single is None else single.workspace_bytes)
+    single_bytes = _single_bytes(assigned, own, share_bytes)
+    limit_bytes = max(division.workspace_bytes, single_bytes)
     held_bytes = limit_bytes if common_bytes is None else min(limit_bytes, common_bytes)
     fitting = [
         each
         for each in assigned.candidates
         if each.workspace_bytes <= (limit_bytes if each.algorithm == own else held_bytes)
+        and (each.batch == batch or assigned.problem.running_sum_bytes <= held_bytes)
     ]
     able = [
         ReuseTable(fitting, batch, limit_bytes).division(batch),
@@ -306,22 +320,21 @@ def division_for(
     ]
     found = [each for each in able if each is not None]
     if not found:
-        sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting}))
+        sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
         raise BackendError(f"{batch} samples cannot be made of the sizes that were measured and fit: {sizes}")
     return min(found, key=lambda each: each.time_s)
 
 
-def _single(assigned: Assignment, own: str, share_bytes: int) -> Candidate | None:
-    """Return what computes one sample within a site's share: PyTorch's own, or what takes least of a buffer.
+def _single_bytes(assigned: Assignment, own: str, share_bytes: int) -> int:
+    """Return what one sample takes within a site's share: by PyTorch's own, else by what takes least.
 
-    With single samples every smaller batch can be made; None if there is no need of them, or none was
-    measured.
+    Every smaller batch can be made of single samples; 0 if none was measured, or none fits.
     """
-    division = assigned.division
-    if division.is_undivided and all(part.algorithm == own for part in division.parts):
-        return None
-    able = [each for each in assigned.candidates if each.batch == 1 and each.workspace_bytes <= share_bytes]
-    return min(able, key=lambda each: (each.algorithm != own, each.workspace_bytes), default=None)
+    singles = [
+        each for each in assigned.candidates if each.batch == 1 and each.workspace_bytes <= share_bytes
+    ]
+    found = min(singles, key=lambda each: (each.algorithm != own, each.workspace_bytes), default=None)
+    return 0 if found is None else found.workspace_bytes
 
 
 def _own_undivided(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mucudnn.called import LOOKS, Called
 from mucudnn.choices import Mode
 from mucudnn.confirming import Confirmed, Pool, Proven, evidence_of, rivals_of, winner
-from mucudnn.division import Division, buffer_bytes, undivided
+from mucudnn.division import Division, common_buffer_bytes, undivided
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
 from mucudnn.extraction import Extraction, SiteCall
@@ -224,8 +224,8 @@ class Tuning:
     def _frozen(self, assignments: Sequence[Assignment]) -> Iterable[FrozenEvidence]:
         """Return what those convolutions are in frozen graphs that inference does not run as it comes."""
         divisions = {each.site: each.division for each in assignments}
-        buffers = (buffer_bytes(each, self._profiler.own) for each in divisions.values())
-        common_bytes = max(buffers, default=0)
+        sites = [(each.problem, each.division) for each in assignments]
+        common_bytes = common_buffer_bytes(sites, self._profiler.own)
         found: dict[SiteCall, FrozenEvidence] = {}
         for look in LOOKS:
             for call in self._inferences():

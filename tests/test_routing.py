@@ -18,6 +18,7 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.routing import Decide, Memory, NotNowError, Router, division_for
 from mucudnn.solvers.exhaustive import fastest_division
+from tests.convolutions import a_convolution
 from tests.examples import a_candidate, a_problem
 
 ARGUMENTS = ConvArguments.of(2, 1, 0, 1, 1)
@@ -177,23 +178,45 @@ def test_smaller_batches_take_no_more_of_the_buffer_than_others_reckon_with() ->
     assert division_for(assigned, 3, "cpu:aten", 100, 50).key == "cpu:winograd2@1*3"
 
 
-@pytest.mark.parametrize(
-    ("singles", "n_bytes"),
-    [
-        pytest.param([("cpu:im2col", 90), ("cpu:fft16", 80), ("cpu:winograd2", 101)], 80, id="least"),
-        pytest.param([("cpu:im2col", 90), ("cpu:aten", 100)], 0, id="own takes none of it"),
-        pytest.param([("cpu:im2col", 90), ("cpu:aten", 101)], 90, id="own does not fit"),
-        pytest.param([], 0, id="none"),
-    ],
-)
-def test_the_buffer_has_room_for_single_samples(singles: list[tuple[str, int]], n_bytes: int) -> None:
-    assigned = _divided_as_it_comes(*(Candidate(name, 1, 1.0, each) for name, each in singles))
+LIMIT_BYTES = 100
+SUM_BYTES = 2**16
+
+
+def _memory_of(*assigned: Assignment) -> Memory:
     environment = CpuBackend().environment()
-    plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, 100, environment, (assigned,), (), "0")
+    plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, LIMIT_BYTES, environment, assigned, (), "0")
+    return Memory.of(plan, "cpu:aten", is_growing=False)
 
-    known = Memory.of(plan, "cpu:aten", is_growing=False)
 
-    assert (known.buffer_bytes, known.capacity_bytes) == (n_bytes, 0)
+def test_smaller_batches_do_not_enlarge_the_buffer_that_tuning_reckoned_with() -> None:
+    known = _memory_of(_divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90)))
+
+    assert (known.buffer_bytes, known.capacity_bytes) == (0, 0)
+
+
+def _gradients_in_16_bits(division: Division, *singles: Candidate) -> Assignment:
+    """A site that sums weight gradients of bfloat16 in 64 KiB of float32, if in parts."""
+    problem = a_convolution(
+        op=ConvOp.WGRAD, batch=8, in_channels=64, out_channels=64, input_size=(4, 4), kernel_size=(2, 2),
+        padding=(0, 0), dtype="bfloat16",
+    )  # fmt: skip
+    assert problem.running_sum_bytes == SUM_BYTES
+    return Assignment(ConvSite("conv", ConvOp.WGRAD), problem, division, (*division.parts[:1], *singles))
+
+
+def test_sums_of_16_bit_gradients_lie_in_the_buffer_whoever_computes_the_parts() -> None:
+    pairs = Division((Candidate("cpu:aten", 2, 1.0, SUM_BYTES + 10),) * 4)
+
+    assert _memory_of(_gradients_in_16_bits(pairs)).buffer_bytes == SUM_BYTES
+
+
+def test_a_smaller_batch_has_no_parts_whose_sum_the_buffer_has_no_room_for() -> None:
+    whole = Division((Candidate("cpu:onednn_nhwc", 8, 1.0, 10),))
+    assigned = _gradients_in_16_bits(whole, Candidate("cpu:aten", 1, 1.0, SUM_BYTES + 10))
+
+    assert division_for(assigned, 3, "cpu:aten", 2 * SUM_BYTES, SUM_BYTES).key == "cpu:aten@1*3"
+    with pytest.raises(BackendError, match="measured and fit: none"):
+        division_for(assigned, 3, "cpu:aten", 2 * SUM_BYTES, SUM_BYTES - 1)
 
 
 def test_a_division_that_comes_without_a_profile_is_cut_off() -> None:
