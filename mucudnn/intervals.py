@@ -28,10 +28,12 @@ class Verdict(StrEnum):
 class Estimate:
     """A median with the interval that covers the true one with a probability of at least 95 %.
 
+    Whoever asks for another confidence has an interval of that.
+
     Attributes:
         median: the median of the samples, in their unit.
-        low: lower end of the interval; minus infinity with fewer than 6 samples.
-        high: upper end of the interval; infinity with fewer than 6 samples.
+        low: lower end of the interval; minus infinity with fewer samples than have one, 6 for 95 %.
+        high: upper end of the interval; infinity likewise.
         samples: how many samples there are.
     """
 

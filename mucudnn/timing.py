@@ -35,8 +35,8 @@ _HOPELESS_THOUGH_SMALL = 8.0
 _EARLY_CONFIDENCE = 0.99
 """Of the interval by which a verdict is reached at a look that is not the last.
 
-Whoever may stop at each of several looks errs more often than at one: intervals of 95 % at five looks missed
-the quotient in up to 9.5 % of 8000 simulated comparisons, and these in up to 5.3 %.
+Whoever may stop at each of several looks errs more often than at one: five looks by 95 % each missed the
+true quotient in up to 9 % of thousands of simulated comparisons.
 """
 
 _MOST_CALLS = 2**16
@@ -204,8 +204,8 @@ def compare_runs(
     The first call is the base. A pair of another call with it is settled when the interval of the ratio of
     their times is within the precision, or when its verdict is other than AMBIGUOUS; before the last look, by
     the interval of 99 %, as looks add up their errors. Sampling stops at the first look at which all pairs
-    are settled. `converged` of a call says whether its pair is settled in
-    the end; that of the base, whether all are.
+    are settled. `converged` of a call says whether its pair is settled in the end; that of the base, whether
+    all are.
 
     Args:
         calls: by name, the base first; each span holds the same number of calls for all: as many as fill a
@@ -311,5 +311,5 @@ def _is_narrow(runner: _Runner, rule: SamplingRule) -> bool:
 
 def _is_settled(base: _Runner, other: _Runner, rule: SamplingRule, confidence: float) -> bool:
     times = base.samples_ns, other.samples_ns
-    is_precise = ratio(*times).relative_half_width <= rule.precision
+    is_precise = ratio(*times, confidence).relative_half_width <= rule.precision
     return is_precise or compare(*times, confidence=confidence) is not Verdict.AMBIGUOUS
