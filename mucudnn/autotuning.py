@@ -128,10 +128,10 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         """
         for kind, is_of_kind in _LATE.items():
             if is_of_kind(function):
+                name = getattr(function, "__qualname__", repr(function))
                 raise OptionError(
-                    f"What autotune decorates must compute while it is called, but got the {kind} "
-                    f"{function.__qualname__!r}; enter the context where it computes, and leave it before it "
-                    "waits."
+                    f"What autotune decorates must compute while it is called, but got the {kind} {name!r}; "
+                    "enter the context where it computes, and leave it before it waits."
                 )
         return super().__call__(function)
 

@@ -6,7 +6,7 @@ from mucudnn.errors import UntunedWarning, warn_user
 
 
 class Reason(enum.Enum):
-    """Why a call is left to PyTorch's own convolution; the value says what can be done."""
+    """Why a call, or a gradient, is left to PyTorch's own convolution; the value says what can be done."""
 
     LARGER_BATCH = "optimize with the largest batch divides smaller ones too"
     """Its shape was tuned, for smaller batches only."""
@@ -39,13 +39,18 @@ class Notice:
         self._scope = scope
         self._given: set[Reason] = set()
 
-    def give(self, reason: Reason, what: str) -> None:
-        """Warn that `what`, with its verb, runs as before, unless the reason was given already."""
+    def give(self, reason: Reason, what: str, runs: str = "it runs PyTorch's own convolution") -> None:
+        """Warn that `what`, with its verb, runs as before, unless the reason was given already.
+
+        Args:
+            reason: which is given once.
+            what: subject and verb.
+            runs: what computes it.
+        """
         if reason in self._given:
             return
         self._given.add(reason)
         warn_user(
-            f"{what}; it runs PyTorch's own convolution ({reason.value}). This reason is given once "
-            f"{self._scope}.",
+            f"{what}; {runs} ({reason.value}). This reason is given once {self._scope}.",
             UntunedWarning,
         )

@@ -132,8 +132,14 @@ class TunedShapes:
 
     def for_others(self) -> "TunedShapes":
         """Return the same for all modules of equal content, of which warnings name this one."""
-        twin = TunedShapes(self._path, self._variants, self._memory, self._notice, self._home)
-        twin._has_weight_gradients = self._has_weight_gradients
+        twin = TunedShapes(
+            self._path,
+            self._variants,
+            self._memory,
+            self._notice,
+            self._home,
+            has_weight_gradients=self._has_weight_gradients,
+        )
         twin._serves_others = True
         return twin
 
@@ -231,7 +237,8 @@ class TunedShapes:
 
     def _tell_unfrozen(self) -> None:
         """Warn that the gradient of a weight is needed which needed none when the module was tuned."""
-        self.tell(Reason.UNFROZEN, "was tuned while its weight needed no gradient, and now needs it")
+        how = "was tuned while its weight needed no gradient, and now needs it"
+        self._notice.give(Reason.UNFROZEN, f"{self._whose} {how}", "PyTorch's own convolution computes that")
 
 
 def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
