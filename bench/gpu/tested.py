@@ -90,7 +90,8 @@ def answers(rows: Sequence[object]) -> Iterator[Answer]:
         sum(getattr(row, name) for row in reports) for name in ("run", "failed", "skipped")
     )
     known = [row for row in reports if row.collected is not None]
-    left = sum((row.collected or 0) - row.run for row in known)
-    told = f"{left} did not come to run" if len(known) == len(reports) else "how many there were is not known"
+    left = sum(max(0, (row.collected or 0) - row.run) for row in known)
+    are_all_known = bool(reports) and len(known) == len(reports)
+    told = f"{left} did not come to run" if are_all_known else "how many there were is not known"
     died = "".join(f"; no report of {name}.xml" for name in missing)
     yield Answer(question, f"{run}; {failed} failed, {skipped} were skipped, {told}{died}")
