@@ -150,9 +150,8 @@ class CpuBackend:
             hidden = self._weighed(own_job(each), limit_bytes)
             if hidden.n_bytes is None or hidden.seen_bytes is None:
                 return None
-            taken.append(
-                declared + hidden.seen_bytes + result_bytes(each) if makes_result else hidden.n_bytes
-            )
+            elsewhere = hidden.seen_bytes + result_bytes(each) if makes_result else hidden.n_bytes
+            taken.append(declared + elsewhere)
         return max(taken)
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
