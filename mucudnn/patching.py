@@ -76,13 +76,9 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     patches = {}
     for path, variants in grouped.items():
         module, kind, problems = _checked(modules, path, variants)
-        shapes = []
-        for number, problem in problems.items():
-            assigned, seen = variants[number].get(problem.op), frozen.get((path, number))
-            own_when_frozen = _own_when_frozen(problem, assigned, seen, memory)
-            shapes.append(Variant(problem, dict(variants[number]), own_when_frozen=own_when_frozen))
+        shapes = _variants(path, variants, problems, frozen, memory)
         tuned = TunedShapes(
-            path, tuple(shapes), memory, notice, home, learn, has_weight_gradients=has_weight_gradients
+            path, shapes, memory, notice, home, learn, has_weight_gradients=has_weight_gradients
         )
         patches[path] = (kind.method, PatchedForward(module, kind, tuned, servers))
     if learn is None:  # what computes as before in any case costs nothing
@@ -208,6 +204,34 @@ def _changes(variants: Mapping[int, Mapping[ConvOp, Assignment]], memory: Memory
     """Return whether anything at a module's sites is other than PyTorch's own convolution as it comes."""
     assigned = (each for assignments in variants.values() for each in assignments.values())
     return not all(is_own(each.division, memory) for each in assigned)
+
+
+def _variants(
+    path: str,
+    assigned: Mapping[int, Mapping[ConvOp, Assignment]],
+    problems: Mapping[int, ConvProblem],
+    frozen: Mapping[tuple[str, int], FrozenEvidence],
+    memory: Memory,
+) -> tuple[Variant, ...]:
+    """Return what a module was tuned for.
+
+    Args:
+        path: of the module.
+        assigned: what each op of each variant runs.
+        problems: of its forward passes, by the variant.
+        frozen: what is known of frozen graphs, by path and variant.
+        memory: of the plan.
+    """
+    return tuple(
+        Variant(
+            problem,
+            dict(assigned[number]),
+            own_when_frozen=_own_when_frozen(
+                problem, assigned[number].get(problem.op), frozen.get((path, number)), memory
+            ),
+        )
+        for number, problem in problems.items()
+    )
 
 
 def _own_when_frozen(
