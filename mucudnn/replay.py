@@ -26,8 +26,9 @@ from mucudnn.measuring import (
 from mucudnn.outcome import Outcome, predicted_estimate
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import FACTS, Comparison, Environment, Record, Trial
+from mucudnn.recordings import recording_file, shipped
 from mucudnn.sizes import format_exactly
-from mucudnn.store import SqliteStore, expanded, readable_store
+from mucudnn.store import SqliteStore, UnusableFileError, readable_store
 
 PREFIX = "replay:"
 """What the name of a backend begins with that is a recording."""
@@ -200,14 +201,16 @@ class Replay:
 def replaying(name: str) -> Iterator[Replay]:
     """Yield the replay that `name`, "FILE" or "FILE#2", stands for: the second environment of the store FILE.
 
+    A recording that comes with the package is named without its folder and endings.
+
     Raises:
-        StoreError: there is no such file, or it is no store, damaged, newer or empty.
+        StoreError: there is no such file or recording, or it is no store, damaged, newer or empty.
         OptionError: the file has several environments and `name` chooses none, or has fewer than it says.
     """
     file, _, number = name.rpartition("#")
     if not (file and number.isdecimal()):
         file, number = name, ""
-    with readable_store(expanded(file)) as store:
+    with _store_of(file) as store:
         environments = store.environments()
         if not environments:
             raise StoreError(f"{store.path} must hold a recording, but got a store without records.")
@@ -218,6 +221,19 @@ def replaying(name: str) -> Iterator[Replay]:
                 f"{'; '.join(numbered(environments))}, but got {PREFIX + name!r}."
             )
         yield Replay(store, environments[place - 1])
+
+
+def _store_of(name: str) -> SqliteStore:
+    """Return the store that a file or the name of a recording means.
+
+    Raises:
+        StoreError: neither is there, or it cannot be read.
+    """
+    try:
+        return readable_store(recording_file(name))
+    except (UnusableFileError, OSError) as error:  # a name may be too long for a file's
+        names = ", ".join(shipped()) or "none"
+        raise StoreError(f"{error} Recordings that come with the package: {names}.") from error
 
 
 def _is_refused(

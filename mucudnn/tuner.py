@@ -136,9 +136,10 @@ def tune(
     While the model is examined, at the beginning, other threads that call it wait; none should be inside it.
 
     With the backend "replay:FILE" a store that was filled elsewhere answers for the machine that filled it,
-    wherever the model lies; "replay:FILE#2" takes the second environment of several. All algorithms that were
-    recorded are tried, whatever `search` says, and `store` is neither read nor written. The evidence of
-    divisions that were never run as a whole says that it is predicted.
+    wherever the model lies; "replay:FILE#2" takes the second environment of several, and "replay:NAME" a
+    recording that comes with the package (`mucudnn info` lists them). All algorithms that were recorded are
+    tried, whatever `search` says, and `store` is neither read nor written. The evidence of divisions that
+    were never run as a whole says that it is predicted.
 
     Where a process group of torch.distributed is there, all ranks have to call this: the first one tunes, and
     all get its plan.

@@ -13,6 +13,7 @@ from mucudnn.cli.output import print_json
 from mucudnn.errors import BackendError, StoreError
 from mucudnn.intervals import Estimate
 from mucudnn.profile import Environment
+from mucudnn.recordings import shipped
 from mucudnn.replay import numbered
 from mucudnn.report import describe_environment, describe_facts, render_notes
 from mucudnn.report.plans import waits_by_default
@@ -79,6 +80,7 @@ def info_command(exported: str | None, store: Path | None, as_json: bool) -> Non
                 "cudnn": cudnn._asdict(),
                 "spinning": None if spinning is None else dataclasses.asdict(spinning),
                 "devices": list(DEVICES),
+                "recordings": list(shipped()),
             }
         )
     else:
@@ -88,6 +90,7 @@ def info_command(exported: str | None, store: Path | None, as_json: bool) -> Non
             ("store", f"{path}, {kept}"),
             *(("", each) for each in kept.numbered),
             ("cuDNN", cudnn.problem or f"{cudnn.version}, {cudnn.path}"),
+            ("recordings", f"{', '.join(shipped())} (for mucudnn tune --backend replay:NAME)"),
             ("described GPUs", f"{', '.join(DEVICES)} (for mucudnn forecast --device)"),
         ]
         click.echo("\n".join(render_notes(notes)))

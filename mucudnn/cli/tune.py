@@ -58,8 +58,9 @@ from mucudnn.store.steadfast import SteadfastStore
 @channels_last_option
 @click.option(
     "--backend", default="auto", show_default=True, metavar="NAME",
-    help="What computes: cpu, cudnn (on the GPU), or replay:FILE, a store that was filled elsewhere (all "
-    "that it holds is tried, whatever --search says); auto is what the model's device asks for.",
+    help="What computes: cpu, cudnn (on the GPU), or replay:FILE, a store that was filled elsewhere, or "
+    "replay:NAME, a recording that mucudnn info lists (all that it holds is tried, whatever --search says); "
+    "auto is what the model's device asks for.",
 )  # fmt: skip
 @click.option("--store", type=FILE, help="Where profiles are kept.  [default: as mucudnn info says]")
 @click.option(

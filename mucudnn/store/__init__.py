@@ -3,6 +3,15 @@
 from mucudnn.store.base import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.opening import default_path, expanded, open_store, readable_store
-from mucudnn.store.sqlite import SqliteStore
+from mucudnn.store.sqlite import SqliteStore, UnusableFileError
 
-__all__ = ["MemoryStore", "SqliteStore", "Store", "default_path", "expanded", "open_store", "readable_store"]
+__all__ = [
+    "MemoryStore",
+    "SqliteStore",
+    "Store",
+    "UnusableFileError",
+    "default_path",
+    "expanded",
+    "open_store",
+    "readable_store",
+]

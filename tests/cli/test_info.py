@@ -51,7 +51,11 @@ def test_info_tells_version_environment_and_store(store_path: Path) -> None:
 
     labels = [line.split()[0] for line in result.stdout.splitlines() if not line.startswith(" ")]
     assert (result.exit_code, result.stderr) == (0, "")
-    assert labels == ["mucudnn", "device", "software", "settings", "system", "store", "cuDNN", "described"]
+    assert labels == [
+        *("mucudnn", "device", "software", "settings", "system"),
+        *("store", "cuDNN", "recordings", "described"),
+    ]
+    assert "recordings     epyc (for mucudnn tune --backend replay:NAME)" in result.stdout
     assert f"{store_path}, 1 records" in " ".join(result.stdout.split())  # a long path breaks the line
 
 

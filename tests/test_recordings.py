@@ -1,0 +1,150 @@
+"""Recordings that come with the package: replayed on any machine, by both solvers, under a name."""
+
+from pathlib import Path
+
+import pytest
+
+import mucudnn
+from bench.networks import resnet18
+from bench.ship import MOST_BYTES, main, ship
+from mucudnn import recordings
+from mucudnn.errors import StoreError
+from mucudnn.plan import Plan
+from mucudnn.recordings import packed_file, recording_file, shipped
+from mucudnn.sizes import parse_bytes
+from mucudnn.solvers.ilp import Solver, solve_with_cbc, solve_with_highs
+from mucudnn.store import SqliteStore, readable_store
+from tests.examples import a_record, an_environment
+from tests.models import a_batch, a_chain, an_extraction
+from tests.recordings import MIB, Elsewhere, a_backend, record
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LEAST_RECORDS = 1000
+"""Of a recording that is worth shipping: some hundred problems and sizes, several algorithms each."""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package that comes with no recording yet."""
+    folder = tmp_path / "recordings"
+    folder.mkdir()
+    monkeypatch.setattr(recordings, "_FOLDER", folder)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def replayed(name: str) -> Plan:
+    return mucudnn.tune(a_chain(), a_batch(), MIB, backend=f"replay:{name}", progress=False)
+
+
+def test_stores_are_shipped_as_one_recording_of_all_their_environments(package: Path) -> None:
+    chain = an_extraction(a_chain())
+    plan = record(Path("here"), a_backend(), chain)
+    record(Path("there"), Elsewhere({}), chain)
+
+    assert ship("two", [Path("here"), Path("there")]) == packed_file("two")
+
+    assert shipped() == ("two",)
+    assert replayed("two#1").sites == plan.sites
+    assert replayed("two#2").environment.policy == {"threads": "9"}
+
+
+def test_a_file_here_is_meant_rather_than_a_recording_of_its_name(package: Path) -> None:
+    record(Path("mine"), a_backend(), an_extraction(a_chain()))
+    ship("mine", [Path("mine")])
+
+    assert recording_file("mine") == Path("mine")
+    Path("mine").unlink()
+    assert recording_file("mine") == package / "mine.sqlite3.gz"
+
+
+def test_an_unknown_recording_is_refused_with_those_that_there_are(package: Path) -> None:
+    record(Path("store"), a_backend(), an_extraction(a_chain()))
+    ship("one", [Path("store")])
+
+    with pytest.raises(StoreError, match=r"other cannot be .* no such file\. Recordings that come .*: one\."):
+        replayed("other")
+
+
+def test_what_holds_nothing_or_is_no_store_is_not_shipped(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SqliteStore(Path("empty")).close()
+    Path("text").write_text("no store " * 1000)
+
+    assert main(["name", "empty"]) == 1
+    assert main(["name", "text"]) == 1
+    assert shipped() == ()
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "bench.ship: A recording must hold something, but got stores without records."
+    assert "text cannot be used as a store" in told[1]
+
+
+def test_what_is_too_large_is_not_shipped(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.ship.MOST_BYTES", 100)
+    with SqliteStore(Path("store")) as store:
+        store.add_records(an_environment(), [a_record()])
+
+    with pytest.raises(
+        StoreError, match=r"must be of at most 100 B, but this one is of .*; ship fewer networks"
+    ):
+        ship("large", [Path("store")])
+    assert shipped() == ()
+
+
+def test_whoever_ships_is_told_what_it_holds(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with SqliteStore(Path("store")) as store:
+        store.add_records(an_environment(), [a_record()])
+
+    assert main(["example", "store"]) == 0
+
+    assert capsys.readouterr().out.startswith("example.sqlite3.gz: 1 records in ")
+
+
+def test_a_name_is_one_that_a_replay_can_ask_for(package: Path) -> None:
+    with pytest.raises(StoreError, match="must be of a-z, 0-9 and -, such as h200, but got 'a#1'"):
+        ship("a#1", [Path("store")])
+
+
+def test_a_name_that_no_file_can_have_is_refused(package: Path) -> None:
+    with pytest.raises(StoreError, match="too long"):
+        replayed(300 * "a")
+
+
+def test_a_recording_comes_with_the_package() -> None:
+    assert "epyc" in shipped()
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_recording_is_small_whole_and_names_no_folder(name: str) -> None:
+    path = recording_file(name)
+
+    assert path.stat().st_size <= MOST_BYTES
+    with readable_store(path) as store:
+        assert store.count() >= LEAST_RECORDS
+        facts = str([each.to_json() for each in store.environments()])
+    assert "/home" not in facts
+    assert "/tmp" not in facts
+
+
+@pytest.mark.parametrize(
+    ("mode", "limit", "solver"),
+    [
+        ("reuse", "16MiB", solve_with_cbc),
+        ("sharing", "64MiB", solve_with_highs),
+        ("sharing", "64MiB", solve_with_cbc),
+    ],
+)
+def test_the_demonstration_is_replayed_in_both_modes_and_by_both_solvers(
+    mode: str, limit: str, solver: Solver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda: solver)
+
+    plan = mucudnn.tune(
+        resnet18(), a_batch(64, 3, 32), limit, mode=mode, backend="replay:epyc", progress=False
+    )
+
+    assert plan.workspace_bytes <= parse_bytes(limit)
+    assert any(not each.division.is_undivided for each in plan.assignments)
+    assert plan.environment.device["model name"] == "AMD EPYC"
