@@ -70,6 +70,11 @@ class Division:
         """Whether the mini-batch runs in one part."""
         return len(self.parts) <= 1
 
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether equal operands give equal bits in every run, as far as the libraries of all parts say."""
+        return all(part.is_deterministic for part in self.parts)
+
     @cached_property
     def key(self) -> str:
         """What runs, without times: "cpu:winograd4@16*4" is four parts of sixteen samples."""

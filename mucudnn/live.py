@@ -363,7 +363,10 @@ class LiveMeasurer:
         measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
         return {
             trial: dataclasses.replace(
-                records[trial], times=times["part", trial], setup=measured_set_ups.get(trial.algorithm)
+                records[trial],
+                times=times["part", trial],
+                setup=measured_set_ups.get(trial.algorithm),
+                is_deterministic=self._backend.is_deterministic(trial.problem, trial.algorithm),
             )
             for trial in runs
         }

@@ -18,11 +18,11 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.sizes import format_bytes, format_exactly
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the plan file; a newer one is refused.
 
-The first has no quotients of rounds and no calls, the second nothing of frozen graphs. A file has the lowest
-that holds it.
+The first has no quotients of rounds and no calls, the second nothing of frozen graphs, the third nothing of
+algorithms that are not deterministic. A file has the lowest that holds it.
 """
 
 _NAMED = 3
@@ -241,6 +241,9 @@ class Plan:
 
 def _schema(plan: Plan) -> int:
     """Return the lowest schema that holds a plan."""
+    parts = (part for each in plan.assignments for part in (*each.division.parts, *each.candidates))
+    if not all(part.is_deterministic for part in parts):
+        return 4
     if plan.frozen:
         return 3
     has_speedups = any(each.evidence and each.evidence.speedups for each in plan.assignments)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -69,7 +70,8 @@ def encode(value: Any) -> Any:
         ends = [end if math.isfinite(end) else None for end in (value.low, value.high)]
         return [value.median, *ends, value.samples]
     if isinstance(value, Candidate):
-        return [getattr(value, name) for name in _fields(Candidate)]
+        numbers = [getattr(value, name) for name in _fields(Candidate)]
+        return numbers[:-1] if value.is_deterministic else numbers  # as in files before there was a last one
     if dataclasses.is_dataclass(value):
         return {
             field.name: encode(getattr(value, field.name))
@@ -151,7 +153,7 @@ def _decode_estimate(value: object, name: str) -> Estimate:
 def _decode_dataclass(kind: Any, value: object, name: str) -> Any:
     kinds = _fields(kind)
     if kind is Candidate:
-        given = dict(zip(kinds, _decode_tuple(tuple(kinds.values()), value, name), strict=True))
+        given = _decode_candidate(kinds, value, name)
     else:
         items = _as(dict, value, name)
         optional = {field.name for field in dataclasses.fields(kind) if _is_optional(field)}
@@ -162,6 +164,13 @@ def _decode_dataclass(kind: Any, value: object, name: str) -> Any:
         return kind(**given)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+
+
+def _decode_candidate(kinds: Mapping[str, Any], value: object, name: str) -> dict[str, Any]:
+    """Return the fields of a candidate, the last of which may be missing."""
+    number = max(len(_as(list, value, name)), len(kinds) - 1)
+    present = dict(itertools.islice(kinds.items(), number))
+    return dict(zip(present, _decode_tuple(tuple(present.values()), value, name), strict=True))
 
 
 def _is_optional(field: dataclasses.Field[Any]) -> bool:

@@ -133,6 +133,7 @@ class Candidate:
         workspace_bytes: bytes that it needs beside its operands.
         setup_s: seconds that the algorithm takes once per mini-batch, however often it runs; the same
             for every size of one algorithm.
+        is_deterministic: whether equal operands give equal bits in every run, as far as its library says.
 
     Raises:
         ValueError: an algorithm that is no text, a size below 1, a time or workspace that is negative or
@@ -144,6 +145,7 @@ class Candidate:
     time_s: float
     workspace_bytes: int
     setup_s: float = 0.0
+    is_deterministic: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, str):
@@ -213,6 +215,7 @@ class Record:
         setup: seconds once per mini-batch; None where there is none.
         refusal: why it is no candidate; None if it is one.
         limit_bytes: the limit under which it was tried, in bytes; a refusal for size holds up to that.
+        is_deterministic: whether equal operands give equal bits in every run, as far as its library says.
 
     Raises:
         ValueError: a workspace or limit is no whole number, or negative.
@@ -225,6 +228,7 @@ class Record:
     setup: Measurement | None = None
     refusal: Refusal | None = None
     limit_bytes: int | None = None
+    is_deterministic: bool = True
 
     def __post_init__(self) -> None:
         _check_bytes(self.workspace_bytes, self.limit_bytes)

@@ -353,6 +353,7 @@ def _profile(
             record.times.estimate.median,
             record.workspace_bytes,
             statistics.median(set_ups.get(record.trial.algorithm, [0.0])),
+            record.is_deterministic,
         )
         for record in fitting
         if record.times is not None and record.workspace_bytes is not None

@@ -47,6 +47,7 @@ class Recipe:
         setup_ns: once per mini-batch; of nothing at all, a span would hold tens of thousands.
         damage: done after every part.
         unforeseen_bytes: what a finished division that has a part of it takes beyond what is declared.
+        is_deterministic: whether it gives equal bits in every run.
     """
 
     ns: Nanoseconds
@@ -54,6 +55,7 @@ class Recipe:
     setup_ns: float = 0.1 * MS
     damage: Damage | None = None
     unforeseen_bytes: int = 0
+    is_deterministic: bool = True
 
 
 def rate(ns: float) -> Nanoseconds:
@@ -161,6 +163,9 @@ class ScriptedBackend:
 
     def release(self, tail: Tensor) -> None:
         tail.fill_(0xFF)  # whoever reads it afterwards finds no numbers
+
+    def is_deterministic(self, problem: ConvProblem, algorithm: str) -> bool:
+        return self._recipes[algorithm].is_deterministic
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
         return 1e-5

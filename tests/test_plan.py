@@ -159,6 +159,20 @@ def test_numbers_survive_exactly(time_s: float, workspace_bytes: int) -> None:
     assert loaded.division.parts == (part,)
 
 
+def test_what_is_not_deterministic_is_so_after_loading_and_the_rest_is_written_as_before() -> None:
+    steady = a_candidate(batch=16, is_deterministic=True)
+    varying = dataclasses.replace(steady, is_deterministic=False)
+    (assigned,) = a_plan().assignments
+    plan = a_plan(assignments=(dataclasses.replace(assigned, division=Division((steady, varying))),))
+
+    (loaded,) = Plan.from_text(plan.to_text()).assignments
+
+    assert loaded.division.parts == (steady, varying)
+    text = json.loads(plan.to_text())
+    assert [len(part) for part in text["assignments"][0]["division"]] == [5, 6]
+    assert text["schema"] == 4
+
+
 def test_a_problem_of_many_sites_is_written_once() -> None:
     text = a_plan(assignments=_sites(1, 2, 3)).to_text()
 
@@ -283,8 +297,8 @@ def test_json_that_is_no_plan_is_refused(text: str) -> None:
 
 
 def test_a_newer_schema_is_refused() -> None:
-    with pytest.raises(PlanFormatError, match=r"must have schema 3 or lower, but got 4: .* newer mucudnn"):
-        Plan.from_text(_edited(schema=4))
+    with pytest.raises(PlanFormatError, match=r"must have schema 4 or lower, but got 5: .* newer mucudnn"):
+        Plan.from_text(_edited(schema=5))
 
 
 def test_a_plan_has_the_schema_of_what_is_in_it() -> None:

@@ -112,6 +112,20 @@ def test_candidates_have_the_times_and_workspaces_of_their_parts(op: ConvOp) -> 
     assert [each.time_s for each in profile.candidates] == pytest.approx([0.002, 0.004, 0.008, 0.016])
 
 
+def test_what_its_library_calls_not_deterministic_stays_so_in_the_store_and_in_candidates() -> None:
+    recipes = {
+        "steady": Recipe(rate(0.5 * MS)),
+        "varying": Recipe(rate(0.5 * MS), is_deterministic=False),
+    }
+    store = MemoryStore()
+
+    profiles = [_profiler(ScriptedBackend(recipes), store=store).profile(_problem()) for _ in range(2)]
+
+    for profile in profiles:
+        varying = {each.algorithm for each in profile.candidates if not each.is_deterministic}
+        assert varying == {"scripted:varying"}
+
+
 def test_every_algorithm_is_tried_at_every_size_of_the_policy() -> None:
     backend = ScriptedBackend({"other": Recipe(rate(MS))})
 

@@ -487,6 +487,17 @@ def test_the_notes_say_nothing_of_idle_threads_that_are_none_or_workers_or_were_
     assert "idle threads" not in render_plan(plan)
 
 
+def test_the_notes_count_sites_whose_results_may_differ_from_run_to_run() -> None:
+    varying = Division((Candidate("cudnn:eng1", 32, 0.01, 0, is_deterministic=False),))
+    plan = a_mixed_plan(assignments=(assigned("a", ConvOp.WGRAD, varying, None), *a_mixed_plan().assignments))
+
+    assert note(render_plan(plan), "repeating").startswith(
+        "1 of 5 sites run an algorithm of which cuDNN says"
+    )
+    assert [site["now"]["is_deterministic"] for site in plan_as_json(plan)["sites"]] == [False, *4 * [True]]
+    assert "repeating" not in render_plan(a_mixed_plan())
+
+
 def test_untouched_convolutions_are_listed_with_their_reasons() -> None:
     plan = a_mixed_plan(untouched=(("stem", "Conv3d is not divided"), ("", "it has a batch of none")))
 

@@ -23,7 +23,8 @@ from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Measurement, Record, Trial
 from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, open_store, schema, sqlite
 from mucudnn.store.steadfast import SteadfastStore
-from tests.data import make_store_schema_1 as released
+from tests.data import make_store_schema_1 as former
+from tests.data import make_store_schema_2 as released
 from tests.examples import a_record, a_trial, an_environment, copy_in_a_write
 
 REPOSITORY = Path(__file__).parent.parent
@@ -72,7 +73,7 @@ def _make_overwritten(path: Path) -> None:
 
 
 def _make_newer(path: Path) -> None:
-    _execute(_filled(path), "PRAGMA user_version = 2")
+    _execute(_filled(path), f"PRAGMA user_version = {schema.SCHEMA + 1}")
 
 
 def _make_other_application(path: Path) -> None:
@@ -87,7 +88,7 @@ REFUSED = [
     (_make_text, "cannot be used as a store: file is not a database"),
     (_make_truncated, "cannot be used as a store: database disk image is malformed"),
     (_make_overwritten, "(is damaged: |malformed)"),
-    (_make_newer, "has 2: it comes from a newer mucudnn"),
+    (_make_newer, f"has {schema.SCHEMA + 1}: it comes from a newer mucudnn"),
     (_make_other_application, "got an SQLite file of another application"),
     (_make_other_marked_application, "got an SQLite file of another application"),
 ]
@@ -192,18 +193,41 @@ def test_a_path_may_hold_any_character(tmp_path: Path) -> None:
     assert path.is_file()
 
 
-def test_the_released_schema_1_is_readable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize(
+    ("file", "records"), [(former.PATH, former.RECORDS), (released.PATH, released.RECORDS)]
+)
+def test_every_released_schema_is_readable(
+    tmp_path: Path, file: Path, records: tuple[Record, ...], read_only: bool
+) -> None:
     path = tmp_path / "profiles.sqlite3"
-    shutil.copyfile(released.PATH, path)
+    shutil.copyfile(file, path)
 
-    with SqliteStore(path) as store:
-        found = store.records(released.ENVIRONMENT, [record.trial for record in released.RECORDS])
+    with SqliteStore(path, read_only=read_only) as store:
+        found = store.records(released.ENVIRONMENT, [record.trial for record in records])
         compared = store.comparison(
             released.ENVIRONMENT, released.COMPARISON.problem, released.COMPARISON.times
         )
 
-    assert tuple(found.values()) == released.RECORDS
+    assert tuple(found.values()) == records
     assert compared == released.COMPARISON
+    assert not read_only or path.read_bytes() == file.read_bytes()
+
+
+def test_a_file_of_the_first_schema_is_brought_up_to_the_second_before_it_is_written_to(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    shutil.copyfile(former.PATH, path)
+
+    for _ in range(2):
+        with SqliteStore(path) as store:
+            store.add_records(released.ENVIRONMENT, released.RECORDS)
+
+    with SqliteStore(path, read_only=True) as store:
+        trials = [record.trial for record in released.RECORDS]
+        assert tuple(store.records(released.ENVIRONMENT, trials).values()) == released.RECORDS
+    assert _query(path, "PRAGMA user_version") == (2,)
 
 
 def test_the_schema_is_still_the_released_one(tmp_path: Path) -> None:
@@ -340,7 +364,7 @@ def test_everything_can_be_copied_into_another_store(tmp_path: Path) -> None:
 
     trials = [record.trial for record in released.RECORDS]
     compared = target.comparison(released.ENVIRONMENT, released.COMPARISON.problem, released.COMPARISON.times)
-    assert target.count() == 4
+    assert target.count() == 5
     assert tuple(target.records(released.ENVIRONMENT, trials).values()) == released.RECORDS
     assert compared == released.COMPARISON
 

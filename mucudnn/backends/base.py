@@ -240,6 +240,9 @@ class Backend(Protocol):
         Where what it is held to is coarser than the limit, the bytes may be seen, and exceed it.
         """
 
+    def is_deterministic(self, problem: ConvProblem, algorithm: str) -> bool:
+        """Return whether `algorithm` gives equal bits for equal operands in every run, by its library."""
+
     def declares(self, algorithm: str) -> bool:
         """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
 

@@ -50,6 +50,7 @@ def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
             "predicted_s": division.time_s,
             "workspace_bytes": seen.workspace_bytes,
             "allotted_bytes": division.workspace_bytes,
+            "is_deterministic": division.is_deterministic,
         },
         "speedup": speedup_at(assigned),
         "verdict": None if is_kept(assigned) else seen.verdict,

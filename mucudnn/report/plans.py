@@ -62,6 +62,10 @@ _PREDICTED = (
     f"{TOLERANCE * 100:g} % from 1 wherever in their intervals both times lie, SAME if nowhere, else "
     "AMBIGUOUS; own: PyTorch's own stays{}; limit: there is no base."
 )
+_VARYING = (
+    "{} of {} sites run an algorithm of which cuDNN says that equal operands may give other last bits in "
+    "another run; with torch.backends.cudnn.deterministic = True, set before tuning, none does."
+)
 _WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Whoever has set one of them has decided how idle threads wait."""
 
@@ -211,6 +215,7 @@ def _notes(plan: Plan, width: int) -> list[str]:
         ("workspace", _workspace_note(plan)),
         ("chosen in", _chosen_note(plan)),
         *describe_environment(plan.environment).items(),
+        *_repeating_notes(plan),
         *([("idle threads", _WAITING)] if _spins_beside_workers(plan.environment) else []),
         *_untouched_notes(plan),
         *_predicted_notes(plan),
@@ -268,6 +273,12 @@ def _workspace_note(plan: Plan) -> str:
     if is_sharing:
         return f"All sites together are allotted {needed}{seen}; the limit for their sum is {limit}."
     return f"The largest site is allotted {needed}{seen}; the limit for each is {limit}."
+
+
+def _repeating_notes(plan: Plan) -> list[tuple[str, str]]:
+    """Say how many sites may give other bits in another run; nothing if none may."""
+    varying = sum(not assigned.division.is_deterministic for assigned in plan.assignments)
+    return [("repeating", _VARYING.format(varying, len(plan.assignments)))] if varying else []
 
 
 def _untouched_notes(plan: Plan) -> list[tuple[str, str]]:

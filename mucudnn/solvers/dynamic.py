@@ -13,13 +13,15 @@ where no candidate fits the limit; a division pays setup_a once if a has a part 
 Source: Oyama et al. 2018, WR; the set-up is ours. p(b) needs r at smaller batches only, so numpy computes
 it for all algorithms and sizes at once.
 
-Of equally fast divisions the one with less workspace is best, of those the one with fewer parts, of those
-the one whose parts, sorted by id and size, come first. The values above are therefore pairs (time, tie),
-compared by time first. The recurrence is exact for a tie that is the largest workspace, and for one that
-is the number of parts: parts with a worse tie never make a better whole. It would not be exact for
-(workspace, parts): among equally fast groups of parts the one with more workspace and fewer parts is the
-better one as soon as another part needs still more. Hence one table finds, for every b, the least
-workspace of a fastest division, and a second table, limited to that workspace, counts parts.
+Of equally fast divisions the one with less workspace is best, of those one whose parts are all
+deterministic, of those the one with fewer parts, of those the one whose parts, sorted by id and size, come
+first. The values above are therefore pairs (time, tie), compared by time first. The recurrence is exact for
+a tie that is the largest workspace, and for one that is the number of parts: parts with a worse tie never
+make a better whole. It would not be exact for (workspace, parts): among equally fast groups of parts the one
+with more workspace and fewer parts is the better one as soon as another part needs still more. Hence one
+table finds, for every b, the least workspace of a fastest division, and a second table, limited to that
+workspace, counts parts. It is made of deterministic candidates alone first, and again of all if those are
+slower together.
 
 A pair is one integer, time * 2**tie_bits + tie, so that the order of integers is the order of pairs.
 """
@@ -35,7 +37,7 @@ import numpy as np
 from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError
 from mucudnn.profile import Candidate
-from mucudnn.solvers.ticks import IntArray, TickScale
+from mucudnn.solvers.ticks import BoolArray, IntArray, TickScale
 
 NEVER = 1 << 61
 """The pair of what does not exist. The sum of two is below 2**63; every other pair is below 2**61."""
@@ -48,8 +50,9 @@ Value = TypeVar("Value", int, str)
 def solve_reuse(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -> Division:
     """Return the fastest division of `batch` samples whose every part fits `limit_bytes`.
 
-    Of equally fast divisions it is the one with the least workspace, then with the fewest parts, then the
-    one whose parts, sorted by id and size, come first. The order of the candidates does not matter.
+    Of equally fast divisions it is the one with the least workspace, then one whose parts are all
+    deterministic, then with the fewest parts, then the one whose parts, sorted by id and size, come first.
+    The order of the candidates does not matter.
 
     Raises:
         InfeasibleError: no division fits; the error holds the least limit for which one does.
@@ -108,7 +111,7 @@ class ReuseTable:
         if not 0 <= batch <= self.batch:
             raise ValueError(f"batch must be from 0 to {self.batch}, but got {batch}.")
         best = self._best[batch]
-        return None if best is None else self._grid.division(batch, best.level)
+        return None if best is None else self._grid.division(batch, best)
 
 
 class Tie(Enum):
@@ -173,25 +176,27 @@ class Grid:
         self._sizes = np.array(sizes, dtype=np.int64)
         times_s = [candidate.time_s for candidate in fitting]
         ticks = scale.ticks(times_s)
+        is_uncertain = np.array([not candidate.is_deterministic for candidate in fitting], dtype=bool)
         # Of several candidates of one algorithm and size the best comes last: it overwrites the others.
-        order = np.lexsort((np.array(times_s), levels, ticks))[::-1]
+        order = np.lexsort((np.array(times_s), is_uncertain, levels, ticks))[::-1]
         self._candidates = [fitting[number] for number in order]
+        self._is_deterministic = ~is_uncertain[order]
         self._rows, self._columns = rows[order], len(ids) - 1 - numbers[order]
         self._ticks, self._levels = ticks[order], levels[order]
 
     def best(self, batch: int, level: int) -> list[Best | None]:
         """Return time and workspace of the best division of 0, 1, ... `batch` samples, None for none."""
-        pairs = self._table(batch, level, Tie.WORKSPACE).f[:, -1].tolist()
+        pairs = self._table(batch, self._levels <= level, Tie.WORKSPACE).f[:, -1].tolist()
         mask = (1 << self._tie_bits) - 1
         return [Best(pair >> self._tie_bits, pair & mask) if pair < NEVER else None for pair in pairs]
 
-    def division(self, batch: int, level: int) -> Division:
-        """Return the best division of `batch` samples, of which there must be one, with workspace `level`.
+    def division(self, batch: int, best: Best) -> Division:
+        """Return the best division of `batch` samples, whose time and workspace are `best`.
 
         Whichever part comes first by id and size in any of the best divisions is taken, and the samples
         that are left are divided likewise.
         """
-        table = self._table(batch, level, Tie.PARTS)
+        table = self._counted(batch, best)
         parts: list[Candidate] = []
         left = batch
         for a in reversed(range(len(self._setups))):
@@ -202,6 +207,16 @@ class Grid:
                 goal = table.r[left, a]
         return Division.of(parts)
 
+    def _counted(self, batch: int, best: Best) -> Table:
+        """Return the table that counts parts, of deterministic candidates alone if they are as fast."""
+        fits = self._levels <= best.level
+        steady = fits & self._is_deterministic
+        if (steady != fits).any():
+            table = self._table(batch, steady, Tie.PARTS)
+            if table.f[batch, -1] >> self._tie_bits == best.ticks:
+                return table
+        return self._table(batch, fits, Tie.PARTS)
+
     def _first_row(self, table: Table, left: int, a: int, goal: int) -> int | None:
         """Return the row of the smallest part by the algorithm in column `a` that leads to `goal`."""
         rows = np.searchsorted(self._sizes, left, side="right")
@@ -209,8 +224,8 @@ class Grid:
         matches = np.flatnonzero(p == goal)
         return int(matches[0]) if matches.size else None
 
-    def _table(self, batch: int, level: int, tie: Tie) -> Table:
-        t, chosen = self._parts(level, tie)
+    def _table(self, batch: int, admitted: BoolArray, tie: Tie) -> Table:
+        t, chosen = self._parts(admitted, tie)
         f = np.full((batch + 1, len(self._setups) + 1), NEVER)
         r = np.full((batch + 1, len(self._setups)), NEVER)
         f[0] = r[0] = 0
@@ -231,14 +246,15 @@ class Grid:
             pairs -= np.minimum(parts & mask, rest & mask)
         return pairs
 
-    def _parts(self, level: int, tie: Tie) -> tuple[IntArray, IntArray]:
-        """Return t under the limit of `level`, and which candidate each t belongs to."""
-        fits = np.flatnonzero(self._levels <= level)
-        cells = self._rows[fits], self._columns[fits]
+    def _parts(self, admitted: BoolArray, tie: Tie) -> tuple[IntArray, IntArray]:
+        """Return t of the `admitted` candidates, and which of them each t belongs to."""
+        numbers = np.flatnonzero(admitted)
+        cells = self._rows[numbers], self._columns[numbers]
         t = np.full((len(self._sizes), len(self._setups)), NEVER)
-        t[cells] = (self._ticks[fits] << self._tie_bits) + (self._levels[fits] if tie is Tie.WORKSPACE else 1)
+        ties = self._levels[numbers] if tie is Tie.WORKSPACE else 1
+        t[cells] = (self._ticks[numbers] << self._tie_bits) + ties
         chosen = np.full(t.shape, -1)
-        chosen[cells] = fits
+        chosen[cells] = numbers
         return t, chosen
 
 

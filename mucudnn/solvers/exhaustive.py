@@ -23,13 +23,18 @@ def every_division(candidates: Sequence[Candidate], batch: int) -> Iterator[Divi
 def fastest_division(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -> Division | None:
     """Return what `solve_reuse` must find; None where it must raise an InfeasibleError.
 
-    Least in turn: time, workspace, number of parts, the sorted parts.
+    Least in turn: time, workspace, whether it is not deterministic, number of parts, the sorted parts.
     """
     return min(
         (each for each in every_division(candidates, batch) if each.workspace_bytes <= limit_bytes),
-        key=lambda each: (each.time_s, each.workspace_bytes, len(each.parts), sorted(each.parts)),
+        key=_order,
         default=None,
     )
+
+
+def _order(division: Division) -> tuple[float, int, bool, int, list[Candidate]]:
+    parts = sorted(division.parts)
+    return division.time_s, division.workspace_bytes, not division.is_deterministic, len(parts), parts
 
 
 def every_front_point(candidates: Sequence[Candidate], batch: int) -> list[tuple[int, float]]:

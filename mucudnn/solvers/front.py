@@ -34,7 +34,7 @@ def division_front(
     found = []
     level = grid.highest_level
     while (best := grid.best(batch, level)[batch]) is not None:
-        found.append(grid.division(batch, best.level))
+        found.append(grid.division(batch, best))
         level = best.level - 1
     if not found:
         highest = max((candidate.workspace_bytes for candidate in candidates), default=0)

@@ -48,6 +48,7 @@ def record_to_row(record: Record) -> tuple[object, ...]:
         None if refusal is None else str(refusal.kind),
         None if refusal is None else refusal.reason,
         None if limit_bytes is None else min(limit_bytes, LARGEST),  # what SQLite can hold
+        record.is_deterministic,
     )
 
 
@@ -65,6 +66,8 @@ def record_from_row(trial: Trial, row: sqlite3.Row) -> Record:
         setup=_measurement_from_text(row["setup"]),
         refusal=_refusal_from_row(trial, row),
         limit_bytes=row["limit_bytes"],
+        # A file of schema 1 that can only be read has no such column.
+        is_deterministic="deterministic" not in row.keys() or bool(row["deterministic"]),  # noqa: SIM118  # a row's `in` looks at its values
     )
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from mucudnn.errors import StoreError
 
-SCHEMA = 1
-"""Version of the tables; a newer one is refused."""
+SCHEMA = 2
+"""Version of the tables; a newer one is refused, an older one is brought up to it before it is written to."""
 
 APPLICATION_ID = int.from_bytes(b"muNN")
 """What marks an SQLite file as ours."""
@@ -31,6 +31,7 @@ _TABLES = (
         refusal_reason TEXT,
         limit_bytes INTEGER,
         date TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%SZ', 'now')),
+        deterministic INTEGER NOT NULL DEFAULT 1,  -- 0: equal operands may give other bits in each run
         PRIMARY KEY (environment, problem, algorithm, whole)
     ) WITHOUT ROWID""",
     """CREATE TABLE comparisons (
@@ -50,6 +51,9 @@ _TABLES = (
         PRIMARY KEY (comparison, position)
     ) WITHOUT ROWID""",
 )
+
+_UPGRADES = {1: "ALTER TABLE records ADD COLUMN deterministic INTEGER NOT NULL DEFAULT 1"}
+"""What brings the tables of a schema to the next one."""
 
 
 def is_empty(database: sqlite3.Connection) -> bool:
@@ -78,17 +82,19 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def create_or_rehearse(database: sqlite3.Connection) -> None:
-    """Make the tables in an empty file; in another one, write and take it back: that shows that one can.
+def prepare(database: sqlite3.Connection) -> None:
+    """Make the tables in an empty file, or bring older ones up to this version.
 
-    The connection is in a transaction that may write.
+    Where they are of this version, write and take it back: that shows that one can. The connection is in a
+    transaction that may write.
     """
     is_new = is_empty(database)
-    for table in _TABLES if is_new else ():
-        database.execute(table)
+    version = SCHEMA if is_new else _number(database, "PRAGMA user_version")
+    for statement in _TABLES if is_new else [_UPGRADES[number] for number in range(version, SCHEMA)]:
+        database.execute(statement)
     database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     database.execute(f"PRAGMA user_version = {SCHEMA}")
-    if not is_new:
+    if not is_new and version == SCHEMA:
         database.rollback()
 
 

@@ -44,12 +44,13 @@ _FIND_RECORD = f"""
 # What is there stays, unless it was refused for its size under a limit smaller than the new record's.
 _ADD_RECORD = f"""
     INSERT INTO records (environment, problem, algorithm, whole, workspace_bytes, error, times, setup,
-                         refusal_kind, refusal_reason, limit_bytes)
-    VALUES ({_ENVIRONMENT}, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                         refusal_kind, refusal_reason, limit_bytes, deterministic)
+    VALUES ({_ENVIRONMENT}, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (environment, problem, algorithm, whole) DO UPDATE SET
         workspace_bytes = excluded.workspace_bytes, error = excluded.error, times = excluded.times,
         setup = excluded.setup, refusal_kind = excluded.refusal_kind,
-        refusal_reason = excluded.refusal_reason, limit_bytes = excluded.limit_bytes, date = excluded.date
+        refusal_reason = excluded.refusal_reason, limit_bytes = excluded.limit_bytes,
+        deterministic = excluded.deterministic, date = excluded.date
     WHERE records.refusal_kind = '{RefusalKind.OVER_LIMIT}'
         AND records.limit_bytes < ifnull(excluded.limit_bytes, {LARGEST})"""
 
@@ -126,7 +127,7 @@ class SqliteStore:
                 schema.check(database, self.path)
         if not read_only:
             with self._transaction("IMMEDIATE") as database:
-                schema.create_or_rehearse(database)
+                schema.prepare(database)
         elif is_empty:
             raise UnusableFileError(f"{self.path} holds nothing to read.")
 

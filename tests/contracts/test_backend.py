@@ -400,3 +400,21 @@ def test_every_algorithm_stays_below_the_error_bound(backend: Backend, op: ConvO
         result = runner(Workspace(backend.device), *on_device(backend, *operands))
 
         assert relative_error(result.cpu(), expected) <= backend.error_bound(problem, algorithm)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("name", ["3x3", "9x9", "stride", "channels last"])
+def test_an_algorithm_that_is_said_to_be_deterministic_gives_equal_bits_again(
+    backend: Backend, op: ConvOp, name: str, threads: int
+) -> None:
+    torch.set_num_threads(threads)  # put back after the test
+    problem = dataclasses.replace(PROBLEMS[name], op=op, in_channels=16, out_channels=16)
+    operands = on_device(backend, *operands_of(problem, normal))
+    for algorithm in backend.algorithms(problem):
+        runner = Runner(backend, problem, Division((Candidate(algorithm, problem.batch, 0.0, 0),)))
+        first, *others = (runner(Workspace(backend.device), *operands).clone() for _ in range(4))
+
+        is_repeated = all(torch.equal(first, other) for other in others)
+
+        assert is_repeated or not backend.is_deterministic(problem, algorithm), algorithm

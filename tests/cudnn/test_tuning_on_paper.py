@@ -8,7 +8,7 @@ from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
-from mucudnn.choices import Policy
+from mucudnn.choices import Policy, Search
 from mucudnn.execution import Runner
 from mucudnn.live import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -187,3 +187,20 @@ def test_an_exhaustive_search_finds_engines_that_heuristics_leave_out(backend: C
 
     assert heuristic < exhaustive
     assert all(backend.computes(problem, name) for name in exhaustive)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_algorithms_are_deterministic_but_for_those_that_a_user_may_forbid_as_such(
+    library: Library, dtype: str
+) -> None:
+    problem = conv(ConvOp.WGRAD, dtype=dtype)
+    lax, strict = (
+        paper_backend(PaperLibrary(library), PaperCard(Rules(deterministic=flag))) for flag in (False, True)
+    )
+
+    offered = lax.algorithms(problem, Search.EXHAUSTIVE)
+    steady = {name for name in offered if lax.is_deterministic(problem, name)}
+
+    assert steady < set(offered)
+    assert steady | {strict.own} == set(strict.algorithms(problem, Search.EXHAUSTIVE))
+    assert strict.is_deterministic(problem, strict.own)

@@ -136,7 +136,15 @@ def test_of_equally_fast_divisions_the_one_with_less_workspace_is_taken() -> Non
     assert solve_reuse([Candidate("x", 4, 4, 9), Candidate("x", 1, 1, 1)], 4, 9).key == "x@1*4"
 
 
-def test_of_equally_large_ones_the_one_with_fewer_parts_is_taken() -> None:
+def test_of_equally_large_ones_the_deterministic_one_is_taken() -> None:
+    whole = Candidate("a", 4, 4, 1, is_deterministic=False)
+
+    assert solve_reuse([whole, Candidate("b", 2, 2, 1)], 4, 9).key == "b@2*2"
+    assert solve_reuse([whole, Candidate("b", 2, 2, 2)], 4, 9).key == "a@4*1"  # which takes less
+    assert solve_reuse([whole, Candidate("b", 2, 2.5, 1)], 4, 9).key == "a@4*1"  # which is faster
+
+
+def test_of_what_is_as_deterministic_the_one_with_fewer_parts_is_taken() -> None:
     assert solve_reuse([Candidate("y", 4, 4, 1), Candidate("x", 1, 1, 1)], 4, 9).key == "y@4*1"
 
 

@@ -159,12 +159,23 @@ class CudnnBackend:
         extra = 0 if trial.whole else trial.problem.running_sum_bytes
         if trial.algorithm != self.own:
             return self.buffer_bytes(trial.problem, trial.algorithm) + extra
-        if self._foreseen_bytes(trial.problem) > limit_bytes:
+        foreseen = self._foreseen(trial.problem)
+        if max((each.overwriting_bytes for each in foreseen), default=0) > limit_bytes:
             return None
         hidden = self.footprint(own_job(trial.problem, self.device), limit_bytes)
         if hidden is None or trial.whole:
             return hidden
         return hidden + result_bytes(trial.problem) + extra
+
+    def is_deterministic(self, problem: ConvProblem, algorithm: str) -> bool:
+        """Return whether cuDNN says of the engine that equal operands give equal bits in every run.
+
+        PyTorch's own is so if all engines are that it may take. Products of tiles are cuBLAS's, which repeats
+        itself on one stream.
+        """
+        if algorithm == self.own:
+            return all(each.is_deterministic for each in self._foreseen(problem))
+        return is_tiles(algorithm) or self._configuration(problem, algorithm)[0].is_deterministic
 
     def declares(self, algorithm: str) -> bool:
         """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
@@ -214,17 +225,17 @@ class CudnnBackend:
         found, _ = self._configuration(problem, algorithm)
         return found.workspace_bytes
 
-    def _foreseen_bytes(self, problem: ConvProblem) -> int:
-        """Return what PyTorch's own will need as far as cuDNN tells: it takes the first of the same list.
+    def _foreseen(self, problem: ConvProblem) -> tuple[EngineConfiguration, ...]:
+        """Return the engines of which PyTorch's own will take one; none where it takes none of cuDNN's.
 
-        With `torch.backends.cudnn.benchmark` it tries as many as its limit says.
+        It takes the first of cuDNN's list, as this backend knows it; with `torch.backends.cudnn.benchmark` it
+        tries as many as its limit says.
         """
         if self._workshop is None or not self._card.runs_cudnn(problem):
-            return 0
+            return ()
         layout = cudnn_layout(problem.layout, problem.dtype)  # PyTorch copies operands so
         problem = dataclasses.replace(problem, layout=layout, filter_layout=layout)
-        tried = self._workshop.first(problem, self._card.plans_tried)
-        return max((each.overwriting_bytes for each in tried), default=0)
+        return self._workshop.first(problem, self._card.plans_tried)
 
     def _found(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
         """Return the engine that an id names, if it computes `problem`, whatever the flags permit."""

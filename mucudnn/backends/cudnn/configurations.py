@@ -11,6 +11,9 @@ _PREFIX = "cudnn:eng"
 _PATTERN = re.compile(rf"{_PREFIX}(\d+)((?:_k\d+=-?\d+)*)", re.ASCII)
 _KNOB_PATTERN = re.compile(r"_k(\d+)=(-?\d+)", re.ASCII)
 
+_NONDETERMINISTIC = "NONDETERMINISTIC"
+"""Name of cuDNN's note on behaviour: sums are added up in an order that may differ from run to run."""
+
 Knobs = tuple[tuple[int, int], ...]
 """Pairs of a knob's type and its value, in cuDNN's order."""
 
@@ -57,6 +60,11 @@ class EngineConfiguration:
         return max(self.overwriting_bytes, self.accumulating_bytes or 0)
 
     @property
+    def is_deterministic(self) -> bool:
+        """Whether cuDNN says of it that equal operands give equal bits in every run."""
+        return _NONDETERMINISTIC not in self.notes
+
+    @property
     def id(self) -> str:
         """Its name as an algorithm: "cudnn:eng65_k2=5_k13=1"."""
         return id_of(self.engine, self.knobs)
@@ -79,7 +87,7 @@ class Rules:
         return not (
             "DOWN_CONVERT_INPUTS" in notes
             or ("TENSOR_CORE" in notes and dtype == "float32" and not self.allow_tf32)
-            or ("NONDETERMINISTIC" in notes and self.deterministic)
+            or (_NONDETERMINISTIC in notes and self.deterministic)
         )
 
 
