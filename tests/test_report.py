@@ -115,15 +115,15 @@ def test_a_site_without_gain_is_listed_like_all_others() -> None:
 def test_a_site_whose_base_the_limit_forbids_has_no_number_for_it() -> None:
     cells = row(render_plan(a_mixed_plan()), "wgrad")
 
-    assert cells[1:3] == ["not run: over the limit", "-"]
-    assert cells[-2:] == ["-", "limit"]
+    assert cells[1:3] == ["not run", "-"]
+    assert cells[-2:] == ["-", "over limit"]
 
 
 def test_in_sharing_mode_too_it_is_the_limit_that_forbids_to_run_the_base() -> None:
     text = render_plan(a_mixed_plan(mode=Mode.SHARING))
 
-    assert row(text, "wgrad")[1] == "not run: over the limit"
-    assert "PyTorch's own needs more workspace than the limit" in note(text, "total")
+    assert row(text, "wgrad")[1] == "not run"
+    assert "PyTorch's own needs more workspace there than the limit" in note(text, "over limit")
     assert "share" not in note(text, "verdicts")
 
 
@@ -134,7 +134,7 @@ def test_a_base_that_lost_for_want_of_room_alone_is_marked(mode: Mode, mark: str
     text, (site,) = render_plan(plan), json.loads(json.dumps(plan_as_json(plan)))["sites"]
 
     assert row(text, "fprop")[-1] == f"SLOWER{mark}"
-    assert ("share: the base takes more than the site's share" in note(text, "verdicts")) == bool(mark)
+    assert ("share: it needs more than the site's share" in note(text, "verdicts")) == bool(mark)
     assert site["is_base_over_share"] == bool(mark)
 
 
@@ -147,7 +147,7 @@ def test_the_speedup_is_that_of_the_rounds() -> None:
     assert row(text, "fprop")[-2:] == ["1.75", "FASTER"]  # the quotient of the medians is 2
     assert site["speedup"] == 1.75
     assert site["speedups"]["cpu:im2col@32*1"]["median"] == 1.4
-    assert "Comparisons made: 2." in note(text, "verdicts")
+    assert "Comparisons made: 2;" in note(text, "verdicts")
 
 
 def test_what_was_not_chosen_is_compared_too_where_pytorchs_own_stays() -> None:
@@ -158,7 +158,7 @@ def test_what_was_not_chosen_is_compared_too_where_pytorchs_own_stays() -> None:
 
     assert row(text, "fprop")[-2:] == ["1.00", "own"]
     assert (site["verdict"], site["speedups"]["cpu:im2col@32*1"]["median"]) == (None, 0.97)
-    assert "Comparisons made: 1." in note(text, "verdicts")
+    assert "Comparisons made: 1;" in note(text, "verdicts")
 
 
 def test_a_site_that_was_not_timed_says_so() -> None:
@@ -191,19 +191,48 @@ def test_a_whole_call_stands_below_its_sites() -> None:
     text = render_plan(a_plan_with_calls())
 
     starts = [line.split()[0] for line in text.partition("\n\ntotal")[0].splitlines()[4:]]
-    assert starts == ["conv1", "fprop", "dgrad", "wgrad", "call", "conv2", "fprop", "call"]
-    assert row(text, "call") == ["call", "30.00 [29.70, 30.60]", "20.00 [19.80, 20.40]", "1.49", "FASTER"]
-    assert row(text.partition("\nconv2")[2], "call")[2:] == [
-        "undone", "11.00 [10.89, 11.22]", "0.91", "AMBIGUOUS"
+    assert starts == ["conv1", "fprop", "dgrad", "wgrad", "call*", "conv2", "fprop", "call*"]
+    assert row(text, "call") == ["call*", "30.00 [29.70, 30.60]", "20.00 [19.80, 20.40]", "1.49", "FASTER"]
+
+
+def test_a_call_that_was_not_kept_shows_what_runs_now_and_what_was_tried() -> None:
+    text = render_plan(a_plan_with_calls())
+
+    assert row(text.partition("\nconv2")[2], "call")[1:] == [
+        "10.00 [9.90, 10.20]", "tried: 11.00 [10.89, 11.22]", "10.00 [9.90, 10.20]", "1.00", "own"
     ]  # fmt: skip
 
 
-def test_the_notes_add_up_whole_calls_and_count_what_was_undone() -> None:
+def test_a_call_is_marked_unless_all_of_it_was_timed_before() -> None:
+    call = CallEvidence(seconds(0.030), seconds(0.020), seconds(1.49), Verdict.FASTER, "conv", 0)
+    timed = assigned("conv", ConvOp.FPROP, WINOGRAD, FASTER)
+    over_limit = assigned("conv", ConvOp.WGRAD, WINOGRAD, OVER_LIMIT)
+
+    for rows, name in (((timed,), "call"), ((timed, over_limit), "call*")):
+        assert row(render_plan(a_plan(assignments=rows, calls=(call,))), "call")[0] == name
+
+
+def test_a_convolution_whose_rows_are_anothers_names_that_one() -> None:
+    rows = tuple(assigned(f"conv{number}", ConvOp.FPROP, WINOGRAD, FASTER) for number in range(3))
+    others = (
+        assigned("wide", ConvOp.FPROP, WINOGRAD, FASTER, in_channels=24),
+        assigned("slow", ConvOp.FPROP, OWN, KEPT),
+    )
+
+    text = render_plan(a_plan(assignments=(*rows, *others)))
+
+    table = text.partition("\n\ntotal")[0].splitlines()[4:]
+    assert [line for line in table if " as " in line] == ["conv1  as conv0", "conv2  as conv0"]
+    assert sum(line.startswith("  fprop") for line in table) == 3
+
+
+def test_the_notes_add_up_whole_calls_and_count_what_was_not_kept() -> None:
     text = render_plan(a_plan_with_calls())
 
-    assert note(text, "total").endswith(
-        "Timed as whole calls too: 2 convolutions, 40.00 ms before, 30.00 ms now, speedup 1.33; 1.32 if each "
-        "call is at the lower end of its interval, 1.35 if at the upper; 1 of them undone."
+    assert note(text, "whole calls") == (
+        "2 convolutions timed with forward pass and gradients together: 40.00 ms before, 30.00 ms now, 1.33 "
+        "times as fast (1.32 if each call is at the lower end of its interval, 1.35 if at the upper); 1 "
+        "tried, but not kept."
     )
     assert note(text, "calls").endswith("Calls compared: 2.")
     assert "calls" not in render_plan(a_mixed_plan())
@@ -356,7 +385,7 @@ def test_the_ends_of_the_total_are_those_of_all_sites_at_once() -> None:
 
     assert totals.ends == pytest.approx((20 / (10 / 1.6 + 10), 20 / (10 / 2.5 + 10)))
     assert (
-        "sums of medians; 1.23 if each site is at the lower end of its interval, 1.43 if at the upper)."
+        "1.33 times as fast (1.23 if each site is at the lower end of its interval, 1.43 if at the upper)."
         in note(render_plan(plan), "total")
     )
 
@@ -404,16 +433,29 @@ def test_the_same_time_in_several_parts_is_no_site_left_as_before() -> None:
 
 
 def test_the_note_on_totals_names_sites_times_and_base() -> None:
-    assert note(render_plan(a_mixed_plan()), "total") == (
-        "2 of 4 sites have both times: 20.00 ms before, 15.00 ms now, speedup 1.33 (before / now, of these "
-        "sums of medians). Sites without a time before: 1, now 4.000 ms; PyTorch's own needs more workspace "
-        "than the limit, so it was not run, and may be faster."
+    text = render_plan(a_mixed_plan())
+
+    assert note(text, "total") == (
+        "2 of 4 sites have a time before and now: 20.00 ms before, 15.00 ms now, 1.33 times as fast."
     )
+    assert note(text, "over limit").startswith("1 of 4 sites, 4.000 ms now. PyTorch's own needs more")
+    assert "over limit  " not in render_plan(a_mixed_plan(assignments=a_mixed_plan().assignments[:2]))
+
+
+def test_a_plan_that_is_slower_says_so() -> None:
+    slower = dataclasses.replace(FASTER, chosen=seconds(0.025), verdict=Verdict.SLOWER)
+    plan = a_plan(mode=Mode.SHARING, assignments=(assigned("conv", ConvOp.FPROP, WINOGRAD, slower),))
+
+    assert note(render_plan(plan), "slower").startswith(
+        "These convolutions take 2.50 times as long as before"
+    )
+    assert "slower  " not in render_plan(a_mixed_plan())
 
 
 def test_the_note_on_sites_counts_what_became_of_them() -> None:
     assert note(render_plan(a_mixed_plan()), "sites") == (
-        "2 divided, 0 undivided with another algorithm, 1 left as before, 1 undivided and not timed."
+        "2 in micro-batches, 0 undivided with another algorithm, 1 stay PyTorch's own, 1 undivided and not "
+        "timed."
     )
 
 
@@ -501,17 +543,17 @@ def test_the_notes_count_sites_whose_results_may_differ_from_run_to_run() -> Non
 def test_untouched_convolutions_are_listed_with_their_reasons() -> None:
     plan = a_mixed_plan(untouched=(("stem", "Conv3d is not divided"), ("", "it has a batch of none")))
 
-    assert note(render_plan(plan), "untouched") == (
+    assert note(render_plan(plan), "not tuned") == (
         "stem: Conv3d is not divided. the model itself: it has a batch of none."
     )
-    assert note(render_plan(a_mixed_plan()), "untouched") == "Nothing."
+    assert note(render_plan(a_mixed_plan()), "not tuned") == "Nothing: every convolution was tuned."
 
 
 def test_the_notes_say_how_many_rounds_and_comparisons_there_were() -> None:
     text = render_plan(a_mixed_plan())
 
     assert note(text, "times").startswith("Medians of 10 to 45 rounds,")
-    assert note(text, "verdicts").count("Comparisons made: 2.") == 1  # the chosen, and one more
+    assert note(text, "verdicts").count("Comparisons made: 2;") == 1  # the chosen, and one more
     assert note(text, "error") == "At most 2.0e-06 relative to float64."
 
 
@@ -537,7 +579,7 @@ def test_sites_that_share_problem_and_division_count_as_one_measurement() -> Non
 
 def test_the_note_on_prediction_compares_with_the_sum_of_the_parts() -> None:
     assert note(render_plan(a_mixed_plan()), "prediction") == (
-        "Divisions take 0.67 to 1.00 times (median 0.83) what the profiles of their parts add up to."
+        "Whole divisions took 0.67 to 1.00 times (median 0.83) what their parts' measured times add up to."
     )
 
 
@@ -717,7 +759,7 @@ def test_a_predicted_site_is_no_measurement() -> None:
     text = render_plan(a_plan_of_a_recording())
 
     assert note(text, "measured once").startswith("Measurements: 1, sites: 2;")
-    assert note(text, "verdicts").count("Comparisons made: 0.") == 1
+    assert note(text, "verdicts").count("Comparisons made: 0;") == 1
 
 
 def test_json_says_which_sites_are_predicted() -> None:

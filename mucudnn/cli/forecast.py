@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mucudnn.backends.cudnn.configurations import Rules
 
 
-@click.command("forecast", short_help="What workspaces cuDNN asks for, without a GPU.")
+@click.command("forecast", short_help="Ask cuDNN which workspaces it wants, without a GPU.")
 @target_argument
 @inputs_option
 @click.option(

@@ -49,7 +49,7 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="mucudnn", message="%(prog)s %(version)s")
 def main() -> None:
-    """Make the convolutions of a PyTorch model as fast as they can be within a workspace limit.
+    """Make the convolutions of a PyTorch model faster within a limit of their scratch memory (workspace).
 
     \b
     Example:

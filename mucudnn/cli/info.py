@@ -16,7 +16,7 @@ from mucudnn.profile import Environment
 from mucudnn.recordings import shipped
 from mucudnn.replay import numbered
 from mucudnn.report import describe_environment, describe_facts, render_notes
-from mucudnn.report.plans import waits_by_default
+from mucudnn.report.plan_notes import waits_by_default
 from mucudnn.store import default_path, expanded, readable_store
 from mucudnn.version import __version__
 
@@ -32,13 +32,15 @@ _COSTLY = 1.05
 """A ratio that is worth a setting which also makes the next operation wait for threads that sleep."""
 
 
-@click.command("info", short_help="What times depend on here.")
+@click.command("info", short_help="Show this machine, its store and recordings.")
 @click.option(
     "--export-device", "exported", is_flag=False, flag_value=_STANDARD_OUTPUT, metavar="[FILE]",
     help="Write the description of this machine's GPU, for mucudnn forecast --device FILE, and nothing else.",
 )  # fmt: skip
 @click.option(
-    "--store", type=FILE, help="The store to tell of.  [default: MUCUDNN_STORE, else one in the user's cache]"
+    "--store",
+    type=FILE,
+    help="The store to describe.  [default: MUCUDNN_STORE, else one in the user's cache]",
 )
 @json_option
 def info_command(exported: str | None, store: Path | None, as_json: bool) -> None:

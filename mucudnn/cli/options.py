@@ -129,7 +129,8 @@ inputs_option = click.option(
 )  # fmt: skip
 policy_option = click.option(
     "--policy", type=click.Choice([str(policy).replace("_", "-") for policy in Policy]),
-    default="power-of-two", show_default=True, help="Which micro-batch sizes are tried.",
+    default="power-of-two", show_default=True,
+    help="Micro-batch sizes to try: the whole batch alone, powers of two as well, or every size (slow).",
 )  # fmt: skip
 dtype_option = click.option(
     "--dtype", type=click.Choice(list(DTYPES), case_sensitive=False), callback=_dtype, metavar="TYPE",

@@ -21,11 +21,13 @@ from mucudnn.store import default_path, expanded, readable_store
 
 @click.command("show", short_help="Show or draw a saved plan.")
 @click.argument("path", type=click.Path(path_type=Path), metavar="PLAN")
-@click.option("--refusals", "with_refusals", is_flag=True, help="Add what was refused, and why.")
+@click.option(
+    "--refusals", "with_refusals", is_flag=True, help="List the algorithms that were refused, and why."
+)
 @click.option(
     "--store",
     type=FILE,
-    help="Where the plan's profiles are kept, which tell that.  [default: as mucudnn info says]",
+    help="For --refusals: the store that the plan was made from.  [default: as mucudnn info says]",
 )
 @plot_option
 @json_option

@@ -33,16 +33,17 @@ from mucudnn.store import MemoryStore, Store, open_store
 from mucudnn.store.steadfast import SteadfastStore
 
 
-@click.command("tune", short_help="From a model to a plan.")
+@click.command("tune", short_help="Tune a model: print its plan, save it.")
 @target_argument
 @inputs_option
 @click.option(
     "--workspace-limit", "limit_bytes", type=size, required=True, metavar="SIZE",
-    help="Most workspace, with its unit: 16MiB, 1.5GiB, 512KB.",
+    help="Most workspace of a convolution, or of all together with --mode sharing: 16MiB, 1.5GiB, 512KB.",
 )  # fmt: skip
 @click.option(
     "--mode", type=click.Choice([str(mode) for mode in Mode]), default=str(Mode.REUSE), show_default=True,
-    help="Whose the limit is: each convolution's, which take turns in one buffer, or that of all together.",
+    help="reuse: the limit is for each convolution, and they take turns in one buffer. sharing: it is for "
+    "the sum, and each has a buffer of its own, which is often slower.",
 )  # fmt: skip
 @policy_option
 @click.option(
@@ -58,14 +59,14 @@ from mucudnn.store.steadfast import SteadfastStore
 @channels_last_option
 @click.option(
     "--backend", default="auto", show_default=True, metavar="NAME",
-    help="What computes: cpu, cudnn (on the GPU), or replay:FILE, a store that was filled elsewhere, or "
-    "replay:NAME, a recording that mucudnn info lists (all that it holds is tried, whatever --search says); "
-    "auto is what the model's device asks for.",
+    help="auto: where CALLABLE puts the model, usually cpu. cudnn: the GPU, to which the model is moved. "
+    "replay:NAME: a recording that mucudnn info lists, or replay:FILE: a store that was filled elsewhere; "
+    "nothing is measured, and all that it holds is tried, whatever --search says.",
 )  # fmt: skip
-@click.option("--store", type=FILE, help="Where profiles are kept.  [default: as mucudnn info says]")
+@click.option("--store", type=FILE, help="File of what was measured.  [default: as mucudnn info says]")
 @click.option(
     "--again", is_flag=True,
-    help="Measure anew what the store knows of these convolutions, such as when the machine was busy.",
+    help="Measure these convolutions anew, whatever the store knows; the machine may have been busy then.",
 )  # fmt: skip
 @click.option("-o", "--output", type=NewFile(), help="Where to save the plan; without it, it is only shown.")
 @plot_option
@@ -88,11 +89,11 @@ def tune_command(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure, choose a division for every convolution of a model, and save the plan.
+    """Time what computes each convolution of a model, choose the fastest within a limit, print the plan.
 
     CALLABLE is called without arguments and returns the model (a model itself will do, too). It is found as
-    Python finds modules, the current directory first. The model is tuned in training mode, on inputs of
-    random values.
+    Python finds modules, the current directory first. The model is tuned for training unless --eval is given,
+    on inputs of random values. Only -o saves the plan; mucudnn.apply(model, mucudnn.Plan.load(FILE)) uses it.
 
     \b
     Example:
@@ -157,7 +158,8 @@ def _check_backend(backend: str, store: Path | None, *, again: bool) -> None:
 def _how_it_went(seconds: float, backend: str, output: Path | None, plot: Path | None) -> Iterator[str]:
     """Yield what tuning took, and where the plan is."""
     if backend.startswith(PREFIX):
-        yield f"Answered in {seconds:.1f} s by {backend.removeprefix(PREFIX)}; nothing was measured."
+        recording = backend.removeprefix(PREFIX)
+        yield f"Answered in {seconds:.1f} s by the recording {recording}; nothing was measured here."
     else:
         yield f"Tuned in {seconds:.1f} s."
     yield "The plan is not saved; -o FILE saves it." if output is None else f"The plan is saved in {output}."

@@ -1,5 +1,6 @@
 """Problems, environments and notes in words."""
 
+import math
 import textwrap
 from collections.abc import Iterable, Mapping
 
@@ -80,6 +81,11 @@ def elided(text: str, longest: int) -> str:
         return text
     behind = (longest - 1) // 2
     return f"{text[: longest - 1 - behind]}…{text[len(text) - behind :]}"
+
+
+def decimals_of_ms(ms: float) -> int:
+    """Return how many decimals leave four digits of a time in milliseconds, none of them below 0.1 µs."""
+    return 4 if ms <= 0 else min(4, max(0, 3 - math.floor(math.log10(ms))))
 
 
 def _by(sizes: tuple[int, ...]) -> str:

@@ -384,7 +384,7 @@ def test_a_store_answers_for_the_machine_that_filled_it(tuned: Tuned, tmp_path: 
 
     assert result.exit_code == 0, result.stderr
     assert replayed.read_text() == tuned.plan.read_text()
-    assert f"by {tuned.store}; nothing was measured." in result.stdout
+    assert f"by the recording {tuned.store}; nothing was measured here." in result.stdout
 
 
 def test_a_replay_needs_and_makes_no_store(tuned: Tuned, store_path: Path) -> None:

@@ -1,0 +1,287 @@
+"""What stands below the table of a plan: what it adds up to, what its words mean, where it was measured."""
+
+import math
+from collections.abc import Sequence
+
+from mucudnn.choices import Mode
+from mucudnn.evidence import FrozenEvidence
+from mucudnn.intervals import CONFIDENCE, TOLERANCE, median
+from mucudnn.plan import Assignment, Plan
+from mucudnn.profile import Environment
+from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, seen_at, workspace_at
+from mucudnn.report.words import decimals_of_ms, describe_environment, render_notes
+from mucudnn.sizes import format_bytes
+
+KEPT = "own"
+"""Verdict on what stays PyTorch's own."""
+OVER_LIMIT = "over limit"
+"""Verdict where PyTorch's own was not run."""
+OVER_SHARE = "share"
+"""Mark of a verdict where PyTorch's own takes more than the site has in sharing mode."""
+PARTLY = "*"
+"""Mark of a call some of whose ops have no time before."""
+PREDICTED = "predicted"
+"""Mark of a verdict that no run stands behind."""
+TRIED = "tried"
+"""What stands before the time of a call that was not kept."""
+
+_PERCENT = f"{CONFIDENCE * 100:g} %"
+_BOUND = f"{TOLERANCE * 100:g} %"
+
+_NO_TOTAL = "No site has both a time before and a time now, so there is nothing to add up."
+_TOTAL = "{} of {} sites have a time before and now: {} before, {} now, {:.2f} times as fast{}."
+_WITHOUT_BASE = (
+    "{} of {} sites, {} now. PyTorch's own needs more workspace there than the limit. It was not run, so "
+    "there is no speedup to tell, and it may be faster."
+)
+_WHOLE_CALLS = (
+    "{} convolution{} timed with forward pass and gradients together: {} before, {} now, {:.2f} times as "
+    "fast{}; {} tried, but not kept."
+)
+_ENDS = " ({:.2f} if each {} is at the lower end of its interval, {:.2f} if at the upper)"
+_SLOWER = (
+    "These convolutions take {:.2f} times as long as before: in sharing mode each has but a share of the "
+    "limit. A larger limit or mode reuse may be faster."
+)
+_NOT_COUNTED = "All but convolutions. What a whole pass or training step gains, only timing it tells."
+_NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
+_RUNS = (
+    "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
+    "PyTorch's own. fprop is the forward pass, dgrad the gradient of the input, wgrad that of the weights; "
+    "each of these in one convolution is a site."
+)
+_TIMES = (
+    "Medians of {} rounds, each of which ran all rivals once in an order drawn anew{}, on the same operands, "
+    "warm as the caches keep them. Intervals come from ranks; no distribution is assumed. The speedup is the "
+    "median of the rounds' quotients before / now (--json has its interval), so it may differ from the "
+    "quotient of both medians."
+)
+_VERDICTS = (
+    f"FASTER or SLOWER if the {_PERCENT} interval of now / before lies wholly more than {_BOUND} from 1, "
+    f"SAME if wholly within, else AMBIGUOUS. {KEPT}: PyTorch's own stays, as nothing was FASTER, alone and "
+    f"in the whole call. {OVER_LIMIT}: PyTorch's own was not run, as it needs more than the limit{{}}. "
+    f"Comparisons made: {{}}; at {_PERCENT}, one in twenty may be wrong by chance."
+)
+_CALLS = (
+    "call is forward pass and gradients as the model runs them, with what Python costs. Before, PyTorch's "
+    f"own runs every op that has a time before (call{PARTLY}: the others run the same before and now). "
+    f"Unless the call is FASTER, PyTorch's own stays wherever it may run ({TRIED}: the time of what was not "
+    "kept). What was FASTER was timed once more, after all others, and the row shows these rounds. Calls "
+    "compared: {}."
+)
+_FROZEN = (
+    "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "
+    "Against that {} of {} convolutions are faster; the others are PyTorch's own there: {} before, {} now."
+)
+_SHARES = f"; {OVER_SHARE}: it needs more than the site's share, and was run to compare only"
+_PREDICTIONS = (
+    "Sites whose rivals a recording never had in the same rounds: {}. Their times, before and now, add up "
+    "what it says of the parts, and so do the ends of their intervals (n: so few samples have none); nothing "
+    "was run. The speedup is before / now: FASTER or SLOWER if now / before is more than "
+    f"{_BOUND} from 1 wherever in their intervals both times lie, SAME if nowhere, else "
+    f"AMBIGUOUS; {KEPT}: PyTorch's own stays{{}}; {OVER_LIMIT}: it needs more than the limit."
+)
+_VARYING = (
+    "{} of {} sites run an algorithm of which cuDNN says that equal operands may give other last bits in "
+    "another run; with torch.backends.cudnn.deterministic = True, set before tuning, none does."
+)
+_WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""Whoever has set one of them has decided how idle threads wait."""
+
+_WAITING = (
+    "After an operation OpenMP's idle threads spin and take the cores of worker threads meanwhile. Setting "
+    "GOMP_SPINCOUNT in the environment shortens that; mucudnn info measures what it costs here."
+)
+_MEASURED_ONCE = "Measurements: {}, sites: {}; the same problem and division is measured once."
+_PREDICTION = (
+    "Whole divisions took {:.2f} to {:.2f} times (median {:.2f}) what their parts' measured times add up to."
+)
+
+
+def plan_notes(plan: Plan, width: int) -> list[str]:
+    """Return the lines of all notes, each of at most `width` columns."""
+    totals = Totals.of(plan)
+    return render_notes(
+        [
+            *_total_notes(totals),
+            ("sites", _sites_note(totals)),
+            ("workspace", _workspace_note(plan)),
+            *_repeating_notes(plan),
+            *_untouched_notes(plan),
+            ("now runs", _RUNS),
+            *_predicted_notes(plan),
+            *_evidence_notes(plan),
+            ("chosen in", _chosen_note(plan)),
+            *describe_environment(plan.environment).items(),
+            *([("idle threads", _WAITING)] if _spins_beside_workers(plan.environment) else []),
+        ],
+        width,
+    )
+
+
+def waits_by_default(environment: Environment) -> bool:
+    """Return whether idle threads of the processor wait as OpenMP sees fit: nobody has said how."""
+    policy = environment.policy
+    has_idle_threads = environment.backend == "cpu" and policy.get("threads", "1") != "1"
+    return has_idle_threads and not any(name in policy for name in _WAITING_VARIABLES)
+
+
+def _spins_beside_workers(environment: Environment) -> bool:
+    """Return whether idle threads take the cores of workers, which a team's do not: they are its workers."""
+    return environment.policy.get("workers", "pool") == "pool" and waits_by_default(environment)
+
+
+# What the rows add up to
+
+
+def _total_notes(totals: Totals) -> list[tuple[str, str]]:
+    notes = [("total", _total_note(totals))]
+    if totals.speedup is not None and totals.speedup < 1 - TOLERANCE:
+        notes.append(("slower", _SLOWER.format(1 / totals.speedup)))
+    if totals.without_base:
+        now = _milliseconds(totals.without_base_s)
+        notes.append((OVER_LIMIT, _WITHOUT_BASE.format(totals.without_base, totals.sites, now)))
+    if totals.calls_speedup is not None:
+        text = _WHOLE_CALLS.format(
+            totals.calls,
+            "s" * (totals.calls != 1),
+            _milliseconds(totals.calls_before_s),
+            _milliseconds(totals.calls_now_s),
+            totals.calls_speedup,
+            _ends(totals.calls_ends, "call"),
+            totals.calls_undone,
+        )
+        notes.append(("whole calls", text))
+    return [*notes, ("not counted", _NOT_COUNTED)] if totals.speedup is not None else notes
+
+
+def _total_note(totals: Totals) -> str:
+    if totals.speedup is None:
+        return _NO_TOTAL
+    before, now = _milliseconds(totals.before_s), _milliseconds(totals.now_s)
+    ends = _ends(totals.ends, "site")
+    text = _TOTAL.format(totals.paired, totals.sites, before, now, totals.speedup, ends)
+    return f"{text} Of these, {totals.predicted} are predicted." if totals.predicted else text
+
+
+def _ends(ends: tuple[float, float] | None, of: str) -> str:
+    """Return, behind a speedup, what it is where all that it adds up lies at the ends of the intervals."""
+    return "" if ends is None else _ENDS.format(ends[0], of, ends[1])
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.{decimals_of_ms(seconds * 1e3)}f} ms"
+
+
+def _sites_note(totals: Totals) -> str:
+    """Return how many sites run how."""
+    counts = (
+        f"{totals.divided} in micro-batches, {totals.exchanged} undivided with another algorithm, "
+        f"{totals.kept} stay PyTorch's own"
+    )
+    untimed = f", {totals.untimed} undivided and not timed" if totals.untimed else ""
+    return f"{counts}{untimed}.{_NO_GAIN * (totals.kept == totals.sites)}"
+
+
+def _workspace_note(plan: Plan) -> str:
+    """Return what the plan allots, and what its rows show where that is more: how it was weighed differs."""
+    is_sharing = plan.mode is Mode.SHARING
+    shown = [workspace_at(assigned) for assigned in plan.assignments]
+    seen_bytes = sum(shown) if is_sharing else max(shown, default=0)
+    seen = f", and {format_bytes(seen_bytes)} were seen" if seen_bytes > plan.workspace_bytes else ""
+    needed, limit = format_bytes(plan.workspace_bytes), format_bytes(plan.limit_bytes)
+    if is_sharing:
+        return f"All sites together are allotted {needed}{seen}; the limit for their sum is {limit}."
+    return f"The largest site is allotted {needed}{seen}; the limit for each is {limit}."
+
+
+def _repeating_notes(plan: Plan) -> list[tuple[str, str]]:
+    """Say how many sites may give other bits in another run; nothing if none may."""
+    varying = sum(not assigned.division.is_deterministic for assigned in plan.assignments)
+    return [("repeating", _VARYING.format(varying, len(plan.assignments)))] if varying else []
+
+
+def _untouched_notes(plan: Plan) -> list[tuple[str, str]]:
+    texts = [f"{path or 'the model itself'}: {reason}." for path, reason in plan.untouched]
+    return [
+        ("" if number else "not tuned", text)
+        for number, text in enumerate(texts or ["Nothing: every convolution was tuned."])
+    ]
+
+
+# How it came about
+
+
+def _predicted_notes(plan: Plan) -> list[tuple[str, str]]:
+    predicted = [assigned for assigned in plan.assignments if seen_at(assigned).is_predicted]
+    if not predicted:
+        return []
+    return [(PREDICTED, _PREDICTIONS.format(len(predicted), _share_note(plan, predicted)))]
+
+
+def _share_note(plan: Plan, assignments: Sequence[Assignment]) -> str:
+    """Say what `share` means, if one of these sites is marked so."""
+    is_over_share = any(is_base_over_share(assigned, plan.mode) for assigned in assignments)
+    return _SHARES if is_over_share else ""
+
+
+def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
+    """Say how the times came about and what they are worth; nothing if there are none."""
+    measurements = _measurements(plan)
+    if not measurements:
+        return []
+    evidence = [seen_at(assigned) for assigned in measurements]
+    rounds = sorted({seen.chosen.samples for seen in evidence if seen.chosen})
+    errors = [seen.error for seen in evidence if seen.error is not None]
+    has_predicted = any(seen_at(assigned).is_predicted for assigned in plan.assignments)
+    but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
+    how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
+    comparisons = sum(map(comparisons_at, measurements))
+    calls = {(call.reference, call.divided) for call in plan.calls}  # equal ones were timed once
+    return [
+        ("verdicts", _VERDICTS.format(_share_note(plan, plan.assignments), comparisons)),
+        *([("calls", _CALLS.format(len(calls)))] if calls else []),
+        *_frozen_notes(plan.frozen),
+        ("times", _TIMES.format(how_many, but_predicted)),
+        *(("error", f"At most {error:.1e} relative to float64.") for error in sorted(errors)[-1:]),
+        ("prediction", _prediction_note(measurements)),
+        ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
+    ]
+
+
+def _measurements(plan: Plan) -> list[Assignment]:
+    """One site of each problem and division that was timed: the others have its numbers."""
+    evidence = ((assigned, seen_at(assigned)) for assigned in plan.assignments)
+    timed = [assigned for assigned, seen in evidence if seen.chosen is not None and not seen.is_predicted]
+    return list({(assigned.problem, assigned.division.key): assigned for assigned in timed}.values())
+
+
+def _frozen_notes(frozen: Sequence[FrozenEvidence]) -> list[tuple[str, str]]:
+    """Say what graphs that are frozen run, and what that is worth; nothing if that was not timed."""
+    times = [
+        (seen.times.reference.median, (seen.times.reference if seen.is_own else seen.times.divided).median)
+        for seen in frozen
+        if seen.times is not None
+    ]
+    if not times:
+        return []
+    before, now = (_milliseconds(math.fsum(some)) for some in zip(*times, strict=True))
+    faster = sum(not seen.is_own for seen in frozen)
+    return [("frozen", _FROZEN.format(faster, len(times), before, now))]
+
+
+def _prediction_note(measurements: Sequence[Assignment]) -> str:
+    """Tell how far the sum of a division's parts, from the profiles, is from what the whole division took."""
+    ratios = [
+        chosen.median / assigned.division.time_s
+        for assigned in measurements
+        if (chosen := seen_at(assigned).chosen) and assigned.division.time_s > 0
+    ]
+    if not ratios:
+        return "The profiles predict nothing."
+    return _PREDICTION.format(min(ratios), max(ratios), median(ratios))
+
+
+def _chosen_note(plan: Plan) -> str:
+    bound = "" if plan.max_error is None else f"max_error {plan.max_error:g} (but for PyTorch's own), "
+    return f"mode {plan.mode}, policy {plan.policy}, {bound}mucudnn {plan.version}"
