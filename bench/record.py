@@ -7,13 +7,14 @@ whose time was up, is gone on with by the next one, from the packed recording if
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -69,8 +70,16 @@ AIMS: tuple[Aim, ...] = (
 )
 
 
+_MOST_ATTEMPTS = 2
+"""At a plan, if processes have ended in it: a crash or a hang would end every later run as well."""
+
+
 class TimeIsUpError(Exception):
     """The time that was given is over."""
+
+
+class BrokenDeviceError(Exception):
+    """The device works no more, and no algorithm is blamed."""
 
 
 class Watch:
@@ -128,15 +137,12 @@ class Recorder:
         Raises:
             TimeIsUpError: the time was not enough.
             DeviceLostError: an algorithm has broken the device; it is known now, and not tried again.
-            RuntimeError: something else has broken the device.
+            BrokenDeviceError: something else has broken the device.
         """
         with recording(self._folder) as store:
             for workload, setting in in_order(workloads, settings):
                 with tf32(setting.allow_tf32):
                     self._record(workload, setting, store)
-                if time.monotonic() - self._packed_s > _PACKING_S:
-                    store.pack(self._folder / PACKED)
-                    self._packed_s = time.monotonic()
 
     def _record(self, workload: Workload, setting: Setting, store: SqliteStore) -> None:
         present = backend_for("auto", self._device).environment()
@@ -150,30 +156,55 @@ class Recorder:
             self._say(workload, setting, "", 0.0, f"failed: {_first_line(error)}")
             return
         for aim in left:
+            path = self._path(workload, setting, aim)
+            if _attempts(path) >= _MOST_ATTEMPTS:
+                told = f"skipped: {_MOST_ATTEMPTS} runs ended in it; try again without {_mark(path).name}"
+                self._say(workload, setting, aim.name, 0.0, told)
+                continue
             start, known = time.monotonic(), store.count()
             try:
-                told = self._planned(model, sample, aim, store, self._path(workload, setting, aim))
+                with _attempt(path):
+                    told = self._planned(model, sample, aim, store, path)
             finally:
                 seconds, measured = time.monotonic() - start, store.count() - known
                 keep_cost(self._folder, workload, setting, aim.name, seconds, measured)
             self._say(workload, setting, aim.name, seconds, told)
+            self._pack_now_and_then(store)
+
+    def _pack_now_and_then(self, store: SqliteStore) -> None:
+        """Pack what there is if that was long ago, so that a run that is killed leaves it."""
+        if time.monotonic() - self._packed_s > _PACKING_S:
+            store.pack(self._folder / PACKED)
+            self._packed_s = time.monotonic()
 
     def _planned(self, model: nn.Module, sample: Tensor, aim: Aim, store: SqliteStore, path: Path) -> str:
         """Tune for one aim and save the plan; return what came of it, in a line."""
         try:
             plan = tune(model, sample, aim.limit, mode=aim.mode, store=store, progress=self._watch)
-        except DeviceLostError:
+        except (DeviceLostError, TimeIsUpError):
             raise
         except InfeasibleError as error:
             return f"nothing fits: {error}"
-        except (MucudnnError, RuntimeError) as error:
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # raises if nothing works any more
+        except Exception as error:  # noqa: BLE001  # whatever one plan dies of, the others are to be had
+            self._check_device()
             return f"failed: {_first_line(error)}"
+        self._check_device()  # once it is broken every site is left as it was
         plan.save(path)
         path.with_suffix(".txt").write_text(render_plan(plan) + "\n", encoding="utf-8")
         totals = Totals.of(plan)
         return "nothing was timed" if totals.speedup is None else f"x{totals.speedup:.2f}"
+
+    def _check_device(self) -> None:
+        """Verify that the device still works.
+
+        Raises:
+            BrokenDeviceError: it does not.
+        """
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        except RuntimeError as error:
+            raise BrokenDeviceError(f"The device works no more: {_first_line(error)}") from error
 
     def _say(self, workload: Workload, setting: Setting, aim: str, seconds: float, told: str) -> None:
         taken = f"{seconds:.1f} s"
@@ -187,6 +218,30 @@ class Recorder:
 def _is_known(path: Path, present: Environment) -> bool:
     """Whether there is a plan, made in the present environment."""
     return path.exists() and Plan.load(path).environment.key == present.key
+
+
+def _mark(path: Path) -> Path:
+    """Return the file that says how often a plan was begun and not ended."""
+    return path.with_suffix(".begun")
+
+
+def _attempts(path: Path) -> int:
+    mark = _mark(path)
+    return int(mark.read_text(encoding="utf-8") or 0) if mark.exists() else 0
+
+
+@contextlib.contextmanager
+def _attempt(path: Path) -> Iterator[None]:
+    """Leave a mark if the process or its device ends in this plan; its end in good order leaves none."""
+    _mark(path).write_text(str(_attempts(path) + 1), encoding="utf-8")
+    try:
+        yield
+    except (DeviceLostError, BrokenDeviceError):
+        raise
+    except BaseException:
+        _mark(path).unlink()
+        raise
+    _mark(path).unlink()
 
 
 def recording(folder: Path) -> SqliteStore:
@@ -303,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TimeIsUpError as error:
         print(error)
         status = 0
-    except DeviceLostError as error:
+    except (DeviceLostError, BrokenDeviceError) as error:
         print(f"bench.record: {error}", file=sys.stderr, flush=True)
         is_lost = True
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ from mucudnn.errors import DeviceLostError, InfeasibleError, StoreError
 from mucudnn.plan import Plan
 from mucudnn.problem import Layout
 from mucudnn.sizes import format_bytes
+from tests.examples import a_plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -165,6 +166,79 @@ def test_what_cannot_be_tuned_is_told_and_the_others_are_recorded(
     assert "small-conv.float32-nchw.64MiB-reuse.json" in plans_in(folder)
 
 
+def test_whatever_one_plan_dies_of_the_others_are_recorded(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really = record.tune
+
+    def tune(model: nn.Module, sample: object, limit: str, **others: object) -> Plan:
+        if limit == "512MiB":
+            raise TypeError("an argument is missing")
+        return really(model, sample, limit, **others)
+
+    monkeypatch.setattr(record, "tune", tune)
+
+    recorded(folder, SMALL)
+
+    assert "failed: an argument is missing" in capsys.readouterr().out
+    assert plans_in(folder) == {f"small-conv.float32-nchw.{limit}-reuse.json" for limit in ("64MiB", "8MiB")}
+
+
+def test_a_plan_in_which_two_processes_have_ended_is_left_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once, twice = (folder / f"plans/small-conv.float32-nchw.{aim.name}.begun" for aim in AIMS[:2])
+    once.write_text("1")
+    twice.write_text("2")
+
+    recorded(folder, SMALL)
+
+    assert f"skipped: 2 runs ended in it; try again without {twice.name}" in capsys.readouterr().out
+    assert plans_in(folder) == {
+        f"small-conv.float32-nchw.{aim.name}.json" for aim in AIMS if aim is not AIMS[1]
+    }
+    assert [path.name for path in folder.glob("plans/*.begun")] == [twice.name]
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts"),
+    [
+        (DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered"), ["1"]),
+        (record.BrokenDeviceError("The device works no more."), ["1"]),
+        (TimeIsUpError("The time is up."), []),
+        (KeyboardInterrupt(), []),
+    ],
+)
+def test_only_a_plan_that_ends_its_process_is_marked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, attempts: list[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Recorder, "_planned", fail)
+
+    with pytest.raises(type(error)):
+        recorded(folder, SMALL)
+
+    assert [path.read_text() for path in folder.glob("plans/*.begun")] == attempts
+
+
+def test_no_plan_is_kept_of_a_device_that_works_no_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    recorder = Recorder(folder, CPU, Watch(time.monotonic() + 600))
+    monkeypatch.setattr(recorder, "_device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    monkeypatch.setattr(record, "tune", lambda *_, **__: a_plan())
+    with recording(folder) as store, pytest.raises(record.BrokenDeviceError, match="illegal memory access"):
+        recorder._planned(SMALL.build(), torch.zeros(SMALL.shape), AIMS[0], store, folder / "plans/x.json")
+
+    assert plans_in(folder) == set()
+
+
 def test_a_run_goes_on_from_a_packed_recording(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -199,12 +273,19 @@ def test_a_recording_is_packed_now_and_then(folder: Path, monkeypatch: pytest.Mo
     assert (folder / record.PACKED).exists()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered"),
+        record.BrokenDeviceError("The device works no more."),
+    ],
+)
 @pytest.mark.parametrize(("seconds", "goes_on"), [("1000", True), ("inf", True), ("5", False)])
 def test_when_the_device_is_lost_another_process_goes_on_if_there_is_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: str, goes_on: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: str, goes_on: bool, error: Exception
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered")
+        raise error
 
     started: list[list[str]] = []
     monkeypatch.setattr(Recorder, "_planned", fail)

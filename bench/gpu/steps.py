@@ -302,7 +302,9 @@ def _rows_of(
     gc.collect()
     try:
         yield from trial.rows()
-    except (MucudnnError, RuntimeError) as error:
+    except TimeIsUpError:
+        raise
+    except Exception as error:  # whatever one trial dies of, the others are to be had
         yield StepRow(workload.name, setting.name, parse_bytes(limit), "all", failure=sentence(error))
         if not is_alive(ground):
             raise TimeIsUpError("The card works no more; run the same command again.") from error

@@ -78,7 +78,7 @@ def _device(index: int) -> dict[str, str]:
         "name": card.name,
         "compute capability": f"{card.major}.{card.minor}",
         "multiprocessors": str(card.multi_processor_count),
-        "memory": str(card.total_memory),
+        "memory": f"{card.total_memory / 2**30:.0f} GiB",  # drivers keep some MiB more or less for themselves
     }
 
 
