@@ -75,7 +75,8 @@ class ConvProblem:
         groups: number of groups; divides c and k.
         dtype: torch's name of the type of x, w and y.
         layout: layout of x and y.
-        filter_layout: layout of w.
+        filter_layout: layout of w; contiguous where both are the same order in memory, whatever is given, so
+            that filters which only their strides of length 1 tell apart have one problem.
         bias: whether fprop adds a bias to y.
         alignment_bytes: what every pointer passed is a multiple of.
 
@@ -111,6 +112,13 @@ class ConvProblem:
                 f"The filter must fit into the padded image, but got input size {self.input_size}, "
                 f"padding {self.padding}, kernel {self.kernel_size}, dilation {self.dilation}."
             )
+        if self.has_one_filter_order:
+            object.__setattr__(self, "filter_layout", Layout.CONTIGUOUS)
+
+    @property
+    def has_one_filter_order(self) -> bool:
+        """Whether w is in memory the same in both layouts: it has one tap, or each group one channel."""
+        return math.prod(self.kernel_size) == 1 or self.in_channels == self.groups
 
     @cached_property
     def output_size(self) -> tuple[int, ...]:
@@ -259,7 +267,7 @@ class ConvProblem:
             text += f", dilation {_by(self.dilation)}"
         if self.groups != 1:
             text += f", groups {self.groups}"
-        if self.filter_layout is not self.layout:
+        if self.filter_layout is not self.layout and not self.has_one_filter_order:
             return f"{text}, {self.dtype} {self.layout}, filter {self.filter_layout}"
         return f"{text}, {self.dtype} {self.layout}"
 

@@ -149,6 +149,17 @@ def test_a_chain_with_batch_normalisation_is_that_of_the_twin() -> None:
     _assert_same_step(*_chain_twins(), _images())
 
 
+def test_a_filter_of_one_tap_is_served_however_its_model_was_laid_out() -> None:
+    images = _images().to(memory_format=torch.channels_last)
+    model = nn.Conv2d(3, 4, 1).double()  # of whose strides `Module.to` changes those of length 1
+    plan = a_plan_for(copy.deepcopy(model), images)
+
+    for each in (copy.deepcopy(model), copy.deepcopy(model).to(memory_format=torch.channels_last)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UntunedWarning)
+            apply(each, plan)(images).sum().backward()
+
+
 def test_channels_last_stays_channels_last() -> None:
     images = _images().to(memory_format=torch.channels_last)
     model, twin = _twins(lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), images)

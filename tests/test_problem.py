@@ -226,6 +226,19 @@ def test_a_filter_is_told_of_where_it_lies_otherwise_than_the_images(layout: Lay
     assert str(problem).endswith(", filter channels_last") == (layout is Layout.CONTIGUOUS)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"kernel_size": (1, 1), "padding": (0, 0)}, {"groups": 16, "out_channels": 32}]
+)
+def test_filters_that_lie_alike_in_both_layouts_have_one_problem(changes: dict[str, Any]) -> None:
+    one, other = (
+        a_problem(layout=Layout.CHANNELS_LAST, filter_layout=layout, **changes) for layout in Layout
+    )
+
+    assert one == other
+    assert one.key == other.key
+    assert "filter" not in str(one)
+
+
 def test_bytes_of_a_huge_problem_are_exact() -> None:
     problem = a_problem(batch=2**31, input_size=(2**20, 2**20))
 

@@ -88,7 +88,12 @@ def line_of(problem: ConvProblem, case: Case) -> str:
 def read_table() -> Mapping[str, Case]:
     """Return the kept cases by their problem's key."""
     lines = gzip.decompress(PATH.read_bytes()).decode().splitlines()
-    return {key: Case(listed, tuple(map(_row, rows))) for key, listed, rows in map(json.loads, lines)}
+    return {_key(text): Case(listed, tuple(map(_row, rows))) for text, listed, rows in map(json.loads, lines)}
+
+
+def _key(text: str) -> str:
+    """Return the key of a problem by what it was when the table was made."""
+    return ConvProblem.from_json(json.loads(text)).key
 
 
 def _row(fields: list[object]) -> Row:

@@ -109,8 +109,10 @@ def strides_of(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:
 
 def tensor_layouts(problem: ConvProblem) -> tuple[TensorLayout, TensorLayout, TensorLayout]:
     """Return x, w and y of `problem`, or their gradients, which have the same shapes."""
+    # cuDNN reads the strides of size-1 dimensions as the filter's layout: given the other one, some plans ask
+    # for the workspace of a conversion that changes nothing.
     of_image = problem.layout
-    of_filter = of_image if _has_one_order(problem.filter_shape) else problem.filter_layout
+    of_filter = of_image if problem.has_one_filter_order else problem.filter_layout
     return (
         TensorLayout(problem.input_shape, strides_of(problem.input_shape, of_image)),
         TensorLayout(problem.filter_shape, strides_of(problem.filter_shape, of_filter)),
@@ -157,15 +159,6 @@ def operation_graph(
     if handle is not None:
         graph.set_handle(Attribute.GRAPH_HANDLE, handle)
     return graph.set_descriptors(Attribute.GRAPH_OPERATIONS, operation.finalized()).finalized()
-
-
-def _has_one_order(filter_shape: tuple[int, ...]) -> bool:
-    """Return whether a filter lies in memory the same way in both layouts.
-
-    cuDNN reads the strides of size-1 dimensions as the filter's layout: given the other one, some plans
-    ask for the workspace of a conversion that changes nothing.
-    """
-    return filter_shape[1] == 1 or math.prod(filter_shape[2:]) == 1
 
 
 def _tensor(library: Library, problem: ConvProblem, uid: int, layout: TensorLayout) -> Descriptor:
