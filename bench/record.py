@@ -7,21 +7,22 @@ whose time was up, is gone on with by the next one, from the packed recording if
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from bench.attempts import Attempts
 from bench.gpu.results import slug
 from bench.precision import tf32
+from bench.ship import MOST_BYTES
 from bench.workloads import LAYERS, NETWORKS, SETTINGS, Setting, Workload, chosen, in_order, operands
 from mucudnn import tune
 from mucudnn.backends import backend_for
@@ -38,9 +39,6 @@ from mucudnn.store import SqliteStore
 STORE = "recording.sqlite3"
 PACKED = f"{STORE}.gz"
 COSTS = "costs.jsonl"
-
-_MOST_BYTES = 8 * 2**20
-"""Of a packed recording that is shipped with the package."""
 
 _LEAST_TIME_S = 30.0
 """With which a new process is begun after the device was lost."""
@@ -68,10 +66,6 @@ AIMS: tuple[Aim, ...] = (
     Aim("8MiB", Mode.REUSE),
     Aim("512MiB", Mode.SHARING),
 )
-
-
-_MOST_ATTEMPTS = 2
-"""At a plan, if processes have ended in it: a crash or a hang would end every later run as well."""
 
 
 class TimeIsUpError(Exception):
@@ -119,6 +113,9 @@ class Watch:
 class Recorder:
     """Tunes workloads on one device into one folder.
 
+    Attributes:
+        skipped: plans that were left out, as processes have ended in them.
+
     Args:
         folder: of the recording, the plans and the summary.
         device: where the networks lie.
@@ -129,6 +126,7 @@ class Recorder:
         self._folder = folder
         self._device = device
         self._watch = watch
+        self.skipped = 0
         self._packed_s = time.monotonic()
 
     def record(self, workloads: Sequence[Workload], settings: Sequence[Setting]) -> None:
@@ -152,18 +150,23 @@ class Recorder:
         self._watch.check()
         try:
             model, sample = operands(workload, setting, self._device)
-        except torch.OutOfMemoryError as error:
+        except Exception as error:  # noqa: BLE001  # whatever one network dies of, the others are to be had
+            self._check_device()
             self._say(workload, setting, "", 0.0, f"failed: {_first_line(error)}")
             return
         for aim in left:
             path = self._path(workload, setting, aim)
-            if _attempts(path) >= _MOST_ATTEMPTS:
-                told = f"skipped: {_MOST_ATTEMPTS} runs ended in it; try again without {_mark(path).name}"
-                self._say(workload, setting, aim.name, 0.0, told)
-                continue
             start, known = time.monotonic(), store.count()
+            attempts = Attempts(path.with_suffix(".begun"), (TimeIsUpError, DeviceLostError))
+            if attempts.are_vain(known):
+                told = (
+                    f"skipped: runs ended in it and got no further; delete {attempts.path.name} to try again"
+                )
+                self._say(workload, setting, aim.name, 0.0, told)
+                self.skipped += 1
+                continue
             try:
-                with _attempt(path):
+                with attempts.another(known):
                     told = self._planned(model, sample, aim, store, path)
             finally:
                 seconds, measured = time.monotonic() - start, store.count() - known
@@ -220,30 +223,6 @@ def _is_known(path: Path, present: Environment) -> bool:
     return path.exists() and Plan.load(path).environment.key == present.key
 
 
-def _mark(path: Path) -> Path:
-    """Return the file that says how often a plan was begun and not ended."""
-    return path.with_suffix(".begun")
-
-
-def _attempts(path: Path) -> int:
-    mark = _mark(path)
-    return int(mark.read_text(encoding="utf-8") or 0) if mark.exists() else 0
-
-
-@contextlib.contextmanager
-def _attempt(path: Path) -> Iterator[None]:
-    """Leave a mark if the process or its device ends in this plan; its end in good order leaves none."""
-    _mark(path).write_text(str(_attempts(path) + 1), encoding="utf-8")
-    try:
-        yield
-    except (DeviceLostError, BrokenDeviceError):
-        raise
-    except BaseException:
-        _mark(path).unlink()
-        raise
-    _mark(path).unlink()
-
-
 def recording(folder: Path) -> SqliteStore:
     """Return the recording in a folder, with what its packed form holds if there is nothing else."""
     path, packed = folder / STORE, folder / PACKED
@@ -276,7 +255,7 @@ def seconds_of(folder: Path, network: str, setting: str) -> float:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def summary(folder: Path) -> str:
@@ -353,7 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for workloads in lists:  # single layers when all networks are done, in all settings
             recorder.record(workloads, settings)
-        print("All is recorded.")
+        but = f" but for {recorder.skipped} plans" if recorder.skipped else ""
+        print(f"All is recorded{but}.")
         status = 0
     except TimeIsUpError as error:
         print(error)
@@ -392,7 +372,7 @@ def _conclude(folder: Path) -> None:
     text = summary(folder)
     (folder / "summary.txt").write_text(text + "\n", encoding="utf-8")
     size = format_bytes(packed_bytes)
-    over = f", more than {format_bytes(_MOST_BYTES)}" if packed_bytes > _MOST_BYTES else ""
+    over = f", more than {format_bytes(MOST_BYTES)}" if packed_bytes > MOST_BYTES else ""
     print(f"\n{text}\n\nWritten to {folder}; {PACKED} is of {size}{over}.")
 
 

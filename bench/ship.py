@@ -7,6 +7,7 @@ for what was too large for its limit and is known under a larger one.
 
 import argparse
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def ship(name: str, stores: Sequence[Path], folder: Path | None = None) -> Path:
                 f"A recording that comes with the package must be of at most {format_bytes(MOST_BYTES)}, but "
                 f"this one is of {format_bytes(packed.stat().st_size)}; ship fewer networks."
             )
-        merged.pack(target)
+        shutil.copyfile(packed, target)
     return target
 
 

@@ -80,7 +80,8 @@ def test_problems_are_of_the_type_and_layout_of_their_setting(everything: list[L
     dtypes = {"bfloat16": torch.bfloat16, "float32": torch.float32}
     for each in everything:
         assert dtypes[each.problem.dtype] is each.setting.dtype
-        assert each.problem.layout is each.problem.filter_layout is each.case.layout is each.setting.layout
+        assert each.problem.layout is each.case.layout is each.setting.layout
+        assert each.problem.has_one_filter_order or each.problem.filter_layout is each.setting.layout
         assert each.problem.op is each.case.op
 
 

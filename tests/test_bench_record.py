@@ -180,47 +180,83 @@ def test_whatever_one_plan_dies_of_the_others_are_recorded(
 
     recorded(folder, SMALL)
 
-    assert "failed: an argument is missing" in capsys.readouterr().out
+    assert "failed: TypeError: an argument is missing" in capsys.readouterr().out
     assert plans_in(folder) == {f"small-conv.float32-nchw.{limit}-reuse.json" for limit in ("64MiB", "8MiB")}
 
 
-def test_a_plan_in_which_two_processes_have_ended_is_left_out(
+def test_a_plan_in_which_processes_have_ended_at_one_place_is_left_out(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    once, twice = (folder / f"plans/small-conv.float32-nchw.{aim.name}.begun" for aim in AIMS[:2])
-    once.write_text("1")
-    twice.write_text("2")
+    once, twice, further = (folder / f"plans/small-conv.float32-nchw.{aim.name}.begun" for aim in AIMS[:3])
+    recorded(folder, PAIR)
+    with recording(folder) as store:
+        known = store.count()
+    once.write_text(json.dumps({"number": 1, "known": known}))
+    recorded(folder, SMALL)
+    with recording(folder) as store:
+        known = store.count()
+    for aim in AIMS:
+        (folder / f"plans/small-conv.float32-nchw.{aim.name}.json").unlink()
+    twice.write_text(json.dumps({"number": 2, "known": known}))
+    further.write_text(json.dumps({"number": 2, "known": known - 1}))
 
     recorded(folder, SMALL)
 
-    assert f"skipped: 2 runs ended in it; try again without {twice.name}" in capsys.readouterr().out
-    assert plans_in(folder) == {
+    assert f"got no further; delete {twice.name} to try again" in capsys.readouterr().out
+    assert plans_in(folder) >= {
         f"small-conv.float32-nchw.{aim.name}.json" for aim in AIMS if aim is not AIMS[1]
     }
     assert [path.name for path in folder.glob("plans/*.begun")] == [twice.name]
 
 
 @pytest.mark.parametrize(
-    ("error", "attempts"),
+    ("error", "is_marked"),
     [
-        (DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered"), ["1"]),
-        (record.BrokenDeviceError("The device works no more."), ["1"]),
-        (TimeIsUpError("The time is up."), []),
-        (KeyboardInterrupt(), []),
+        (record.BrokenDeviceError("The device works no more."), True),
+        (DeviceLostError("cudnn:eng1", 4, "an illegal memory access was encountered"), False),  # it is known
+        (TimeIsUpError("The time is up."), False),
+        (KeyboardInterrupt(), False),
     ],
 )
 def test_only_a_plan_that_ends_its_process_is_marked(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, attempts: list[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, is_marked: bool
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(Recorder, "_planned", fail)
 
-    with pytest.raises(type(error)):
-        recorded(folder, SMALL)
+    for number in (1, 2):
+        with pytest.raises(type(error)):
+            recorded(folder, SMALL)
 
-    assert [path.read_text() for path in folder.glob("plans/*.begun")] == attempts
+        marks = [json.loads(path.read_text()) for path in folder.glob("plans/*.begun")]
+        assert marks == ([{"number": number, "known": 0}] if is_marked else [])
+
+
+def test_plans_that_were_left_out_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave_out(recorder: Recorder, *_: object) -> None:
+        recorder.skipped += 1
+
+    monkeypatch.setattr(Recorder, "_record", leave_out)
+
+    assert record.main([*HERE, "--networks", "alexnet", "--output", str(tmp_path)]) == 0
+
+    assert "All is recorded but for 1 plans." in capsys.readouterr().out
+
+
+def test_a_network_that_cannot_be_built_is_told_and_the_others_are_recorded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build() -> nn.Module:
+        raise KeyError("width")
+
+    recorded(folder, Workload("broken", build, (2, 3, 8, 8)), SMALL)
+
+    assert "failed: KeyError: 'width'" in capsys.readouterr().out
+    assert "small-conv.float32-nchw.64MiB-reuse.json" in plans_in(folder)
 
 
 def test_no_plan_is_kept_of_a_device_that_works_no_more(
@@ -345,7 +381,7 @@ def test_a_recording_that_is_too_large_to_be_shipped_says_so(
 ) -> None:
     monkeypatch.setattr(record, "NETWORKS", (SMALL,))
     monkeypatch.setattr(record, "LAYERS", ())
-    monkeypatch.setattr(record, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(record, "MOST_BYTES", 1000)
 
     record.main([*HERE, "--output", str(tmp_path)])
 

@@ -40,10 +40,12 @@ class Layer:
     Attributes:
         name: of the network, or of a list of layers, and of the module.
         problems: by op, as they are in float32 and contiguous; a network's first layer has no dgrad.
+        takes_minutes: whether it is measured after all others, in all settings.
     """
 
     name: str
     problems: Mapping[ConvOp, ConvProblem]
+    takes_minutes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,11 +85,11 @@ def cliffs() -> Iterator[Layer]:
 
 
 def largest() -> Iterator[Layer]:
-    """Yield the layer of pytorch#128936, whose forward pass is slow, and with a sample less: minutes each."""
+    """Yield the layer of pytorch#128936, whose forward pass is slow, and with a sample less."""
     for batch in (LARGE.batch, LARGE.batch - 1):
         large = dataclasses.replace(LARGE, batch=batch)
         problem = large.problem(ConvOp.FPROP, "float32", Layout.CONTIGUOUS)
-        yield Layer(f"{CLIFFS}pt128936_{batch}", {ConvOp.FPROP: problem})
+        yield Layer(f"{CLIFFS}pt128936_{batch}", {ConvOp.FPROP: problem}, takes_minutes=True)
 
 
 def layers_of(workload: Workload) -> Iterator[Layer]:
@@ -112,10 +114,17 @@ def cases(
 ) -> Iterator[LayerCase]:
     """Yield the cases of the layers whose names match some pattern, as in a shell, setting by setting.
 
-    What several lists of layers have in common is measured once in each setting; but cliffs, which are few,
-    are measured by their own names as well.
+    Those that take minutes come after all others. What several lists of layers have in common is measured
+    once in each setting; but cliffs, which are few, are measured by their own names as well.
     """
     chosen = [layer for layer in layers if any(fnmatch.fnmatchcase(layer.name, each) for each in patterns)]
+    wanted = list(settings)
+    yield from _cases([layer for layer in chosen if not layer.takes_minutes], wanted)
+    yield from _cases([layer for layer in chosen if layer.takes_minutes], wanted)
+
+
+def _cases(chosen: Sequence[Layer], settings: Iterable[Setting]) -> Iterator[LayerCase]:
+    """Yield the cases of these layers, setting by setting."""
     for setting in settings:
         known: set[ConvProblem] = set()
         for layer in chosen:
