@@ -133,7 +133,8 @@ class Candidate:
         workspace_bytes: bytes that it needs beside its operands.
         setup_s: seconds that the algorithm takes once per mini-batch, however often it runs; the same
             for every size of one algorithm.
-        is_deterministic: whether equal operands give equal bits in every run, as far as its library says.
+        is_deterministic: whether equal operands give equal bits in every run, as far as its library says;
+            True too where nobody asked, as in files from before schema 2 of stores and 4 of plans.
 
     Raises:
         ValueError: an algorithm that is no text, a size below 1, a time or workspace that is negative or
@@ -215,7 +216,8 @@ class Record:
         setup: seconds once per mini-batch; None where there is none.
         refusal: why it is no candidate; None if it is one.
         limit_bytes: the limit under which it was tried, in bytes; a refusal for size holds up to that.
-        is_deterministic: whether equal operands give equal bits in every run, as far as its library says.
+        is_deterministic: whether equal operands give equal bits in every run, as far as its library says;
+            True too where nobody asked, as in files from before schema 2 of stores and 4 of plans.
 
     Raises:
         ValueError: a workspace or limit is no whole number, or negative.

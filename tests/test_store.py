@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import gzip
 import json
 import math
 import os
@@ -228,6 +229,59 @@ def test_a_file_of_the_first_schema_is_brought_up_to_the_second_before_it_is_wri
         trials = [record.trial for record in released.RECORDS]
         assert tuple(store.records(released.ENVIRONMENT, trials).values()) == released.RECORDS
     assert _query(path, "PRAGMA user_version") == (2,)
+
+
+def test_a_packed_file_of_the_first_schema_is_readable(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3.gz"
+    path.write_bytes(gzip.compress(former.PATH.read_bytes()))
+
+    with SqliteStore(path, read_only=True) as store:
+        found = store.records(former.ENVIRONMENT, [record.trial for record in former.RECORDS])
+
+    assert tuple(found.values()) == former.RECORDS
+
+
+def test_several_processes_may_bring_the_same_file_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    shutil.copyfile(former.PATH, path)
+    names = [f"process {index}" for index in range(4)]
+
+    writers = [_writer(path, name, 5) for name in names]
+    for writer in writers:
+        writer.communicate()
+
+    assert [writer.returncode for writer in writers] == [0] * 4
+    with SqliteStore(path, read_only=True) as store:
+        assert store.count() == len(former.RECORDS) + 4 * 5
+
+
+def test_a_file_that_a_newer_version_takes_while_it_is_opened_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    shutil.copyfile(former.PATH, path)
+    checked = schema.check
+
+    def check(database: sqlite3.Connection, name: Path) -> None:
+        checked(database, name)
+        monkeypatch.setattr(schema, "_version", lambda *_: newer(name))
+
+    def newer(name: Path) -> int:
+        raise StoreError(f"{name} comes from a newer mucudnn.")
+
+    monkeypatch.setattr(schema, "check", check)
+
+    with pytest.raises(StoreError, match="newer mucudnn"):
+        SqliteStore(path)
+    assert path.read_bytes() == former.PATH.read_bytes()
+
+
+def test_a_file_of_ours_without_a_schema_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    _execute(_filled(path), "PRAGMA user_version = 0")
+
+    with pytest.raises(StoreError, match="damaged: it names no schema"):
+        SqliteStore(path)
 
 
 def test_the_schema_is_still_the_released_one(tmp_path: Path) -> None:

@@ -241,7 +241,10 @@ class Backend(Protocol):
         """
 
     def is_deterministic(self, problem: ConvProblem, algorithm: str) -> bool:
-        """Return whether `algorithm` gives equal bits for equal operands in every run, by its library."""
+        """Return whether `algorithm` gives equal bits for equal operands in every run.
+
+        As far as its library says, and under the present flags.
+        """
 
     def declares(self, algorithm: str) -> bool:
         """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""

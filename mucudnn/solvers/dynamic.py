@@ -20,8 +20,7 @@ a tie that is the largest workspace, and for one that is the number of parts: pa
 make a better whole. It would not be exact for (workspace, parts): among equally fast groups of parts the one
 with more workspace and fewer parts is the better one as soon as another part needs still more. Hence one
 table finds, for every b, the least workspace of a fastest division, and a second table, limited to that
-workspace, counts parts. It is made of deterministic candidates alone first, and again of all if those are
-slower together.
+workspace, counts parts: of deterministic candidates alone or, if no division of these is as fast, of all.
 
 A pair is one integer, time * 2**tie_bits + tie, so that the order of integers is the order of pairs.
 """
@@ -176,11 +175,11 @@ class Grid:
         self._sizes = np.array(sizes, dtype=np.int64)
         times_s = [candidate.time_s for candidate in fitting]
         ticks = scale.ticks(times_s)
-        is_uncertain = np.array([not candidate.is_deterministic for candidate in fitting], dtype=bool)
+        is_deterministic = np.array([candidate.is_deterministic for candidate in fitting], dtype=bool)
         # Of several candidates of one algorithm and size the best comes last: it overwrites the others.
-        order = np.lexsort((np.array(times_s), is_uncertain, levels, ticks))[::-1]
+        order = np.lexsort((is_deterministic, np.array(times_s), levels, ticks))[::-1]
         self._candidates = [fitting[number] for number in order]
-        self._is_deterministic = ~is_uncertain[order]
+        self._is_deterministic = is_deterministic[order]
         self._rows, self._columns = rows[order], len(ids) - 1 - numbers[order]
         self._ticks, self._levels = ticks[order], levels[order]
 

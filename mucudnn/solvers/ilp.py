@@ -84,8 +84,9 @@ def solve_sharing(
     """Return one division for each site, whose workspaces add up to at most `limit_bytes`, in the least time.
 
     Of equally fast selections it is the one with the least workspace in total; of those, the one that
-    gives less to the first site, in the order of `fronts`, in which they differ. Times are compared in
-    ticks, of at most 2**-51 of what the slowest divisions take together.
+    gives less to the first site, in the order of `fronts`, in which they differ. Determinism has
+    been decided within each front. Times are compared in ticks, of at most 2**-51 of what the slowest
+    divisions take together.
 
     Where step 2 gives up, the best answer of the solver stands. Then the time is the least to within the
     solver's tolerance and ties are the solver's; if it ran out of time as well, a warning is logged that

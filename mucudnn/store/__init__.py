@@ -3,13 +3,12 @@
 from mucudnn.store.base import Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.opening import default_path, expanded, open_store, readable_store
-from mucudnn.store.sqlite import SqliteStore, UnusableFileError
+from mucudnn.store.sqlite import SqliteStore
 
 __all__ = [
     "MemoryStore",
     "SqliteStore",
     "Store",
-    "UnusableFileError",
     "default_path",
     "expanded",
     "open_store",

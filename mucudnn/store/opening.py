@@ -32,6 +32,8 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def readable_store(path: Path) -> SqliteStore:
     """Return the store in a file that is only read, unless a write that a crash tore is to be undone.
 
+    Then its tables are brought up to this version too, as whenever a store is opened to be written to.
+
     Raises:
         StoreError: as for `open_store`; or the file does not exist or holds nothing.
     """

@@ -62,19 +62,14 @@ def is_empty(database: sqlite3.Connection) -> bool:
 
 
 def check(database: sqlite3.Connection, path: Path) -> None:
-    """Verify that the file holds the tables of this version, whole; this reads all of it.
+    """Verify that the file holds the tables of this version or of an older one, whole; this reads all of it.
 
     Raises:
         StoreError: the file is of another application, newer, or damaged; the message names `path`.
     """
     if _application(database) != APPLICATION_ID:
         raise StoreError(f"{path} must be a store of mucudnn, but got an SQLite file of another application.")
-    schema = _number(database, "PRAGMA user_version")
-    if schema > SCHEMA:
-        raise StoreError(
-            f"A store must have schema {SCHEMA} or lower, but {path} has {schema}: "
-            "it comes from a newer mucudnn."
-        )
+    _version(database, path)
     finding = database.execute("PRAGMA quick_check(1)").fetchone()[0]
     if finding != "ok":
         raise StoreError(
@@ -82,20 +77,40 @@ def check(database: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def prepare(database: sqlite3.Connection) -> None:
+def prepare(database: sqlite3.Connection, path: Path) -> None:
     """Make the tables in an empty file, or bring older ones up to this version.
 
     Where they are of this version, write and take it back: that shows that one can. The connection is in a
     transaction that may write.
+
+    Raises:
+        StoreError: a newer version has changed the file since it was checked; the message names `path`.
     """
     is_new = is_empty(database)
-    version = SCHEMA if is_new else _number(database, "PRAGMA user_version")
+    version = SCHEMA if is_new else _version(database, path)
     for statement in _TABLES if is_new else [_UPGRADES[number] for number in range(version, SCHEMA)]:
         database.execute(statement)
     database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     database.execute(f"PRAGMA user_version = {SCHEMA}")
     if not is_new and version == SCHEMA:
         database.rollback()
+
+
+def _version(database: sqlite3.Connection, path: Path) -> int:
+    """Return the version of the tables.
+
+    Raises:
+        StoreError: it is newer than this one, or none.
+    """
+    version = _number(database, "PRAGMA user_version")
+    if version < 1:
+        raise StoreError(f"{path} is damaged: it names no schema; move it away, or choose another store.")
+    if version > SCHEMA:
+        raise StoreError(
+            f"A store must have schema {SCHEMA} or lower, but {path} has {version}: "
+            "it comes from a newer mucudnn."
+        )
+    return version
 
 
 def _application(database: sqlite3.Connection) -> int:

@@ -127,7 +127,7 @@ class SqliteStore:
                 schema.check(database, self.path)
         if not read_only:
             with self._transaction("IMMEDIATE") as database:
-                schema.prepare(database)
+                schema.prepare(database, self.path)
         elif is_empty:
             raise UnusableFileError(f"{self.path} holds nothing to read.")
 

@@ -204,3 +204,10 @@ def test_algorithms_are_deterministic_but_for_those_that_a_user_may_forbid_as_su
     assert steady < set(offered)
     assert steady | {strict.own} == set(strict.algorithms(problem, Search.EXHAUSTIVE))
     assert strict.is_deterministic(problem, strict.own)
+
+
+@pytest.mark.parametrize("is_forbidden", [True, False])
+def test_what_pytorchs_own_runs_is_deterministic_only_if_that_is_known(is_forbidden: bool) -> None:
+    backend = CudnnBackend(PaperCard(Rules(deterministic=is_forbidden)), None)
+
+    assert backend.is_deterministic(conv(ConvOp.WGRAD), backend.own) is is_forbidden

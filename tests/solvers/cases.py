@@ -13,7 +13,6 @@ IDS = ("x", "y", "z")
 def candidates(draw: st.DrawFn, most: int = 7) -> list[Candidate]:
     """Up to `most` candidates with many ties, equal sizes and workspaces, and some not deterministic."""
     setups = {name: draw(st.integers(0, 6)) / 4 for name in IDS}
-    uncertain = draw(st.sets(st.sampled_from(IDS)))
     count = draw(st.integers(0, most))
     return [
         Candidate(
@@ -22,7 +21,7 @@ def candidates(draw: st.DrawFn, most: int = 7) -> list[Candidate]:
             draw(st.integers(0, 12)) / 4,
             draw(st.integers(0, 5)),
             setups[name],
-            name not in uncertain,
+            draw(st.booleans()),
         )
         for _ in range(count)
     ]

@@ -170,10 +170,12 @@ class CudnnBackend:
     def is_deterministic(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether cuDNN says of the engine that equal operands give equal bits in every run.
 
-        PyTorch's own is so if all engines are that it may take. Products of tiles are cuBLAS's, which repeats
-        itself on one stream.
+        PyTorch's own is if every engine is that it may take; where cuDNN cannot be asked which these are, if
+        the user forbids others. Products of tiles are cuBLAS's, which repeats itself on one stream.
         """
         if algorithm == self.own:
+            if self._workshop is None and self._card.runs_cudnn(problem):
+                return self._card.rules.deterministic
             return all(each.is_deterministic for each in self._foreseen(problem))
         return is_tiles(algorithm) or self._configuration(problem, algorithm)[0].is_deterministic
 

@@ -12,7 +12,7 @@ _PATTERN = re.compile(rf"{_PREFIX}(\d+)((?:_k\d+=-?\d+)*)", re.ASCII)
 _KNOB_PATTERN = re.compile(r"_k(\d+)=(-?\d+)", re.ASCII)
 
 _NONDETERMINISTIC = "NONDETERMINISTIC"
-"""Name of cuDNN's note on behaviour: sums are added up in an order that may differ from run to run."""
+"""Name of a note of cuDNN: sums are added up in an order that may differ from run to run."""
 
 Knobs = tuple[tuple[int, int], ...]
 """Pairs of a knob's type and its value, in cuDNN's order."""

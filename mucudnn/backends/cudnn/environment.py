@@ -68,6 +68,7 @@ def present_environment(index: int, cudnn_version: int | None) -> Environment:
         **nvml.conditions(index),
         "driver": nvml.driver_version(),
         "CuPy": compiler.version() or "none",
+        "memory": str(torch.cuda.get_device_properties(index).total_memory),  # less what a driver keeps
     }
     return Environment("cudnn", _device(index), _software(cudnn_version), _policy(), conditions)
 
@@ -78,7 +79,6 @@ def _device(index: int) -> dict[str, str]:
         "name": card.name,
         "compute capability": f"{card.major}.{card.minor}",
         "multiprocessors": str(card.multi_processor_count),
-        "memory": f"{card.total_memory / 2**30:.0f} GiB",  # drivers keep some MiB more or less for themselves
     }
 
 
