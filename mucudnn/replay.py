@@ -28,7 +28,7 @@ from mucudnn.problem import ConvProblem
 from mucudnn.profile import FACTS, Comparison, Environment, Record, Trial
 from mucudnn.recordings import recording_file, shipped
 from mucudnn.sizes import format_exactly
-from mucudnn.store import SqliteStore, UnusableFileError, readable_store
+from mucudnn.store import SqliteStore, readable_store
 
 PREFIX = "replay:"
 """What the name of a backend begins with that is a recording."""
@@ -230,10 +230,14 @@ def _store_of(name: str) -> SqliteStore:
         StoreError: neither is there, or it cannot be read.
     """
     try:
-        return readable_store(recording_file(name))
-    except (UnusableFileError, OSError) as error:  # a name may be too long for a file's
-        names = ", ".join(shipped()) or "none"
-        raise StoreError(f"{error} Recordings that come with the package: {names}.") from error
+        path = recording_file(name)
+        if path.exists():
+            return readable_store(path)
+        reason = f"{path} cannot be used as a store: there is no such file."
+    except OSError as error:  # a name may be too long for a file's
+        reason = f"{name} cannot be used as a store: {error}."
+    names = ", ".join(shipped()) or "none"
+    raise StoreError(f"{reason} Recordings that come with the package: {names}.")
 
 
 def _is_refused(

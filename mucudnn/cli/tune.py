@@ -66,7 +66,7 @@ from mucudnn.store.steadfast import SteadfastStore
 @click.option("--store", type=FILE, help="File of what was measured.  [default: as mucudnn info says]")
 @click.option(
     "--again", is_flag=True,
-    help="Measure these convolutions anew, whatever the store knows; the machine may have been busy then.",
+    help="Measure these convolutions anew, whatever the store knows, as when the machine was busy before.",
 )  # fmt: skip
 @click.option("-o", "--output", type=NewFile(), help="Where to save the plan; without it, it is only shown.")
 @plot_option
@@ -89,7 +89,7 @@ def tune_command(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Time what computes each convolution of a model, choose the fastest within a limit, print the plan.
+    """Time the algorithms of each convolution of a model, choose the fastest within a limit, print the plan.
 
     CALLABLE is called without arguments and returns the model (a model itself will do, too). It is found as
     Python finds modules, the current directory first. The model is tuned for training unless --eval is given,

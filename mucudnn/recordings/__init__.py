@@ -28,4 +28,4 @@ def recording_file(name: str) -> Path:
     Where there is neither, it is the path.
     """
     path = expanded(name)
-    return packed_file(name) if name in shipped() and not path.exists() else path
+    return packed_file(name) if name in shipped() and not path.is_file() else path
