@@ -235,7 +235,24 @@ def test_the_notes_add_up_whole_calls_and_count_what_was_not_kept() -> None:
         "tried, but not kept."
     )
     assert note(text, "calls").endswith("Calls compared: 2.")
-    assert "calls" not in render_plan(a_mixed_plan())
+    assert "\ncalls " not in render_plan(a_mixed_plan())
+
+
+def test_a_convolution_that_was_not_timed_as_a_whole_call_is_counted() -> None:
+    text = render_plan(a_mixed_plan())
+
+    assert note(text, "whole calls").startswith("Not timed for 1 convolution, whose sites are chosen by")
+    assert "Not timed for" not in render_plan(a_plan_with_calls())
+    kept = assigned("conv", ConvOp.FPROP, OWN, KEPT)
+    assert "Not timed for" not in render_plan(a_plan(assignments=(kept,)))
+
+
+def test_in_sharing_mode_a_call_is_marked_where_the_share_keeps_pytorchs_own_away() -> None:
+    call = CallEvidence(seconds(0.030), seconds(0.020), seconds(1.49), Verdict.FASTER, "conv", 0)
+    rows = (assigned("conv", ConvOp.FPROP, WINOGRAD, FASTER),)  # PyTorch's own takes 3 MiB, and this one 1
+
+    for mode, name in ((Mode.REUSE, "call"), (Mode.SHARING, "call*")):
+        assert row(render_plan(a_plan(mode=mode, assignments=rows, calls=(call,))), "call")[0] == name
 
 
 def test_equal_calls_count_as_one_comparison() -> None:
@@ -454,7 +471,7 @@ def test_a_plan_that_is_slower_says_so() -> None:
 
 def test_the_note_on_sites_counts_what_became_of_them() -> None:
     assert note(render_plan(a_mixed_plan()), "sites") == (
-        "2 in micro-batches, 0 undivided with another algorithm, 1 stay PyTorch's own, 1 undivided and not "
+        "2 in micro-batches, 0 undivided with another algorithm, PyTorch's own at 1, 1 undivided and not "
         "timed."
     )
 

@@ -19,7 +19,7 @@ OVER_LIMIT = "over limit"
 OVER_SHARE = "share"
 """Mark of a verdict where PyTorch's own takes more than the site has in sharing mode."""
 PARTLY = "*"
-"""Mark of a call some of whose ops have no time before."""
+"""Mark of a call some of whose ops PyTorch's own may not run."""
 PREDICTED = "predicted"
 """Mark of a verdict that no run stands behind."""
 TRIED = "tried"
@@ -38,17 +38,19 @@ _WHOLE_CALLS = (
     "{} convolution{} timed with forward pass and gradients together: {} before, {} now, {:.2f} times as "
     "fast{}; {} tried, but not kept."
 )
-_ENDS = " ({:.2f} if each {} is at the lower end of its interval, {:.2f} if at the upper)"
-_SLOWER = (
-    "These convolutions take {:.2f} times as long as before: in sharing mode each has but a share of the "
-    "limit. A larger limit or mode reuse may be faster."
+_UNCALLED = (
+    "Not timed for {} convolution{}, whose sites are chosen by their own times alone; what Python and "
+    "autograd cost might have decided otherwise."
 )
+_ENDS = " ({:.2f} if each {} is at the lower end of its interval, {:.2f} if at the upper)"
+_SLOWER = "These convolutions take {:.2f} times as long as before."
+_SHARED = " In sharing mode each has but a share of the limit: a larger one, or mode reuse, may be faster."
 _NOT_COUNTED = "All but convolutions. What a whole pass or training step gains, only timing it tells."
 _NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
-    "PyTorch's own. fprop is the forward pass, dgrad the gradient of the input, wgrad that of the weights; "
-    "each of these in one convolution is a site."
+    "PyTorch's own. fprop is the forward pass, dgrad the gradient of the input (of a transposed convolution "
+    "it is the other way round), wgrad that of the weights; each of these in one convolution is a site."
 )
 _TIMES = (
     "Medians of {} rounds, each of which ran all rivals once in an order drawn anew{}, on the same operands, "
@@ -58,13 +60,13 @@ _TIMES = (
 )
 _VERDICTS = (
     f"FASTER or SLOWER if the {_PERCENT} interval of now / before lies wholly more than {_BOUND} from 1, "
-    f"SAME if wholly within, else AMBIGUOUS. {KEPT}: PyTorch's own stays, as nothing was FASTER, alone and "
-    f"in the whole call. {OVER_LIMIT}: PyTorch's own was not run, as it needs more than the limit{{}}. "
+    f"SAME if wholly within, else AMBIGUOUS. {KEPT}: PyTorch's own stays, as nothing was FASTER both alone "
+    f"and in the whole call. {OVER_LIMIT}: PyTorch's own was not run, as it needs more than the limit{{}}. "
     f"Comparisons made: {{}}; at {_PERCENT}, one in twenty may be wrong by chance."
 )
 _CALLS = (
     "call is forward pass and gradients as the model runs them, with what Python costs. Before, PyTorch's "
-    f"own runs every op that has a time before (call{PARTLY}: the others run the same before and now). "
+    f"own runs every op that it may run (call{PARTLY}: but not all; the others run the same before and now). "
     f"Unless the call is FASTER, PyTorch's own stays wherever it may run ({TRIED}: the time of what was not "
     "kept). What was FASTER was timed once more, after all others, and the row shows these rounds. Calls "
     "compared: {}."
@@ -92,7 +94,10 @@ _WAITING = (
     "After an operation OpenMP's idle threads spin and take the cores of worker threads meanwhile. Setting "
     "GOMP_SPINCOUNT in the environment shortens that; mucudnn info measures what it costs here."
 )
-_MEASURED_ONCE = "Measurements: {}, sites: {}; the same problem and division is measured once."
+_MEASURED_ONCE = (
+    "Measurements: {}, sites: {}; the same problem and division is measured once. A convolution `as` another "
+    "one has the same rows."
+)
 _PREDICTION = (
     "Whole divisions took {:.2f} to {:.2f} times (median {:.2f}) what their parts' measured times add up to."
 )
@@ -103,7 +108,7 @@ def plan_notes(plan: Plan, width: int) -> list[str]:
     totals = Totals.of(plan)
     return render_notes(
         [
-            *_total_notes(totals),
+            *_total_notes(totals, plan.mode),
             ("sites", _sites_note(totals)),
             ("workspace", _workspace_note(plan)),
             *_repeating_notes(plan),
@@ -134,10 +139,10 @@ def _spins_beside_workers(environment: Environment) -> bool:
 # What the rows add up to
 
 
-def _total_notes(totals: Totals) -> list[tuple[str, str]]:
+def _total_notes(totals: Totals, mode: Mode) -> list[tuple[str, str]]:
     notes = [("total", _total_note(totals))]
-    if totals.speedup is not None and totals.speedup < 1 - TOLERANCE:
-        notes.append(("slower", _SLOWER.format(1 / totals.speedup)))
+    if totals.speedup is not None and 0 < totals.speedup < 1 - TOLERANCE:
+        notes.append(("slower", _SLOWER.format(1 / totals.speedup) + _SHARED * (mode is Mode.SHARING)))
     if totals.without_base:
         now = _milliseconds(totals.without_base_s)
         notes.append((OVER_LIMIT, _WITHOUT_BASE.format(totals.without_base, totals.sites, now)))
@@ -152,6 +157,9 @@ def _total_notes(totals: Totals) -> list[tuple[str, str]]:
             totals.calls_undone,
         )
         notes.append(("whole calls", text))
+    if totals.uncalled:
+        label = "whole calls" if totals.calls_speedup is None else ""
+        notes.append((label, _UNCALLED.format(totals.uncalled, "s" * (totals.uncalled != 1))))
     return [*notes, ("not counted", _NOT_COUNTED)] if totals.speedup is not None else notes
 
 
@@ -177,7 +185,7 @@ def _sites_note(totals: Totals) -> str:
     """Return how many sites run how."""
     counts = (
         f"{totals.divided} in micro-batches, {totals.exchanged} undivided with another algorithm, "
-        f"{totals.kept} stay PyTorch's own"
+        f"PyTorch's own at {totals.kept}"
     )
     untimed = f", {totals.untimed} undivided and not timed" if totals.untimed else ""
     return f"{counts}{untimed}.{_NO_GAIN * (totals.kept == totals.sites)}"
@@ -229,7 +237,7 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     """Say how the times came about and what they are worth; nothing if there are none."""
     measurements = _measurements(plan)
     if not measurements:
-        return []
+        return _call_notes(plan)
     evidence = [seen_at(assigned) for assigned in measurements]
     rounds = sorted({seen.chosen.samples for seen in evidence if seen.chosen})
     errors = [seen.error for seen in evidence if seen.error is not None]
@@ -237,16 +245,20 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
     comparisons = sum(map(comparisons_at, measurements))
-    calls = {(call.reference, call.divided) for call in plan.calls}  # equal ones were timed once
     return [
         ("verdicts", _VERDICTS.format(_share_note(plan, plan.assignments), comparisons)),
-        *([("calls", _CALLS.format(len(calls)))] if calls else []),
+        *_call_notes(plan),
         *_frozen_notes(plan.frozen),
         ("times", _TIMES.format(how_many, but_predicted)),
         *(("error", f"At most {error:.1e} relative to float64.") for error in sorted(errors)[-1:]),
         ("prediction", _prediction_note(measurements)),
         ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
     ]
+
+
+def _call_notes(plan: Plan) -> list[tuple[str, str]]:
+    calls = {(call.reference, call.divided) for call in plan.calls}  # equal ones were timed once
+    return [("calls", _CALLS.format(len(calls)))] if calls else []
 
 
 def _measurements(plan: Plan) -> list[Assignment]:

@@ -11,7 +11,14 @@ from mucudnn.intervals import CONFIDENCE, Estimate
 from mucudnn.plan import Assignment, Plan
 from mucudnn.report.plan_notes import KEPT, OVER_LIMIT, OVER_SHARE, PARTLY, PREDICTED, TRIED, plan_notes
 from mucudnn.report.table import Row, table
-from mucudnn.report.totals import is_base_over_share, is_kept, seen_at, speedup_at, workspace_at
+from mucudnn.report.totals import (
+    is_base_over_share,
+    is_kept,
+    may_stay,
+    seen_at,
+    speedup_at,
+    workspace_at,
+)
 from mucudnn.report.words import DEFAULT_WIDTH, decimals_of_ms, describe_shape
 from mucudnn.sizes import format_bytes
 
@@ -52,7 +59,8 @@ def _table(plan: Plan) -> list[str]:
         rows = [_cells(assigned, plan.mode) for assigned in sites]
         call = calls.get((sites[0].site.path, sites[0].site.variant))
         if call is not None:
-            rows.append(_call_cells(call, is_partly=any(not seen_at(each).reference for each in sites)))
+            is_partly = not all(may_stay(each, plan.mode) for each in sites)
+            rows.append(_call_cells(call, is_partly=is_partly))
         first = first_places.setdefault((shape, tuple(rows)), place)
         groups.append((f"{place}  {shape}", rows) if first == place else (f"{place}  as {first}", ()))
     return [_TITLE, "", *table(_HEADINGS, _ALIGNMENT, groups)]
@@ -82,7 +90,7 @@ def _call_cells(call: CallEvidence, *, is_partly: bool) -> Row:
 
     Args:
         call: that was timed.
-        is_partly: whether an op of it has no time before.
+        is_partly: whether PyTorch's own may not run one of its ops, which runs the same before then.
     """
     name, before = f"  call{PARTLY * is_partly}", _time(call.reference)
     if not call.is_faster:

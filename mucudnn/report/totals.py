@@ -33,6 +33,7 @@ class Totals:
         without_base_s: what runs now, over the sites without a base.
         predicted: number of paired sites whose times were predicted, not measured.
         calls: number of convolutions that were timed as whole calls.
+        uncalled: number of those that were not, though they run something else where PyTorch's own might run.
         calls_undone: number of those that were not faster so, and stay PyTorch's own.
         calls_before_s: what they took before.
         calls_now_s: what they take now, which of those undone is what they took before.
@@ -52,6 +53,7 @@ class Totals:
     without_base_s: float
     predicted: int
     calls: int
+    uncalled: int
     calls_undone: int
     calls_before_s: float
     calls_now_s: float
@@ -91,6 +93,7 @@ class Totals:
             without_base_s=math.fsum(alone),
             predicted=sum(seen.is_predicted and bool(seen.reference and seen.chosen) for seen in evidence),
             calls=len(plan.calls),
+            uncalled=len(_uncalled(plan)),
             calls_undone=sum(not call.is_faster for call in plan.calls),
             calls_before_s=math.fsum(before for before, _ in called),
             calls_now_s=math.fsum(now for _, now in called),
@@ -106,6 +109,16 @@ class Totals:
     def calls_speedup(self) -> float | None:
         """The same of the calls."""
         return self.calls_before_s / self.calls_now_s if self.calls_now_s > 0 else None
+
+
+def _uncalled(plan: Plan) -> set[tuple[str, int]]:
+    """Return which convolutions were not timed as whole calls, which might have left them as they were."""
+    changed = {
+        (assigned.site.path, assigned.site.variant)
+        for assigned in plan.assignments
+        if may_stay(assigned, plan.mode) and not is_kept(assigned)
+    }
+    return changed - {(call.path, call.variant) for call in plan.calls}
 
 
 def _ends(
@@ -148,6 +161,16 @@ def is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
     if mode is not Mode.SHARING or base_bytes is None or is_kept(assigned):
         return False
     return seen.verdict is not Verdict.FASTER and base_bytes > assigned.division.workspace_bytes
+
+
+def may_stay(assigned: Assignment, mode: Mode) -> bool:
+    """Return whether PyTorch's own might have run at a site: within the limit, or the site's share of it."""
+    seen = seen_at(assigned)
+    if seen.reference is None:
+        return False
+    base_bytes = seen.reference_workspace_bytes
+    is_within = base_bytes is None or base_bytes <= assigned.division.workspace_bytes
+    return mode is not Mode.SHARING or is_kept(assigned) or is_within
 
 
 def seen_at(assigned: Assignment) -> Evidence:
