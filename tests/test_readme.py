@@ -1,0 +1,68 @@
+"""What the README shows runs, and what it names is there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import mucudnn
+from mucudnn.cli import main
+from tests.models import a_batch, a_chain
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_first_program_tunes_and_shows_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    (program, *_) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    names = {"loader": [(a_batch(), torch.zeros(8))], "model": a_chain()}
+
+    exec(program, names)
+
+    assert len(mucudnn.plan_of(names["model"]).sites) == 5  # of two convolutions; images need no gradient
+    assert capsys.readouterr().out.startswith("Before: PyTorch's own convolution.")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_recording_answers_as_it_is_asked() -> None:
+    (command,) = re.findall(r"^    mucudnn (.* --backend replay:.*)$", TEXT, re.MULTILINE)
+
+    result = CliRunner().invoke(main, shlex.split(command))
+
+    assert result.exit_code == 0, result.stderr
+    assert "nothing was measured here" in result.stdout
+
+
+def test_every_command_and_target_is_told_of() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)) - {"help", "clean"}
+
+    assert {name for name in targets if f"make {name}`" not in TEXT} == set()
+    assert {name for name in main.commands if not re.search(rf"mucudnn .*{name}|`{name}`", TEXT)} == set()
+
+
+def test_every_room_is_on_the_picture() -> None:
+    (picture,) = re.findall(r"^## Where things are\n(.*?)^Imports go down", TEXT, re.DOTALL | re.MULTILINE)
+    rooms = {path.name for path in (ROOT / "mucudnn").iterdir() if path.suffix == ".py"}
+    rooms |= {f"{path.parent.name}/" for path in (ROOT / "mucudnn").glob("*/__init__.py")}
+
+    assert {name for name in rooms - {"__main__.py"} if name not in picture} == set()
+    named = set(re.findall(r"[\w*]+\.py", picture))
+    assert {
+        name for name in named if not [*(ROOT / "mucudnn").rglob(name), *ROOT.glob(f"bench/{name}")]
+    } == set()
+
+
+def test_every_link_leads_somewhere() -> None:
+    headings = re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        if target.startswith("#"):
+            assert target[1:] in anchors
+        elif not target.startswith("http"):
+            assert (ROOT / target).exists()
