@@ -30,7 +30,7 @@ from mucudnn.outcome import Outcome
 from mucudnn.plan import Plan
 from mucudnn.problem import Layout
 from mucudnn.profiler import Profiler
-from mucudnn.report import check_matplotlib, draw_plan, render_plan
+from mucudnn.report import check_matplotlib, draw_plan, render_notes, render_plan
 from mucudnn.sizes import format_bytes, parse_bytes
 from mucudnn.store import Store, open_store
 from mucudnn.timing import SamplingRule, compare_runs
@@ -98,10 +98,11 @@ def _demonstrate(options: argparse.Namespace) -> None:
     _say(render_plan(shown))
     without = sum(each.evidence is None or each.evidence.reference is None for each in plan.assignments)
     if without:
-        _say(
-            f"Before: at {without} sites PyTorch's own needs more than the limit. It ran here all the same, "
-            "to compare; what runs now is the fastest that fits, and may be SLOWER."
+        text = (
+            f"At {without} sites PyTorch's own needs more than the limit. It ran here all the same, to "
+            "compare; what runs now is the fastest that fits, and may be SLOWER."
         )
+        _say("\n".join(render_notes([("before", text)])))
     page = Path(options.plan).with_suffix(".html")
     draw_plan(shown, page)
     _say(f"Drawn, with that table: {page}.")

@@ -36,7 +36,7 @@ _WITHOUT_BASE = (
 )
 _WHOLE_CALLS = (
     "{} convolution{} timed with forward pass and gradients together: {} before, {} now, {:.2f} times as "
-    "fast{}; {} tried, but not kept."
+    "fast{}{}."
 )
 _UNCALLED = (
     "Not timed for {} convolution{}, whose sites are chosen by their own times alone; what Python and "
@@ -154,7 +154,7 @@ def _total_notes(totals: Totals, mode: Mode) -> list[tuple[str, str]]:
             _milliseconds(totals.calls_now_s),
             totals.calls_speedup,
             _ends(totals.calls_ends, "call"),
-            totals.calls_undone,
+            f"; {totals.calls_undone} tried, but not kept" if totals.calls_undone else "",
         )
         notes.append(("whole calls", text))
     if totals.uncalled:
@@ -196,8 +196,8 @@ def _workspace_note(plan: Plan) -> str:
     is_sharing = plan.mode is Mode.SHARING
     shown = [workspace_at(assigned) for assigned in plan.assignments]
     seen_bytes = sum(shown) if is_sharing else max(shown, default=0)
-    seen = f", and {format_bytes(seen_bytes)} were seen" if seen_bytes > plan.workspace_bytes else ""
-    needed, limit = format_bytes(plan.workspace_bytes), format_bytes(plan.limit_bytes)
+    needed, taken, limit = map(format_bytes, (plan.workspace_bytes, seen_bytes, plan.limit_bytes))
+    seen = f", and {taken} were seen" if seen_bytes > plan.workspace_bytes and taken != needed else ""
     if is_sharing:
         return f"All sites together are allotted {needed}{seen}; the limit for their sum is {limit}."
     return f"The largest site is allotted {needed}{seen}; the limit for each is {limit}."
