@@ -15,11 +15,11 @@ class _Mark(NamedTuple):
 
     Attributes:
         number: of processes that have begun at that place.
-        known: how much was known when the last one began.
+        known: how much was known when the last one began; None if the work is given up.
     """
 
     number: int
-    known: int
+    known: int | None
 
 
 class Attempts:
@@ -41,9 +41,12 @@ class Attempts:
         self._orderly: tuple[type[BaseException], ...] = (*orderly, KeyboardInterrupt)
 
     def are_vain(self, known: int) -> bool:
-        """Return whether several processes have ended at the place where there is so much known."""
+        """Return whether several processes have ended where so much is known; then the work is given up."""
         mark = self._mark()
-        return mark is not None and mark.number >= _MOST and mark.known == known
+        if mark is None or mark.number < _MOST or mark.known not in (known, None):
+            return False
+        self._write(_Mark(mark.number, None))  # whatever other work adds to what is known
+        return True
 
     @contextlib.contextmanager
     def another(self, known: int) -> Iterator[None]:
@@ -61,7 +64,10 @@ class Attempts:
     def _mark(self) -> _Mark | None:
         if not self.path.exists():
             return None
-        return _Mark(**json.loads(self.path.read_text(encoding="utf-8")))
+        try:
+            return _Mark(**json.loads(self.path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):  # torn when its process ended
+            return _Mark(1, -1)
 
     def _write(self, mark: _Mark | None) -> None:
         if mark is None:

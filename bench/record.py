@@ -114,7 +114,7 @@ class Recorder:
     """Tunes workloads on one device into one folder.
 
     Attributes:
-        skipped: plans that were left out, as processes have ended in them.
+        missing: plans that failed, or were left out as processes have ended in them.
 
     Args:
         folder: of the recording, the plans and the summary.
@@ -126,7 +126,7 @@ class Recorder:
         self._folder = folder
         self._device = device
         self._watch = watch
-        self.skipped = 0
+        self.missing = 0
         self._packed_s = time.monotonic()
 
     def record(self, workloads: Sequence[Workload], settings: Sequence[Setting]) -> None:
@@ -153,6 +153,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  # whatever one network dies of, the others are to be had
             self._check_device()
             self._say(workload, setting, "", 0.0, f"failed: {_first_line(error)}")
+            self.missing += len(left)
             return
         for aim in left:
             path = self._path(workload, setting, aim)
@@ -163,7 +164,7 @@ class Recorder:
                     f"skipped: runs ended in it and got no further; delete {attempts.path.name} to try again"
                 )
                 self._say(workload, setting, aim.name, 0.0, told)
-                self.skipped += 1
+                self.missing += 1
                 continue
             try:
                 with attempts.another(known):
@@ -190,6 +191,7 @@ class Recorder:
             return f"nothing fits: {error}"
         except Exception as error:  # noqa: BLE001  # whatever one plan dies of, the others are to be had
             self._check_device()
+            self.missing += 1
             return f"failed: {_first_line(error)}"
         self._check_device()  # once it is broken every site is left as it was
         plan.save(path)
@@ -332,8 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for workloads in lists:  # single layers when all networks are done, in all settings
             recorder.record(workloads, settings)
-        but = f" but for {recorder.skipped} plans" if recorder.skipped else ""
-        print(f"All is recorded{but}.")
+        print(f"Plans that are missing: {recorder.missing}." if recorder.missing else "All is recorded.")
         status = 0
     except TimeIsUpError as error:
         print(error)

@@ -161,6 +161,17 @@ def _is_channels_last(tensor: Tensor) -> bool:
     return True
 
 
+def strided_as(weight: Tensor, gradient: Tensor) -> Tensor:
+    """Return `gradient`, with the strides of `weight` if only those of length 1 tell both apart in memory.
+
+    Optimisers have fast ways for gradients whose strides are those of their parameters, which PyTorch's own
+    convolution does not always give.
+    """
+    if gradient.stride() != weight.stride() and gradient.is_contiguous() and weight.is_contiguous():
+        return gradient.as_strided_(weight.shape, weight.stride())
+    return gradient
+
+
 def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArguments) -> ConvProblem:
     """Return the problem of a convolution's forward pass: fprop, or dgrad of a transposed one.
 

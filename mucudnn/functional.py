@@ -21,6 +21,7 @@ from mucudnn.calls import (
     own_call,
     own_gradients,
     problem_of,
+    strided_as,
     without_autocast,
 )
 from mucudnn.division import Division, undivided
@@ -131,7 +132,7 @@ class DividedConvolution:
         x, dy = (gradient, image) if self._arguments.is_transposed else (image, gradient)
         unread = None if self._arguments.is_transposed else image
         dx = self.run(self._input_gradient, gradient, weight, unread=unread) if needed[0] else None
-        dw = _strided_as(weight, self.run(ConvOp.WGRAD, x, dy, unread=weight)) if needed[1] else None
+        dw = strided_as(weight, self.run(ConvOp.WGRAD, x, dy, unread=weight)) if needed[1] else None
         db = gradient.sum([0, *range(2, gradient.dim())]) if needed[2] else None
         return dx, dw, db
 
@@ -140,16 +141,6 @@ class DividedConvolution:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the same by PyTorch's own convolution, which has derivatives of its own."""
         return own_gradients(gradient, image, weight, self._arguments, needed)
-
-
-def _strided_as(weight: Tensor, gradient: Tensor) -> Tensor:
-    """Return `gradient`, with the strides of `weight` if only those of length 1 tell both apart in memory.
-
-    Optimisers have fast ways for gradients whose strides are those of their parameters.
-    """
-    if gradient.stride() != weight.stride() and gradient.is_contiguous() and weight.is_contiguous():
-        return gradient.as_strided_(weight.shape, weight.stride())
-    return gradient
 
 
 def arguments_of(problem: ConvProblem) -> ConvArguments:

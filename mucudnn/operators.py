@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mucudnn.calls import ConvArguments, own_call, own_gradients
+from mucudnn.calls import ConvArguments, own_call, own_gradients, strided_as
 from mucudnn.freezing import is_compiled_to_be_packed
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -173,8 +173,9 @@ def _convolution_backward(
         dx, dw, db = own_gradients(gradient, image, weight, arguments, wanted)
     else:
         dx, dw, db = found.gradients(gradient, image, weight, arguments, wanted, has_bias)
-    if dw is not None and dw.stride() != weight.stride():
-        dw = torch.empty_like(weight).copy_(dw)
+    if dw is not None:
+        dw = strided_as(weight, dw)
+        dw = dw if dw.stride() == weight.stride() else torch.empty_like(weight).copy_(dw)
     return (
         gradient.new_empty(0) if dx is None else dx,
         gradient.new_empty(0) if dw is None else dw,

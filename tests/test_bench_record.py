@@ -234,17 +234,17 @@ def test_only_a_plan_that_ends_its_process_is_marked(
         assert marks == ([{"number": number, "known": 0}] if is_marked else [])
 
 
-def test_plans_that_were_left_out_are_counted(
+def test_plans_that_are_missing_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def leave_out(recorder: Recorder, *_: object) -> None:
-        recorder.skipped += 1
+        recorder.missing += 1
 
     monkeypatch.setattr(Recorder, "_record", leave_out)
 
     assert record.main([*HERE, "--networks", "alexnet", "--output", str(tmp_path)]) == 0
 
-    assert "All is recorded but for 1 plans." in capsys.readouterr().out
+    assert "Plans that are missing: 1." in capsys.readouterr().out
 
 
 def test_a_network_that_cannot_be_built_is_told_and_the_others_are_recorded(

@@ -133,8 +133,9 @@ def test_the_gradients_of_leaves_lie_in_memory_as_pytorchs(
     for tensor, twin in zip(given, twins, strict=True):
         assert tensor.grad is not None
         assert twin.grad is not None
-        if tensor.grad.stride() != tensor.stride():  # as optimisers like it; PyTorch's are not always so
-            assert_lies_alike(tensor.grad, twin.grad)
+        is_filter = tensor is given[1]
+        if not (is_filter and tensor.grad.stride() == tensor.stride() and tensor.grad.is_contiguous()):
+            assert_lies_alike(tensor.grad, twin.grad)  # else PyTorch's may have other strides of length 1
 
 
 GRADIENT_MAKERS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import gc
 import gzip
 import json
@@ -239,6 +240,24 @@ def test_a_packed_file_of_the_first_schema_is_readable(tmp_path: Path) -> None:
         found = store.records(former.ENVIRONMENT, [record.trial for record in former.RECORDS])
 
     assert tuple(found.values()) == former.RECORDS
+
+
+def test_what_was_known_of_filters_of_one_tap_by_another_key_is_found_by_the_present_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    shutil.copyfile(former.PATH, path)
+    _execute(
+        path,
+        """UPDATE records SET problem = replace(problem, '"kernel_size":[3,5]', '"kernel_size":[1,1]')""",
+    )
+    problem = dataclasses.replace(former.PROBLEM, kernel_size=(1, 1))
+    assert problem.filter_layout is not former.PROBLEM.filter_layout
+
+    with SqliteStore(path) as store:
+        found = store.records_of(released.ENVIRONMENT, problem)
+
+    assert sorted(each.trial.algorithm for each in found) == ["cpu:fft", "cpu:fft", "cpu:winograd4"]
 
 
 def test_several_processes_may_bring_the_same_file_up_to_date(tmp_path: Path) -> None:

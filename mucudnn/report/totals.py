@@ -164,7 +164,10 @@ def is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
 
 
 def may_stay(assigned: Assignment, mode: Mode) -> bool:
-    """Return whether PyTorch's own might have run at a site: within the limit, or the site's share of it."""
+    """Return whether PyTorch's own might have run at a site, as far as its plan tells.
+
+    That is within the limit and, in sharing mode, within what the site has of it in the end.
+    """
     seen = seen_at(assigned)
     if seen.reference is None:
         return False

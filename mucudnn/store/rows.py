@@ -32,7 +32,7 @@ def trial_from_row(row: sqlite3.Row) -> Trial:
 
 
 def problem_from_text(text: str) -> ConvProblem:
-    """Return the problem whose key is `text`."""
+    """Return the problem whose key is `text`, or was in an earlier version."""
     return ConvProblem.from_json(json.loads(text))
 
 

@@ -4,6 +4,7 @@ import sqlite3
 from pathlib import Path
 
 from mucudnn.errors import StoreError
+from mucudnn.store import rows
 
 SCHEMA = 2
 """Version of the tables; a newer one is refused, an older one is brought up to it before it is written to."""
@@ -52,8 +53,14 @@ _TABLES = (
     ) WITHOUT ROWID""",
 )
 
-_UPGRADES = {1: "ALTER TABLE records ADD COLUMN deterministic INTEGER NOT NULL DEFAULT 1"}
-"""What brings the tables of a schema to the next one."""
+_UPGRADES = {
+    1: (
+        "ALTER TABLE records ADD COLUMN deterministic INTEGER NOT NULL DEFAULT 1",
+        "UPDATE OR IGNORE records SET problem = present_key(problem)",
+        "UPDATE OR IGNORE comparisons SET problem = present_key(problem)",
+    )
+}
+"""What brings the tables of a schema to the next one; present_key is what the key of a problem is by now."""
 
 
 def is_empty(database: sqlite3.Connection) -> bool:
@@ -88,7 +95,9 @@ def prepare(database: sqlite3.Connection, path: Path) -> None:
     """
     is_new = is_empty(database)
     version = SCHEMA if is_new else _version(database, path)
-    for statement in _TABLES if is_new else [_UPGRADES[number] for number in range(version, SCHEMA)]:
+    database.create_function("present_key", 1, lambda text: rows.problem_from_text(text).key)
+    upgrades = [statement for number in range(version, SCHEMA) for statement in _UPGRADES[number]]
+    for statement in _TABLES if is_new else upgrades:
         database.execute(statement)
     database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     database.execute(f"PRAGMA user_version = {SCHEMA}")
