@@ -1,11 +1,15 @@
 """What convolutions take as they are called: by a model, and by graphs that torch.compile freezes."""
 
+from collections.abc import Mapping
+
 from mucudnn.choices import Mode
-from mucudnn.division import Division, has_room, tight_limit, undivided
+from mucudnn.division import Division, common_buffer_bytes, has_room, tight_limit, undivided
 from mucudnn.evidence import CallTimes, FrozenEvidence
 from mucudnn.extraction import SiteCall
 from mucudnn.measuring import Divisions, ModelCall, call_key
 from mucudnn.outcome import Outcome
+from mucudnn.plan import ConvSite
+from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Record
 from mucudnn.profiler import Profiler
 
@@ -28,19 +32,34 @@ class Called:
         self._is_sharing = mode is Mode.SHARING
 
     def times(
-        self, call: SiteCall, base: Divisions, divisions: Divisions, *, look: int, is_frozen: bool = False
+        self,
+        call: SiteCall,
+        base: Divisions,
+        divisions: Divisions,
+        *,
+        look: int,
+        is_frozen: bool = False,
+        taken_bytes: int = 0,
     ) -> CallTimes | Record | None:
         """Return how a call does by a base and by divisions, elsewhere or in frozen graphs.
+
+        Before each call PyTorch's own of other layers takes `taken_bytes`. What a recording does not know so
+        it may know without that.
 
         The last look counts, of those that are possible; it is for calls that were FASTER in all before it,
         whose samples, having chosen, prove nothing. A record says that the divisions break. None where
         nothing was measured, and nothing can be.
         """
-        asked = ModelCall(call.problem, self._own, self._is_sharing, self._limit_bytes, is_frozen)
+        asked = ModelCall(
+            call.problem, self._own, self._is_sharing, self._limit_bytes, is_frozen, taken_bytes=taken_bytes
+        )
         times: CallTimes | None = None
         for number in range(1, look + 1):
             each = asked._replace(look=number)
             seen = self._profiler.compare_calls(each, base, divisions)
+            if seen is None and each.lost_bytes(divisions):
+                each = each._replace(taken_bytes=0)
+                seen = self._profiler.compare_calls(each, base, divisions)
             if isinstance(seen, Record):
                 return seen
             if seen is None:
@@ -60,7 +79,7 @@ class Called:
         return self._is_own(call, division) and bound is None
 
     def frozen(
-        self, call: SiteCall, division: Division, common_bytes: int, *, look: int
+        self, call: SiteCall, division: Division, common_bytes: int, *, look: int, taken_bytes: int = 0
     ) -> FrozenEvidence | None:
         """Return what a forward pass is in frozen graphs; None where PyTorch's own may not run there.
 
@@ -74,12 +93,38 @@ class Called:
         op, times = call.problem.op, None
         if not self._is_own(call, division):
             base = {op: undivided(self._own, call.problem.batch)}
-            times = self.times(call, base, {op: division}, look=look, is_frozen=True)
+            times = self.times(call, base, {op: division}, look=look, is_frozen=True, taken_bytes=taken_bytes)
         known = times if isinstance(times, CallTimes) else None
         return FrozenEvidence(call.path, call.variant, n_bytes, known)
 
     def _is_own(self, call: SiteCall, division: Division) -> bool:
         return division.key == undivided(self._own, call.problem.batch).key
+
+
+def taken_before(
+    call: SiteCall,
+    running: Mapping[ConvSite, tuple[ConvProblem, Division]],
+    own: str,
+    limit_bytes: int,
+) -> int:
+    """Return the most that PyTorch's own of other layers takes for which the common buffer makes room.
+
+    Whoever runs next takes the end of the buffer anew, page by page.
+
+    Args:
+        call: before which it does.
+        running: what all sites compute, and by what.
+        own: id of PyTorch's own convolution.
+        limit_bytes: for the workspace, inclusive.
+    """
+    common_bytes = common_buffer_bytes(running.values(), own)
+    taken = (
+        part.workspace_bytes
+        for site, (_, division) in running.items()
+        for part in division.parts
+        if part.algorithm == own and (site.path, site.variant) != (call.path, call.variant)
+    )
+    return max((each for each in taken if each + common_bytes > limit_bytes), default=0)
 
 
 def _times(seen: Comparison, before: str, now: str) -> CallTimes:

@@ -51,6 +51,8 @@ class ModelCall(NamedTuple):
         is_frozen: whether it is called by a graph that torch.compile has frozen for inference, which holds
             the filters of PyTorch's own convolution packed.
         look: which of the looks at it this is, from 1; each is timed for itself.
+        taken_bytes: what PyTorch's own of other layers takes before each call, for which the common buffer
+            gives its end back to the system.
     """
 
     problem: ConvProblem
@@ -59,11 +61,21 @@ class ModelCall(NamedTuple):
     limit_bytes: int
     is_frozen: bool = False
     look: int = 1
+    taken_bytes: int = 0
+
+    def lost_bytes(self, divisions: Divisions) -> int:
+        """Return what the buffer has given back before each call, and the call takes anew, page by page."""
+        if self.is_sharing or not self.taken_bytes:
+            return 0
+        return max(self._common_bytes(divisions) - max(self.limit_bytes - self.taken_bytes, 0), 0)
+
+    def _common_bytes(self, divisions: Divisions) -> int:
+        problems = problems_of(self.problem)
+        return common_buffer_bytes([(problems[op], each) for op, each in divisions.items()], self.own)
 
     def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
         """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
-        problems = problems_of(self.problem)
-        common = common_buffer_bytes([(problems[op], each) for op, each in divisions.items()], self.own)
+        problems, common = problems_of(self.problem), self._common_bytes(divisions)
         bounds = {
             op: tight_limit(
                 division,
@@ -180,12 +192,18 @@ def call_key(call: ModelCall, divisions: Divisions) -> str:
     """Return the name of a call in a comparison, and in a refusal, with all that decides its time.
 
     That is how its ops take memory too: a filter stays transformed in a workspace that its op owns, and under
-    a tight limit memory goes back and forth. And in a frozen graph PyTorch's own is another one. Later looks
-    have names of their own.
+    a tight limit memory goes back and forth, also for other layers. And in a frozen graph PyTorch's own is
+    another one. Later looks have names of their own.
     """
     names = [f"{op}={divisions[op].key}" for op in ConvOp if op in divisions]
     limits = [f"{op}<={n_bytes}" for op, n_bytes in call.limits(divisions).items()]
-    signs = {"sharing": call.is_sharing, "frozen": call.is_frozen, f"look{call.look}": call.look > 1}
+    lost_bytes = call.lost_bytes(divisions)
+    signs = {
+        "sharing": call.is_sharing,
+        "frozen": call.is_frozen,
+        f"lost={lost_bytes}": lost_bytes > 0,
+        f"look{call.look}": call.look > 1,
+    }
     return " ".join([*names, *(sign for sign, holds in signs.items() if holds), *limits])
 
 

@@ -97,8 +97,12 @@ def _served(
     router = Router((str(backend_name(backend.device)),), None)
     arguments = arguments_of(problem)
 
+    is_short = call.lost_bytes(divisions) > 0
+
     def serve(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         _forget_filter(backend, call, owners)
+        if is_short:
+            _make_room(backend, call, owners)
         return router.served(Call.of(image, weight, bias, arguments), lambda *_: convolution)
 
     return serve
@@ -126,10 +130,13 @@ def _frozen(
     convolution = DividedConvolution(backend, call.problem, divisions, owners, call.limits(divisions))
     router, arguments = Router((str(backend_name(backend.device)),), None), arguments_of(call.problem)
     server = GraphServer(router, lambda *_: convolution)
+    is_short = call.lost_bytes(divisions) > 0
 
     def run() -> None:
         """Compute the forward pass."""
         _forget_filter(backend, call, owners)
+        if is_short:
+            _make_room(backend, call, owners)
         with torch.no_grad(), unhooked():
             here = image.contiguous(memory_format=convolution.order)
             convolve(here, weight, bias, arguments, server.name).contiguous(memory_format=order).relu_()
@@ -145,6 +152,12 @@ def _ignoring(compute: Callable[[Tensor], Tensor], image: Tensor) -> None:
 def _is_own(backend: Backend, call: ModelCall, divisions: Divisions) -> bool:
     own = undivided(backend.own, call.problem.batch)
     return all(division.key == own.key for division in divisions.values())
+
+
+def _make_room(backend: Backend, call: ModelCall, owners: Mapping[ConvOp, Owner]) -> None:
+    """Give the end of the common buffer back, as where PyTorch's own of other layers needs room."""
+    workspace = workspace_of(backend, owners[call.problem.op])
+    workspace.make_room(call.taken_bytes, call.limit_bytes, backend)
 
 
 def _forget_filter(backend: Backend, call: ModelCall, owners: Mapping[ConvOp, Owner]) -> None:

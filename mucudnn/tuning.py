@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mucudnn.called import LOOKS, Called
+from mucudnn.called import LOOKS, Called, taken_before
 from mucudnn.choices import Mode
 from mucudnn.confirming import Confirmed, Pool, Proven, evidence_of, rivals_of, winner
 from mucudnn.division import Division, common_buffer_bytes, undivided
@@ -204,16 +204,29 @@ class Tuning:
         is_worth_it = True
         if base != divisions:
             self._work.at(f"confirming {call.path or 'the model itself'}")
-            is_worth_it = self._is_worth_it(call, base, divisions, look)
+            running = {site: each.chosen.division for site, each in confirmed.items()}
+            taken_bytes = self._taken_before(call, running)
+            is_worth_it = self._is_worth_it(call, base, divisions, look, taken_bytes)
         self._work.finish(_step(call, look))
         return {} if is_worth_it else {sites[op]: Confirmed(each, each) for op, each in own.items()}
 
-    def _is_worth_it(self, call: SiteCall, base: Divisions, divisions: Divisions, look: int) -> bool:
+    def _taken_before(self, call: SiteCall, running: Mapping[ConvSite, Division]) -> int:
+        """Return what other layers take for which the common buffer makes room, if there is one."""
+        if self._is_sharing:
+            return 0
+        known = {
+            site: (self._problems[site], each) for site, each in running.items() if site in self._problems
+        }
+        return taken_before(call, known, self._profiler.own, self._profiler.limit_bytes)
+
+    def _is_worth_it(
+        self, call: SiteCall, base: Divisions, divisions: Divisions, look: int, taken_bytes: int
+    ) -> bool:
         """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
 
         Where the whole call cannot be timed they count as faster: each of them was, for itself.
         """
-        times = self._called.times(call, base, divisions, look=look)
+        times = self._called.times(call, base, divisions, look=look, taken_bytes=taken_bytes)
         if not isinstance(times, CallTimes):
             if times is not None:
                 self._calls.pop(call, None)  # they broke, though once they were faster
@@ -232,19 +245,20 @@ class Tuning:
                 division = divisions.get(ConvSite(call.path, call.problem.op, call.variant))
                 is_open = look == LOOKS[0] or (call in found and not found[call].is_own)
                 if is_open and division is not None:
-                    seen = self._seen_frozen(call, division, common_bytes, look)
+                    taken_bytes = self._taken_before(call, divisions)
+                    seen = self._seen_frozen(call, division, common_bytes, look, taken_bytes)
                     found |= {} if seen is None else {call: seen}
                 self._work.finish(_frozen_step(call, look))
         return found.values()
 
     def _seen_frozen(
-        self, call: SiteCall, division: Division, common_bytes: int, look: int
+        self, call: SiteCall, division: Division, common_bytes: int, look: int, taken_bytes: int
     ) -> FrozenEvidence | None:
         """Return what a convolution is in frozen graphs; None where they hold what runs elsewhere."""
         if self._called.is_unpatched(call, division, common_bytes):
             return None
         self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
-        return self._called.frozen(call, division, common_bytes, look=look)
+        return self._called.frozen(call, division, common_bytes, look=look, taken_bytes=taken_bytes)
 
     def _inferences(self) -> list[SiteCall]:
         """Return the calls of which graphs that are frozen may ask the plan: forward passes alone."""

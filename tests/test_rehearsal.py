@@ -319,3 +319,24 @@ def test_in_a_frozen_graph_no_filter_stays_transformed_where_other_layers_use_th
             run()
 
         assert backend.world.ran.count("scripted:fast set-up") == set_ups
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_others_take_of_the_buffer_before_each_call_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, is_frozen: bool
+) -> None:
+    needed = CPU.buffer_bytes(FORWARD, "cpu:im2col")
+    divisions = {ConvOp.FPROP: Division((Candidate("cpu:im2col", 8, 0.0, needed),))}
+    released: list[int] = []
+    monkeypatch.setattr(CPU, "release", lambda tail: released.append(tail.numel()))
+    call = ModelCall(FORWARD, CPU.own, is_sharing=False, limit_bytes=needed, is_frozen=is_frozen)
+    for taken_bytes, expected in ((0, []), (needed // 2, [needed // 2] * 2)):
+        asked = call._replace(taken_bytes=taken_bytes)
+        run = rehearsed(CPU, asked, divisions, tensors(FORWARD), dict.fromkeys(ConvOp, Owner()))
+        run()  # takes the buffer
+        released.clear()
+
+        run()
+        run()
+
+        assert released == expected
