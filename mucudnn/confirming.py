@@ -85,6 +85,21 @@ def rivals_of(
     return {rival.key: rival for rival in (*rivals, division)}
 
 
+def lesser(fitting: Sequence[Candidate], division: Division, tried: Iterable[Division]) -> list[Candidate]:
+    """Return candidates for a division in the place of those that do not fit; none if there is none.
+
+    Those with less workspace, or, as what was tried may have failed, those of other algorithms.
+    """
+    failed = {part.algorithm for each in tried for part in each.parts}
+    for less in (
+        [each for each in fitting if each.workspace_bytes < division.workspace_bytes],
+        [each for each in fitting if each.algorithm not in failed],
+    ):
+        if least_workspace_bytes(less, division.batch) is not None:
+            return less
+    return []
+
+
 def winner(rivals: Mapping[str, Division], outcome: Outcome, base: str) -> Division:
     """Return the first rival, unless a later one is FASTER than it, and than the best before.
 

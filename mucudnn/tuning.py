@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mucudnn.called import LOOKS, Called, taken_before
 from mucudnn.choices import Mode
-from mucudnn.confirming import Confirmed, Pool, Proven, evidence_of, rivals_of, winner
+from mucudnn.confirming import Confirmed, Pool, Proven, evidence_of, lesser, rivals_of, winner
 from mucudnn.division import Division, common_buffer_bytes, undivided
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
@@ -358,7 +358,7 @@ class Tuning:
         ):
             fits.pop(base.key, None)  # it ran to compare only
         if not fits:
-            less = _lesser(fitting, division, rivals.values())
+            less = lesser(fitting, division, rivals.values())
             if not less:
                 raise self._nothing_fits(site, outcome)
             smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
@@ -390,21 +390,6 @@ def _step(call: SiteCall, look: int) -> Hashable:
 def _frozen_step(call: SiteCall, look: int) -> Hashable:
     """Return what the call is timed as in frozen graphs."""
     return ("frozen", call.problem, look)
-
-
-def _lesser(fitting: Sequence[Candidate], division: Division, tried: Iterable[Division]) -> list[Candidate]:
-    """Return candidates for a division in the place of those that do not fit; none if there is none.
-
-    Those with less workspace, or, as what was tried may have failed, those of other algorithms.
-    """
-    failed = {part.algorithm for each in tried for part in each.parts}
-    for less in (
-        [each for each in fitting if each.workspace_bytes < division.workspace_bytes],
-        [each for each in fitting if each.algorithm not in failed],
-    ):
-        if least_workspace_bytes(less, division.batch) is not None:
-            return less
-    return []
 
 
 def _within(candidates: Iterable[Candidate], division: Division) -> list[Candidate]:
