@@ -54,7 +54,9 @@ def ship(name: str, stores: Sequence[Path], folder: Path | None = None) -> Path:
                 f"A recording that comes with the package must be of at most {format_bytes(MOST_BYTES)}, but "
                 f"this one is of {format_bytes(packed.stat().st_size)}; ship fewer networks."
             )
-        shutil.copyfile(packed, target)
+        beside = target.with_name(f"{target.name}.part")
+        shutil.copyfile(packed, beside)
+        beside.replace(target)  # a process that dies here leaves what was there
     return target
 
 

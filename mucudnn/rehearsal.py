@@ -100,9 +100,7 @@ def _served(
     is_short = call.lost_bytes(divisions) > 0
 
     def serve(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        _forget_filter(backend, call, owners)
-        if is_short:
-            _make_room(backend, call, owners)
+        _leave_as_others_do(backend, call, owners, is_short=is_short)
         return router.served(Call.of(image, weight, bias, arguments), lambda *_: convolution)
 
     return serve
@@ -134,9 +132,7 @@ def _frozen(
 
     def run() -> None:
         """Compute the forward pass."""
-        _forget_filter(backend, call, owners)
-        if is_short:
-            _make_room(backend, call, owners)
+        _leave_as_others_do(backend, call, owners, is_short=is_short)
         with torch.no_grad(), unhooked():
             here = image.contiguous(memory_format=convolution.order)
             convolve(here, weight, bias, arguments, server.name).contiguous(memory_format=order).relu_()
@@ -154,13 +150,17 @@ def _is_own(backend: Backend, call: ModelCall, divisions: Divisions) -> bool:
     return all(division.key == own.key for division in divisions.values())
 
 
-def _make_room(backend: Backend, call: ModelCall, owners: Mapping[ConvOp, Owner]) -> None:
-    """Give the end of the common buffer back, as where PyTorch's own of other layers needs room."""
+def _leave_as_others_do(
+    backend: Backend, call: ModelCall, owners: Mapping[ConvOp, Owner], *, is_short: bool
+) -> None:
+    """Leave the common buffer as other layers of a model leave it.
+
+    No filter stays transformed in it, and where it `is_short` its end is given back, since PyTorch's own of
+    other layers needs that room.
+    """
+    if call.is_sharing:
+        return
     workspace = workspace_of(backend, owners[call.problem.op])
-    workspace.make_room(call.taken_bytes, call.limit_bytes, backend)
-
-
-def _forget_filter(backend: Backend, call: ModelCall, owners: Mapping[ConvOp, Owner]) -> None:
-    """Have no filter stay transformed where, in a model, other layers use the workspace meanwhile."""
-    if not call.is_sharing:
-        workspace_of(backend, owners[call.problem.op]).holder = None
+    workspace.holder = None
+    if is_short:
+        workspace.make_room(call.taken_bytes, call.limit_bytes, backend)

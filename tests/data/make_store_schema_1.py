@@ -5,6 +5,7 @@
 Never change the values: a later version makes a file of its own.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -70,12 +71,13 @@ COMPARISON = Comparison(
 )
 
 
-def main() -> None:
-    PATH.unlink(missing_ok=True)
-    with SqliteStore(PATH) as store:
-        store.add_records(ENVIRONMENT, RECORDS)
+def make(path: Path, records: Sequence[Record]) -> None:
+    """Write a store of these records and the comparison; it has the schema of the version that runs."""
+    path.unlink(missing_ok=True)
+    with SqliteStore(path) as store:
+        store.add_records(ENVIRONMENT, records)
         store.add_comparison(ENVIRONMENT, COMPARISON)
 
 
 if __name__ == "__main__":
-    main()
+    make(PATH, RECORDS)

@@ -9,9 +9,10 @@ its own.
 from pathlib import Path
 
 from mucudnn.profile import Measurement, Record, Trial
-from mucudnn.store import SqliteStore
-from tests.data.make_store_schema_1 import COMPARISON, ENVIRONMENT, PROBLEM
+from tests.data.make_store_schema_1 import COMPARISON, ENVIRONMENT, PROBLEM, make
 from tests.data.make_store_schema_1 import RECORDS as FORMER_RECORDS
+
+__all__ = ["COMPARISON", "ENVIRONMENT", "PATH", "RECORDS"]
 
 PATH = Path(__file__).with_name("store_schema_2.sqlite3")
 
@@ -27,12 +28,5 @@ RECORDS = (
 )
 
 
-def main() -> None:
-    PATH.unlink(missing_ok=True)
-    with SqliteStore(PATH) as store:
-        store.add_records(ENVIRONMENT, RECORDS)
-        store.add_comparison(ENVIRONMENT, COMPARISON)
-
-
 if __name__ == "__main__":
-    main()
+    make(PATH, RECORDS)
