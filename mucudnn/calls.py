@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.errors import OptionError, ProblemError
@@ -27,6 +29,14 @@ FUNCTIONS = frozenset({*_CONVOLUTIONS.values(), *_TRANSPOSED.values()})
 """PyTorch's functions, under which all its modules and `torch.nn.functional` call convolutions."""
 
 _NOTHING = contextlib.nullcontext()
+
+# What every call asks: each name on the way to a function is looked up where others have used the caches.
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_is_function_mode_enabled = torch._C._is_torch_function_mode_enabled
+_tracing_state = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+_transform = torch._C._functorch.peek_interpreter_stack
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,6 +295,8 @@ def obstacle(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> str |
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the type in which autocast has convolutions of this thread compute; None outside of it."""
+    if not _is_any_autocast_enabled():
+        return None
     kind = device.type
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
@@ -341,7 +353,7 @@ def overriding_mode() -> type | None:
     Those of PyTorch's own, such as `torch.set_default_device`, have none of convolutions, and what
     `autotune` has of them is ours.
     """
-    if not torch._C._is_torch_function_mode_enabled():
+    if not _is_function_mode_enabled():
         return None
     for place in range(torch._C._len_torch_function_stack()):
         kind = type(torch._C._get_function_stack_at(place))
@@ -352,16 +364,14 @@ def overriding_mode() -> type | None:
 
 def is_traced(*tensors: Tensor) -> bool:
     """Return whether a call with `tensors` is being compiled, traced or transformed rather than computed."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return True
-    if torch._C._len_torch_dispatch_stack():
+    return torch.compiler.is_compiling() or is_transformed(*tensors)
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """Return the same where nothing is being compiled."""
+    if _tracing_state() is not None or _dispatch_modes():
         return True
     for tensor in tensors:
-        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+        if (type(tensor) is not Tensor and type(tensor) is not Parameter) or _is_batched(tensor):
             return True
-        if torch._C._functorch.is_legacy_batchedtensor(tensor):
-            return True
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    )
+    return _transform() is not None or forward_ad._current_level >= 0

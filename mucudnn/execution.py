@@ -74,6 +74,7 @@ class Runner:
         self._slices = _SliceParts(backend, problem, groups)
         self._sums = _SumParts(backend, problem, groups, sum_bytes)
         self._by_pages = backend.takes_memory_by_pages
+        self._is_anywhere = backend.alignment_bytes == 1
         self._limit_bytes = limit_bytes
         # What other divisions need would be taken at once beside what this one takes elsewhere.
         is_mixed = limit_bytes is not None and any(group.elsewhere_bytes for group in groups)
@@ -110,12 +111,15 @@ class Runner:
             keeps_filter: whether the filter is likely to be that of the last call: then its transform is
                 made once, as long as nobody else writes to the workspace.
         """
-        with self._backend.current(), workspace.lock:
+        with workspace.lock:
             if workspace.is_taken:
                 return self(Workspace(workspace.device), first, second, bias, unread)
             workspace.is_taken = True
             try:
-                return self._run(workspace, first, second, bias, unread, keeps_filter=keeps_filter)
+                if self._by_pages:  # the host, which is always current
+                    return self._run(workspace, first, second, bias, unread, keeps_filter)
+                with self._backend.current():
+                    return self._run(workspace, first, second, bias, unread, keeps_filter)
             finally:
                 workspace.is_taken = False
 
@@ -126,7 +130,6 @@ class Runner:
         second: Tensor,
         bias: Tensor | None,
         unread: Tensor | None,
-        *,
         keeps_filter: bool,
     ) -> Tensor:
         """Return the same in a workspace that nobody else writes to."""
@@ -134,10 +137,12 @@ class Runner:
             self._make_room(workspace, self._groups)
         if self.is_own:
             return self._backend.own_convolution(self.problem, first, second, bias, unread)
-        first = self._backend.operand(first, self.problem.layout)
-        second = self._backend.operand(second, self._second_layout)
+        if not self._is_anywhere:
+            first = self._backend.operand(first, self.problem.layout)
+            second = self._backend.operand(second, self._second_layout)
         workspace.reserve(self.buffer_bytes, self._capacity_bytes)
-        ready = functools.partial(self._make_ready, workspace)
+        is_bound = self._limit_bytes is not None and self._by_pages
+        ready = functools.partial(self._make_ready, workspace) if is_bound else None
         if self.problem.op is ConvOp.WGRAD:
             workspace.holder = None
             return self._sums.run(workspace, first, second, unread, ready)
@@ -160,8 +165,6 @@ class Runner:
 
         Where the buffer would lose the running sum with that, room was made before the first group.
         """
-        if self._limit_bytes is None or not self._by_pages:
-            return
         if group.elsewhere_bytes:
             self._make_room(workspace, [group])
         else:
@@ -173,8 +176,9 @@ class _SliceParts:
 
     def __init__(self, backend: Backend, problem: ConvProblem, groups: "list[Group]") -> None:
         self._backend = backend
-        self._problem = problem
         self._groups = groups
+        self._shape = problem.output_shape if problem.op is ConvOp.FPROP else problem.input_shape
+        self._order = memory_format(problem.layout, len(self._shape))
 
     def bind(self, buffer: Tensor) -> "list[list[tuple[PartKernel, Part]]]":
         """Return the kernels of each group's parts; of none for PyTorch's own."""
@@ -191,7 +195,7 @@ class _SliceParts:
         weight: Tensor,
         bias: Tensor | None,
         unread: Tensor | None,
-        ready: Ready,
+        ready: Ready | None,
         *,
         is_prepared: bool = False,
     ) -> Tensor:
@@ -203,17 +207,16 @@ class _SliceParts:
             weight: (k, c / groups, *taps).
             bias: (k,), for fprop only.
             unread: x for dgrad, whatever it holds.
-            ready: is told of each group before it runs.
+            ready: is told of each group before it runs, if there is one.
             is_prepared: whether the only group has this filter's transform in the workspace.
 
         Raises:
             BackendError: a kernel cannot be made or launched.
         """
-        problem = self._problem
-        shape = problem.output_shape if problem.op is ConvOp.FPROP else problem.input_shape
-        out = _empty(shape, problem.layout, image)
+        out = torch.empty(self._shape, dtype=image.dtype, device=image.device, memory_format=self._order)
         for group, kernels in zip(self._groups, workspace.bound(self), strict=True):
-            ready(group)
+            if ready is not None:
+                ready(group)
             if group.is_own:
                 self._by_own(group.parts, image, weight, bias, unread, out)
                 continue
@@ -276,7 +279,7 @@ class _SumParts:
         image: Tensor,
         gradient: Tensor,
         unread: Tensor | None,
-        ready: Ready,
+        ready: Ready | None,
     ) -> Tensor:
         """Return dw, shape (k, c / groups, *taps), in a new tensor of the filter's layout.
 
@@ -285,18 +288,20 @@ class _SumParts:
             image: x, of the whole mini-batch.
             gradient: dy, of the whole mini-batch.
             unread: w, whatever it holds.
-            ready: is told of each group before it runs.
+            ready: is told of each group before it runs, if there is one.
 
         Raises:
             BackendError: a kernel cannot be made or launched.
         """
-        problem = self._problem
-        dw = _empty(problem.filter_shape, problem.filter_layout, image)
+        shape = self._problem.filter_shape
+        order = memory_format(self._problem.filter_layout, len(shape))
+        dw = torch.empty(shape, dtype=image.dtype, device=image.device, memory_format=order)
         running, bound = workspace.bound(self)
         total, scratch = (dw, None) if running is None else (running, dw)
         for number, (group, kernels) in enumerate(zip(self._groups, bound, strict=True)):
             into = GradientSum(total, number > 0, scratch)
-            ready(group)
+            if ready is not None:
+                ready(group)
             if group.is_own:
                 self._by_own(group.parts, image, gradient, unread, into)
                 continue
@@ -316,8 +321,3 @@ class _SumParts:
             into.take(dw)
             del dw  # before the next one is made
             into = dataclasses.replace(into, accumulate=True)
-
-
-def _empty(shape: tuple[int, ...], layout: Layout, like: Tensor) -> Tensor:
-    order = memory_format(layout, len(shape))
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=order)

@@ -122,11 +122,11 @@ def convolutions(model: nn.Module) -> dict[str, nn.Module]:
 
 def settings_of(module: Any) -> CallSettings:
     """Return a convolution's attributes that decide what it computes."""
-    rank = len(module.kernel_size)
-    stride, padding, dilation = (
-        _along(each, rank) for each in (module.stride, module.padding, module.dilation)
-    )
-    output_padding = numbers(module.output_padding, rank) if module.transposed else None
+    stride, padding, dilation = module.stride, module.padding, module.dilation
+    if not (type(stride) is type(padding) is type(dilation) is tuple):  # else they are as they should be
+        rank = len(module.kernel_size)
+        stride, padding, dilation = (_along(each, rank) for each in (stride, padding, dilation))
+    output_padding = numbers(module.output_padding, len(module.kernel_size)) if module.transposed else None
     return CallSettings(stride, padding, dilation, module.groups, module.padding_mode, output_padding)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mucudnn.calls import is_traced, overriding_mode, own_call, watcher
+from mucudnn.calls import is_transformed, overriding_mode, own_call, watcher
 from mucudnn.compiling import GraphServer, in_graph
 from mucudnn.modules import Call, Kind, call_of, padded
 from mucudnn.passes import is_examining
@@ -107,7 +107,7 @@ class PatchedForward:
             result = None
         elif torch.compiler.is_compiling():
             result = in_graph(call, self._module, self._name)
-        elif is_traced(call.image, call.weight) or overriding_mode() is not None:
+        elif is_transformed(call.image, call.weight) or overriding_mode() is not None:
             result = None
             self._tell_watcher(call)
         else:

@@ -64,6 +64,8 @@ class Route(NamedTuple):
     def run(self, module: nn.Module | None, call: Call) -> Tensor:
         """Return the convolution of the call."""
         image, weight, bias, settings = call
+        if self.dtype is None and not self.is_padded:
+            return self.convolution(image, weight, bias)
         if self.dtype is not None:
             image, weight, bias = as_autocast(image, weight, bias, self.dtype)
         with without_autocast(image.device, self.dtype):
@@ -91,16 +93,19 @@ class Router:
         self._backends = backends
         self._module = module
         self._tell_device = tell_device
+        self._served: dict[torch.device, Backend] = {}
         self._routes: dict[Hashable, Route | None] = {}
 
     def served(self, call: Call, decide: Decide, needs: Hashable = None) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call; see `found`."""
+        route = self.found(call, decide, needs)
+        if route is not None:
+            return route.run(self._module, call)
         image = call.image
         if image.dim() == call.weight.dim() - 1 and image.layout is torch.strided:
             result = self.served(call._replace(image=image.unsqueeze(0)), decide, needs)
             return None if result is None else result.squeeze(0)
-        route = self.found(call, decide, needs)
-        return None if route is None else route.run(self._module, call)
+        return None
 
     def found(self, call: Call, decide: Decide, needs: Hashable = None) -> Route | None:
         """Return what runs the call, or None for PyTorch's own; that is worked out once for each shape.
@@ -112,17 +117,12 @@ class Router:
         """
         image, weight, bias, settings = call
         device = image.device
-        if image.dim() != weight.dim() or image.layout is not torch.strided:
-            return None
-        name = backend_name(device)
-        if name not in self._backends:
-            if self._tell_device is not None:
-                self._tell_device(device)
-            return None
-        if weight.layout is not torch.strided:
+        backend = self._served.get(device)  # each look-up, and each function, takes time in every call
+        if backend is None:
+            backend = self._backend_for(device)
+        if backend is None or not (image.layout is weight.layout is torch.strided):
             return None
         dtype = autocast_dtype(device)
-        backend = backend_of(name, device)
         key = (
             image.shape, image.stride(), image.dtype, device, weight.shape, weight.stride(), weight.dtype,
             weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device), dtype,
@@ -132,12 +132,23 @@ class Router:
             return self._routes[key]
         except KeyError:
             pass
+        if image.dim() != weight.dim():
+            return None
         try:
             route = self._route(backend, call, dtype, decide)
         except NotNowError:
             return None
         self._remember(key, route)
         return route
+
+    def _backend_for(self, device: torch.device) -> Backend | None:
+        """Return the backend that serves a device; None if none of this router's does."""
+        name = backend_name(device)
+        if name not in self._backends:
+            if self._tell_device is not None:
+                self._tell_device(device)
+            return None
+        return self._served.setdefault(device, backend_of(name, device))
 
     def _route(self, backend: Backend, call: Call, dtype: torch.dtype | None, decide: Decide) -> Route | None:
         """Return what runs such calls, or None for PyTorch's own."""

@@ -62,6 +62,8 @@ class Workspace:
             n_bytes: that are needed now.
             capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need.
         """
+        if n_bytes <= self._touched_bytes and not _is_capturing(self._buffer):
+            return  # all of it is there, as before
         storage = self._buffer.untyped_storage()
         if n_bytes > self.n_bytes or (self._is_captured and n_bytes > storage.nbytes()):
             self._grow(max(n_bytes, capacity_bytes))

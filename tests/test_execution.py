@@ -594,10 +594,20 @@ class Whole:
         return buffer
 
 
+class Device(CpuBackend):
+    """The processor, as if its memory came and went in one piece, like a card's."""
+
+    takes_memory_by_pages = False
+
+    def release(self, tail: Tensor) -> None:
+        tail.untyped_storage().resize_(0)
+
+
 def test_memory_that_a_backend_takes_back_comes_again() -> None:
     workspace, whole = Workspace(CPU), Whole()
     workspace.reserve(1000)
-    workspace.bound(whole).untyped_storage().resize_(0)
+    workspace.bound(whole)
+    workspace.make_room(1000, 1000, Device())
 
     workspace.reserve(10)
     held_bytes = workspace.bound(whole).untyped_storage().nbytes()

@@ -50,7 +50,10 @@ class PointwiseAlgorithm:
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:  # noqa: ARG002  # none is needed
         """Return a kernel for fprop or dgrad of this micro-batch."""
-        return _PointwiseSlices(_has_rows(problem), problem.op is ConvOp.DGRAD)
+        k, c, pixels = problem.out_channels, problem.in_channels, math.prod(problem.input_size)
+        if problem.op is ConvOp.DGRAD:
+            return _PointwiseSlices(_has_rows(problem), problem.op, problem.batch, k, c, pixels)
+        return _PointwiseSlices(_has_rows(problem), problem.op, problem.batch, c, k, pixels)
 
     def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:  # noqa: ARG002  # none is needed
         """Return a kernel for wgrad of this micro-batch."""
@@ -83,23 +86,33 @@ class _PointwiseSlices:
 
     Attributes:
         has_rows: whether all pixels are rows of one matrix.
-        is_dgrad: whether it is dX.
+        op: fprop or dgrad.
+        batch: samples.
+        c: channels of what is read.
+        k: channels of the result.
+        pixels: of an image.
     """
 
     has_rows: bool
-    is_dgrad: bool
+    op: ConvOp
+    batch: int
+    c: int
+    k: int
+    pixels: int
 
     def prepare(self, weight: Tensor) -> None:
         """Nothing is to be prepared."""
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         """Write the part's result into `out`; return that it is sound."""
-        w = _filter_matrix(weight)
-        left = w.t() if self.is_dgrad else w
+        n, c, k, pixels = self.batch, self.c, self.k, self.pixels
+        left = weight.view(c, k).t() if self.op is ConvOp.DGRAD else weight.view(k, c)
         if self.has_rows:
             torch.mm(_rows(image), left.t(), out=_rows(out))
+        elif n == 1:
+            torch.mm(left, image.view(c, pixels), out=out.view(k, pixels))
         else:  # one batched product takes 2 to 11 % less time than one after the other
-            torch.bmm(left.expand(len(image), *left.shape), _matrices(image), out=_matrices(out))
+            torch.bmm(left.expand(n, k, c), image.view(n, c, pixels), out=out.view(n, k, pixels))
         if bias is not None:
             out.add_(bias.view(-1, *[1] * (out.dim() - 2)))
         return True

@@ -30,6 +30,11 @@ _LIBRARY_VARIABLES = (
 )  # fmt: skip
 """With which oneDNN and MKL are told which instructions, and how many digits, they may use."""
 _VARIABLES = (*_THREAD_VARIABLES, *_ALLOCATOR_VARIABLES, *_LIBRARY_VARIABLES)
+_threads = torch.get_num_threads
+_is_mkldnn_enabled = torch._C._get_mkldnn_enabled
+_is_mkldnn_deterministic = torch._C._get_mkldnn_deterministic
+_is_deterministic = torch._C._get_deterministic_algorithms
+_precision = torch._C._get_fp32_precision_getter
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -44,14 +49,13 @@ def present_flags() -> tuple[int | bool | str, ...]:
     Whether denormals are flushed is not among it: PyTorch does not tell, and the environment finds out by
     computing. PyTorch's own attributes ask the same functions, six times as slowly.
     """
-    here = torch._C
     return (
-        torch.get_num_threads(),
-        here._get_mkldnn_enabled(),
-        here._get_mkldnn_deterministic(),
-        torch.are_deterministic_algorithms_enabled(),
-        here._get_fp32_precision_getter("mkldnn", "conv"),
-        here._get_fp32_precision_getter("mkldnn", "matmul"),
+        _threads(),
+        _is_mkldnn_enabled(),
+        _is_mkldnn_deterministic(),
+        _is_deterministic(),
+        _precision("mkldnn", "conv"),
+        _precision("mkldnn", "matmul"),
     )
 
 
