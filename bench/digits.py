@@ -16,27 +16,23 @@ import torch
 
 from bench.arguments import at_least_one
 from bench.differences import Differences
-from bench.payback import break_even
 from bench.steps import TrainingStep, copy_of, differences, digits_step, double, in_float64
-from mucudnn import apply, tune
+from mucudnn import apply, compare, tune
 from mucudnn.backends import Backend, Job, backend_of
 from mucudnn.choices import Policy
 from mucudnn.division import undivided
 from mucudnn.errors import MucudnnError
 from mucudnn.evidence import Evidence
-from mucudnn.intervals import Estimate, compare, ratio
 from mucudnn.live import LiveMeasurer
 from mucudnn.outcome import Outcome
 from mucudnn.plan import Plan
 from mucudnn.problem import Layout
 from mucudnn.profiler import Profiler
-from mucudnn.report import check_matplotlib, draw_plan, render_notes, render_plan
+from mucudnn.report import check_matplotlib, draw_plan, render_comparison, render_notes, render_plan
 from mucudnn.sizes import format_bytes, parse_bytes
 from mucudnn.store import Store, open_store
-from mucudnn.timing import SamplingRule, compare_runs
 
 _UNCAPPED = 1 << 50
-_STEPS = SamplingRule(looks=(10, 15, 20, 30), precision=0.01)
 
 
 def main() -> int:
@@ -108,7 +104,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
     _say(f"Drawn, with that table: {page}.")
     patched = copy_of(step)
     apply(patched.model, plan)
-    _show_step(step, patched, tuning_s if measured else None)
+    _show_step(patched, tuning_s if measured else None)
     _show_memory(plan, options)
     _show_proof(step, patched, plan)
 
@@ -152,27 +148,20 @@ def _against(own: str, division: str, seen: Outcome, evidence: Evidence) -> Evid
     )
 
 
-def _show_step(unpatched: TrainingStep, patched: TrainingStep, tuning_s: float | None) -> None:
-    """Time both training steps in the same rounds, and tell when tuning, if it was done, is paid back."""
-    times = compare_runs({"unpatched": copy_of(unpatched), "patched": copy_of(patched)}, _STEPS)
-    base, present = times["unpatched"], times["patched"]
-    verdict = compare(base.samples_s, present.samples_s)
-    _say("\nThe whole training step (forward, loss, backward, update), interleaved in one run:")
-    _say(f"  unpatched  {_milliseconds(base.estimate)}")
-    _say(f"  patched    {_milliseconds(present.estimate)}")
-    relative = ratio(base.samples_s, present.samples_s)
-    _say(
-        f"  patched / unpatched  {relative.median:.3f} [{relative.low:.3f}, {relative.high:.3f}]  {verdict}  "
-        f"(median and 95 % interval of {relative.samples} pairs)"
-    )
+def _show_step(patched: TrainingStep, tuning_s: float | None) -> None:
+    """Time a step with the plan and without it, and tell when tuning, if it was done, is paid back."""
+    step = copy_of(patched)
+    found = compare(step.model, step)
+    _say("\nThe whole training step: forward, loss, backward, update.")
+    _say(render_comparison(found))
     if tuning_s is None:
-        _say("  tuning was done in an earlier run: that one tells after how many steps it is paid back")
+        _say("Tuning was done in an earlier run: that one tells after how many steps it is paid back.")
         return
-    paid = break_even(tuning_s, base.samples_s, present.samples_s)
+    paid = found.step.break_even(tuning_s)
     steps, low, high = (
         f"{each:.0f}" if math.isfinite(each) else "∞" for each in (paid.median, paid.low, paid.high)
     )
-    _say(f"  the {tuning_s:.0f} s of tuning are paid back after {steps} [{low}, {high}] steps")
+    _say(f"The {tuning_s:.0f} s of tuning are paid back after {steps} [{low}, {high}] steps.")
 
 
 def _show_memory(plan: Plan, options: argparse.Namespace) -> None:
@@ -219,10 +208,6 @@ def _show_proof(unpatched: TrainingStep, patched: TrainingStep, plan: Plan) -> N
         "  The column of float64 is the proof: the same divisions, and nothing but rounding differs.\n"
         "  In float32 a ReLU turns a rounding into a jump, patched or not: see the last column."
     )
-
-
-def _milliseconds(estimate: Estimate) -> str:
-    return f"{estimate.median * 1e3:.1f} ms [{estimate.low * 1e3:.1f}, {estimate.high * 1e3:.1f}]"
 
 
 def _say(line: str) -> None:

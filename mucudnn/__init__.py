@@ -19,6 +19,7 @@ from mucudnn.version import __version__
 if TYPE_CHECKING:
     from mucudnn import functional, solvers
     from mucudnn.autotuning import autotune
+    from mucudnn.comparing import compare
     from mucudnn.patching import apply, plan_of, restore
     from mucudnn.tuner import optimize, tune
 
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "apply",
     "autotune",
+    "compare",
     "errors",
     "functional",
     "optimize",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     "apply": "mucudnn.patching",
     "autotune": "mucudnn.autotuning",
+    "compare": "mucudnn.comparing",
     "plan_of": "mucudnn.patching",
     "restore": "mucudnn.patching",
     "optimize": "mucudnn.tuner",

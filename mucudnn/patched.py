@@ -1,7 +1,8 @@
 """What a patched module calls in the place of its own method, and who serves graphs that hold its calls."""
 
+import contextlib
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,6 +96,20 @@ class PatchedForward:
         raise AttributeError(
             "torch.jit.script takes no patched transposed convolution: mucudnn.restore(model) before."
         )
+
+    @property
+    def method(self) -> str:
+        """Name of the module's method that this stands for."""
+        return self._kind.method
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Compute as before for a while."""
+        self._is_retired = True
+        try:
+            yield
+        finally:
+            self._is_retired = False
 
     def retire(self) -> None:
         """Compute as before from now on: the model is restored, but somebody may go on calling this."""

@@ -6,6 +6,7 @@ the state_dict stay what they are. The patch and the plan are ordinary values, s
 model takes them along.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -143,7 +144,7 @@ def plan_of(model: nn.Module) -> Plan:
         raise PlanError(
             f"The model must have been patched by optimize or apply, but it runs no plan.{_inner(model)}"
         )
-    learnt = [variant for patched in _patches(model) for variant in patched.learnt]
+    learnt = [variant for _, patched in _patches(model).values() for variant in patched.learnt]
     if not learnt:
         return plan
     assignments = (assigned for variant in learnt for assigned in variant.assignments.values())
@@ -165,13 +166,37 @@ def _inner(model: nn.Module) -> str:
     return ""
 
 
-def _patches(model: nn.Module) -> Iterator[PatchedForward]:
-    """Yield what hides the methods of the model's patched modules."""
-    for module in model.modules():
+def patched_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules of a model that are patched, by their paths."""
+    return {path: module for path, (module, _) in _patches(model).items()}
+
+
+@contextlib.contextmanager
+def unpatched(model: nn.Module) -> Iterator[None]:
+    """Take all patches off for a while, as if there were none, and put the same ones back; buffers stay."""
+    with contextlib.ExitStack() as stack:
+        for module, patched in _patches(model).values():
+            attributes, method = module.__dict__, patched.method
+            if attributes.get(method) is patched:
+                del attributes[method]
+                stack.callback(attributes.__setitem__, method, patched)
+            else:  # somebody has wrapped it
+                stack.enter_context(patched.resting())
+        yield
+
+
+def _patches(model: nn.Module) -> dict[str, tuple[nn.Module, PatchedForward]]:
+    """Return the modules of a model that are patched, and what computes them, by their paths."""
+    found = {}
+    for path, module in model.named_modules():
         kind = kind_of(module)
         patched = None if kind is None else module.__dict__.get(kind.method)
-        if isinstance(patched, PatchedForward):
-            yield patched
+        if not isinstance(patched, PatchedForward):
+            replicating = module.__dict__.get(_REPLICATE)
+            patched = replicating.patched if isinstance(replicating, _Replicating) else None
+        if patched is not None:
+            found[path] = (module, patched)
+    return found
 
 
 class _Replicating:
@@ -187,6 +212,11 @@ class _Replicating:
     def __init__(self, module: nn.Module, patched: PatchedForward) -> None:
         self._module = module
         self._patched = patched
+
+    @property
+    def patched(self) -> PatchedForward | None:
+        """What computes the convolution, though somebody may have wrapped it."""
+        return self._patched
 
     def retire(self) -> None:
         """Have the patch compute as before, wherever it is called."""

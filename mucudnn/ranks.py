@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -61,6 +61,15 @@ def agreed(look: Callable[[], Seen], make: Callable[[Seen], Plan]) -> Plan:
     if said:
         raise PlanMismatchError(f"All ranks must be able to run one plan, but {'; '.join(said)}.")
     return plan
+
+
+def of_the_first(value: Result) -> Result:
+    """Return what the first rank has; all ranks have to call this at the same point. Alone, it is `value`."""
+    if not is_distributed():
+        return value
+    said = [value if dist.get_rank() == _DECIDING else None]
+    dist.broadcast_object_list(said, _DECIDING)
+    return cast(Result, said[0])
 
 
 def _together(call: Callable[[], Result]) -> Result:

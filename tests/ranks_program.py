@@ -4,11 +4,13 @@ python -m tests.ranks_program RANK FOLDER
 """
 
 import copy
+import dataclasses
 import datetime
 import hashlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,20 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
+from bench.by_hand import a_plan_for
 from mucudnn.errors import BackendError, MucudnnError
+from mucudnn.evidence import Evidence
+from mucudnn.intervals import Estimate
 from mucudnn.live import LiveMeasurer
+from mucudnn.patched import PatchedForward
 from tests.models import a_batch, a_chain
 
 RANKS = 2
 
-RUNS = ("ddp", "fsdp", "ddp_first", "fsdp_first", "other_model", "other_threads", "failing", "nothing")
+RUNS = (
+    "ddp", "fsdp", "ddp_first", "fsdp_first", "other_model", "other_threads", "failing", "nothing",
+    "compared",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -58,6 +67,8 @@ def _found(rank: int, folder: Path, what: str) -> dict[str, Any]:
     if what.endswith("_first"):
         model = _wrapped(what, model)
     images = a_batch(dtype=torch.float64)
+    if what == "compared":
+        return _compared(rank, model, images)
     seen: list[int] = []
     own = LiveMeasurer.measure
 
@@ -89,6 +100,36 @@ def _found(rank: int, folder: Path, what: str) -> dict[str, Any]:
         "measured": len(seen),
         "largest": max(differences),
         "gradients": sum(_whole(each.grad).abs().sum().item() for each in other.parameters()),
+    }
+
+
+def _compared(rank: int, model: nn.Module, images: torch.Tensor) -> dict[str, Any]:
+    """Compare a step in which the first rank finds every patched convolution slower, and the other none."""
+    plan = a_plan_for(model, images)
+    same = Evidence(reference=Estimate(1.0, 1.0, 1.0, 10), chosen=Estimate(1.0, 1.0, 1.0, 10))
+    assignments = tuple(dataclasses.replace(each, evidence=same) for each in plan.assignments)
+    mucudnn.apply(model, dataclasses.replace(plan, assignments=assignments))
+    slow: Any = PatchedForward if rank == 0 else nn.Conv2d
+    method = "__call__" if rank == 0 else "_conv_forward"
+    own = getattr(slow, method)
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(0.01)
+        return own(*args)
+
+    setattr(slow, method, slowly)
+    wrapped = DistributedDataParallel(model)
+    try:
+        seen = mucudnn.compare(model, lambda: wrapped(images).square().mean().backward(), progress=False)
+    finally:
+        setattr(slow, method, own)
+    text = seen.settled.to_text()
+    return {
+        "rounds": len(seen.step.now_ns),
+        "slower": len(seen.slower),
+        "layers": len(seen.layers),
+        "settled": hashlib.sha256(text.encode()).hexdigest(),
+        "algorithms": sorted({part.algorithm for each in seen.settled.sites.values() for part in each.parts}),
     }
 
 

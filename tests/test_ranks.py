@@ -93,6 +93,15 @@ def test_no_rank_waits_for_one_that_has_nothing_to_tune(found: Found) -> None:
     assert first["error"].startswith("NothingToTuneError: The model must have a convolution")
 
 
+def test_ranks_compare_a_step_together_and_the_first_ones_verdicts_count(found: Found) -> None:
+    first, second = found["compared"]
+
+    assert first["rounds"] == second["rounds"] == 20
+    assert first["slower"] == first["layers"] == second["layers"] > second["slower"]
+    assert first["settled"] == second["settled"]
+    assert first["algorithms"] == second["algorithms"] == ["cpu:aten"]
+
+
 @dataclasses.dataclass
 class Here:
     """What a rank has found before it tunes."""

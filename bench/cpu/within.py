@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
@@ -16,6 +16,7 @@ from bench.cpu.rounds import Rounds
 from bench.cpu.way_lines import Within
 from mucudnn import Plan
 from mucudnn.backends import Backend
+from mucudnn.clocked import ModuleClocks
 from mucudnn.division import undivided
 
 MOST_ROUNDS = 40
@@ -49,10 +50,12 @@ def within(
     }
     neighbours = backend.neighbours()
     claims = {call.path: call.speedup.median for call in plan.calls}
+    clocks = ModuleClocks(backend.clock)
     with contextlib.ExitStack() as stack:
-        clocks = {name: stack.enter_context(_clocked(models[name], [*runs])) for name in calls}
+        for model in models.values():
+            stack.enter_context(clocks.watching({path: model.get_submodule(path) for path in runs}))
         with neighbours.watched():
-            spans = _rounds(calls, clocks)
+            spans = _rounds(calls, clocks, [*runs])
     rounds = {path: {name: spans[name][path] for name in calls} for path in runs}
     return tuple(
         Within(layout, path, key, Rounds(1, rounds[path], neighbours.taken), claims.get(path))
@@ -61,7 +64,7 @@ def within(
 
 
 def _rounds(
-    calls: Mapping[str, Callable[[], object]], clocks: Mapping[str, dict[str, int]]
+    calls: Mapping[str, Callable[[], object]], clocks: ModuleClocks, paths: Sequence[str]
 ) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return the spans of each module in each model, in rounds that run all models in an order drawn anew."""
     order, passes = random.Random(0), dict[str, list[dict[str, int]]]()
@@ -70,33 +73,10 @@ def _rounds(
     end_s = time.monotonic() + _SECONDS
     for number in itertools.count(1):
         for name in order.sample([*calls], len(calls)):
-            clocks[name].update(dict.fromkeys(clocks[name], 0))
-            calls[name]()
-            passes.setdefault(name, []).append(dict(clocks[name]))
+            passes.setdefault(name, []).append(clocks.taken_by(calls[name]))
         if number >= MOST_ROUNDS or (number >= _FEWEST_ROUNDS and time.monotonic() > end_s):
             break
     return {
-        name: {path: tuple(max(each[path], 1) for each in found) for path in clocks[name]}
+        name: {path: tuple(each.get(path, 1) for each in found) for path in paths}
         for name, found in passes.items()
     }
-
-
-@contextlib.contextmanager
-def _clocked(model: nn.Module, paths: Sequence[str]) -> Iterator[dict[str, int]]:
-    """Yield nanoseconds that these modules take meanwhile, by their paths; each call adds to them."""
-    taken, starts = dict.fromkeys(paths, 0), dict[str, int]()
-
-    def start(path: str) -> None:
-        starts[path] = time.perf_counter_ns()
-
-    def stop(path: str) -> None:
-        taken[path] += time.perf_counter_ns() - starts[path]
-
-    with contextlib.ExitStack() as stack:
-        for path in paths:
-            module = model.get_submodule(path)
-            before = module.register_forward_pre_hook(lambda *_, path=path: start(path))
-            after = module.register_forward_hook(lambda *_, path=path: stop(path))
-            stack.callback(before.remove)
-            stack.callback(after.remove)
-        yield taken

@@ -27,7 +27,6 @@ from bench.gpu.sections import attempted, sentence
 from bench.gpu.step_rows import PairRow, StepRow, summary, told
 from bench.gpu.step_ways import Step, Way, rooms_seen, step_of
 from bench.gpu.values import Timing, jsonable
-from bench.payback import break_even
 from bench.record import TimeIsUpError, Watch, folder_of, keep_cost, recording, seconds_of
 from bench.workloads import NETWORKS, SETTINGS, Setting, Workload, chosen
 from mucudnn import tune
@@ -37,6 +36,7 @@ from mucudnn.plan import Plan
 from mucudnn.profile import Measurement
 from mucudnn.report.totals import Totals
 from mucudnn.sizes import parse_bytes
+from mucudnn.step_comparison import break_even
 from mucudnn.timing import SamplingRule, compare_runs
 from mucudnn.version import __version__
 from mucudnn.workspace import release_workspaces

@@ -1,4 +1,4 @@
-"""Plans and forecasts as text, as JSON values and as pictures; measures nothing and never loads torch."""
+"""Plans, forecasts and steps as text, as JSON values and as pictures; measures nothing, never loads torch."""
 
 from mucudnn.report.drawing import check_matplotlib, checked_kind
 from mucudnn.report.forecast_picture import draw_forecast
@@ -7,7 +7,8 @@ from mucudnn.report.plan_picture import draw_plan
 from mucudnn.report.plan_values import plan_as_json
 from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.refusals import refusals_as_json, refusals_of, render_refusals
-from mucudnn.report.totals import Totals, is_kept
+from mucudnn.report.steps import comparison_as_json, render_comparison
+from mucudnn.report.totals import Totals
 from mucudnn.report.words import (
     DEFAULT_WIDTH,
     describe_environment,
@@ -15,12 +16,14 @@ from mucudnn.report.words import (
     describe_shape,
     render_notes,
 )
+from mucudnn.taking_back import is_kept
 
 __all__ = [
     "DEFAULT_WIDTH",
     "Totals",
     "check_matplotlib",
     "checked_kind",
+    "comparison_as_json",
     "describe_environment",
     "describe_facts",
     "describe_runs",
@@ -32,6 +35,7 @@ __all__ = [
     "plan_as_json",
     "refusals_as_json",
     "refusals_of",
+    "render_comparison",
     "render_forecast",
     "render_notes",
     "render_plan",

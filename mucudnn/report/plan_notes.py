@@ -8,9 +8,10 @@ from mucudnn.evidence import FrozenEvidence
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, median
 from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Environment
-from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, seen_at, workspace_at
+from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
 from mucudnn.report.words import decimals_of_ms, describe_environment, render_notes
 from mucudnn.sizes import format_bytes
+from mucudnn.taking_back import seen_at
 
 KEPT = "own"
 """Verdict on what stays PyTorch's own."""

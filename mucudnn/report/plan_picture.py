@@ -18,9 +18,10 @@ from mucudnn.problem import ConvProblem
 from mucudnn.report import drawing
 from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.plans import describe_runs, render_plan
-from mucudnn.report.totals import is_kept, seen_at, speedup_at, workspace_at
+from mucudnn.report.totals import speedup_at, workspace_at
 from mucudnn.report.words import and_more, describe_environment, elided
 from mucudnn.sizes import format_bytes
+from mucudnn.taking_back import is_kept, seen_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,26 +1,19 @@
 """Plans as text: what every convolution ran before and runs now; measures nothing."""
 
 import itertools
-import math
 from collections.abc import Sequence
 
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.evidence import CallEvidence
-from mucudnn.intervals import CONFIDENCE, Estimate
+from mucudnn.intervals import CONFIDENCE
 from mucudnn.plan import Assignment, Plan
 from mucudnn.report.plan_notes import KEPT, OVER_LIMIT, OVER_SHARE, PARTLY, PREDICTED, TRIED, plan_notes
 from mucudnn.report.table import Row, table
-from mucudnn.report.totals import (
-    is_base_over_share,
-    is_kept,
-    may_stay,
-    seen_at,
-    speedup_at,
-    workspace_at,
-)
-from mucudnn.report.words import DEFAULT_WIDTH, decimals_of_ms, describe_shape
+from mucudnn.report.totals import is_base_over_share, speedup_at, workspace_at
+from mucudnn.report.words import DEFAULT_WIDTH, describe_ms, describe_shape
 from mucudnn.sizes import format_bytes
+from mucudnn.taking_back import is_kept, may_stay, seen_at
 
 _TITLE = (
     f"Before: PyTorch's own convolution. Times: median and {CONFIDENCE * 100:g} % interval in ms. "
@@ -75,10 +68,10 @@ def _cells(assigned: Assignment, mode: Mode) -> Row:
     seen, speedup = seen_at(assigned), speedup_at(assigned)
     return (
         f"  {assigned.site.op}",
-        _why_no_base(assigned) if seen.reference is None else _time(seen.reference),
+        _why_no_base(assigned) if seen.reference is None else describe_ms(seen.reference),
         "-" if seen.reference_workspace_bytes is None else format_bytes(seen.reference_workspace_bytes),
         "\n+ ".join(describe_runs(assigned.division)),
-        "not timed" if seen.chosen is None else _time(seen.chosen),
+        "not timed" if seen.chosen is None else describe_ms(seen.chosen),
         format_bytes(workspace_at(assigned)),
         "-" if speedup is None else f"{speedup:.2f}",
         _verdict(assigned, mode),
@@ -92,11 +85,11 @@ def _call_cells(call: CallEvidence, *, is_partly: bool) -> Row:
         call: that was timed.
         is_partly: whether PyTorch's own may not run one of its ops, which then runs the same before and now.
     """
-    name, before = f"  call{PARTLY * is_partly}", _time(call.reference)
+    name, before = f"  call{PARTLY * is_partly}", describe_ms(call.reference)
     if not call.is_faster:
-        return name, before, "", f"{TRIED}: {_time(call.divided)}", before, "", "1.00", KEPT
+        return name, before, "", f"{TRIED}: {describe_ms(call.divided)}", before, "", "1.00", KEPT
     speedup = f"{call.speedup.median:.2f}"
-    return name, before, "", "", _time(call.divided), "", speedup, str(call.verdict)
+    return name, before, "", "", describe_ms(call.divided), "", speedup, str(call.verdict)
 
 
 def _verdict(assigned: Assignment, mode: Mode) -> str:
@@ -114,12 +107,3 @@ def _verdict(assigned: Assignment, mode: Mode) -> str:
 
 def _why_no_base(assigned: Assignment) -> str:
     return "not timed" if assigned.evidence is None else "not run"
-
-
-def _time(estimate: Estimate) -> str:
-    """Return milliseconds in four digits, none of them below 0.1 µs, and the interval if there is one."""
-    middle, low, high = (seconds * 1e3 for seconds in (estimate.median, estimate.low, estimate.high))
-    digits = decimals_of_ms(middle)
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return f"{middle:.{digits}f} (n = {estimate.samples})"
-    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

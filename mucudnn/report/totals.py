@@ -5,9 +5,9 @@ import math
 from collections.abc import Sequence
 
 from mucudnn.choices import Mode
-from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, Plan
+from mucudnn.taking_back import is_kept, may_stay, seen_at
 
 _UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)
 """How many times as fast as before runs what ran before."""
@@ -148,12 +148,6 @@ def _interval_at(assigned: Assignment) -> Estimate | None:
     return dict(seen_at(assigned).speedups).get(assigned.division.key)
 
 
-def is_kept(assigned: Assignment) -> bool:
-    """Return whether a site runs as before: undivided, in the very times of PyTorch's own convolution."""
-    seen = seen_at(assigned)
-    return assigned.division.is_undivided and seen.chosen is not None and seen.chosen == seen.reference
-
-
 def is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
     """Return whether PyTorch's own gave way to nothing faster, as it takes more than the site's share."""
     seen = seen_at(assigned)
@@ -161,24 +155,6 @@ def is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
     if mode is not Mode.SHARING or base_bytes is None or is_kept(assigned):
         return False
     return seen.verdict is not Verdict.FASTER and base_bytes > assigned.division.workspace_bytes
-
-
-def may_stay(assigned: Assignment, mode: Mode) -> bool:
-    """Return whether PyTorch's own might have run at a site, as far as its plan tells.
-
-    That is within the limit and, in sharing mode, within what the site has of it in the end.
-    """
-    seen = seen_at(assigned)
-    if seen.reference is None:
-        return False
-    base_bytes = seen.reference_workspace_bytes
-    is_within = base_bytes is None or base_bytes <= assigned.division.workspace_bytes
-    return mode is not Mode.SHARING or is_kept(assigned) or is_within
-
-
-def seen_at(assigned: Assignment) -> Evidence:
-    """Return what was seen at a site; all of it None if it was not timed."""
-    return assigned.evidence or Evidence()
 
 
 def workspace_at(assigned: Assignment) -> int:

@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping
 
+from mucudnn.intervals import Estimate
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment
 
@@ -86,6 +87,15 @@ def elided(text: str, longest: int) -> str:
 def decimals_of_ms(ms: float) -> int:
     """Return how many decimals leave four digits of a time in milliseconds, none of them below 0.1 µs."""
     return 4 if ms <= 0 else min(4, max(0, 3 - math.floor(math.log10(ms))))
+
+
+def describe_ms(estimate: Estimate) -> str:
+    """Return milliseconds in four digits, none of them below 0.1 µs, and the interval if there is one."""
+    middle, low, high = (seconds * 1e3 for seconds in (estimate.median, estimate.low, estimate.high))
+    digits = decimals_of_ms(middle)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return f"{middle:.{digits}f} (n = {estimate.samples})"
+    return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _by(sizes: tuple[int, ...]) -> str:

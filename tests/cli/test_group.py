@@ -64,4 +64,10 @@ def test_the_demonstration_ends_with_a_sentence_if_a_file_fails(
 def test_help_lists_the_commands_in_the_order_in_which_they_are_used() -> None:
     _, _, listed = run("--help").stdout.partition("Commands:\n")
 
-    assert [line.split()[0] for line in listed.splitlines()] == ["tune", "forecast", "show", "info"]
+    assert [line.split()[0] for line in listed.splitlines()] == [
+        "tune",
+        "show",
+        "compare",
+        "forecast",
+        "info",
+    ]

@@ -1,0 +1,124 @@
+"""`mucudnn compare`: what a saved plan is worth in a whole pass of its model."""
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mucudnn.cli.model import Shapes, device_of_backend, load_model, prepare, random_inputs
+from mucudnn.cli.options import (
+    NewFile,
+    Target,
+    channels_last_option,
+    dtype_option,
+    inputs_option,
+    json_option,
+    target_argument,
+)
+from mucudnn.cli.output import columns, failing_as, print_json, say
+from mucudnn.plan import Plan
+from mucudnn.problem import ConvOp
+from mucudnn.report import DEFAULT_WIDTH, comparison_as_json, render_comparison
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_FEWEST_ROUNDS = 6
+
+
+@click.command("compare", short_help="Time a model with a saved plan and without it.")
+@target_argument
+@inputs_option
+@click.option(
+    "--plan", "path", type=click.Path(path_type=Path), required=True, metavar="PLAN",
+    help="What mucudnn tune -o has saved, for the same model, inputs, type and layout.",
+)  # fmt: skip
+@dtype_option
+@channels_last_option
+@click.option(
+    "--rounds", type=click.IntRange(min=_FEWEST_ROUNDS),
+    help="Passes of either kind, and as many again to look into them.  [default: 20, more of short ones]",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=NewFile(),
+    help="Where to save the plan without those convolutions that are slower within the model.",
+)  # fmt: skip
+@json_option
+def compare_command(
+    target: Target,
+    shapes: Shapes,
+    path: Path,
+    dtype: str | None,
+    channels_last: bool,
+    rounds: int | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Time a whole pass of a model with a saved plan and without it, in turns, and each convolution in it.
+
+    A plan for training is tried in forward and backward passes, one for inference in forward passes, on
+    inputs of random values. Loss, optimiser and reading of data are left out: mucudnn.compare(model, step)
+    times a step of your program with all that belongs to it.
+
+    \b
+    Example:
+      mucudnn compare torchvision.models:resnet18 --input 32x3x224x224 --plan plan.json
+    """
+    plan = Plan.load(path)
+    with contextlib.redirect_stdout(sys.stderr):  # whatever the model prints, stdout has the table alone
+        from mucudnn.comparing import compare  # here, so that help and other commands do not wait for torch
+        from mucudnn.patching import apply
+
+        device = device_of_backend(plan.environment.backend)
+        model = load_model(target)
+        is_eval = not any(site.op is ConvOp.WGRAD for site in plan.sites)
+        prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
+        if device is not None:
+            model.to(device)
+        inputs = random_inputs(model, shapes, channels_last=channels_last)
+        apply(model, plan)
+        run = _inference(model, inputs) if is_eval else _training(model, inputs)
+        with failing_as("The model cannot be run"):
+            run()
+        found = compare(model, run, rounds=rounds, progress=True)
+    if output is not None:
+        found.settled.save(output)  # before anything is printed: whoever reads that may leave
+    if as_json:
+        print_json(comparison_as_json(found))
+    else:
+        click.echo(render_comparison(found, width=min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH)))
+    if output is not None:
+        say(f"The settled plan is saved in {output}.", as_json)
+
+
+def _inference(model: "nn.Module", inputs: "tuple[Tensor, ...]") -> Callable[[], None]:
+    """Return a forward pass without gradients."""
+    import torch
+
+    def run() -> None:
+        """Run it."""
+        with torch.no_grad():
+            model(*inputs)
+
+    return run
+
+
+def _training(model: "nn.Module", inputs: "tuple[Tensor, ...]") -> Callable[[], None]:
+    """Return a forward and backward pass, with ones for the gradients of all that the model returns."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    def run() -> None:
+        """Run it."""
+        model.zero_grad()
+        results = [
+            each for each in tree_leaves(model(*inputs)) if torch.is_tensor(each) and each.requires_grad
+        ]
+        if not results:
+            raise ValueError("it returns nothing that has a gradient, and the plan is for training")
+        torch.autograd.backward(results, [torch.ones_like(each) for each in results])
+
+    return run

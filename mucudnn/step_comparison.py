@@ -1,0 +1,130 @@
+"""What a plan is worth within a program's own step: times before and now, of the step and of its layers."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
+from mucudnn.plan import Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class PairedTimes:
+    """What the same work took before and now: number i of each comes from round i.
+
+    Attributes:
+        before_ns: nanoseconds with PyTorch's own convolutions.
+        now_ns: nanoseconds with those of a plan.
+
+    Raises:
+        ValueError: the numbers of rounds differ, or there is none.
+    """
+
+    before_ns: tuple[int, ...]
+    now_ns: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.before_ns or len(self.before_ns) != len(self.now_ns):
+            raise ValueError(
+                "There must be as many rounds before as now, and one at least, but got "
+                f"{len(self.before_ns)} and {len(self.now_ns)}."
+            )
+
+    @cached_property
+    def before(self) -> Estimate:
+        """Seconds before: the median with its interval."""
+        return estimate(_seconds(self.before_ns))
+
+    @cached_property
+    def now(self) -> Estimate:
+        """Seconds now."""
+        return estimate(_seconds(self.now_ns))
+
+    @cached_property
+    def speedup(self) -> Estimate:
+        """How many times as fast as before it is now: the median of the rounds' quotients."""
+        return ratio(self.now_ns, self.before_ns)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the rounds say of now against before."""
+        return compare(self.before_ns, self.now_ns)
+
+    def break_even(self, cost_s: float) -> Estimate:
+        """Return after how many times the time saved exceeds `cost_s`, such as that of tuning."""
+        return break_even(cost_s, _seconds(self.before_ns), _seconds(self.now_ns))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerComparison:
+    """A patched convolution within the step.
+
+    Attributes:
+        path: the module's, as in `ConvSite`.
+        times: of all its calls in a step together: forward passes, and what autograd computes of them.
+    """
+
+    path: str
+    times: PairedTimes
+
+
+@dataclasses.dataclass(frozen=True)
+class StepComparison:
+    """A step of a program, with the model's convolutions as they were before and as its plan runs them.
+
+    `mucudnn.report.render_comparison` returns it as a table.
+
+    Attributes:
+        step: the whole step.
+        layers: each patched convolution that it was seen to call, from further rounds, in the model's order.
+        unseen: paths of the patched convolutions that it was not: it does not reach them, or they run in a
+            compiled or captured graph.
+        others: how many processors others took on average meanwhile; None if that is not known.
+        pages: how many pages of memory a step took anew from the system, before and now; medians.
+        plan: what ran.
+        settled: the same plan with the convolutions that were SLOWER within the step left as they were, as
+            far as its limit allows. It is `plan` itself where none was.
+    """
+
+    step: PairedTimes
+    layers: tuple[LayerComparison, ...]
+    unseen: tuple[str, ...]
+    others: float | None
+    pages: tuple[float, float]
+    plan: Plan
+    settled: Plan
+
+    @property
+    def slower(self) -> tuple[str, ...]:
+        """Paths of the convolutions that are SLOWER within the step than before."""
+        return tuple(each.path for each in self.layers if each.times.verdict is Verdict.SLOWER)
+
+    def __repr__(self) -> str:
+        found, verdict = self.step.speedup, self.step.verdict
+        return (
+            f"<A step, {found.median:.2f} [{found.low:.2f}, {found.high:.2f}] times as fast, {verdict}, "
+            f"{len(self.slower)} of {len(self.layers)} layers slower; "
+            "`mucudnn.report.render_comparison` returns it as a table>"
+        )
+
+
+def break_even(cost_s: float, before_s: Sequence[float], now_s: Sequence[float]) -> Estimate:
+    """Return after how many steps the time saved exceeds a cost; infinity where nothing is saved.
+
+    Source: the fourth of Hoefler's twelve ways to fool the masses, its cure.
+
+    Args:
+        cost_s: seconds, such as those that tuning took.
+        before_s: seconds of a step before, one for each round.
+        now_s: seconds of a step now, from the same rounds.
+    """
+    saved = estimate([before - now for before, now in zip(before_s, now_s, strict=True)])
+    median, low, high = (
+        cost_s / each if each > 0 else math.inf for each in (saved.median, saved.high, saved.low)
+    )
+    return Estimate(median, low, high, saved.samples)
+
+
+def _seconds(spans_ns: Sequence[int]) -> list[float]:
+    return [span * 1e-9 for span in spans_ns]

@@ -1,0 +1,115 @@
+"""`mucudnn compare`."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from torch import nn
+
+from bench.by_hand import a_plan_for
+from mucudnn.plan import Plan
+from tests.cli.commands import assert_one_sentence, run
+
+INPUT = ("--input", "4x3x8x8")
+
+
+@pytest.fixture(scope="module")
+def plans(folder: Path) -> dict[str, Path]:
+    """Plans that patch a convolution, for training and for inference."""
+    image = torch.zeros(4, 3, 8, 8)
+    made = {
+        "training": a_plan_for(nn.Conv2d(3, 4, 3), image),
+        "inference": a_plan_for(nn.Conv2d(3, 4, 3).eval(), image),
+        "nothing": dataclasses.replace(a_plan_for(nn.Conv2d(3, 4, 3), image), assignments=()),
+    }
+    for name, plan in made.items():
+        plan.save(folder / f"{name}.json")
+    return {name: folder / f"{name}.json" for name in made}
+
+
+def compare(name: str, plan: Path, *arguments: str | Path) -> Result:
+    return run("compare", f"models_of_a_test:{name}", *INPUT, "--plan", plan, "--rounds", "6", *arguments)
+
+
+@pytest.mark.parametrize("use", ["training", "inference"])
+def test_a_saved_plan_is_timed_within_its_model(use: str, plans: dict[str, Path]) -> None:
+    result = compare("conv", plans[use])
+
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, result.stderr) == (0, "a model is being made\n")
+    assert lines[0].startswith("A step of the program, in turns")
+    assert [line.strip().partition("  ")[0] for line in lines[4:6]] == ["the whole step", "the model itself"]
+    assert "6 of the whole step, 6 more of its convolutions" in result.stdout
+
+
+def test_json_is_all_that_is_printed_and_the_settled_plan_is_saved(
+    plans: dict[str, Path], tmp_path: Path
+) -> None:
+    settled = tmp_path / "settled.json"
+
+    result = compare("conv", plans["training"], "--json", "-o", settled)
+
+    values = json.loads(result.stdout)
+    assert (values["report"], len(values["step"]["now_ns"])) == ("step", 6)
+    assert [each["path"] for each in values["convolutions"]] == [""]
+    assert Plan.load(settled).sites.keys() == Plan.load(plans["training"]).sites.keys()
+    assert result.stderr.endswith(f"The settled plan is saved in {settled}.\n")
+
+
+def test_gradients_of_all_that_a_model_returns_are_computed(plans: dict[str, Path], folder: Path) -> None:
+    (folder / "returning.py").write_text(
+        "from torch import nn\n"
+        "class Returning(nn.Conv2d):\n"
+        "    def forward(self, image):\n"
+        "        result = super().forward(image)\n"
+        "        return {'result': [result, result.detach(), 3]}\n"
+        "def made():\n"
+        "    return Returning(3, 4, 3)\n"
+        "class Frozen(nn.Conv2d):\n"
+        "    def forward(self, image):\n"
+        "        return super().forward(image).detach()\n"
+        "def frozen():\n"
+        "    return Frozen(3, 4, 3)\n"
+    )
+
+    made = run("compare", "returning:made", *INPUT, "--plan", plans["training"], "--rounds", "6")
+    frozen = run("compare", "returning:frozen", *INPUT, "--plan", plans["training"], "--rounds", "6")
+
+    assert made.exit_code == 0
+    assert_one_sentence(frozen, "mucudnn: The model cannot be run: it returns nothing that has a gradient")
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "words"),
+    [
+        ("wide", "training", "but here it has ((64, 64, 3, 3)"),
+        ("conv", "nothing", "The plan must patch something to be compared"),
+    ],
+)
+def test_a_plan_that_does_not_suit_is_refused(
+    name: str, plan: str, words: str, plans: dict[str, Path]
+) -> None:
+    result = compare(name, plans[plan])
+
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_model_that_cannot_be_run_is_told_so(plans: dict[str, Path]) -> None:
+    result = run(
+        "compare", "models_of_a_test:conv", "--input", "4x5x8x8", "--plan", plans["training"], "--rounds", "6"
+    )
+
+    assert result.exit_code == 1
+    assert "mucudnn: The model cannot be run: " in result.stderr
+
+
+def test_too_few_rounds_are_a_usage_error(plans: dict[str, Path]) -> None:
+    result = run("compare", "models_of_a_test:conv", *INPUT, "--plan", plans["training"], "--rounds", "5")
+
+    assert result.exit_code == 2
+    assert "5 is not in the range x>=6" in result.stderr
