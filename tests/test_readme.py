@@ -2,13 +2,16 @@
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import nn
 
 import mucudnn
+from bench.by_hand import a_plan_for
 from mucudnn.cli import main
 from tests.models import a_batch, a_chain
 
@@ -25,6 +28,19 @@ def test_the_first_program_tunes_and_shows_a_plan(capsys: pytest.CaptureFixture[
 
     assert len(mucudnn.plan_of(names["model"]).sites) == 5  # of two convolutions; images need no gradient
     assert capsys.readouterr().out.startswith("Before: PyTorch's own convolution.")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_second_program_compares_a_step_and_shows_what_came_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, program, *_ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    model, image = nn.Conv2d(4, 4, 3), torch.zeros(4, 4, 6, 6)
+    mucudnn.apply(model, a_plan_for(model, image))
+
+    exec(textwrap.dedent(program), {"mucudnn": mucudnn, "model": model, "step": lambda: model(image)})
+
+    assert capsys.readouterr().out.startswith("A step of the program, in turns")
 
 
 @pytest.mark.usefixtures("one_thread")
