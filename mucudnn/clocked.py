@@ -1,68 +1,164 @@
 """What modules take within whatever runs them: their forward passes, and what autograd computes of these."""
 
 import contextlib
+import dataclasses
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
-from mucudnn.timing import Clock
+
+class Clock(Protocol):
+    """Marks moments in what is computed, and tells later what lies between two of them."""
+
+    def mark(self) -> Any:
+        """Mark the present moment, without waiting for a device."""
+
+    def wait(self) -> None:
+        """Wait until all marked moments have come."""
+
+    def between_ns(self, start: Any, end: Any) -> int:
+        """Return the nanoseconds from one mark to another."""
+
+
+class HostClock:
+    """Of what the host computes.
+
+    Args:
+        now_ns: nanoseconds since some moment.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.mark = now_ns
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+    def between_ns(self, start: int, end: int) -> int:
+        """Return the difference."""
+        return end - start
+
+
+class CardClock:
+    """Of what a card computes on each thread's stream, while the host runs ahead as it always does."""
+
+    def mark(self) -> torch.cuda.Event:
+        """Have the stream note the time when it comes here."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        """Wait for the card."""
+        torch.cuda.synchronize()
+
+    def between_ns(self, start: torch.cuda.Event, end: torch.cuda.Event) -> int:
+        """Return what has gone on the stream."""
+        milliseconds: float = start.elapsed_time(end)
+        return round(milliseconds * 1e6)
+
+
+@dataclasses.dataclass
+class _Span:
+    """A forward pass of a module, or a node of autograd's, and what was begun and ended within it."""
+
+    name: str
+    start: Any = None
+    end: Any = None
+    inner: "list[_Span]" = dataclasses.field(default_factory=list)
 
 
 class ModuleClocks:
-    """Counts the nanoseconds of modules while something runs: of each, those of all its calls together."""
+    """Counts the nanoseconds of modules while something runs: of each, those of all its calls together.
+
+    What one does within another is counted once, as the inner one's: a node of autograd's may compute the
+    forward passes of other modules again, where they were checkpointed.
+    """
 
     def __init__(self, clock: Clock) -> None:
-        """Count nothing yet. The clock of a device that runs behind the host waits for it at every look."""
-        self.clock = clock
-        self._taken: dict[str, int] = {}
+        """Count nothing yet."""
+        self._clock = clock
+        self._spans: list[_Span] = []
+        self._here = threading.local()
 
     @contextlib.contextmanager
     def watching(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
         """Have modules counted for a while, by their names."""
         with contextlib.ExitStack() as stack:
             for name, module in modules.items():
-                forward = _Span(self, name)
-                # The hooks of others run before the first of ours and after the last.
-                stack.callback(module.register_forward_pre_hook(forward.begin).remove)
-                stack.callback(module.register_forward_hook(forward.end_forward, prepend=True).remove)
+                watch = _Watch(self, name)
+                # Hooks that others have given the module run before the first of ours and after the last.
+                stack.callback(module.register_forward_pre_hook(watch.begin).remove)
+                stack.callback(module.register_forward_hook(watch.end_forward, prepend=True).remove)
             yield
 
     def taken_by(self, run: Callable[[], object]) -> dict[str, int]:
         """Return what each module takes while something is run.
 
-        Modules that are not called meanwhile, or in a compiled graph, have no number.
+        Modules that are not called meanwhile, or in a compiled graph, have no number. Of what autograd
+        computes, that is the node from which a module's result comes.
         """
-        self._taken = {}
+        self._spans, self._here = [], threading.local()
         run()
-        return self._taken
+        self._clock.wait()
+        taken: dict[str, int] = {}
+        for span in self._spans:
+            inner_ns = sum(self._taken_ns(each) for each in span.inner)
+            taken[span.name] = taken.get(span.name, 0) + self._taken_ns(span) - inner_ns
+        return {name: max(taken_ns, 1) for name, taken_ns in taken.items()}  # so that quotients exist
 
-    def add(self, name: str, span_ns: int) -> None:
-        """Count so many nanoseconds more."""
-        self._taken[name] = self._taken.get(name, 0) + span_ns
+    def _taken_ns(self, span: _Span) -> int:
+        return self._clock.between_ns(span.start, span.end)
+
+    def begin(self, name: str) -> None:
+        """Begin a span of a module."""
+        span = _Span(name)
+        self._open().append(span)
+        span.start = self._clock.mark()
+
+    def end(self, name: str) -> None:
+        """End the last span of a module; what was begun after it has failed."""
+        end, opened = self._clock.mark(), self._open()
+        while opened:
+            span = opened.pop()
+            if span.name == name:
+                span.end = end
+                self._spans.append(span)
+                if opened:
+                    opened[-1].inner.append(span)
+                return
+
+    def _open(self) -> list[_Span]:
+        """The spans of this thread that have begun and not ended, the outermost first."""
+        found: list[_Span] | None = getattr(self._here, "spans", None)
+        if found is None:
+            found = self._here.spans = []
+        return found
 
 
-class _Span:
-    """A forward pass of a module, or a node of autograd's, from its beginning to its end."""
+class _Watch:
+    """Has one module's passes counted."""
 
     def __init__(self, clocks: ModuleClocks, name: str) -> None:
-        self._clocks, self._name, self._start_ns = clocks, name, 0
+        self._clocks, self._name = clocks, name
 
     def begin(self, *_: Any) -> None:
-        """Begin to count."""
-        self._start_ns = self._clocks.clock()
+        """Begin a span."""
+        self._clocks.begin(self._name)
 
     def end(self, *_: Any) -> None:
-        """Count what has gone."""
-        self._clocks.add(self._name, max(self._clocks.clock() - self._start_ns, 1))
+        """End it."""
+        self._clocks.end(self._name)
 
     def end_forward(self, _module: nn.Module, _inputs: Any, result: Any) -> None:
-        """Count what has gone, and what autograd will compute."""
+        """End the span of a forward pass, and have what autograd computes of it counted too."""
         self.end()
         node = getattr(result, "grad_fn", None)
         while node is not None and node.name().startswith("Squeeze"):  # of a sample without a batch
             node = node.next_functions[0][0]
         if node is not None:
-            backward = _Span(self._clocks, self._name)
-            node.register_prehook(backward.begin)
-            node.register_hook(backward.end)
+            node.register_prehook(self.begin)
+            node.register_hook(self.end)

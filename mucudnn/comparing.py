@@ -5,16 +5,14 @@ caches and the buffer meanwhile, only the program's own step tells. Sources: Hoe
 to 7; the sixth of Hoefler's twelve ways to fool the masses; DAWNBench, whose gains did not add up.
 """
 
-import contextlib
 import random
-import resource
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from torch import nn
 
 from mucudnn.backends import Backend, backend_for
-from mucudnn.clocked import ModuleClocks
+from mucudnn.clocked import CardClock, HostClock, ModuleClocks
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.intervals import Verdict, median, rank_of_lower_end
 from mucudnn.modules import home_of
@@ -24,6 +22,11 @@ from mucudnn.progress import Work, progress_for
 from mucudnn.ranks import is_distributed, of_the_first
 from mucudnn.step_comparison import LayerComparison, PairedTimes, StepComparison
 from mucudnn.taking_back import taken_back
+
+try:
+    from resource import RUSAGE_SELF, getrusage
+except ImportError:  # Windows, where plans run all the same
+    getrusage = None  # type: ignore[assignment]
 
 _WARMUPS = 2
 """Steps of either kind that are run and forgotten: the first may compile and build, and fills caches."""
@@ -46,12 +49,17 @@ def compare(
     """Time `step` with the plan that `model` runs and without it, in turns, then its patched convolutions.
 
     The step is really run, 4 n + 5 times for n rounds: parameters are updated, data are read, random numbers
-    are drawn. It should do the same work each time. `mucudnn.report.render_comparison` returns what was found
-    as a table, and
+    are drawn. It should do the same work each time. Before means PyTorch's own convolutions as they come,
+    without any limit, beside the buffer of the plan. `mucudnn.report.render_comparison` returns what was
+    found as a table, and
 
         mucudnn.apply(model, mucudnn.compare(model, step).settled)
 
-    takes back the convolutions that are slower within the step than PyTorch's own.
+    takes back the convolutions that are slower within the step than PyTorch's own; compare again to see what
+    that is worth. Shapes that `optimize(dynamic=True)` would tune later are then PyTorch's own.
+
+    What a convolution takes is its module's forward pass and the node of autograd's that its result comes
+    from. A graph that was captured runs the same both ways.
 
     Of several ranks of torch.distributed all have to call this. They run equally many rounds, and what the
     first one finds slower is taken back in the plan of all.
@@ -85,8 +93,8 @@ def compared(
     backend: Backend,
 ) -> StepComparison:
     """Return what `compare` does of a patched model, by the clock of a backend."""
-    plan, layers = plan_of(model), patched_modules(model)
-    clocks, neighbours, turns = ModuleClocks(backend.clock), backend.neighbours(), _Turns(model)
+    neighbours, turns = backend.neighbours(), _Turns(model)
+    clocks = ModuleClocks(HostClock(backend.clock) if backend.device.type == "cpu" else CardClock())
 
     def run() -> _Run:
         """Return what a step takes."""
@@ -95,26 +103,28 @@ def compared(
         return _Run(max(backend.clock() - start, 1), _pages() - pages)
 
     with progress_for(progress) as shown, neighbours.watched():
-        warm = turns.take(run, range(_WARMUPS))
+        warm = turns.take(run, range(_WARMUPS))  # in which shapes may be tuned when they are met
+        plan, layers = plan_of(model), patched_modules(model)
         rounds = rounds or _rounds_for(warm.before[-1].span_ns + warm.now[-1].span_ns)
         work = Work(shown, dict.fromkeys(range(2 * rounds), 1.0))
         whole = turns.take(run, _told(work, "timing the step", range(rounds)))
         with clocks.watching(layers):
-            is_seen = bool(clocks.taken_by(step))
+            is_seen = of_the_first(bool(clocks.taken_by(step)))
             further = range(rounds, 2 * rounds) if is_seen else range(0)
             parts = turns.take(lambda: clocks.taken_by(step), _told(work, "timing its convolutions", further))
         work.end(len(whole.now) + len(parts.now))
     within = tuple(_layers(layers, parts))
-    slower = [each.path for each in within if each.times.verdict is Verdict.SLOWER]
     known = {each.path for each in within}
+    slower = of_the_first([each for each in within if each.times.verdict is Verdict.SLOWER])
     return StepComparison(
-        step=PairedTimes(*(tuple(each.span_ns for each in runs) for runs in whole)),
+        step=PairedTimes(*(tuple(each.span_ns for each in runs) for runs in (whole.before, whole.now))),
         layers=within,
         unseen=tuple(path for path in layers if path not in known),
         others=neighbours.taken,
-        pages=(_median_pages(whole.before), _median_pages(whole.now)),
+        pages=None if getrusage is None else (_median_pages(whole.before), _median_pages(whole.now)),
         plan=plan,
-        settled=taken_back(plan, of_the_first(slower), backend.own),
+        slower=tuple(each.path for each in slower),
+        settled=taken_back(plan, slower, backend.own),
     )
 
 
@@ -126,8 +136,8 @@ class _Run(NamedTuple):
 
 
 def _pages() -> int:
-    """Return how many pages this process has taken from the system so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    """Return how many pages this process has taken from the system so far; 0 where nobody counts."""
+    return 0 if getrusage is None else getrusage(RUSAGE_SELF).ru_minflt
 
 
 def _median_pages(runs: Sequence[_Run]) -> float:
@@ -153,8 +163,11 @@ class _Turns:
         taken = _Taken[Result]([], [])
         for _ in rounds:
             for is_now in self._order.sample((False, True), 2):
-                with contextlib.nullcontext() if is_now else unpatched(self._model):
-                    taken[is_now].append(run())
+                if is_now:
+                    taken.now.append(run())
+                else:
+                    with unpatched(self._model):
+                        taken.before.append(run())
         return taken
 
 
@@ -176,6 +189,8 @@ def _told(work: Work, what: str, rounds: Iterable[int]) -> Iterator[None]:
 def _layers(paths: Iterable[str], taken: _Taken[dict[str, int]]) -> Iterator[LayerComparison]:
     """Yield the times of those layers that every run has called."""
     for path in paths:
-        before, now = (tuple(each[path] for each in runs if path in each) for runs in taken)
+        before, now = (
+            tuple(each[path] for each in runs if path in each) for runs in (taken.before, taken.now)
+        )
         if now and len(before) == len(now) == len(taken.now):
             yield LayerComparison(path, PairedTimes(before, now))

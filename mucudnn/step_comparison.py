@@ -77,28 +77,27 @@ class StepComparison:
 
     Attributes:
         step: the whole step.
-        layers: each patched convolution that it was seen to call, from further rounds, in the model's order.
-        unseen: paths of the patched convolutions that it was not: it does not reach them, or they run in a
-            compiled or captured graph.
+        layers: each patched convolution that every step was seen to call, from further rounds, in the model's
+            order.
+        unseen: paths of the other patched ones: the step does not reach them, or not each time, or they run
+            in a compiled or captured graph.
         others: how many processors others took on average meanwhile; None if that is not known.
-        pages: how many pages of memory a step took anew from the system, before and now; medians.
+        pages: how many pages of memory a step took anew from the system, before and now, as medians; None if
+            that is not known.
         plan: what ran.
-        settled: the same plan with the convolutions that were SLOWER within the step left as they were, as
-            far as its limit allows. It is `plan` itself where none was.
+        slower: paths of the layers that are SLOWER than before; of several ranks, the first one's.
+        settled: the same plan with these as they were before, where PyTorch's own may run at all of their
+            sites. It was not timed itself, and is `plan` where nothing was taken back.
     """
 
     step: PairedTimes
     layers: tuple[LayerComparison, ...]
     unseen: tuple[str, ...]
     others: float | None
-    pages: tuple[float, float]
+    pages: tuple[float, float] | None
     plan: Plan
+    slower: tuple[str, ...]
     settled: Plan
-
-    @property
-    def slower(self) -> tuple[str, ...]:
-        """Paths of the convolutions that are SLOWER within the step than before."""
-        return tuple(each.path for each in self.layers if each.times.verdict is Verdict.SLOWER)
 
     def __repr__(self) -> str:
         found, verdict = self.step.speedup, self.step.verdict

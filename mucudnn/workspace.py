@@ -70,6 +70,7 @@ class Workspace:
             storage = self._buffer.untyped_storage()
         if n_bytes > storage.nbytes():  # it was given back, and comes again as far as it is needed
             self.holder = None
+            self._touched_bytes = 0  # as long as it is not there
             storage.resize_(0)  # else what is left of it would be copied, and stay until that is done
             storage.resize_(n_bytes)
         # Host memory is taken page by page, as it is written to; a device's at once.
@@ -82,6 +83,7 @@ class Workspace:
     def _grow(self, n_bytes: int) -> None:
         self._bound.clear()
         self.holder = None
+        self._touched_bytes = 0
         self._is_captured = False
         self._buffer = _bytes(0, self.device)  # the old one goes first, unless a graph keeps it
         self._buffer = _bytes(n_bytes, self.device)

@@ -25,7 +25,7 @@ import mucudnn
 from bench.by_hand import a_plan_for
 from mucudnn.errors import BackendError, MucudnnError
 from mucudnn.evidence import Evidence
-from mucudnn.intervals import Estimate
+from mucudnn.intervals import Estimate, Verdict
 from mucudnn.live import LiveMeasurer
 from mucudnn.patched import PatchedForward
 from tests.models import a_batch, a_chain
@@ -127,6 +127,7 @@ def _compared(rank: int, model: nn.Module, images: torch.Tensor) -> dict[str, An
     return {
         "rounds": len(seen.step.now_ns),
         "slower": len(seen.slower),
+        "slower_here": sum(layer.times.verdict is Verdict.SLOWER for layer in seen.layers),
         "layers": len(seen.layers),
         "settled": hashlib.sha256(text.encode()).hexdigest(),
         "algorithms": sorted({part.algorithm for each in seen.settled.sites.values() for part in each.parts}),

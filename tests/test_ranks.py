@@ -97,7 +97,8 @@ def test_ranks_compare_a_step_together_and_the_first_ones_verdicts_count(found: 
     first, second = found["compared"]
 
     assert first["rounds"] == second["rounds"] == 20
-    assert first["slower"] == first["layers"] == second["layers"] > second["slower"]
+    assert first["slower_here"] == first["layers"] == second["layers"] > second["slower_here"]
+    assert first["slower"] == second["slower"] == first["layers"]
     assert first["settled"] == second["settled"]
     assert first["algorithms"] == second["algorithms"] == ["cpu:aten"]
 

@@ -11,6 +11,7 @@ from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
+from mucudnn.step_comparison import LayerComparison, PairedTimes
 from mucudnn.taking_back import is_kept, may_stay, taken_back
 from tests.examples import a_plan, a_problem
 
@@ -31,6 +32,13 @@ def assigned(path: str, op: ConvOp = ConvOp.FPROP, **changes: object) -> Assignm
     return Assignment(ConvSite(path, op), problem, Division((HALF, HALF)), (WHOLE, HALF), evidence)
 
 
+WITHIN = PairedTimes((100,) * 6, (150,) * 6)
+
+
+def slower(*paths: str) -> list[LayerComparison]:
+    return [LayerComparison(path, WITHIN) for path in paths]
+
+
 def planned(*assignments: Assignment, mode: Mode = Mode.REUSE) -> Plan:
     calls = tuple(CallEvidence(**vars(TIMES), path=path, variant=0) for path in ("one", "two"))
     frozen = tuple(FrozenEvidence(path, 0, 100, TIMES) for path in ("one", "two"))
@@ -42,7 +50,7 @@ def planned(*assignments: Assignment, mode: Mode = Mode.REUSE) -> Plan:
 def test_all_sites_of_a_module_run_pytorchs_own_again() -> None:
     plan = planned(assigned("one"), assigned("one", ConvOp.WGRAD), assigned("two"))
 
-    back = taken_back(plan, ["one"], OWN)
+    back = taken_back(plan, slower("one"), OWN)
 
     assert [each.division.parts for each in back.assignments] == [(WHOLE,), (WHOLE,), (HALF, HALF)]
     assert [is_kept(each) for each in back.assignments] == [True, True, False]
@@ -50,7 +58,7 @@ def test_all_sites_of_a_module_run_pytorchs_own_again() -> None:
 
 
 def test_the_evidence_is_that_of_pytorchs_own() -> None:
-    first = taken_back(planned(assigned("one")), ["one"], OWN).assignments[0].evidence
+    first = taken_back(planned(assigned("one")), slower("one"), OWN).assignments[0].evidence
 
     assert first is not None
     assert (first.reference, first.chosen, first.verdict) == (SLOW, SLOW, Verdict.SAME)
@@ -58,11 +66,36 @@ def test_the_evidence_is_that_of_pytorchs_own() -> None:
     assert first.rejected == (("cpu:winograd4@16*2", FAST), ("cpu:z@32*1", SLOW))
 
 
-def test_what_was_seen_of_the_former_divisions_as_calls_is_left_out() -> None:
-    back = taken_back(planned(assigned("one"), assigned("two")), ["one"], OWN)
+def test_what_was_seen_of_the_call_gives_way_to_what_the_step_has_shown() -> None:
+    back = taken_back(planned(assigned("one"), assigned("two")), slower("one"), OWN)
 
-    assert [call.path for call in back.calls] == ["two"]
+    two, one = back.calls
+    assert (two.path, one.path, one.verdict, one.is_faster) == ("two", "one", Verdict.SLOWER, False)
+    assert (one.reference, one.divided, one.speedup) == (WITHIN.before, WITHIN.now, WITHIN.speedup)
     assert [(seen.path, seen.times) for seen in back.frozen] == [("one", None), ("two", TIMES)]
+
+
+def test_a_module_that_must_stay_keeps_all_that_is_known_of_it() -> None:
+    plan = planned(assigned("one"), assigned("two", reference=None))
+
+    back = taken_back(plan, slower("one", "two"), OWN)
+
+    assert back.assignments[1] == plan.assignments[1]
+    assert back.calls[0] == plan.calls[1]
+    assert back.frozen[1] == plan.frozen[1]
+
+
+def test_a_module_goes_back_as_a_whole_or_not_at_all() -> None:
+    plan = planned(assigned("one"), assigned("one", ConvOp.WGRAD, reference=None))
+
+    assert taken_back(plan, slower("one"), OWN) is plan
+
+
+@pytest.mark.parametrize("seen_bytes", [None, 0])
+def test_in_sharing_mode_what_was_profiled_counts_as_much_as_what_was_seen(seen_bytes: int | None) -> None:
+    plan = planned(assigned("one", reference_workspace_bytes=seen_bytes), mode=Mode.SHARING)
+
+    assert taken_back(plan, slower("one"), OWN) is plan
 
 
 @pytest.mark.parametrize(
@@ -74,7 +107,7 @@ def test_no_site_gets_more_than_it_may_take(mode: Mode, changes: dict[str, objec
     plan = planned(assigned("one", **changes), mode=mode)
 
     assert not may_stay(plan.assignments[0], mode)
-    assert taken_back(plan, ["one"], OWN) is plan
+    assert taken_back(plan, slower("one"), OWN) is plan
 
 
 def test_in_sharing_mode_what_fits_the_share_goes_back() -> None:
@@ -82,17 +115,17 @@ def test_in_sharing_mode_what_fits_the_share_goes_back() -> None:
     site = assigned("one", reference_workspace_bytes=500)
     plan = planned(dataclasses.replace(site, candidates=(small, HALF)), mode=Mode.SHARING)
 
-    assert taken_back(plan, ["one"], OWN).assignments[0].division.parts == (small,)
+    assert taken_back(plan, slower("one"), OWN).assignments[0].division.parts == (small,)
 
 
 def test_a_site_without_a_profile_stays() -> None:
     plan = planned(dataclasses.replace(assigned("one"), candidates=()))
 
-    assert taken_back(plan, ["one"], OWN) is plan
+    assert taken_back(plan, slower("one"), OWN) is plan
 
 
 @pytest.mark.parametrize("paths", [[], ["three"]])
 def test_nothing_changes_where_nothing_is_taken_back(paths: list[str]) -> None:
     plan = planned(assigned("one"))
 
-    assert taken_back(plan, paths, OWN) is plan
+    assert taken_back(plan, slower(*paths), OWN) is plan

@@ -154,6 +154,47 @@ def test_a_device_gives_back_a_whole_buffer_and_takes_what_is_needed_next(captur
     assert backend.released == [900, 400]
 
 
+def test_what_could_not_be_taken_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace, binder = Workspace(CPU), Address()
+    workspace.reserve(100)
+    make = room._bytes
+
+    def fail(n_bytes: int, device: torch.device) -> Tensor:
+        if n_bytes > 100:
+            raise RuntimeError("out of memory")
+        return make(n_bytes, device)
+
+    monkeypatch.setattr(room, "_bytes", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        workspace.reserve(1000)
+
+    workspace.reserve(50)
+
+    assert workspace.held_bytes >= 50
+    workspace.bound(binder)
+
+
+def test_what_did_not_come_again_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+    workspace.make_room(1000, 1000, backend)
+    workspace.reserve(10)
+    resize = torch.UntypedStorage.resize_
+
+    def fail(storage: torch.UntypedStorage, n_bytes: int) -> None:
+        if n_bytes > 100:
+            raise RuntimeError("out of memory")
+        resize(storage, n_bytes)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        workspace.reserve(500)
+
+    workspace.reserve(10)
+
+    assert workspace.held_bytes >= 10
+
+
 class Pages(CpuBackend):
     """The processor; it notes which bytes it is given back."""
 

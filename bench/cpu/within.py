@@ -16,7 +16,7 @@ from bench.cpu.rounds import Rounds
 from bench.cpu.way_lines import Within
 from mucudnn import Plan
 from mucudnn.backends import Backend
-from mucudnn.clocked import ModuleClocks
+from mucudnn.clocked import HostClock, ModuleClocks
 from mucudnn.division import undivided
 
 MOST_ROUNDS = 40
@@ -50,7 +50,7 @@ def within(
     }
     neighbours = backend.neighbours()
     claims = {call.path: call.speedup.median for call in plan.calls}
-    clocks = ModuleClocks(backend.clock)
+    clocks = ModuleClocks(HostClock(backend.clock))
     with contextlib.ExitStack() as stack:
         for model in models.values():
             stack.enter_context(clocks.watching({path: model.get_submodule(path) for path in runs}))

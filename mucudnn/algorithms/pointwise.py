@@ -50,10 +50,11 @@ class PointwiseAlgorithm:
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:  # noqa: ARG002  # none is needed
         """Return a kernel for fprop or dgrad of this micro-batch."""
-        k, c, pixels = problem.out_channels, problem.in_channels, math.prod(problem.input_size)
-        if problem.op is ConvOp.DGRAD:
-            return _PointwiseSlices(_has_rows(problem), problem.op, problem.batch, k, c, pixels)
-        return _PointwiseSlices(_has_rows(problem), problem.op, problem.batch, c, k, pixels)
+        is_dgrad = problem.op is ConvOp.DGRAD
+        channels = (problem.out_channels, problem.in_channels)
+        read, written = channels if is_dgrad else reversed(channels)
+        pixels = math.prod(problem.input_size)
+        return _PointwiseSlices(_has_rows(problem), is_dgrad, problem.batch, read, written, pixels)
 
     def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:  # noqa: ARG002  # none is needed
         """Return a kernel for wgrad of this micro-batch."""
@@ -86,18 +87,18 @@ class _PointwiseSlices:
 
     Attributes:
         has_rows: whether all pixels are rows of one matrix.
-        op: fprop or dgrad.
+        is_dgrad: whether it is dX.
         batch: samples.
-        c: channels of what is read.
-        k: channels of the result.
+        read: channels of what is read.
+        written: channels of the result.
         pixels: of an image.
     """
 
     has_rows: bool
-    op: ConvOp
+    is_dgrad: bool
     batch: int
-    c: int
-    k: int
+    read: int
+    written: int
     pixels: int
 
     def prepare(self, weight: Tensor) -> None:
@@ -105,8 +106,8 @@ class _PointwiseSlices:
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         """Write the part's result into `out`; return that it is sound."""
-        n, c, k, pixels = self.batch, self.c, self.k, self.pixels
-        left = weight.view(c, k).t() if self.op is ConvOp.DGRAD else weight.view(k, c)
+        n, c, k, pixels = self.batch, self.read, self.written, self.pixels
+        left = weight.view(c, k).t() if self.is_dgrad else weight.view(k, c)
         if self.has_rows:
             torch.mm(_rows(image), left.t(), out=_rows(out))
         elif n == 1:

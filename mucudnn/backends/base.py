@@ -195,13 +195,16 @@ class Backend(Protocol):
 
     @property
     def alignment_bytes(self) -> int:
-        """What operands start at a multiple of, and parts as far as their sizes allow; 1 for anywhere."""
+        """What operands start at a multiple of, and parts as far as their sizes allow.
+
+        1 for anywhere: then operands are read as they are, and nobody asks for `operand`.
+        """
 
     @property
     def takes_memory_by_pages(self) -> bool:
         """Whether a buffer's memory is taken as it is written to, page by page, and given back likewise.
 
-        If not, it is taken and given back as a whole.
+        So is the host's, which is always the `current` device. If not, it is taken and given back as a whole.
         """
 
     def queue(self) -> Queue:

@@ -40,7 +40,7 @@ _FEWEST_ROUNDS = 6
 @channels_last_option
 @click.option(
     "--rounds", type=click.IntRange(min=_FEWEST_ROUNDS),
-    help="Passes of either kind, and as many again to look into them.  [default: 20, more of short ones]",
+    help="Passes of either kind; as many again look into them.  [default: 20, or as many as take 10 s]",
 )  # fmt: skip
 @click.option(
     "-o", "--output", type=NewFile(),
@@ -60,8 +60,9 @@ def compare_command(
     """Time a whole pass of a model with a saved plan and without it, in turns, and each convolution in it.
 
     A plan for training is tried in forward and backward passes, one for inference in forward passes, on
-    inputs of random values. Loss, optimiser and reading of data are left out: mucudnn.compare(model, step)
-    times a step of your program with all that belongs to it.
+    inputs of random values. Without it, PyTorch's own convolutions take what memory they like. Loss,
+    optimiser and reading of data are left out: mucudnn.compare(model, step) times a step of your program
+    with all that belongs to it.
 
     \b
     Example:
@@ -81,8 +82,6 @@ def compare_command(
         inputs = random_inputs(model, shapes, channels_last=channels_last)
         apply(model, plan)
         run = _inference(model, inputs) if is_eval else _training(model, inputs)
-        with failing_as("The model cannot be run"):
-            run()
         found = compare(model, run, rounds=rounds, progress=True)
     if output is not None:
         found.settled.save(output)  # before anything is printed: whoever reads that may leave
@@ -100,7 +99,7 @@ def _inference(model: "nn.Module", inputs: "tuple[Tensor, ...]") -> Callable[[],
 
     def run() -> None:
         """Run it."""
-        with torch.no_grad():
+        with failing_as("The model cannot be run"), torch.no_grad():
             model(*inputs)
 
     return run
@@ -114,11 +113,12 @@ def _training(model: "nn.Module", inputs: "tuple[Tensor, ...]") -> Callable[[], 
     def run() -> None:
         """Run it."""
         model.zero_grad()
-        results = [
-            each for each in tree_leaves(model(*inputs)) if torch.is_tensor(each) and each.requires_grad
-        ]
-        if not results:
-            raise ValueError("it returns nothing that has a gradient, and the plan is for training")
-        torch.autograd.backward(results, [torch.ones_like(each) for each in results])
+        with failing_as("The model cannot be run"):
+            results = [
+                each for each in tree_leaves(model(*inputs)) if torch.is_tensor(each) and each.requires_grad
+            ]
+            if not results:
+                raise ValueError("it returns nothing that has a gradient, and the plan is for training")
+            torch.autograd.backward(results, [torch.ones_like(each) for each in results])
 
     return run
