@@ -56,11 +56,13 @@ def compare(
         mucudnn.apply(model, mucudnn.compare(model, step).settled)
 
     takes back the convolutions that are slower within the step than PyTorch's own; compare again to see what
-    that is worth. Shapes that `optimize(dynamic=True)` would tune later are then PyTorch's own.
+    that is worth. `apply` ends `optimize(dynamic=True)`: shapes not met so far are PyTorch's own then.
 
-    What a convolution takes is its module's forward pass and the node of autograd's that its result comes
-    from. A graph that was captured runs the same both ways.
+    A convolution's time is that of its forward pass and of its node in autograd's graph, without hooks of
+    yours on the module. In graphs of torch.compile only the whole step is timed; a graph that was captured
+    before replays the same kernels both times.
 
+    A store does not know of this: `settled.save` keeps the plan, which `Plan.load` reads at the next start.
     Of several ranks of torch.distributed all have to call this. They run equally many rounds, and what the
     first one finds slower is taken back in the plan of all.
 

@@ -255,6 +255,7 @@ class _SumParts:
         self._problem = problem
         self._groups = groups
         self._sum_bytes = sum_bytes
+        self._order = memory_format(problem.filter_layout, len(problem.filter_shape))
 
     def bind(self, buffer: Tensor) -> "tuple[Tensor | None, list[list[tuple[PartSumKernel, Part]]]]":
         """Return the sum at the start of the buffer, if there is one, and the kernels that work behind it."""
@@ -294,8 +295,7 @@ class _SumParts:
             BackendError: a kernel cannot be made or launched.
         """
         shape = self._problem.filter_shape
-        order = memory_format(self._problem.filter_layout, len(shape))
-        dw = torch.empty(shape, dtype=image.dtype, device=image.device, memory_format=order)
+        dw = torch.empty(shape, dtype=image.dtype, device=image.device, memory_format=self._order)
         running, bound = workspace.bound(self)
         total, scratch = (dw, None) if running is None else (running, dw)
         for number, (group, kernels) in enumerate(zip(self._groups, bound, strict=True)):

@@ -5,13 +5,15 @@ import dataclasses
 import gc
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from bench.networks import BasicBlock, resnet18
 from mucudnn.calls import ConvArguments, own_call, own_gradients
@@ -338,7 +340,7 @@ class _Own:
 
 
 def test_graphs_that_a_compiler_captures_leave_what_has_a_buffer_out() -> None:
-    for name in ("convolution", "convolution_backward"):
+    for name in ("convolution", "inferred_convolution", "convolution_backward"):
         assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.mucudnn, name).default.tags
 
 
@@ -359,6 +361,47 @@ def test_operators_are_what_pytorch_asks_of_them(is_transposed: bool) -> None:
     )
 
     assert set(checked.values()) == {"SUCCESS"}
+
+
+def test_the_operator_of_inference_is_what_pytorch_asks_of_one() -> None:
+    server = _Own()
+    name = announce(server)
+    image, weight = torch.randn(2, 4, 5, 6), torch.randn(4, 4, 3, 3)
+
+    checked = torch.library.opcheck(
+        torch.ops.mucudnn.inferred_convolution.default,
+        (image, weight, None, [2, 1], [1, 0], [1, 1], [], 1, name),
+    )
+
+    assert set(checked.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize(
+    ("records", "needs", "operator"),
+    [
+        (False, True, "inferred_convolution"),
+        (True, False, "inferred_convolution"),
+        (True, True, "convolution"),
+    ],
+    ids=["no_grad", "nothing needs a gradient", "training"],
+)
+def test_graphs_hold_an_operator_that_autograd_knows_where_something_is_differentiated(
+    records: bool, needs: bool, operator: str
+) -> None:
+    held: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, _: Sequence[Any]) -> Any:
+        held.extend(str(node.target) for node in graph.graph.nodes if "mucudnn" in str(node.target))
+        return make_boxed_func(graph.forward)
+
+    twin, images = a_module(nn.Conv2d).requires_grad_(needs), images_for(nn.Conv2d).detach()
+    model = divided(twin, images)
+    compiled = torch.compile(model, backend=aot_autograd(fw_compiler=look))
+
+    with torch.set_grad_enabled(records):
+        assert_close(compiled(images), twin(images))
+
+    assert held == [f"mucudnn.{operator}.default"]
 
 
 def test_derivatives_within_a_graph_are_pytorchs() -> None:

@@ -299,7 +299,7 @@ def test_in_a_frozen_graph_pytorchs_own_is_packed_beforehand_and_images_lie_chan
 
     kind = "_transpose" * (problem.op is ConvOp.DGRAD)
     assert [name for name in own if "mkldnn" in name] == [f"mkldnn::_convolution{kind}_pointwise"]
-    assert "mucudnn::convolution" in divided
+    assert "mucudnn::inferred_convolution" in divided
     assert not any("reorder" in name for name in own)
     # What follows a convolution is computed along with it, or in a pass of its own.
     assert ("aten::relu_" in divided, "aten::relu_" in own) == (True, False)

@@ -128,7 +128,9 @@ class SumOnSlices:
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool, here: slice) -> None:
         """Add the dw of the samples `here` to the running sum, or start it if they are the `first`."""
-        self._kernel.add(image[here], gradient[here], into, first)
+        if here.stop - here.start < image.shape[0]:
+            image, gradient = image[here], gradient[here]
+        self._kernel.add(image, gradient, into, first)
 
 
 class Neighbours(Protocol):

@@ -20,7 +20,6 @@ from mucudnn.cli.options import (
 )
 from mucudnn.cli.output import columns, failing_as, print_json, say
 from mucudnn.plan import Plan
-from mucudnn.problem import ConvOp
 from mucudnn.report import DEFAULT_WIDTH, comparison_as_json, render_comparison
 
 if TYPE_CHECKING:
@@ -40,11 +39,12 @@ _FEWEST_ROUNDS = 6
 @channels_last_option
 @click.option(
     "--rounds", type=click.IntRange(min=_FEWEST_ROUNDS),
-    help="Passes of either kind; as many again look into them.  [default: 20, or as many as take 10 s]",
+    help="Rounds, each a pass with the plan and one without; as many more look into them.  "
+    "[default: as many as take 10 s, 20 to 200]",
 )  # fmt: skip
 @click.option(
     "-o", "--output", type=NewFile(),
-    help="Where to save the plan without those convolutions that are slower within the model.",
+    help="Where to save the settled plan: with PyTorch's own again where that was faster and fits.",
 )  # fmt: skip
 @json_option
 def compare_command(
@@ -75,7 +75,7 @@ def compare_command(
 
         device = device_of_backend(plan.environment.backend)
         model = load_model(target)
-        is_eval = not any(site.op is ConvOp.WGRAD for site in plan.sites)
+        is_eval = is_for_inference(plan)
         prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
         if device is not None:
             model.to(device)
@@ -90,7 +90,13 @@ def compare_command(
     else:
         click.echo(render_comparison(found, width=min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH)))
     if output is not None:
-        say(f"The settled plan is saved in {output}.", as_json)
+        what = "settled plan" if found.settled is not found.plan else "plan, unchanged,"
+        say(f"The {what} is saved in {output}.", as_json)
+
+
+def is_for_inference(plan: Plan) -> bool:
+    """Return whether a plan has forward passes alone, which of a transposed convolution is its dgrad."""
+    return len({(site.path, site.variant) for site in plan.sites}) == len(plan.sites)
 
 
 def _inference(model: "nn.Module", inputs: "tuple[Tensor, ...]") -> Callable[[], None]:

@@ -1,20 +1,19 @@
 """What a plan is worth within a program's own step, as text and as JSON values; measures nothing."""
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from mucudnn.intervals import CONFIDENCE, Estimate, Verdict
+from mucudnn.report.plan_notes import OVER_LIMIT
 from mucudnn.report.table import Row, table
-from mucudnn.report.words import DEFAULT_WIDTH, and_more, describe_ms, render_notes
+from mucudnn.report.words import DEFAULT_WIDTH, and_more, decimals_of_ms, describe_ms, render_notes
+from mucudnn.sizes import format_bytes
 from mucudnn.step_comparison import PairedTimes, StepComparison
-from mucudnn.taking_back import is_kept, seen_at
+from mucudnn.taking_back import is_kept
 
-_TITLE = (
-    "A step of the program, in turns with PyTorch's own convolutions (before) and with the plan (now): "
-    f"median and {CONFIDENCE * 100:g} % interval."
-)
-_HEADINGS = ("", "before, ms", "now, ms", "speedup", "verdict")
-_ALIGNMENT = "<>>><"
+_HEADINGS = ("", "before, ms", "now, ms", "saved, ms", "speedup", "verdict")
+_ALIGNMENT = "<>>>><"
 
 _GLIBC_SETTINGS = frozenset({"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"})
 """With which its heap keeps what it has, as an environment names them."""
@@ -33,10 +32,8 @@ def render_comparison(found: StepComparison, width: int = DEFAULT_WIDTH) -> str:
 
     Plain text, without a line break at its end; notes have lines of at most `width` columns.
     """
-    layers = [_cells(f"  {_named(each.path)}", each.times) for each in found.layers]
-    rows = [_cells("the whole step", found.step), *layers]
-    lines = table(_HEADINGS, _ALIGNMENT, [("", rows)])
-    return "\n".join([_TITLE, "", *lines, "", *render_notes(_notes(found), width)])
+    lines = table(_HEADINGS, _ALIGNMENT, [("", [*_rows(found)])])
+    return "\n".join([*_title(found, width), "", *lines, "", *render_notes(_notes(found), width)])
 
 
 def comparison_as_json(found: StepComparison) -> dict[str, object]:
@@ -44,6 +41,8 @@ def comparison_as_json(found: StepComparison) -> dict[str, object]:
     return {
         "report": "step",
         "version": found.plan.version,
+        "mode": found.plan.mode,
+        "limit_bytes": found.plan.limit_bytes,
         "environment": found.plan.environment.to_json(),
         "step": _as_json(found.step),
         "convolutions": [{"path": each.path, **_as_json(each.times)} for each in found.layers],
@@ -56,8 +55,37 @@ def comparison_as_json(found: StepComparison) -> dict[str, object]:
     }
 
 
+def _title(found: StepComparison, width: int) -> list[str]:
+    plan = found.plan
+    limit = f"{plan.mode} of {format_bytes(plan.limit_bytes)}"
+    text = (
+        "A step with PyTorch's own convolutions, whatever they take (before), and with the plan (now: "
+        f"{limit}), in turns: median and {CONFIDENCE * 100:g} % interval."
+    )
+    return textwrap.wrap(text, width)
+
+
+def _rows(found: StepComparison) -> Iterator[Row]:
+    """Yield the whole step, what its patched convolutions add up to, and each of them."""
+    yield (*_cells("the whole step", found.step), str(found.step.verdict))
+    if found.layers:
+        before, now = (
+            sum(getattr(each.times, name).median for each in found.layers) * 1e3 for name in ("before", "now")
+        )
+        name = "its patched convolutions"
+        yield name, _ms(before), _ms(now), _ms(before - now), f"{before / now:.2f}", ""
+    for each in found.layers:
+        mark = f", {OVER_LIMIT}" * (each.path in _over_limit(found))
+        yield (*_cells(f"  {_named(each.path)}", each.times), f"{each.times.verdict}{mark}")
+
+
 def _cells(name: str, times: PairedTimes) -> Row:
-    return name, describe_ms(times.before), describe_ms(times.now), _factor(times.speedup), str(times.verdict)
+    saved_ms = (times.before.median - times.now.median) * 1e3
+    return name, describe_ms(times.before), describe_ms(times.now), _ms(saved_ms), _factor(times.speedup)
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.{decimals_of_ms(abs(ms))}f}"
 
 
 def _factor(found: Estimate) -> str:
@@ -84,29 +112,39 @@ def _estimate_as_json(found: Estimate) -> dict[str, object]:
 
 def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
     yield "rounds", f"{len(found.step.now_ns)} of the whole step{_of_layers(found)}."
+    yield (
+        "verdict",
+        "FASTER or SLOWER where the interval of now / before lies more than 2 % from 1, SAME where it lies "
+        "within, else AMBIGUOUS. The speedup is the median of the rounds' quotients before / now.",
+    )
     if found.layers:
         yield (
             "convolutions",
-            "Of each patched one, all its calls in a step: forward passes, and their gradients by autograd. "
-            f"Together they take about {_share(found, is_now=False)} of the step before and "
+            "Of each patched one, all its calls in a step: forward passes, and what autograd computes of "
+            f"them. Together they take about {_share(found, is_now=False)} of the step before and "
             f"{_share(found, is_now=True)} now.",
         )
-    if _over_limit(found):
+    if over := _over_limit(found):
         yield (
-            "before",
-            f"PyTorch's own takes more than the limit at {_listed(_over_limit(found))}; it ran all the same.",
+            OVER_LIMIT,
+            f"At {len(over)} of these the limit forbids PyTorch's own, which ran all the same before. A "
+            "larger limit lets it be a rival.",
         )
     yield "tuning", _pay_back(found.step)
     if found.slower:
         yield "slower", _about_slower(found)
-    if found.step.verdict is not Verdict.FASTER and found.layers:
+    if found.step.verdict is not Verdict.FASTER:
         yield "advice", _advice(found)
     if found.unseen:
         yield "not seen", _about_unseen(found)
     if found.pages is not None and _is_worth_telling(found.pages, found.step):
         yield "memory", _about_pages(found, *found.pages)
     if found.others is not None:
-        yield "others", f"They took {found.others:.2f} processors meanwhile; a data loader's workers count."
+        yield (
+            "others",
+            f"Other processes took {found.others:.2f} processors meanwhile. A data loader's workers count; "
+            "if it was anybody else, compare again when the machine is idle.",
+        )
 
 
 def _of_layers(found: StepComparison) -> str:
@@ -129,17 +167,18 @@ def _share(found: StepComparison, *, is_now: bool) -> str:
 
 def _over_limit(found: StepComparison) -> list[str]:
     """Return the modules at which the tuner was not allowed to run PyTorch's own."""
-    paths = [each.site.path for each in found.plan.assignments if seen_at(each).reference is None]
-    return list(dict.fromkeys(paths))
+    evidence = ((each.site.path, each.evidence) for each in found.plan.assignments)
+    return list(dict.fromkeys(path for path, seen in evidence if seen is not None and seen.reference is None))
 
 
 def _pay_back(step: PairedTimes) -> str:
-    """Return after how many steps a minute of tuning is paid back."""
+    """Return how many steps pay for a minute of tuning."""
     steps = step.break_even(_MINUTE_S)
     if not math.isfinite(steps.median):
         return "Nothing is saved that would pay for it."
-    low, high = (f"{each:.0f}" if math.isfinite(each) else "never" for each in (steps.low, steps.high))
-    return f"A minute of it is paid back after {steps.median:.0f} [{low}, {high}] steps."
+    worst = f"{steps.high:.0f} at worst" if math.isfinite(steps.high) else "perhaps never"
+    ends = f"{steps.low:.0f} at best, {worst}"
+    return f"Each minute that it took is paid back by {steps.median:.0f} steps ({ends})."
 
 
 def _taken_back(found: StepComparison) -> list[str]:
@@ -153,32 +192,41 @@ def _about_slower(found: StepComparison) -> str:
     back = _taken_back(found)
     running = {each.site.path for each in found.settled.assignments if not is_kept(each)}
     stuck = [path for path in found.slower if path in running]
+    alike = [path for path in found.slower if path not in running and path not in back]
     told = []
     if back:
-        told.append(f"The settled plan leaves {_listed(back)} as before.")
+        told.append(
+            f"The settled plan, which has not been timed itself, runs PyTorch's own at {_listed(back)}: "
+            "mucudnn.apply(model, found.settled), or -o of mucudnn compare. Compare again with it."
+        )
     if stuck:
         told.append(
-            f"It cannot leave {_listed(stuck)} as before: PyTorch's own takes more than it may there, or was "
-            "not run by the tuner."
+            f"It cannot do so at {_listed(stuck)}: PyTorch's own takes more than it may there, or was not "
+            "run by the tuner."
         )
-    return " ".join(told) or f"{_listed(found.slower)}, by what a patched call costs."
+    if alike:
+        told.append(f"At {_listed(alike)} PyTorch's own runs both times, and only being asked costs more.")
+    return " ".join(told)
 
 
 def _advice(found: StepComparison) -> str:
     """Return what to do where the whole step is not found faster."""
+    is_slower = found.step.verdict is Verdict.SLOWER
+    told = f"The step is {'slower' if is_slower else 'not found faster'} with the plan."
     if _taken_back(found):
-        return "The step is not found faster. Apply the settled plan, and compare again."
+        return f"{told} Try the settled plan."
     if found.step.verdict is Verdict.AMBIGUOUS:
-        return "The step is not found faster; more rounds may tell."
-    return "The step is not found faster. mucudnn.restore(model) takes the plan back."
+        return f"{told} More rounds may tell."
+    return f"{told} Do not apply it; mucudnn.restore(model) takes it back."
 
 
 def _about_unseen(found: StepComparison) -> str:
     if found.layers:
-        return f"{_listed(found.unseen)}: not called in each step, or only by a compiled graph."
+        return f"{_listed(found.unseen)}: not called in each step, or only in a compiled graph."
     return (
-        f"{_listed(found.unseen)}: the step does not call the model, or in a graph, into which nobody sees. "
-        "One that was captured before, and is only replayed, has run the same both ways."
+        f"{_listed(found.unseen)}. The step does not call this model, or in a compiled graph, where single "
+        "convolutions cannot be timed. The times of the whole step hold, unless it replays a graph that was "
+        "captured before: both are of the same graph then."
     )
 
 
@@ -188,7 +236,11 @@ def _is_worth_telling(pages: tuple[float, float], step: PairedTimes) -> bool:
 
 def _about_pages(found: StepComparison, before: float, now: float) -> str:
     """Return what it means that a step takes many pages of memory anew, and what helps."""
-    told = f"A step takes {before:.0f} pages anew from the system before, {now:.0f} now, at 1 µs or more."
+    cost_ms = max(before, now) * _PAGE_S * 1e3
+    told = (
+        f"Each step takes pages of memory anew from the system, {before:.0f} before and {now:.0f} now: some "
+        f"{cost_ms:.0f} ms of it."
+    )
     if before < now / 2:
         return (
             f"{told} A plan gives the end of its buffer back where PyTorch's own of other convolutions needs "
@@ -199,7 +251,7 @@ def _about_pages(found: StepComparison, before: float, now: float) -> str:
     advice = " and ".join(f"{name}=2000000000" for name in sorted(_GLIBC_SETTINGS))
     return (
         f"{told} Mostly that is glibc, which gives the end of its heap back. Another allocator prevents it, "
-        f"or {advice} in the environment; set them before tuning, since a plan remembers them."
+        f"or {advice} in the environment of the program; tune again then, since this plan is refused there."
     )
 
 

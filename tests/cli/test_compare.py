@@ -10,6 +10,7 @@ from click.testing import Result
 from torch import nn
 
 from bench.by_hand import a_plan_for
+from mucudnn.cli.compare import is_for_inference
 from mucudnn.plan import Plan
 from tests.cli.commands import assert_one_sentence, run
 
@@ -38,10 +39,11 @@ def compare(name: str, plan: Path, *arguments: str | Path) -> Result:
 def test_a_saved_plan_is_timed_within_its_model(use: str, plans: dict[str, Path]) -> None:
     result = compare("conv", plans[use])
 
-    lines = result.stdout.splitlines()
+    title, table, _ = result.stdout.split("\n\n")
     assert (result.exit_code, result.stderr) == (0, "a model is being made\n")
-    assert lines[0].startswith("A step of the program, in turns")
-    assert [line.strip().partition("  ")[0] for line in lines[4:6]] == ["the whole step", "the model itself"]
+    assert title.startswith("A step with PyTorch's own convolutions")
+    names = [line.strip().partition("  ")[0] for line in table.splitlines()[2:]]
+    assert names == ["the whole step", "its patched convolutions", "the model itself"]
     assert "6 of the whole step, 6 more of its convolutions" in result.stdout
 
 
@@ -56,7 +58,7 @@ def test_json_is_all_that_is_printed_and_the_settled_plan_is_saved(
     assert (values["report"], len(values["step"]["now_ns"])) == ("step", 6)
     assert [each["path"] for each in values["convolutions"]] == [""]
     assert Plan.load(settled).sites.keys() == Plan.load(plans["training"]).sites.keys()
-    assert result.stderr.endswith(f"The settled plan is saved in {settled}.\n")
+    assert result.stderr.endswith(f"The plan, unchanged, is saved in {settled}.\n")
 
 
 def test_gradients_of_all_that_a_model_returns_are_computed(plans: dict[str, Path], folder: Path) -> None:
@@ -106,6 +108,14 @@ def test_a_model_that_cannot_be_run_is_told_so(plans: dict[str, Path]) -> None:
 
     assert result.exit_code == 1
     assert "mucudnn: The model cannot be run: " in result.stderr
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_plan_tells_whether_it_is_for_inference(kind: type[nn.Module]) -> None:
+    image = torch.zeros(4, 3, 8, 8)
+
+    assert is_for_inference(a_plan_for(kind(3, 4, 3).eval(), image))
+    assert not is_for_inference(a_plan_for(kind(3, 4, 3), image))
 
 
 def test_too_few_rounds_are_a_usage_error(plans: dict[str, Path]) -> None:
