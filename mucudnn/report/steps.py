@@ -205,7 +205,10 @@ def _about_slower(found: StepComparison) -> str:
             "run by the tuner."
         )
     if alike:
-        told.append(f"At {_listed(alike)} PyTorch's own runs both times, and only being asked costs more.")
+        told.append(
+            f"At {_listed(alike)} PyTorch's own runs both times. Now each call asks for it, and where it "
+            "needs the room within the limit, the end of the common buffer goes back to the system first."
+        )
     return " ".join(told)
 
 
