@@ -76,13 +76,15 @@ def compare(
 
     Raises:
         PlanError: the model runs no plan, or one that patches nothing.
-        OptionError: there are too few rounds for an interval, or `model` is no module.
+        OptionError: there are too few rounds for an interval, `model` is no module or `step` no function.
         Exception: whatever the step raises, unchanged; the model is patched then as it was before.
     """
     plan_of(model)  # which says so if there is none
     if not patched_modules(model):
         raise PlanError("The plan must patch something to be compared, but it patches nothing.")
-    if rounds is not None and not rank_of_lower_end(rounds):
+    if not callable(step):
+        raise OptionError(f"step must be a function that runs a step, but got {type(step).__name__}.")
+    if rounds is not None and (type(rounds) is not int or not rank_of_lower_end(rounds)):
         raise OptionError(f"rounds must be at least 6, as an interval needs, but got {rounds}.")
     return compared(model, step, rounds, progress, backend_for("auto", home_of(model)))
 

@@ -325,7 +325,12 @@ def test_a_plan_that_patches_nothing_is_refused(model: Network) -> None:
         mucudnn.compare(model, lambda: None)
 
 
-@pytest.mark.parametrize("rounds", [-1, 0, 5])
+def test_a_step_that_cannot_be_run_is_refused(model: Network) -> None:
+    with pytest.raises(OptionError, match="must be a function that runs a step, but got Tensor"):
+        mucudnn.compare(model, model(IMAGES))
+
+
+@pytest.mark.parametrize("rounds", [-1, 0, 5, 6.5])
 def test_too_few_rounds_are_refused(model: Network, rounds: int) -> None:
     with pytest.raises(OptionError, match=f"at least 6.* got {rounds}"):
         mucudnn.compare(model, lambda: None, rounds=rounds)

@@ -19,7 +19,7 @@ _GLIBC_SETTINGS = frozenset({"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
 """With which its heap keeps what it has, as an environment names them."""
 
 _PAGE_S = 1e-6
-"""About what it takes to have a page from the system: 0.7 to 1.7 µs were seen."""
+"""About what it takes to have a page from the system: 0.2 to 2 µs were seen."""
 
 _WORTH_TELLING = 0.01
 """Share of a step that pages must take to be told of."""
