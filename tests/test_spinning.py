@@ -60,7 +60,8 @@ def test_an_ordinary_operation_is_large_enough_for_all_threads_and_at_most_4_mib
     finally:
         torch.set_num_threads(before)
 
-    with torch.profiler.profile(record_shapes=True) as recording:
+    # Without acc_events torch 2.11 warns.
+    with torch.profiler.profile(record_shapes=True, acc_events=True) as recording:
         operation()
 
     shapes = [event.input_shapes[0] for event in recording.events() if event.name == "aten::mul_"]
