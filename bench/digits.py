@@ -28,7 +28,14 @@ from mucudnn.outcome import Outcome
 from mucudnn.plan import Plan
 from mucudnn.problem import Layout
 from mucudnn.profiler import Profiler
-from mucudnn.report import check_matplotlib, draw_plan, render_comparison, render_notes, render_plan
+from mucudnn.report import (
+    check_matplotlib,
+    draw_comparison,
+    draw_plan,
+    render_comparison,
+    render_notes,
+    render_plan,
+)
 from mucudnn.sizes import format_bytes, parse_bytes
 from mucudnn.store import Store, open_store
 
@@ -104,7 +111,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
     _say(f"Drawn, with that table: {page}.")
     patched = copy_of(step)
     apply(patched.model, plan)
-    _show_step(patched, tuning_s if measured else None)
+    _show_step(patched, tuning_s if measured else None, page.with_stem(f"{page.stem}-step"))
     _show_memory(plan, options)
     _show_proof(step, patched, plan)
 
@@ -148,12 +155,14 @@ def _against(own: str, division: str, seen: Outcome, evidence: Evidence) -> Evid
     )
 
 
-def _show_step(patched: TrainingStep, tuning_s: float | None) -> None:
+def _show_step(patched: TrainingStep, tuning_s: float | None, page: Path) -> None:
     """Time a step with the plan and without it, and tell when tuning, if it was done, is paid back."""
     step = copy_of(patched)
     found = compare(step.model, step)
     _say("\nThe whole training step: forward, loss, backward, update.")
     _say(render_comparison(found))
+    draw_comparison(found, page)
+    _say(f"Drawn, with that table: {page}.")
     if tuning_s is None:
         _say("Tuning was done in an earlier run: that one tells after how many steps it is paid back.")
         return

@@ -32,8 +32,9 @@ def test_the_first_program_tunes_and_shows_a_plan(capsys: pytest.CaptureFixture[
 
 @pytest.mark.usefixtures("one_thread")
 def test_the_second_program_compares_a_step_and_shows_what_came_of_it(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     _, program, *_ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     model, image = nn.Conv2d(4, 4, 3), torch.zeros(4, 4, 6, 6)
     mucudnn.apply(model, a_plan_for(model, image))
@@ -41,6 +42,7 @@ def test_the_second_program_compares_a_step_and_shows_what_came_of_it(
     exec(textwrap.dedent(program), {"mucudnn": mucudnn, "model": model, "step": lambda: model(image)})
 
     assert capsys.readouterr().out.startswith("A step with PyTorch's own convolutions")
+    assert "<svg" in (tmp_path / "step.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -16,11 +16,12 @@ from mucudnn.cli.options import (
     dtype_option,
     inputs_option,
     json_option,
+    plot_option,
     target_argument,
 )
 from mucudnn.cli.output import columns, failing_as, print_json, say
 from mucudnn.plan import Plan
-from mucudnn.report import DEFAULT_WIDTH, comparison_as_json, render_comparison
+from mucudnn.report import DEFAULT_WIDTH, comparison_as_json, draw_comparison, render_comparison
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,6 +47,7 @@ _FEWEST_ROUNDS = 6
     "-o", "--output", type=NewFile(),
     help="Where to save the settled plan: with PyTorch's own again where that was faster and fits.",
 )  # fmt: skip
+@plot_option
 @json_option
 def compare_command(
     target: Target,
@@ -55,6 +57,7 @@ def compare_command(
     channels_last: bool,
     rounds: int | None,
     output: Path | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Time a whole pass of a model with a saved plan and without it, in turns, and each convolution in it.
@@ -85,6 +88,8 @@ def compare_command(
         found = compare(model, run, rounds=rounds, progress=True)
     if output is not None:
         found.settled.save(output)  # before anything is printed: whoever reads that may leave
+    if plot is not None:
+        draw_comparison(found, plot)
     if as_json:
         print_json(comparison_as_json(found))
     else:
@@ -92,6 +97,8 @@ def compare_command(
     if output is not None:
         what = "settled plan" if found.settled is not found.plan else "plan, unchanged,"
         say(f"The {what} is saved in {output}.", as_json)
+    if plot is not None:
+        say(f"It is drawn in {plot}.", as_json)
 
 
 def is_for_inference(plan: Plan) -> bool:

@@ -7,6 +7,7 @@ from mucudnn.report.plan_picture import draw_plan
 from mucudnn.report.plan_values import plan_as_json
 from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.refusals import refusals_as_json, refusals_of, render_refusals
+from mucudnn.report.step_picture import draw_comparison
 from mucudnn.report.steps import comparison_as_json, render_comparison
 from mucudnn.report.totals import Totals
 from mucudnn.report.words import (
@@ -28,6 +29,7 @@ __all__ = [
     "describe_facts",
     "describe_runs",
     "describe_shape",
+    "draw_comparison",
     "draw_forecast",
     "draw_plan",
     "forecast_as_json",

@@ -49,7 +49,7 @@ def comparison_as_json(found: StepComparison) -> dict[str, object]:
         "unseen": list(found.unseen),
         "slower": list(found.slower),
         "taken_back": _taken_back(found),
-        "over_limit": _over_limit(found),
+        "over_limit": over_limit(found),
         "others": found.others,
         "pages": None if found.pages is None else dict(zip(("before", "now"), found.pages, strict=True)),
     }
@@ -75,20 +75,27 @@ def _rows(found: StepComparison) -> Iterator[Row]:
         name = "its patched convolutions"
         yield name, _ms(before), _ms(now), _ms(before - now), f"{before / now:.2f}", ""
     for each in found.layers:
-        mark = f", {OVER_LIMIT}" * (each.path in _over_limit(found))
-        yield (*_cells(f"  {_named(each.path)}", each.times), f"{each.times.verdict}{mark}")
+        mark = f", {OVER_LIMIT}" * (each.path in over_limit(found))
+        yield (*_cells(f"  {name_of(each.path)}", each.times), f"{each.times.verdict}{mark}")
 
 
 def _cells(name: str, times: PairedTimes) -> Row:
     saved_ms = (times.before.median - times.now.median) * 1e3
-    return name, describe_ms(times.before), describe_ms(times.now), _ms(saved_ms), _factor(times.speedup)
+    return (
+        name,
+        describe_ms(times.before),
+        describe_ms(times.now),
+        _ms(saved_ms),
+        describe_factor(times.speedup),
+    )
 
 
 def _ms(ms: float) -> str:
     return f"{ms:.{decimals_of_ms(abs(ms))}f}"
 
 
-def _factor(found: Estimate) -> str:
+def describe_factor(found: Estimate) -> str:
+    """Return how many times as fast something is, with its interval where that has ends."""
     if not (math.isfinite(found.low) and math.isfinite(found.high)):
         return f"{found.median:.2f}"
     return f"{found.median:.2f} [{found.low:.2f}, {found.high:.2f}]"
@@ -124,7 +131,7 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
             f"them. Together they take about {_share(found, is_now=False)} of the step before and "
             f"{_share(found, is_now=True)} now.",
         )
-    if over := _over_limit(found):
+    if over := over_limit(found):
         yield (
             OVER_LIMIT,
             f"At {len(over)} of these the limit forbids PyTorch's own, which ran all the same before. A "
@@ -165,7 +172,7 @@ def _share(found: StepComparison, *, is_now: bool) -> str:
     return f"{math.fsum(layers_s) / step_s:.0%}"
 
 
-def _over_limit(found: StepComparison) -> list[str]:
+def over_limit(found: StepComparison) -> list[str]:
     """Return the modules at which the tuner was not allowed to run PyTorch's own."""
     evidence = ((each.site.path, each.evidence) for each in found.plan.assignments)
     return list(dict.fromkeys(path for path, seen in evidence if seen is not None and seen.reference is None))
@@ -259,8 +266,9 @@ def _about_pages(found: StepComparison, before: float, now: float) -> str:
 
 
 def _listed(paths: Sequence[str]) -> str:
-    return and_more(_named(paths[0]), len(paths) - 1)
+    return and_more(name_of(paths[0]), len(paths) - 1)
 
 
-def _named(path: str) -> str:
+def name_of(path: str) -> str:
+    """Return what a module is called."""
     return path or "the model itself"

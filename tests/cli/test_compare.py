@@ -61,6 +61,27 @@ def test_json_is_all_that_is_printed_and_the_settled_plan_is_saved(
     assert result.stderr.endswith(f"The plan, unchanged, is saved in {settled}.\n")
 
 
+def test_it_is_drawn_with_its_table(plans: dict[str, Path], tmp_path: Path) -> None:
+    page = tmp_path / "step.html"
+
+    result = compare("conv", plans["inference"], "--plot", page)
+
+    assert result.stdout.endswith(f"It is drawn in {page}.\n")
+    text = page.read_text(encoding="utf-8")
+    assert "<svg" in text
+    assert "its patched convolutions" in text
+
+
+def test_a_picture_of_another_kind_is_refused_before_anything_runs(
+    plans: dict[str, Path], tmp_path: Path
+) -> None:
+    result = compare("conv", plans["inference"], "--plot", tmp_path / "step.gif")
+
+    assert result.exit_code == 2
+    assert "must end in" in " ".join(result.stderr.split())
+    assert "a model is being made" not in result.stderr
+
+
 def test_gradients_of_all_that_a_model_returns_are_computed(plans: dict[str, Path], folder: Path) -> None:
     (folder / "returning.py").write_text(
         "from torch import nn\n"
