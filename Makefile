@@ -26,9 +26,14 @@ run: $(READY)  ## tune a ResNet-18 on real images, divide its convolutions, prov
 proof: $(READY)  ## train with and without division from equal weights; needs the plan that run wrote
 	@$(BIN)/python -m bench.proof $(ARGS)
 
-$(CUDNN): $(READY)
-	@echo "adding cuDNN (once, 0.8 GB; make test DEVICELESS=no goes without it)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deviceless]'
+$(CUDNN): $(READY) constraints-cudnn.txt
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then \
+		echo "cuDNN is the one that this CUDA build of PyTorch brings"; \
+	else \
+		echo "adding cuDNN (once, 0.8 GB; make test DEVICELESS=no goes without it)"; \
+		$(BIN)/pip install --quiet --disable-pip-version-check \
+			-c constraints.txt -c constraints-cudnn.txt -e '.[deviceless]'; \
+	fi
 	@touch $(CUDNN)
 
 test: $(READY) $(if $(filter yes,$(DEVICELESS)),$(CUDNN))  ## run the test suite; DEVICELESS=no leaves out the real cuDNN
