@@ -61,8 +61,7 @@ def twins() -> tuple[nn.Module, nn.Module]:
 
 
 def the_only(told: pytest.WarningsRecorder) -> str:
-    (warning,) = told.list
-    assert warning.category is UntunedWarning
+    (warning,) = (each for each in told.list if each.category is UntunedWarning)  # PyTorch may warn, too
     return str(warning.message)
 
 

@@ -650,15 +650,17 @@ def test_a_copy_of_a_read_only_store_is_read_only(tmp_path: Path) -> None:
         copied.add_records(an_environment(), [a_record()])
 
 
-def test_a_copy_of_a_store_in_a_file_closes_itself_when_it_is_forgotten(tmp_path: Path) -> None:
-    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store:
-        copied = copy.copy(store)
-        connection = copied._connection
-        del copied
-        gc.collect()
+@pytest.mark.parametrize("made", [SqliteStore, lambda path: copy.copy(SqliteStore(path))])
+def test_a_store_in_a_file_closes_itself_when_it_is_forgotten(
+    tmp_path: Path, made: Callable[[Path], SqliteStore]
+) -> None:
+    store = made(_filled(tmp_path / "profiles.sqlite3"))
+    connection = store._connection
+    del store
+    gc.collect()
 
-        with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
-            connection.execute("SELECT 1")
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        connection.execute("SELECT 1")
 
 
 def test_a_copy_of_a_store_whose_file_is_no_store_any_more_is_refused(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class SqliteStore:
     Each call is one short transaction; a process that finds the file locked waits for up to half a minute.
     The journal is the plain one: a write-ahead log needs shared memory, which network file systems lack. A
     process that is killed leaves all that it had added. A file that is refused stays, byte for byte, as it
-    is. A copy, pickled or not, is the same file opened once more; it closes itself when it is forgotten.
+    is. A copy, pickled or not, is the same file opened once more. A store closes itself when it is forgotten.
     A file that was packed (`pack`) is read into memory, and can only be read.
 
     Attributes:
@@ -111,6 +111,7 @@ class SqliteStore:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._connection = _connect(self.path, read_only)
+        weakref.finalize(self, self._connection.close)  # whoever copies a model knows of no store to close
         try:
             self._prepare(read_only)
         except BaseException:
@@ -262,9 +263,7 @@ class SqliteStore:
 
 
 def _reopened(path: Path, read_only: bool) -> SqliteStore:
-    store = SqliteStore(path, read_only=read_only)
-    weakref.finalize(store, store._connection.close)  # whoever copies a model knows of no store to close
-    return store
+    return SqliteStore(path, read_only=read_only)
 
 
 @contextlib.contextmanager
