@@ -66,12 +66,15 @@ models: $(MODELS)  ## train public models divided, beside their unpatched twins;
 GPU := build/gpu
 # As a user trains; apart from the others, since one fault of a card fails all that its process does later.
 GPU_TRAINING := tests/test_training_on_gpu.py
-GPU_FIRST := tests/cudnn/test_gpu.py tests/cudnn/test_grid.py
+GPU_FIRST := tests/test_comparing.py tests/cli/test_info.py tests/cudnn/test_gpu.py
 GPU_TESTS = $(GPU_FIRST) $(sort $(filter-out $(GPU_FIRST) $(GPU_TRAINING), \
 	$(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)))
-gpu_tests = PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=20 $(1) $(GPU)/bin/python -m pytest \
-	-m gpu --require-gpu -v --tb=short --junitxml=$(GPU)/$(2).xml \
-	-o timeout=40 -o timeout_method=signal -o faulthandler_timeout=30 -W default $(3)
+# Seconds after which no further test begins; whoever has more time for them says so.
+TRAINING_S ?= 120
+TESTS_S ?= 110
+gpu_tests = PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=10 $$(($(1) + 20)) \
+	$(GPU)/bin/python -m pytest -m gpu --require-gpu -v --tb=short --junitxml=$(GPU)/$(2).xml \
+	-o session_timeout=$(1) -o timeout=40 -o timeout_method=signal -o faulthandler_timeout=30 -W default $(3)
 
 $(GPU)/ready: bench/gpu/install.py
 	@$(PYTHON) -m bench.gpu.install $(GPU) $(WHEELS)
@@ -81,8 +84,8 @@ gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes wit
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
 	@rm -f $(GPU)/*.xml
-	@$(call gpu_tests,130,training,$(GPU_TRAINING)); training=$$?; \
-		$(call gpu_tests,120,tests,$(GPU_TESTS)); tests=$$?; \
+	@$(call gpu_tests,$(TRAINING_S),training,$(GPU_TRAINING)); training=$$?; \
+		$(call gpu_tests,$(TESTS_S),tests,$(GPU_TESTS)); tests=$$?; \
 		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$((training | tests))
 
 record:  ## tune networks on an NVIDIA GPU into one recording, which can be replayed; goes on where it stopped

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from mucudnn.backends import Backend, backend_for
+from mucudnn.backends.cudnn.backend import CudnnBackend
+from mucudnn.backends.cudnn.constants import BehaviourNote
 from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
 from mucudnn.extraction import extract
@@ -53,10 +55,17 @@ def a_plan_of(
 
 
 def _algorithms(backend: Backend, problem: ConvProblem) -> list[str]:
-    """Return algorithms that compute parts of any size, PyTorch's own first."""
+    """Return algorithms that compute parts of any size, PyTorch's own first, slow compilers last."""
     names = _NAMES if backend.own == _CPU.own else backend.algorithms(problem, Search.HEURISTIC, whole=False)
     parts = [problem.part(size) for size in range(1, problem.batch + 1)]
-    return [name for name in names if all(backend.computes(part, name) for part in parts)]
+    able = [name for name in names if all(backend.computes(part, name) for part in parts)]
+    return sorted(able, key=lambda name: is_compiled_when_run(backend, problem, name))
+
+
+def is_compiled_when_run(backend: Backend, problem: ConvProblem, algorithm: str) -> bool:
+    """Return whether cuDNN compiles an engine when it is first run, which takes a second for each size."""
+    found = backend.engine(problem, algorithm) if isinstance(backend, CudnnBackend) else None
+    return found is not None and BehaviourNote.RUNTIME_COMPILATION.name in found.notes
 
 
 def _division(backend: Backend, problem: ConvProblem, start: int) -> Division:

@@ -14,6 +14,9 @@ from torch import nn
 class Clock(Protocol):
     """Marks moments in what is computed, and tells later what lies between two of them."""
 
+    def begin(self) -> None:
+        """Get ready for what is to be marked."""
+
     def mark(self) -> Any:
         """Mark the present moment, without waiting for a device."""
 
@@ -34,6 +37,9 @@ class HostClock:
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.mark = now_ns
 
+    def begin(self) -> None:
+        """Nothing is to be done."""
+
     def wait(self) -> None:
         """Nothing is left to wait for."""
 
@@ -42,18 +48,34 @@ class HostClock:
         return end - start
 
 
+_HEAD_START_CYCLES = 10_000_000
+"""Of a card, some 5 ms: about as long as a host takes to launch a few hundred kernels."""
+
+
 class CardClock:
-    """Of what a card computes on each thread's stream, while the host runs ahead as it always does."""
+    """Of what a card computes on each thread's stream, while the host runs ahead, as it does in a long run.
+
+    Args:
+        device: the card.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def begin(self) -> None:
+        """Keep the card busy for a while: else it would wait for the host, as it has nothing to do yet."""
+        with torch.cuda.device(self._device):
+            torch.cuda._sleep(_HEAD_START_CYCLES)
 
     def mark(self) -> torch.cuda.Event:
         """Have the stream note the time when it comes here."""
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def wait(self) -> None:
         """Wait for the card."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
 
     def between_ns(self, start: torch.cuda.Event, end: torch.cuda.Event) -> int:
         """Return what has gone on the stream."""
@@ -102,6 +124,7 @@ class ModuleClocks:
         computes, that is the node from which a module's result comes.
         """
         self._spans, self._here = [], threading.local()
+        self._clock.begin()
         run()
         self._clock.wait()
         taken: dict[str, int] = {}

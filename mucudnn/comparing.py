@@ -98,7 +98,8 @@ def compared(
 ) -> StepComparison:
     """Return what `compare` does of a patched model, by the clock of a backend."""
     neighbours, turns = backend.neighbours(), _Turns(model)
-    clocks = ModuleClocks(HostClock(backend.clock) if backend.device.type == "cpu" else CardClock())
+    on_host = backend.device.type == "cpu"
+    clocks = ModuleClocks(HostClock(backend.clock) if on_host else CardClock(backend.device))
 
     def run() -> _Run:
         """Return what a step takes."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bench.by_hand import is_compiled_when_run
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends.cudnn.backend import CudnnBackend
-from mucudnn.backends.cudnn.constants import BehaviourNote
 from mucudnn.calls import own_call
 from mucudnn.division import Division
 from mucudnn.functional import DividedConvolution, arguments_of
@@ -185,15 +185,10 @@ def _division(backend: CudnnBackend, problem: ConvProblem) -> Division:
     parts = [problem.part(size) for size in SIZES]
     listed = backend.algorithms(parts[0])
     engines = [name for name in listed if name.startswith("cudnn:eng")]
-    engines.sort(key=lambda name: _is_compiled(backend, parts[0], name))
+    engines.sort(key=lambda name: is_compiled_when_run(backend, parts[0], name))
     engine = next((name for name in engines if all(backend.computes(part, name) for part in parts)), None)
     assert engine is not None, f"cuDNN must list an engine for {problem}, but there are only {listed}."
     return Division(tuple(Candidate(engine, size, 0.0, 0) for size in SIZES))
-
-
-def _is_compiled(backend: CudnnBackend, problem: ConvProblem, engine: str) -> bool:
-    found = backend._workshop.configuration(problem, engine)
-    return BehaviourNote.RUNTIME_COMPILATION.name in found.notes
 
 
 def assert_right(backend: CudnnBackend, problem: ConvProblem, given: Operands, results: Results) -> None:

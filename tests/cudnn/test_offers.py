@@ -73,6 +73,25 @@ def test_a_broken_set_up_or_our_mistake_is_raised(library: Library, h200: Descri
         _offers(_refusing_workspaces(library, status), h200, conv()).listed()
 
 
+@pytest.mark.parametrize("status", [2000, 3000, 4000, 5003])
+def test_an_engine_that_fails_in_a_scan_is_left_out_in_whatever_way_it_does(
+    library: Library, h200: Descriptor, status: int
+) -> None:
+    whole = _offers(library, h200, conv(dtype="float32")).scanned(())
+
+    found = _offers(_refusing_workspaces(library, status), h200, conv(dtype="float32")).scanned(())
+
+    assert found == whole[:FIRST] != whole
+
+
+@pytest.mark.parametrize("status", [1002, 4003, 4004])
+def test_a_scan_that_lacks_memory_or_a_library_is_an_error(
+    library: Library, h200: Descriptor, status: int
+) -> None:
+    with pytest.raises(CudnnError, match=rf"\({status}\)"):
+        _offers(_refusing_workspaces(library, status), h200, conv(dtype="float32")).scanned(())
+
+
 def test_heuristics_that_do_not_support_a_graph_leave_the_list_empty(
     library: Library, h200: Descriptor
 ) -> None:

@@ -144,7 +144,7 @@ class CudnnBackend:
             return True
         if is_tiles(algorithm):
             return self._tiles.computes(problem, algorithm)
-        found = self._found(problem, algorithm)
+        found = self.engine(problem, algorithm)
         permitted = found is not None and self._card.rules.permits(found.notes, problem.dtype)
         return permitted and self._card.uses_cudnn
 
@@ -239,7 +239,7 @@ class CudnnBackend:
         problem = dataclasses.replace(problem, layout=layout, filter_layout=layout)
         return self._workshop.first(problem, self._card.plans_tried)
 
-    def _found(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
+    def engine(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
         """Return the engine that an id names, if it computes `problem`, whatever the flags permit."""
         if self._workshop is None or not is_id(algorithm):
             return None
@@ -247,7 +247,7 @@ class CudnnBackend:
         return found if found is not None and _divides(problem, found) else None
 
     def _configuration(self, problem: ConvProblem, algorithm: str) -> tuple[EngineConfiguration, Workshop]:
-        found = self._found(problem, algorithm)
+        found = self.engine(problem, algorithm)
         if found is None or self._workshop is None:
             some = ", ".join(self.algorithms(problem)[1:4]) or "an engine's id"
             raise BackendError(

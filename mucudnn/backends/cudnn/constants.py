@@ -156,8 +156,10 @@ class Status(IntEnum):
     NOT_INITIALIZED = 1001
     SUBLIBRARY_VERSION_MISMATCH = 1002
     SUBLIBRARY_LOADING_FAILED = 1008
+    BAD_PARAM = 2000
+    """The least status of a call that is mistaken; what lies below is a broken set-up."""
     NOT_SUPPORTED = 3000
-    """The least status that means "not here"; what lies below is a broken set-up or our mistake."""
+    """The least status that means "not here"."""
     HOST_ALLOCATION_FAILED = 4003
     DEVICE_ALLOCATION_FAILED = 4004
     EXECUTION_FAILED = 5000

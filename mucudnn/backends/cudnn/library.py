@@ -63,7 +63,12 @@ class CudnnError(BackendError):
         Not where the set-up is broken, the caller is mistaken, memory is lacking, or the device fails.
         """
         is_of_engine = Status.NOT_SUPPORTED <= self.status < Status.EXECUTION_FAILED
-        return is_of_engine and self.status not in _LACK_OF_MEMORY
+        return is_of_engine and not self.is_for_lack_of_memory
+
+    @property
+    def is_for_lack_of_memory(self) -> bool:
+        """Whether the host or the device had no memory left."""
+        return self.status in _LACK_OF_MEMORY
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from mucudnn.backends.cudnn.constants import (
     HeuristicMode,
     Kind,
     NumericalNote,
+    Status,
 )
 from mucudnn.backends.cudnn.descriptors import Descriptor
 from mucudnn.backends.cudnn.library import CudnnError, Library
@@ -61,13 +62,24 @@ class Offers:
         return self._offers(configurations)
 
     def scanned(self, known: Collection[int]) -> tuple[Offer, ...]:
-        """Return every engine that runs with its default knobs, but for the known numbers."""
-        offers = (
-            self.rebuilt(engine, (), Source.SCAN)
-            for engine in range(self._graph.int_value(Attribute.GRAPH_ENGINES))
-            if engine not in known
-        )
+        """Return every engine that runs with its default knobs, but for the known numbers.
+
+        One that fails by itself is left out, in whatever way it does: nobody has recommended it.
+
+        Raises:
+            CudnnError: the set-up is broken, or memory is lacking.
+        """
+        engines = range(self._graph.int_value(Attribute.GRAPH_ENGINES))
+        offers = (self._scanned(engine) for engine in engines if engine not in known)
         return tuple(offer for offer in offers if offer is not None)
+
+    def _scanned(self, engine: int) -> Offer | None:
+        try:
+            return self.rebuilt(engine, (), Source.SCAN)
+        except CudnnError as error:
+            if error.status < Status.BAD_PARAM or error.is_for_lack_of_memory:
+                raise
+            return None
 
     def rebuilt(self, engine: int, knobs: Knobs, source: Source = Source.REBUILT) -> Offer | None:
         """Return what an engine with these knobs declares, or None if it does not compute the graph here."""
