@@ -98,11 +98,15 @@ class ModuleClocks:
 
     What one does within another is counted once, as the inner one's: a node of autograd's may compute the
     forward passes of other modules again, where they were checkpointed.
+
+    Attributes:
+        differentiated: names of the modules of which autograd has computed something in the last run.
     """
 
     def __init__(self, clock: Clock) -> None:
         """Count nothing yet."""
         self._clock = clock
+        self.differentiated: set[str] = set()
         self._spans: list[_Span] = []
         self._here = threading.local()
 
@@ -123,7 +127,7 @@ class ModuleClocks:
         Modules that are not called meanwhile, or in a compiled graph, have no number. Of what autograd
         computes, that is the node from which a module's result comes.
         """
-        self._spans, self._here = [], threading.local()
+        self._spans, self._here, self.differentiated = [], threading.local(), set()
         self._clock.begin()
         run()
         self._clock.wait()
@@ -172,6 +176,11 @@ class _Watch:
         """Begin a span."""
         self._clocks.begin(self._name)
 
+    def begin_node(self, *_: Any) -> None:
+        """Begin a span of what autograd computes."""
+        self._clocks.differentiated.add(self._name)
+        self.begin()
+
     def end(self, *_: Any) -> None:
         """End it."""
         self._clocks.end(self._name)
@@ -183,5 +192,5 @@ class _Watch:
         while node is not None and node.name().startswith("Squeeze"):  # of a sample without a batch
             node = node.next_functions[0][0]
         if node is not None:
-            node.register_prehook(self.begin)
+            node.register_prehook(self.begin_node)
             node.register_hook(self.end)

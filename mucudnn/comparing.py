@@ -17,11 +17,13 @@ from mucudnn.errors import OptionError, PlanError
 from mucudnn.intervals import Verdict, median, rank_of_lower_end
 from mucudnn.modules import home_of
 from mucudnn.options import ProgressOption
-from mucudnn.patching import patched_modules, plan_of, unpatched
+from mucudnn.patching import noted, patched_modules, plan_of, unpatched
+from mucudnn.plan import Plan
+from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.progress import Work, progress_for
 from mucudnn.ranks import is_distributed, of_the_first
 from mucudnn.step_comparison import LayerComparison, PairedTimes, StepComparison
-from mucudnn.taking_back import taken_back
+from mucudnn.taking_back import is_kept, taken_back
 
 try:
     from resource import RUSAGE_SELF, getrusage
@@ -114,13 +116,22 @@ def compared(
         work = Work(shown, dict.fromkeys(range(2 * rounds), 1.0))
         whole = turns.take(run, _told(work, "timing the step", range(rounds)))
         with clocks.watching(layers):
-            is_seen = of_the_first(bool(clocks.taken_by(step)))
+            with noted(model) as ran:
+                is_seen = of_the_first(bool(clocks.taken_by(step)))
+            differentiated = clocks.differentiated
             further = range(rounds, 2 * rounds) if is_seen else range(0)
             parts = turns.take(lambda: clocks.taken_by(step), _told(work, "timing its convolutions", further))
         work.end(len(whole.now) + len(parts.now))
     within = tuple(_layers(layers, parts))
     known = {each.path for each in within}
-    slower = of_the_first([each for each in within if each.times.verdict is Verdict.SLOWER])
+    unplanned = tuple(
+        path
+        for path in layers
+        if path in known and not _is_planned(plan, path, ran.get(path, ()), path in differentiated)
+    )
+    slower = of_the_first(
+        [each for each in within if each.times.verdict is Verdict.SLOWER and each.path not in unplanned]
+    )
     return StepComparison(
         step=PairedTimes(*(tuple(each.span_ns for each in runs) for runs in (whole.before, whole.now))),
         layers=within,
@@ -130,6 +141,24 @@ def compared(
         plan=plan,
         slower=tuple(each.path for each in slower),
         settled=taken_back(plan, slower, backend.own),
+        unplanned=unplanned,
+    )
+
+
+def _is_planned(plan: Plan, path: str, ran: Iterable[ConvProblem], is_differentiated: bool) -> bool:
+    """Return whether a step runs all that a plan changes at a module.
+
+    Args:
+        plan: of the model.
+        path: of the module.
+        ran: the problems of its forward passes that the plan served.
+        is_differentiated: whether autograd computed something of it.
+    """
+    ran = [*ran]
+    served, forward = {each for one in ran for each in problems_of(one).values()}, {one.op for one in ran}
+    changed = [each for each in plan.assignments if each.site.path == path and not is_kept(each)]
+    return all(
+        each.problem in served and (is_differentiated or each.site.op in forward) for each in changed
     )
 
 

@@ -37,6 +37,7 @@ class DividedConvolution:
     An op without a division runs PyTorch's own convolution, undivided.
 
     Attributes:
+        problem: of the forward pass.
         buffer_bytes: of the workspace that each op needs.
         is_own: whether all that runs is PyTorch's own convolution, undivided.
         order: memory format in which images and gradients are wanted.
@@ -64,7 +65,7 @@ class DividedConvolution:
             tell_untuned: is told when the weight's gradient is computed; None if nobody wants to know.
         """
         self._backend = backend
-        self._problem = problem
+        self.problem = problem
         self._owners = owners or {}
         self._tell_untuned = tell_untuned
         own = undivided(backend.own, problem.batch)

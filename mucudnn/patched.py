@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from mucudnn.calls import is_transformed, overriding_mode, own_call, watcher
 from mucudnn.compiling import GraphServer, in_graph
 from mucudnn.modules import Call, Kind, call_of, padded
 from mucudnn.passes import is_examining
-from mucudnn.routing import Router
+from mucudnn.problem import ConvProblem
+from mucudnn.routing import NotingRouter, Router
 from mucudnn.shapes import TunedShapes, Variant
 
 
@@ -68,7 +69,7 @@ class PatchedForward:
         self._build()
 
     def _build(self) -> None:
-        self._router = Router((self._shapes.backend,), self._module, self._shapes.tell_device)
+        self._router: Router = Router((self._shapes.backend,), self._module, self._shapes.tell_device)
         self._server = self._servers.of(self._shapes)
         self._name = self._server.name
 
@@ -110,6 +111,17 @@ class PatchedForward:
             yield
         finally:
             self._is_retired = False
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[Set[ConvProblem]]:
+        """Yield the problems of forward passes that what was tuned computes during the block, in no graph."""
+        router = self._router
+        noting = NotingRouter((self._shapes.backend,), self._module, self._shapes.tell_device)
+        self._router = noting
+        try:
+            yield noting.served_problems
+        finally:
+            self._router = router
 
     def retire(self) -> None:
         """Compute as before from now on: the model is restored, but somebody may go on calling this."""

@@ -8,7 +8,7 @@ model takes them along.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 from torch import nn
@@ -177,6 +177,16 @@ def unpatched(model: nn.Module) -> Iterator[None]:
             else:  # somebody has wrapped it
                 stack.enter_context(patched.resting())
         yield
+
+
+@contextlib.contextmanager
+def noted(model: nn.Module) -> Iterator[dict[str, Set[ConvProblem]]]:
+    """Yield, of each patched module, the problems that what was tuned computes during the block.
+
+    They are those of forward passes; what runs in graphs is not seen.
+    """
+    with contextlib.ExitStack() as stack:
+        yield {path: stack.enter_context(patched.noted()) for path, (_, patched) in _patches(model).items()}
 
 
 def _patches(model: nn.Module) -> dict[str, tuple[nn.Module, PatchedForward]]:

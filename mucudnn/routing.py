@@ -178,6 +178,31 @@ class Router:
         self._routes[key] = route
 
 
+class NotingRouter(Router):
+    """A router that tells of the calls which something that was decided serves.
+
+    Attributes:
+        served_problems: of their forward passes.
+    """
+
+    def __init__(
+        self,
+        backends: tuple[str, ...],
+        module: nn.Module | None,
+        tell_device: Callable[[torch.device], None] | None = None,
+    ) -> None:
+        """Know of no shape yet; see `Router`."""
+        super().__init__(backends, module, tell_device)
+        self.served_problems: set[ConvProblem] = set()
+
+    def found(self, call: Call, decide: Decide, needs: Hashable = None) -> Route | None:
+        """Return what runs the call, and note of what problem that is."""
+        route = super().found(call, decide, needs)
+        if route is not None:
+            self.served_problems.add(route.convolution.problem)
+        return route
+
+
 @dataclasses.dataclass(frozen=True)
 class Memory:
     """How a plan's sites take memory.

@@ -85,9 +85,12 @@ class StepComparison:
         pages: how many pages of memory a step took anew from the system, before and now, as medians; None if
             that is not known.
         plan: what ran.
-        slower: paths of the layers that are SLOWER than before; of several ranks, the first one's.
+        slower: paths of the layers that are SLOWER than before, though they run what the plan has for them;
+            of several ranks, the first one's.
         settled: the same plan with these as they were before, where PyTorch's own may run at all of their
             sites. It was not timed itself, and is `plan` where nothing was taken back.
+        unplanned: paths of the layers that were seen to run something else than the plan has for them, such
+            as another shape, a smaller batch, or no gradients.
     """
 
     step: PairedTimes
@@ -98,6 +101,7 @@ class StepComparison:
     plan: Plan
     slower: tuple[str, ...]
     settled: Plan
+    unplanned: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         found, verdict = self.step.speedup, self.step.verdict

@@ -1,6 +1,7 @@
 """A program's step with a plan and without it, on a clock that its convolutions move themselves."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from bench.by_hand import a_plan_for
 from mucudnn.backends import backend_for
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.comparing import compared
-from mucudnn.errors import OptionError, PlanError
+from mucudnn.errors import OptionError, PlanError, UntunedWarning
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.patching import patched_modules, unpatched
 from mucudnn.plan import Plan
+from mucudnn.problem import ConvOp
 from mucudnn.progress import Silence
 from mucudnn.routing import Router
 from mucudnn.step_comparison import StepComparison
@@ -85,7 +87,8 @@ def model(backend: Ticking) -> Network:
 
 
 def seen_of(model: Network, backend: Ticking, step: Callable[[], object] | None = None) -> StepComparison:
-    return compared(model, step or (lambda: model(IMAGES)), ROUNDS, progress=False, backend=backend)
+    step = step or (lambda: model(IMAGES).sum().backward())
+    return compared(model, step, ROUNDS, progress=False, backend=backend)
 
 
 def algorithms(plan: Plan, path: str) -> set[str]:
@@ -127,6 +130,41 @@ def test_the_plan_is_settled_where_nothing_is_slower(model: Network, backend: Ti
     seen = seen_of(model, backend)
 
     assert seen.settled is seen.plan is mucudnn.plan_of(model)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda model: model(IMAGES),  # of a plan for training the gradients never run
+        lambda model: model(IMAGES[:3]).sum().backward(),
+        lambda model: model(torch.cat([IMAGES, IMAGES])).sum().backward(),
+        lambda model: model(IMAGES[0]).sum().backward(),
+    ],
+    ids=["no gradients", "a smaller batch", "a larger batch", "one sample"],
+)
+def test_what_does_not_run_as_it_was_planned_is_told_of_and_never_taken_back(
+    model: Network, backend: Ticking, run: Callable[[Network], object]
+) -> None:
+    model.first.taken, model.second.taken = (40, 50), (300, 100)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntunedWarning)
+        seen = seen_of(model, backend, lambda: run(model))
+
+    assert seen.layers[0].times.verdict is Verdict.SLOWER
+    assert (seen.unplanned, seen.slower) == (("first", "second"), ())
+    assert seen.settled is seen.plan
+
+
+def test_a_plan_of_forward_passes_alone_runs_as_it_was_planned(model: Network, backend: Ticking) -> None:
+    forward = [each for each in mucudnn.plan_of(model).assignments if each.site.op is ConvOp.FPROP]
+    plan = dataclasses.replace(mucudnn.plan_of(model), assignments=tuple(forward))
+    mucudnn.apply(model, plan)
+    model.first.taken = (40, 50)
+
+    seen = seen_of(model, backend, lambda: model(IMAGES))
+
+    assert (seen.unplanned, seen.slower) == ((), ("first",))
 
 
 def test_what_autograd_computes_of_a_convolution_counts(model: Network, backend: Ticking) -> None:

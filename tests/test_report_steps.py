@@ -202,3 +202,38 @@ def test_json_of_rounds_that_have_no_interval_has_no_infinity() -> None:
 
     values = json.loads(json.dumps(comparison_as_json(short), allow_nan=False))
     assert (values["step"]["now"]["low"], values["step"]["now"]["high"]) == (None, None)
+
+
+def test_what_does_not_run_as_planned_is_named_with_what_to_do() -> None:
+    found = dataclasses.replace(FOUND, slower=(), settled=FOUND.plan, unplanned=("stem", "head"))
+
+    told = note(found, "not as planned")
+
+    assert told is not None
+    assert told.startswith("stem and 1 more: the step does not run all that the plan has there.")
+    assert told.endswith("Tune what the step runs.")
+    assert comparison_as_json(found)["unplanned"] == ["stem", "head"]
+    assert note(FOUND, "not as planned") is None
+
+
+def test_a_step_that_is_not_faster_and_runs_another_thing_is_not_blamed_on_the_plan() -> None:
+    slower = PairedTimes((100 * MS,) * 10, (120 * MS,) * 10)
+    found = dataclasses.replace(FOUND, step=slower, slower=(), settled=FOUND.plan, unplanned=("stem",))
+
+    assert note(found, "advice") == (
+        "The step is slower with the plan. It does not run all of the plan, see below."
+    )
+
+
+def test_a_limit_is_told_of_at_the_rows_alone() -> None:
+    rows = tuple(
+        dataclasses.replace(each, evidence=dataclasses.replace(each.evidence, reference=None))
+        for each in PLAN.assignments
+        if each.evidence is not None
+    )
+    plan = dataclasses.replace(PLAN, assignments=rows)
+    found = dataclasses.replace(FOUND, plan=plan, slower=(), settled=plan)
+
+    assert str(note(found, "over limit")).startswith("At 2 of these the limit forbids")
+    assert str(note(dataclasses.replace(found, layers=FOUND.layers[:1]), "over limit")).startswith("At 1 of")
+    assert note(dataclasses.replace(found, layers=()), "over limit") is None

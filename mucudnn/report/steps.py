@@ -48,6 +48,7 @@ def comparison_as_json(found: StepComparison) -> dict[str, object]:
         "convolutions": [{"path": each.path, **_as_json(each.times)} for each in found.layers],
         "unseen": list(found.unseen),
         "slower": list(found.slower),
+        "unplanned": list(found.unplanned),
         "taken_back": _taken_back(found),
         "over_limit": over_limit(found),
         "others": found.others,
@@ -142,6 +143,8 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
         yield "slower", _about_slower(found)
     if found.step.verdict is not Verdict.FASTER:
         yield "advice", _advice(found)
+    if found.unplanned:
+        yield "not as planned", _about_unplanned(found)
     if found.unseen:
         yield "not seen", _about_unseen(found)
     if found.pages is not None and _is_worth_telling(found.pages, found.step):
@@ -173,9 +176,10 @@ def _share(found: StepComparison, *, is_now: bool) -> str:
 
 
 def over_limit(found: StepComparison) -> list[str]:
-    """Return the modules at which the tuner was not allowed to run PyTorch's own."""
+    """Return the timed modules at which the tuner was not allowed to run PyTorch's own."""
     evidence = ((each.site.path, each.evidence) for each in found.plan.assignments)
-    return list(dict.fromkeys(path for path, seen in evidence if seen is not None and seen.reference is None))
+    forbidden = {path for path, seen in evidence if seen is not None and seen.reference is None}
+    return [layer.path for layer in found.layers if layer.path in forbidden]
 
 
 def _pay_back(step: PairedTimes) -> str:
@@ -225,9 +229,19 @@ def _advice(found: StepComparison) -> str:
     told = f"The step is {'slower' if is_slower else 'not found faster'} with the plan."
     if _taken_back(found):
         return f"{told} Try the settled plan."
+    if found.unplanned:
+        return f"{told} It does not run all of the plan, see below."
     if found.step.verdict is Verdict.AMBIGUOUS:
         return f"{told} More rounds may tell."
     return f"{told} Do not apply it; mucudnn.restore(model) takes it back."
+
+
+def _about_unplanned(found: StepComparison) -> str:
+    return (
+        f"{_listed(found.unplanned)}: the step does not run all that the plan has there. It has another "
+        "shape, type or batch, or no gradients; so the rows tell nothing of the plan, and nothing is taken "
+        "back. Tune what the step runs."
+    )
 
 
 def _about_unseen(found: StepComparison) -> str:
