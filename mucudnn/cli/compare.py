@@ -13,6 +13,7 @@ from mucudnn.cli.options import (
     NewFile,
     Target,
     channels_last_option,
+    check_files,
     dtype_option,
     inputs_option,
     json_option,
@@ -21,6 +22,7 @@ from mucudnn.cli.options import (
 )
 from mucudnn.cli.output import columns, failing_as, print_json, say
 from mucudnn.plan import Plan
+from mucudnn.problem import ConvOp
 from mucudnn.report import DEFAULT_WIDTH, comparison_as_json, draw_comparison, render_comparison
 
 if TYPE_CHECKING:
@@ -71,18 +73,22 @@ def compare_command(
     Example:
       mucudnn compare torchvision.models:resnet18 --input 32x3x224x224 --plan plan.json
     """
+    check_files(output, plot)
     plan = Plan.load(path)
     with contextlib.redirect_stdout(sys.stderr):  # whatever the model prints, stdout has the table alone
         from mucudnn.comparing import compare  # here, so that help and other commands do not wait for torch
+        from mucudnn.passes import CallArguments, make_parameters
         from mucudnn.patching import apply
 
         device = device_of_backend(plan.environment.backend)
         model = load_model(target)
-        is_eval = is_for_inference(plan)
+        is_eval = is_for_inference(plan, model)
         prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
         if device is not None:
             model.to(device)
         inputs = random_inputs(model, shapes, channels_last=channels_last)
+        with failing_as("The model cannot be run"):
+            make_parameters(model, CallArguments(inputs, {}))
         apply(model, plan)
         run = _inference(model, inputs) if is_eval else _training(model, inputs)
         found = compare(model, run, rounds=rounds, progress=True)
@@ -101,9 +107,13 @@ def compare_command(
         say(f"It is drawn in {plot}.", as_json)
 
 
-def is_for_inference(plan: Plan) -> bool:
-    """Return whether a plan has forward passes alone, which of a transposed convolution is its dgrad."""
-    return len({(site.path, site.variant) for site in plan.sites}) == len(plan.sites)
+def is_for_inference(plan: Plan, model: "nn.Module") -> bool:
+    """Return whether a plan has forward passes alone, which of a transposed convolution are its dgrads."""
+    from mucudnn.modules import kind_of
+
+    kinds = {path: kind_of(module) for path, module in model.named_modules()}
+    transposed = {path for path, kind in kinds.items() if kind is not None and kind.is_transposed}
+    return all(site.op is (ConvOp.DGRAD if site.path in transposed else ConvOp.FPROP) for site in plan.sites)
 
 
 def _inference(model: "nn.Module", inputs: "tuple[Tensor, ...]") -> Callable[[], None]:

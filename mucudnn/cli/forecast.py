@@ -9,7 +9,7 @@ import click
 
 from mucudnn.choices import Policy, choice
 from mucudnn.cli.cudnn import described_device, version_of
-from mucudnn.cli.model import Shapes, load_model, prepare, shapeless_inputs
+from mucudnn.cli.model import Shapes, load_model, prepare, refuse_lazy, shapeless_inputs
 from mucudnn.cli.options import (
     Target,
     channels_last_option,
@@ -113,6 +113,7 @@ def _occurrences(
 
     with contextlib.redirect_stdout(sys.stderr):
         model = load_model(target)
+        refuse_lazy(model, target)
         prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
         return trace(model, shapeless_inputs(model, shapes, channels_last=channels_last))
 

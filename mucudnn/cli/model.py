@@ -45,6 +45,18 @@ def load_model(target: Target) -> "nn.Module":
     return made
 
 
+def refuse_lazy(model: "nn.Module", target: Target) -> None:
+    """Refuse a model that makes parameters in its first call.
+
+    Raises:
+        Failure: it does.
+    """
+    from torch.nn.parameter import is_lazy
+
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise Failure(f"{target} must call the model once before: its lazy modules have no parameters yet.")
+
+
 def prepare(model: "nn.Module", *, is_eval: bool, dtype: str | None, channels_last: bool) -> None:
     """Bring the model into the mode, type and layout that are asked for."""
     import torch

@@ -117,6 +117,16 @@ def size(text: str) -> int:
         raise click.BadParameter(str(error)) from error
 
 
+def check_files(output: Path | None, plot: Path | None) -> None:
+    """Refuse a picture in the place of a plan.
+
+    Raises:
+        BadParameter: both are to be one file.
+    """
+    if output is not None and plot is not None and output.resolve() == plot.resolve():
+        raise click.BadParameter(f"the plan itself is saved in '{plot}'.", param_hint="'--plot'")
+
+
 def _dtype(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
     return None if name is None else DTYPES[name]
 

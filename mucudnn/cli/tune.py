@@ -15,6 +15,7 @@ from mucudnn.cli.options import (
     NewFile,
     Target,
     channels_last_option,
+    check_files,
     dtype_option,
     inputs_option,
     json_option,
@@ -99,7 +100,7 @@ def tune_command(
     Example:
       mucudnn tune torchvision.models:resnet18 --input 32x3x224x224 --workspace-limit 64MiB -o plan.json
     """
-    _check_files(output, plot)
+    check_files(output, plot)
     _check_backend(backend, store, again=again)
     start = time.perf_counter()
     is_replay = backend.startswith(PREFIX)
@@ -125,12 +126,6 @@ def tune_command(
         print_plan(plan, as_json)
     for line in _how_it_went(seconds, backend, output, plot):
         say(line, as_json)
-
-
-def _check_files(output: Path | None, plot: Path | None) -> None:
-    """Refuse a picture in the plan's place."""
-    if output is not None and plot is not None and output.resolve() == plot.resolve():
-        raise click.BadParameter(f"the plan itself is saved in '{plot}'.", param_hint="'--plot'")
 
 
 def _keep(plan: Plan, output: Path | None, plot: Path | None) -> None:

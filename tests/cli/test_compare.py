@@ -1,5 +1,6 @@
 """`mucudnn compare`."""
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from bench.by_hand import a_plan_for
 from mucudnn.cli.compare import is_for_inference
 from mucudnn.plan import Plan
+from mucudnn.problem import ConvOp
 from tests.cli.commands import assert_one_sentence, run
 
 INPUT = ("--input", "4x3x8x8")
@@ -133,10 +135,39 @@ def test_a_model_that_cannot_be_run_is_told_so(plans: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
 def test_a_plan_tells_whether_it_is_for_inference(kind: type[nn.Module]) -> None:
-    image = torch.zeros(4, 3, 8, 8)
+    image, model = torch.zeros(4, 3, 8, 8), kind(3, 4, 3)
+    training = a_plan_for(model, image)
+    gradients = tuple(each for each in training.assignments if each.site.op is ConvOp.WGRAD)
 
-    assert is_for_inference(a_plan_for(kind(3, 4, 3).eval(), image))
-    assert not is_for_inference(a_plan_for(kind(3, 4, 3), image))
+    assert is_for_inference(a_plan_for(copy.deepcopy(model).eval(), image), model)
+    assert not is_for_inference(training, model)
+    assert not is_for_inference(dataclasses.replace(training, assignments=gradients), model)
+
+
+def test_a_model_that_makes_its_parameters_in_its_first_call_is_compared(
+    plans: dict[str, Path], folder: Path
+) -> None:
+    (folder / "lazy.py").write_text(
+        "from torch import nn\ndef made():\n    return nn.Sequential(nn.LazyConv2d(4, 3))\n"
+    )
+    plan = a_plan_for(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), torch.zeros(4, 3, 8, 8))
+    plan.save(folder / "lazy.json")
+
+    result = run("compare", "lazy:made", *INPUT, "--plan", folder / "lazy.json", "--rounds", "6")
+
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_a_picture_is_refused_in_the_place_of_the_settled_plan(
+    plans: dict[str, Path], tmp_path: Path
+) -> None:
+    both = tmp_path / "both.html"
+
+    result = compare("conv", plans["training"], "-o", both, "--plot", both)
+
+    assert result.exit_code == 2
+    assert "the plan itself is saved in" in " ".join(result.stderr.split())
+    assert not both.exists()
 
 
 def test_too_few_rounds_are_a_usage_error(plans: dict[str, Path]) -> None:

@@ -163,6 +163,16 @@ def test_a_sample_that_the_model_rejects_ends_with_a_sentence() -> None:
 
 
 @pytest.mark.deviceless
+def test_a_model_that_has_no_parameters_yet_ends_with_a_sentence(folder: Path) -> None:
+    (folder / "lazy_to_forecast.py").write_text(
+        "from torch import nn\ndef made():\n    return nn.Sequential(nn.LazyConv2d(4, 3))\n"
+    )
+
+    result = run("forecast", "lazy_to_forecast:made", "--input", "4x3x8x8", "--device", "h200")
+
+    assert_one_sentence(result, "mucudnn: lazy_to_forecast:made must call the model once before")
+
+
 def test_an_interrupt_ends_without_a_word() -> None:
     result = forecast("interrupted", "--input", "4x3x8x8")
 
