@@ -211,7 +211,8 @@ def divided_conv(
 
     Raises:
         ProblemError: the shapes fit no convolution.
-        OptionError: the divisions belong to different backends, or to none; the padding has no such name.
+        OptionError: the divisions belong to different backends, to none, or to one for another device; the
+            padding has no such name.
         BackendError: an algorithm in a division does not compute this.
         ValueError: a division is of another batch.
     """
@@ -225,7 +226,8 @@ def divided_conv(
     dtype = autocast_dtype(input.device)
     if dtype is not None and not is_traced(input, weight):
         input, weight, bias = as_autocast(input, weight, bias, dtype)  # noqa: A001  # PyTorch's name
-    if is_traced(input, weight) or obstacle(input, weight, bias) is not None:
+    is_empty = input.device.type == "meta"  # there is nothing to compute
+    if is_empty or is_traced(input, weight) or obstacle(input, weight, bias) is not None:
         return own_call(input, weight, bias, arguments)
     given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
     divisions = tuple((op, division) for op, division in given.items() if division is not None)
@@ -250,6 +252,11 @@ def _divided_conv(
     image, arguments = explicit_padding(batch, weight.shape[2:], arguments)
     problem = problem_of(image, weight, bias is not None, arguments)
     backend = _backend_of([division for _, division in divisions], image.device)
+    if backend.device.type != image.device.type:
+        raise OptionError(
+            f"Divisions of the backend '{backend.name}' must run on {backend.device.type}, but the image "
+            f"lies on {image.device}."
+        )
     return _prepared(image.device, backend.flags(), problem, divisions)(image, weight, bias)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from mucudnn import functional
 from mucudnn.backends import PartKernel, PartSumKernel
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.calls import ConvArguments, obstacle, problem_of
@@ -384,6 +386,26 @@ def test_divisions_of_two_backends_are_refused() -> None:
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(OptionError, match=r"backend must be one of .*, but got 'gpu'\."):
         divided_conv(*tensors(PLAIN), fprop=a_division("gpu:direct", 5))
+
+
+def test_divisions_of_another_device_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(name="cudnn", device=torch.device("cuda", 0))
+    monkeypatch.setattr(functional, "backend_for", lambda *_: card)
+    x, w = torch.zeros(2, 3, 8, 8), torch.zeros(4, 3, 3, 3)
+
+    with pytest.raises(
+        OptionError, match=r"^Divisions of the backend 'cudnn' must run on cuda, but .* cpu\.$"
+    ):
+        divided_conv(x, w, fprop=a_division("cudnn:eng1", 2))
+
+
+@pytest.mark.parametrize("divided", [{}, {"fprop": a_division("cpu:winograd4", 2)}])
+def test_tensors_without_values_have_results_without_values(divided: dict[str, Division]) -> None:
+    x, w = torch.zeros(2, 3, 8, 8, device="meta"), torch.zeros(4, 3, 3, 3, device="meta")
+
+    y = divided_conv(x, w, **divided)
+
+    assert (y.device.type, y.shape) == ("meta", (2, 4, 6, 6))
 
 
 def test_what_ran_before_is_refused_once_the_users_flags_forbid_it(monkeypatch: pytest.MonkeyPatch) -> None:
