@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
@@ -21,6 +22,7 @@ from mucudnn.errors import BackendError, OptionError, PlanError, UnmeasuredError
 from mucudnn.extraction import wanted_ops
 from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
+from mucudnn.locks import ForkSafeLock
 from mucudnn.modules import Call
 from mucudnn.notices import Notice, Reason
 from mucudnn.options import ProgressOption, Settings, StoreOption
@@ -111,7 +113,8 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         self._known: dict[Hashable, list[Assignment]] = {}
         self._plans: list[Plan] = []
         self._notice = Notice("for this autotune")
-        self._tuning = threading.RLock()
+        self._tuning = ForkSafeLock()
+        self._process = os.getpid()
         self._servers = {needs: self._server(needs) for needs in _NEEDS}
         self._names = {needs: server.name for needs, server in self._servers.items()}
 
@@ -202,6 +205,8 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
     def _served(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
         image, weight, *_ = call
+        if self._process != os.getpid():  # a forked one finds the context entered
+            return None
         if is_traced(image, weight) or overriding_mode() is not None:
             seen = None if is_examining() else watcher(image, weight)
             if seen is not None:
@@ -315,8 +320,9 @@ def autotune(
     It need not be a module's, and a function may be decorated with the context instead, if it is no generator
     and no coroutine: those wait, and meanwhile what others compute would be tuned. What was tuned serves
     every smaller batch of the same shapes without measuring. Outside of the context nothing is changed; of
-    contexts within one another the innermost counts. Threads enter it for themselves, and ranks of a
-    distributed run tune for themselves (`optimize` has one plan).
+    contexts within one another the innermost counts. Threads enter it for themselves; in forked processes,
+    such as a data loader's workers, it does nothing, whoever enters it: those make one of their own. Ranks of
+    a distributed run tune for themselves (`optimize` has one plan).
 
     What torch.compile compiles in the context is tuned when its graph first runs, but for what stands in a
     checkpoint (`torch.utils.checkpoint`) there, which Dynamo traces without the context: that stays as it

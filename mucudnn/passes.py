@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from mucudnn.errors import SampleError
+from mucudnn.locks import ForkSafeLock
 from mucudnn.modules import home_of
 from mucudnn.standins import StandIns
 from mucudnn.undoing import forget, left_as_it_was, random_state_kept
@@ -60,7 +61,7 @@ class CallArguments:
         return cls((sample,), {})
 
 
-_examining = threading.RLock()
+_examining = ForkSafeLock()
 """Held by the one thread that examines a model: it changes what all share, such as filters of warnings."""
 
 _PATIENCE_S = 60.0
@@ -89,7 +90,7 @@ def examined(model: nn.Module) -> Iterator[None]:
     here = threading.get_ident()
 
     def wait(_module: nn.Module, _args: tuple[Any, ...]) -> None:
-        if threading.get_ident() != here and _examining.acquire(timeout=_PATIENCE_S):
+        if threading.get_ident() != here and _examining.acquire(timeout_s=_PATIENCE_S):
             _examining.release()
 
     is_closed = getattr(model, "_compiled_call_impl", None) is None and not isinstance(

@@ -1,7 +1,6 @@
 """The shapes that a module was tuned for: which of them serves a call, or why none does."""
 
 import dataclasses
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from mucudnn.backends import Backend, backend_name
 from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.evidence import CallEvidence
 from mucudnn.functional import DividedConvolution
+from mucudnn.locks import ForkSafeLock
 from mucudnn.notices import Notice, Reason
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
@@ -41,7 +41,7 @@ class Variant:
 Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan]
 """Tunes a shape that a module meets; see `mucudnn.learning`."""
 
-_learning = threading.RLock()  # of all modules: two that measure at once would measure each other
+_learning = ForkSafeLock()  # of all modules: two that measure at once would measure each other
 """Held while a shape that was met is tuned."""
 
 _NOWHERE = object()

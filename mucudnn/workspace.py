@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.backends import Backend, Queue
+from mucudnn.locks import ForkSafeLock
 
 Bound = TypeVar("Bound", covariant=True)
 
@@ -154,7 +155,7 @@ class _Workspaces:
 
 
 _workspaces: WeakKeyDictionary[Queue, _Workspaces] = WeakKeyDictionary()
-_making = threading.RLock()  # a signal handler may compute, too
+_making = ForkSafeLock()
 
 
 def workspace_of(backend: Backend, owner: Owner | None = None) -> Workspace:

@@ -1,6 +1,7 @@
 """Convolutions of any code, divided where they are called."""
 
 import copy
+import os
 import pickle
 import threading
 import warnings
@@ -73,6 +74,20 @@ def assert_same(result: Tensor, expected: Tensor, *leaves: Tensor) -> None:
     found, wanted = (torch.autograd.grad(y.square().sum(), leaves) for y in (result, expected))
     for one, other in zip(found, wanted, strict=True):
         assert_close(one, other)
+
+
+@pytest.mark.usefixtures("divided_by_hand")
+def test_a_forked_child_computes_as_if_there_were_no_context(tuned: Autotune) -> None:
+    x, w = tensors(8, 4, 8, 8)
+
+    with tuned:
+        in_parent = is_divided(F.conv2d(x, w))
+        child = os.fork()
+        if child == 0:
+            os._exit(int(is_divided(F.conv2d(x, w))))
+        _, status = os.waitpid(child, 0)
+
+    assert (in_parent, os.waitstatus_to_exitcode(status)) == (True, 0)
 
 
 @pytest.mark.usefixtures("divided_by_hand")

@@ -7,28 +7,18 @@ TorchScript is deprecated, not removed: what is passed here is ordinary Python a
 """
 
 import functools
-import os
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
+from mucudnn.locks import ForkSafeLock
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_compiling = threading.RLock()  # a signal handler may compile too
-
-
-def _renew_lock() -> None:
-    """A forked child must not wait for a thread of its parent."""
-    global _compiling
-    _compiling = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):  # where processes fork
-    os.register_at_fork(after_in_child=_renew_lock)
+_compiling = ForkSafeLock()
 
 
 class Script(Generic[Parameters, Result]):

@@ -1,12 +1,12 @@
 """The kinds of device on which convolutions are measured and run."""
 
 import functools
-import threading
 
 import torch
 
 from mucudnn.backends.base import Backend, Job, PartKernel, PartSumKernel, Queue
 from mucudnn.errors import BackendError, OptionError
+from mucudnn.locks import ForkSafeLock
 
 __all__ = [
     "BACKENDS",
@@ -43,7 +43,7 @@ def backend_named_by(algorithm: str) -> str:
     return _OTHER_PREFIXES.get(prefix, prefix)
 
 
-_making = threading.RLock()  # a signal handler may compute, too
+_making = ForkSafeLock()
 
 
 @functools.cache

@@ -1,0 +1,60 @@
+"""Locks that a forked child finds free, whichever thread of its parent held them."""
+
+import os
+import threading
+from types import TracebackType
+from weakref import WeakSet
+
+
+class ForkSafeLock:
+    """A lock that its thread may take again, as a signal handler of it does; copies and pickles are new ones.
+
+    Of the threads of a process only that which forks is there in the child. What another one held would stay
+    locked for ever, so the child finds it free. What that thread was about is left as it was.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _known.add(self)
+
+    def __reduce__(self) -> tuple[type["ForkSafeLock"], tuple[()]]:
+        return ForkSafeLock, ()
+
+    def acquire(self, timeout_s: float = -1) -> bool:
+        """Take the lock, and return whether that was possible in so many seconds; -1 waits for ever."""
+        return self._lock.acquire(timeout=timeout_s)
+
+    def release(self) -> None:
+        """Give it back.
+
+        Raises:
+            RuntimeError: this thread has not taken it.
+        """
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def free_of_others(self) -> None:
+        """Take the lock away from other threads, which are not there any more."""
+        if self._lock.acquire(blocking=False):  # nobody's, or this thread's, whose it stays
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+
+
+_known: WeakSet[ForkSafeLock] = WeakSet()
+
+
+def _free_all() -> None:
+    for lock in [*_known]:
+        lock.free_of_others()
+
+
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(after_in_child=_free_all)
