@@ -239,6 +239,7 @@ class _SliceParts:
     ) -> None:
         """Write PyTorch's own convolution of `parts` to their slices of `out`.
 
+        Where that was not planned, since something is not finite, it takes what it likes, beyond any limit.
         One sample at a time would take less, but PyTorch may compute a single image by another algorithm,
         which leaves other marks of what is not finite.
         """
