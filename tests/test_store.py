@@ -23,7 +23,16 @@ import pytest
 
 from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Measurement, Record, Trial
-from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, open_store, schema, sqlite
+from mucudnn.store import (
+    MemoryStore,
+    SqliteStore,
+    Store,
+    default_path,
+    in_memory,
+    open_store,
+    schema,
+    sqlite,
+)
 from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as former
 from tests.data import make_store_schema_2 as released
@@ -242,22 +251,29 @@ def test_a_packed_file_of_the_first_schema_is_readable(tmp_path: Path) -> None:
     assert tuple(found.values()) == former.RECORDS
 
 
+@pytest.mark.parametrize(
+    ("name", "read_only"),
+    [("profiles.sqlite3", False), ("profiles.sqlite3", True), ("profiles.sqlite3.gz", True)],
+)
 def test_what_was_known_of_filters_of_one_tap_by_another_key_is_found_by_the_present_one(
-    tmp_path: Path,
+    tmp_path: Path, name: str, read_only: bool
 ) -> None:
-    path = tmp_path / "profiles.sqlite3"
-    shutil.copyfile(former.PATH, path)
-    _execute(
-        path,
-        """UPDATE records SET problem = replace(problem, '"kernel_size":[3,5]', '"kernel_size":[1,1]')""",
-    )
+    file, path = tmp_path / "made.sqlite3", tmp_path / name
+    shutil.copyfile(former.PATH, file)
+    one_tap = """problem = replace(problem, '"kernel_size":[3,5]', '"kernel_size":[1,1]')"""
+    _execute(file, f"UPDATE records SET {one_tap}", f"UPDATE comparisons SET {one_tap}")
+    path.write_bytes(gzip.compress(file.read_bytes()) if path.suffix == ".gz" else file.read_bytes())
+    before = path.read_bytes()
     problem = dataclasses.replace(former.PROBLEM, kernel_size=(1, 1))
     assert problem.filter_layout is not former.PROBLEM.filter_layout
 
-    with SqliteStore(path) as store:
+    with SqliteStore(path, read_only=read_only) as store:
         found = store.records_of(released.ENVIRONMENT, problem)
+        compared = store.comparisons_of(released.ENVIRONMENT, problem.with_batch(16))
 
     assert sorted(each.trial.algorithm for each in found) == ["cpu:fft", "cpu:fft", "cpu:winograd4"]
+    assert [each.times for each in compared] == [former.COMPARISON.times]
+    assert not read_only or path.read_bytes() == before
 
 
 def test_several_processes_may_bring_the_same_file_up_to_date(tmp_path: Path) -> None:
@@ -500,6 +516,20 @@ def test_a_disk_that_fills_up_costs_what_is_measured_from_then_on_and_nothing_el
         assert kept.count() == 1
 
 
+def test_what_is_in_memory_is_told_from_what_is_in_a_file(tmp_path: Path) -> None:
+    memory, file = MemoryStore(), SqliteStore(_filled(tmp_path / "profiles.sqlite3"))
+
+    with SteadfastStore(file) as store:
+        assert (in_memory(memory), in_memory(file), in_memory(store)) == (memory, None, None)
+        file._connection.execute("PRAGMA query_only = ON")
+        with pytest.warns(StoreWarning, match="not kept"):
+            store.add_records(an_environment(), [a_record(a_trial("new"))])
+        moved = in_memory(store)
+
+    assert isinstance(moved, MemoryStore)
+    assert moved.count() == 2
+
+
 @pytest.fixture
 def shelf() -> Iterator[Path]:
     """A store of one record in a read-only folder; root, who may write anywhere, becomes nobody meanwhile."""
@@ -569,6 +599,14 @@ def test_a_read_only_store_refuses_what_is_new(tmp_path: Path) -> None:
     path = _filled(tmp_path / "profiles.sqlite3")
 
     with SqliteStore(path, read_only=True) as store, pytest.raises(StoreError, match="readonly database"):
+        store.add_records(an_environment(), [a_record()])
+
+
+def test_a_read_only_store_of_an_older_version_refuses_what_is_new() -> None:
+    with (
+        SqliteStore(former.PATH, read_only=True) as store,
+        pytest.raises(StoreError, match="readonly database"),
+    ):
         store.add_records(an_environment(), [a_record()])
 
 
@@ -650,7 +688,14 @@ def test_a_copy_of_a_read_only_store_is_read_only(tmp_path: Path) -> None:
         copied.add_records(an_environment(), [a_record()])
 
 
-@pytest.mark.parametrize("made", [SqliteStore, lambda path: copy.copy(SqliteStore(path))])
+@pytest.mark.parametrize(
+    "made",
+    [
+        SqliteStore,
+        lambda path: copy.copy(SqliteStore(path)),
+        lambda _: SqliteStore(former.PATH, read_only=True),  # which is a copy in memory
+    ],
+)
 def test_a_store_in_a_file_closes_itself_when_it_is_forgotten(
     tmp_path: Path, made: Callable[[Path], SqliteStore]
 ) -> None:

@@ -2,7 +2,7 @@
 
 from mucudnn.store.base import Store
 from mucudnn.store.memory import MemoryStore
-from mucudnn.store.opening import default_path, expanded, open_store, readable_store
+from mucudnn.store.opening import default_path, expanded, in_memory, open_store, readable_store
 from mucudnn.store.sqlite import SqliteStore
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Store",
     "default_path",
     "expanded",
+    "in_memory",
     "open_store",
     "readable_store",
 ]

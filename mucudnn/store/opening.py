@@ -32,7 +32,7 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 def readable_store(path: Path) -> SqliteStore:
     """Return the store in a file that is only read, unless a write that a crash tore is to be undone.
 
-    Then its tables are brought up to this version too, as whenever a store is opened to be written to.
+    Then the file's tables are brought up to this version too, as whenever it is opened to be written to.
 
     Raises:
         StoreError: as for `open_store`; or the file does not exist or holds nothing.
@@ -57,6 +57,13 @@ def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
     except UnusableFileError as error:
         warn_user(f"What is measured now is not kept: {error}", StoreWarning)
     return _what_can_be_read(path)
+
+
+def in_memory(store: Store) -> Store | None:
+    """Return the store in memory that `store` is, or became when its file failed; None if it is none."""
+    if isinstance(store, SteadfastStore):
+        return store.in_memory
+    return store if isinstance(store, MemoryStore) else None
 
 
 def _what_can_be_read(path: Path) -> MemoryStore:

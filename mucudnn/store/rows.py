@@ -66,8 +66,7 @@ def record_from_row(trial: Trial, row: sqlite3.Row) -> Record:
         setup=_measurement_from_text(row["setup"]),
         refusal=_refusal_from_row(trial, row),
         limit_bytes=row["limit_bytes"],
-        # A file of schema 1 that can only be read has no such column.
-        is_deterministic="deterministic" not in row.keys() or bool(row["deterministic"]),  # noqa: SIM118  # a row's `in` looks at its values
+        is_deterministic=bool(row["deterministic"]),
     )
 
 

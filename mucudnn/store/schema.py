@@ -7,7 +7,7 @@ from mucudnn.errors import StoreError
 from mucudnn.store import rows
 
 SCHEMA = 2
-"""Version of the tables; a newer one is refused, an older one is brought up to it before it is written to."""
+"""Version of the tables; a newer one is refused, an older one is brought up to it before it is used."""
 
 APPLICATION_ID = int.from_bytes(b"muNN")
 """What marks an SQLite file as ours."""
@@ -66,6 +66,11 @@ _UPGRADES = {
 def is_empty(database: sqlite3.Connection) -> bool:
     """Return whether no application has put anything into the file."""
     return _number(database, "SELECT count(*) FROM sqlite_master") == 0 and _application(database) == 0
+
+
+def is_older(database: sqlite3.Connection) -> bool:
+    """Return whether the tables are of an older version than this one."""
+    return _number(database, "PRAGMA user_version") < SCHEMA
 
 
 def check(database: sqlite3.Connection, path: Path) -> None:

@@ -93,7 +93,8 @@ class SqliteStore:
     The journal is the plain one: a write-ahead log needs shared memory, which network file systems lack. A
     process that is killed leaves all that it had added. A file that is refused stays, byte for byte, as it
     is. A copy, pickled or not, is the same file opened once more. A store closes itself when it is forgotten.
-    A file that was packed (`pack`) is read into memory, and can only be read.
+    A file that was packed (`pack`) is read into memory, and can only be read. A file of an older version is
+    brought up to this one: in memory, as it is now, where it is only to be read.
 
     Attributes:
         path: of the file, absolute.
@@ -111,26 +112,34 @@ class SqliteStore:
         self._read_only = read_only
         self._lock = threading.Lock()
         self._connection = _connect(self.path, read_only)
-        weakref.finalize(self, self._connection.close)  # whoever copies a model knows of no store to close
         try:
             self._prepare(read_only)
         except BaseException:
             self.close()
             raise
+        weakref.finalize(self, self._connection.close)  # whoever copies a model knows of no store to close
 
     def __reduce__(self) -> tuple[Callable[[Path, bool], "SqliteStore"], tuple[Path, bool]]:
         return _reopened, (self.path, self._read_only)
 
     def _prepare(self, read_only: bool) -> None:
+        copied = None
         with self._transaction("DEFERRED") as database:
-            is_empty = schema.is_empty(database)
-            if not is_empty:
+            if not schema.is_empty(database):
                 schema.check(database, self.path)
-        if not read_only:
+            elif read_only:
+                raise UnusableFileError(f"{self.path} holds nothing to read.")
+            if read_only and schema.is_older(database):
+                copied = _in_memory()
+                database.backup(copied)
+        if copied is not None:
+            self.close()
+            self._connection = copied
+        if copied is not None or not read_only:
             with self._transaction("IMMEDIATE") as database:
                 schema.prepare(database, self.path)
-        elif is_empty:
-            raise UnusableFileError(f"{self.path} holds nothing to read.")
+        if read_only:
+            self._connection.execute("PRAGMA query_only = ON")
 
     @contextlib.contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
@@ -310,10 +319,15 @@ def _unpacked(path: Path, read_only: bool) -> sqlite3.Connection:
         raise StoreError(f"{path} is damaged, it cannot be unpacked: {error}.") from error
     if not contents:
         raise UnusableFileError(f"{path} holds nothing to read.")
+    connection = _in_memory()
+    connection.deserialize(contents)
+    return connection
+
+
+def _in_memory() -> sqlite3.Connection:
+    """Return an empty database in memory."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row
-    connection.deserialize(contents)
-    connection.execute("PRAGMA query_only = ON")
     return connection
 
 

@@ -45,6 +45,11 @@ class SteadfastStore:
         """Whether the file still takes what is added."""
         return self._store is self._file
 
+    @property
+    def in_memory(self) -> Store | None:
+        """What is in the place of the file; None as long as that takes what is added."""
+        return None if self.is_kept else self._store
+
     def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:
         """Return the records of those `trials` that are known in `environment`, in the order of `trials`."""
         wanted = list(trials)
