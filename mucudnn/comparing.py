@@ -16,7 +16,7 @@ from mucudnn.clocked import CardClock, HostClock, ModuleClocks
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.intervals import Verdict, median, rank_of_lower_end
 from mucudnn.modules import home_of
-from mucudnn.options import ProgressOption
+from mucudnn.options import ProgressOption, check_progress
 from mucudnn.patching import noted, patched_modules, plan_of, unpatched
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvProblem, problems_of
@@ -78,7 +78,8 @@ def compare(
 
     Raises:
         PlanError: the model runs no plan, or one that patches nothing.
-        OptionError: there are too few rounds for an interval, `model` is no module or `step` no function.
+        OptionError: there are too few rounds for an interval, `model` is no module, `step` no function, or
+            `progress` nothing of that kind.
         Exception: whatever the step raises, unchanged; the model is patched then as it was before.
     """
     plan_of(model)  # which says so if there is none
@@ -88,6 +89,7 @@ def compare(
         raise OptionError(f"step must be a function that runs a step, but got {type(step).__name__}.")
     if rounds is not None and (type(rounds) is not int or not rank_of_lower_end(rounds)):
         raise OptionError(f"rounds must be at least 6, as an interval needs, but got {rounds}.")
+    check_progress(progress)
     return compared(model, step, rounds, progress, backend_for("auto", home_of(model)))
 
 
@@ -157,9 +159,7 @@ def _is_planned(plan: Plan, path: str, ran: Iterable[ConvProblem], is_differenti
     ran = [*ran]
     served, forward = {each for one in ran for each in problems_of(one).values()}, {one.op for one in ran}
     changed = [each for each in plan.assignments if each.site.path == path and not is_kept(each)]
-    return all(
-        each.problem in served and (is_differentiated or each.site.op in forward) for each in changed
-    )
+    return all(each.problem in served and (is_differentiated or each.site.op in forward) for each in changed)
 
 
 class _Run(NamedTuple):

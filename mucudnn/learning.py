@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +11,13 @@ from mucudnn.backends import backend_for
 from mucudnn.calls import autocast_dtype, without_autocast
 from mucudnn.extraction import Extraction, SiteCall
 from mucudnn.live import LiveMeasurer
+from mucudnn.locks import ForkSafeLock
 from mucudnn.options import Settings, StoreOption
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.progress import progress_for
 from mucudnn.routing import NotNowError
-from mucudnn.store import Store, open_store
+from mucudnn.store import Store, in_memory, open_store
 from mucudnn.tuning import Tuning
 
 
@@ -35,23 +35,27 @@ def opened(store: StoreOption) -> Iterator[Store]:
 class Learner:
     """Tunes convolutions one by one, in reuse mode; threads take turns.
 
-    Copies and pickles know the same settings.
+    The store's file is open only meanwhile. Once it cannot be used, the store in memory that takes its place
+    stays, lest equal problems be measured again. Copies and pickles know the same settings, and try the file
+    anew.
     """
 
     def __init__(self, settings: Settings) -> None:
         """Remember how to tune."""
         self._settings = settings
+        self._store = settings.store
         self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
-        self._turn = threading.Lock()
+        self._turn = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep all but the lock."""
-        return {name: value for name, value in self.__dict__.items() if name != "_turn"}
+        """Keep all but the lock, and but what is in the place of a file."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_store", "_turn")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._renewed = set()
         self.__dict__.update(state)
-        self._turn = threading.Lock()
+        self._store = self._settings.store
+        self._turn = ForkSafeLock()
 
     def __call__(
         self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
@@ -75,7 +79,7 @@ class Learner:
         extraction = Extraction((SiteCall(name, number, problem, ops),), ())
         # Whoever meets a convolution under autocast wants measurements of its own type.
         plain = without_autocast(device, autocast_dtype(device))
-        with self._turn, plain, opened(settings.store) as store, progress_for(settings.progress) as shown:
+        with self._turn, plain, self._opened() as store, progress_for(settings.progress) as shown:
             measurer = LiveMeasurer(backend_for(settings.backend, device))
             profiler = settings.profiler(measurer, store)
             tuning = Tuning(profiler, settings.mode, extraction, shown)
@@ -84,3 +88,12 @@ class Learner:
                 tuning.forget()
                 self._renewed.add(known)
             return tuning.plan()
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Store]:
+        """Yield the store, and remember what has taken its place."""
+        with opened(self._store) as store:
+            try:
+                yield store
+            finally:
+                self._store = in_memory(store) or self._store

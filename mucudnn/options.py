@@ -4,6 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Collection
+from typing import Any
 
 from mucudnn.backends import BACKENDS
 from mucudnn.choices import Mode, Policy, Search, choice
@@ -14,7 +15,7 @@ from mucudnn.profiler import Profiler
 from mucudnn.progress import Progress
 from mucudnn.replay import PREFIX
 from mucudnn.sizes import parse_bytes
-from mucudnn.store import Store
+from mucudnn.store import Store, default_path, expanded
 
 StoreOption = Store | str | os.PathLike[str] | None
 ProgressOption = bool | Progress | None
@@ -24,6 +25,8 @@ ProgressOption = bool | Progress | None
 class Settings:
     """What the user asked for.
 
+    Copies and pickles leave out a `Progress`, which may hold what cannot be copied, such as a file.
+
     Attributes:
         limit_bytes: the workspace limit, inclusive.
         mode: whose the limit is.
@@ -32,7 +35,7 @@ class Settings:
         max_error: of an algorithm that may be chosen; None for no other bound than the backend's.
         ops: "auto", or the ops that are wanted.
         backend: "auto", a backend's name, or a recording's with its prefix.
-        store: where profiles are kept.
+        store: where profiles are kept; a path is absolute, and None names the default file.
         progress: who is told.
         again: whether what the store knows is measured anew; whoever was pickled before there was a choice
             wants no such thing.
@@ -77,7 +80,7 @@ class Settings:
             max_error=_checked_error(max_error),
             ops=ops,
             backend=checked_backend(backend),
-            store=store,
+            store=_settled(store),
             again=again,
             progress=progress,
         )
@@ -92,11 +95,13 @@ class Settings:
             lacking = _lacking(store, Store) if hasattr(store, "records") else []
             lacks = f", which lacks {', '.join(lacking)}" if lacking else ""
             raise OptionError(f"store must be a path, a Store or None, but got {_named(store)}{lacks}.")
-        if not (progress is None or isinstance(progress, bool) or _offers(progress, Progress)):
-            raise OptionError(
-                f"progress must be True, False, None or a Progress, but got {_named(progress)}."
-            )
+        check_progress(progress)
         return settings
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep all but a `Progress`."""
+        is_kept = isinstance(self.progress, bool)
+        return {**self.__dict__, "progress": self.progress if is_kept else None}
 
     def profiler(self, measurer: Measurer, store: Store) -> Profiler:
         """Return what tells profiles as they are wanted here, measured by `measurer` and kept in `store`."""
@@ -121,6 +126,27 @@ class Settings:
     def recording(self) -> str | None:
         """The recording that is to be replayed, without its prefix; None to measure."""
         return self.backend.removeprefix(PREFIX) if self.backend.startswith(PREFIX) else None
+
+
+def check_progress(progress: object) -> None:
+    """Verify that `progress` is an option of that name.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if not (progress is None or isinstance(progress, bool) or _offers(progress, Progress)):
+        raise OptionError(f"progress must be True, False, None or a Progress, but got {_named(progress)}.")
+
+
+def _settled(store: StoreOption) -> StoreOption:
+    """Return `store` so that it names the same file when the current folder is another one.
+
+    None, the default, stays None, since whoever loads a pickle has a default of their own; one that is a
+    relative path is settled as any other path.
+    """
+    if store is None:
+        return None if default_path().is_absolute() else default_path().absolute()
+    return expanded(store).absolute() if isinstance(store, str | os.PathLike) else store
 
 
 def _checked_error(error: object) -> float | None:

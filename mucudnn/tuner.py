@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from mucudnn.errors import (
 from mucudnn.extraction import CallArguments, Extraction, extract
 from mucudnn.learning import Learner, opened
 from mucudnn.live import LiveMeasurer
+from mucudnn.locks import ForkSafeLock
 from mucudnn.measuring import Measurer
 from mucudnn.modules import check_is_module, home_of
 from mucudnn.options import ProgressOption, Settings, StoreOption
@@ -78,7 +78,7 @@ def optimize(
         again: whether to measure anew what the store knows of these convolutions, as after a time when the
             machine was busy; what it knew of them is forgotten first.
         progress: None shows a bar on a terminal; True does too, and elsewhere writes a line now and then to
-            standard error; False nothing; or a `Progress` to be told.
+            standard error; False nothing; or a `Progress` to be told, which copies of the model leave out.
         dynamic: whether shapes, and batches larger than the sample's, are tuned too when they are first met,
             in reuse mode and on one rank; else they run PyTorch's own convolution, with one warning.
 
@@ -227,7 +227,7 @@ class _FirstCall:
         self._is_training = is_training
         self._failures = 0
         self._watched = 0
-        self._turn = threading.RLock()
+        self._turn = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all but the lock."""
@@ -237,7 +237,7 @@ class _FirstCall:
         self.__dict__.update(state)
         self._failures = 0
         self._watched = 0
-        self._turn = threading.RLock()
+        self._turn = ForkSafeLock()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # else the tuner would be compiled too
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

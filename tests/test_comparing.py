@@ -374,6 +374,14 @@ def test_too_few_rounds_are_refused(model: Network, rounds: int) -> None:
         mucudnn.compare(model, lambda: None, rounds=rounds)
 
 
+def test_who_cannot_be_told_is_refused_before_the_step_runs(model: Network) -> None:
+    def step() -> None:
+        raise AssertionError
+
+    with pytest.raises(OptionError, match="progress must be True, False, None or a Progress, but got 1"):
+        mucudnn.compare(model, step, progress=1)  # type: ignore[arg-type]
+
+
 def test_shapes_that_are_tuned_when_they_are_met_belong_to_the_plan(tmp_path: Path) -> None:
     model = mucudnn.optimize(
         nn.Conv2d(4, 4, 3).eval(), "1MiB", IMAGES, policy="undivided", store=tmp_path / "store", dynamic=True

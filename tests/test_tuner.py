@@ -341,6 +341,45 @@ def test_a_model_that_is_armed_with_an_open_store_can_be_copied(
     assert listener.measured == 0
 
 
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_model_can_be_copied_whose_progress_cannot_and_the_copy_does_not_tell_it(
+    known: Path, way: Callable[[nn.Module], nn.Module], *, dynamic: bool
+) -> None:
+    listener = Listener()
+    listener.__dict__["lock"] = threading.Lock()
+    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=listener, dynamic=dynamic)
+
+    armed = way(model)
+    armed(a_batch())
+    assert listener.steps == []
+    model(a_batch())
+
+    assert len(plan_of(way(model)).sites) == len(plan_of(armed).sites) == 5
+    assert listener.steps
+
+
+@pytest.mark.parametrize("store", ["profiles.sqlite3", None])
+def test_a_store_stays_where_it_is_when_the_current_folder_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str | None
+) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    monkeypatch.setenv("MUCUDNN_STORE", "profiles.sqlite3")
+    monkeypatch.chdir(before)
+    model = mucudnn.optimize(
+        nn.Conv2d(3, 4, 3).eval(), LIMIT, policy="undivided", store=store, progress=False, dynamic=True
+    )
+
+    monkeypatch.chdir(after)
+    for batch in (a_batch(), a_batch(size=9)):
+        model(batch)
+
+    assert [path.name for path in before.iterdir()] == ["profiles.sqlite3"]
+    assert list(after.iterdir()) == []
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_threads_that_call_an_armed_model_at_once_wait_until_it_is_tuned(known: Path) -> None:
     model = a_chain()
