@@ -113,7 +113,7 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         ops: "auto", or the ops that are wanted, of those that the pass needs.
 
     Raises:
-        SampleError: the model cannot be run on the sample, or is sharded by `fully_shard`.
+        SampleError: the model cannot be run on the sample, or not twice, or is sharded by `fully_shard`.
         NothingToTuneError: it can, but has no convolution that can be divided, or none that needs the ops.
         OptionError: `ops` is none of the choices.
     """

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import sys
 import threading
@@ -13,17 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from mucudnn.errors import SampleError
 from mucudnn.locks import ForkSafeLock
 from mucudnn.modules import home_of
 from mucudnn.standins import StandIns
-from mucudnn.undoing import forget, left_as_it_was, random_state_kept
+from mucudnn.undoing import forget, left_as_they_were, random_state_kept
+from mucudnn.writes import Writes
 
 _NOTHING = contextlib.nullcontext()
 
@@ -45,8 +47,20 @@ class CallArguments:
         """Return the arguments that a sample stands for: a tensor, a tuple, a dict, or both kinds.
 
         Raises:
-            SampleError: it is text or an array, which no model computes with.
+            SampleError: it is text or an array, which no model computes with, or holds an iterator, which
+                could not be passed again.
         """
+        found = cls._of(sample)
+        for each in tree_leaves((found.args, dict(found.kwargs))):
+            if isinstance(each, Iterator):
+                raise SampleError(
+                    "A sample must be what can be passed again, but holds an iterator, which one pass uses "
+                    f"up: a {type(each).__name__}."
+                )
+        return found
+
+    @classmethod
+    def _of(cls, sample: object) -> "CallArguments":
         if isinstance(sample, str | bytes | np.ndarray):
             raise SampleError(
                 "A sample must be a tensor, a tuple of arguments or a dict of keyword arguments, but got "
@@ -124,7 +138,7 @@ def run_without_arithmetic(
         stand_ins: that make up this pass; None for some of its own.
     """
     stand_ins = StandIns() if stand_ins is None else stand_ins
-    with left_as_it_was(model, stand_ins.alive), random_state_kept(model):
+    with left_as_they_were(model.modules(), stand_ins.alive), random_state_kept(model):
         try:
             _run_on(stand_ins, model, sample, under)
         finally:
@@ -253,7 +267,7 @@ def run_in_earnest(
     sample: CallArguments,
     under: contextlib.AbstractContextManager[object] = _NOTHING,
 ) -> None:
-    """Run the model on a copy of the sample; its buffers' values and the random state are put back.
+    """Run the model on a copy of the sample; what it writes to and keeps, and the random state, are put back.
 
     A tensor on the device "meta" stands for one of ones.
 
@@ -262,50 +276,59 @@ def run_in_earnest(
         sample: what it takes.
         under: a context for the model alone, such as a dispatcher.
     """
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        with (
-            _disable_current_modes(),
-            _uncompiled(),
-            left_as_it_was(model),
-            random_state_kept(model),
-            _in_mode_of(model) as is_differentiated,
-            torch.set_grad_enabled(is_differentiated),
-            unhooked(),
-            _with_gradients_seen(),
-        ):
-            args, kwargs = _copied(sample, home_of(model))
-            with under:
-                model(*args, **kwargs)
-    finally:
-        _put_back(before)
+    with (
+        _disable_current_modes(),
+        _uncompiled(),
+        _written_to(model.modules()) as writes,
+        random_state_kept(model),
+        _in_mode_of(model) as is_differentiated,
+        torch.set_grad_enabled(is_differentiated),
+        unhooked(),
+        _with_gradients_seen(),
+    ):
+        args, kwargs = _copied(sample, home_of(model))
+        with writes, under:
+            model(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _written_to(modules: Iterable[nn.Module]) -> Iterator[Writes]:
+    """Yield a mode in which modules are to run; what they have written to and kept is put back."""
+    writes = Writes()
+    with left_as_they_were(modules, writes.alive):
+        try:
+            yield writes
+        finally:
+            writes.put_back()
 
 
 def make_parameters(model: nn.Module, sample: CallArguments) -> None:
     """Have lazy modules make their parameters by a pass over a copy of the sample, if there are any.
 
-    The buffers' values and the random state are put back.
+    What the others write to and keep, and the random state, are put back.
     """
-    if not any(is_lazy(parameter) for parameter in model.parameters()):
+    lazy = [each for each in model.modules() if any(map(is_lazy, _own_tensors(each)))]
+    if not lazy:
         return
-    before = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
-    fresh = [each for each in model.modules() if any(map(is_lazy, each.buffers(recurse=False)))]
-    with random_state_kept(model), torch.no_grad():
-        try:
-            args, kwargs = _copied(sample, home_of(model))
+    others = [each for each in model.modules() if each not in lazy]
+    with (
+        _disable_current_modes(),
+        _uncompiled(),
+        _written_to(others) as writes,
+        random_state_kept(model),
+        torch.no_grad(),
+        unhooked(),
+    ):
+        args, kwargs = _copied(sample, home_of(model))
+        with writes:
             model(*args, **kwargs)
-        finally:
-            _put_back(before)
-        for module in fresh:
-            if isinstance(module, _BatchNorm):
-                module.reset_running_stats()
+    for module in lazy:
+        if isinstance(module, _NormBase):
+            module.reset_running_stats()
 
 
-def _put_back(before: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Give buffers their values again; those that inference mode has made, in it: elsewhere none may."""
-    for buffer, value in before:
-        with torch.inference_mode() if buffer.is_inference() else torch.no_grad():
-            buffer.copy_(value)
+def _own_tensors(module: nn.Module) -> Iterable[Tensor]:
+    return itertools.chain(module.parameters(recurse=False), module.buffers(recurse=False))
 
 
 def _empty_like(tensor: Tensor, device: torch.device) -> Tensor:

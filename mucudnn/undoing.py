@@ -9,7 +9,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,8 +43,40 @@ _ITEMS: Mapping[type, Callable[[Any], Iterable[object]]] = {
 """How each is looked into, past whatever a class of the user's would do then."""
 
 
+class _FormerModule(NamedTuple):
+    """What a module was made of."""
+
+    module: nn.Module
+    attributes: dict[str, Any]
+    parameters: dict[str, Any]
+    buffers: dict[str, Any]
+    parts: dict[str, Any]
+    unsaved: set[str]
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "_FormerModule":
+        """Return what it is made of."""
+        return cls(
+            module,
+            dict(module.__dict__),
+            dict(module._parameters),
+            dict(module._buffers),
+            dict(module._modules),
+            {*module._non_persistent_buffers_set},
+        )
+
+    def put_back(self) -> None:
+        """Have it be made of that again."""
+        _replace(self.module.__dict__, self.attributes)
+        _replace(self.module._parameters, self.parameters)
+        _replace(self.module._buffers, self.buffers)
+        _replace(self.module._modules, self.parts)
+        self.module._non_persistent_buffers_set.intersection_update(self.unsaved)
+        self.module._non_persistent_buffers_set.update(self.unsaved)
+
+
 @contextlib.contextmanager
-def left_as_it_was(model: nn.Module, alive: Callable[[], Sequence[Tensor]] | None = None) -> Iterator[None]:
+def left_as_they_were(modules: Iterable[nn.Module], alive: Callable[[], Sequence[Tensor]]) -> Iterator[None]:
     """Put back what a pass has changed: what attributes are bound to, and what is kept of its tensors.
 
     A model may remember what it has computed. Of a pass without arithmetic that would be a tensor without
@@ -55,24 +87,22 @@ def left_as_it_was(model: nn.Module, alive: Callable[[], Sequence[Tensor]] | Non
     tensor is put back, and nothing else: others may write to them meanwhile.
 
     Args:
-        model: that is run.
-        alive: returns the tensors that nobody may keep; None if there are none.
+        modules: that are run.
+        alive: returns the tensors that nobody may keep.
     """
     before = [
-        (each, dict(each.__dict__), dict(each._parameters), dict(each._buffers))
-        for each in model.modules()
+        _FormerModule.of(each)
+        for each in modules
         if not isinstance(each, torch.jit.ScriptModule)  # its attributes are its own
     ]
-    found = [] if alive is None else _reached(_roots(module for module, *_ in before))
+    found = _reached(_roots(each.module for each in before))
     kept = [(each, _copied(each)) for each in found if _is_container(each) and not _is_data(each)]
     try:
         yield
     finally:
-        for module, attributes, parameters, buffers in before:
-            _replace(module.__dict__, attributes)
-            _replace(module._parameters, parameters)
-            _replace(module._buffers, buffers)
-        left = [] if alive is None else alive()
+        for each in before:
+            each.put_back()
+        left = alive()
         if left:
             holders = _Holders(left)
             for container, former in kept:

@@ -1,0 +1,147 @@
+"""What a pass writes to that was there before it: remembered while it runs, and put back afterwards."""
+
+import contextlib
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_ATEN = torch.ops.aten
+
+WRITES_UNSAID = frozenset(
+    {_ATEN.native_batch_norm.default, _ATEN.cudnn_batch_norm.default, _ATEN.miopen_batch_norm.default}
+)
+"""Functions that write to what their schemas do not name."""
+
+_RUNNING = slice(3, 5)
+"""Which of their arguments: running mean and variance."""
+
+
+class _Former(NamedTuple):
+    """What a tensor was before it was written to."""
+
+    tensor: Tensor
+    storage: torch.UntypedStorage
+    content: torch.UntypedStorage
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+    def put_back(self) -> None:
+        """Have the tensor be that again."""
+        if self.storage.nbytes() != self.content.nbytes():
+            self.storage.resize_(self.content.nbytes())
+        self.storage.copy_(self.content)
+        there = (self.tensor.storage_offset(), self.tensor.size(), self.tensor.stride())
+        is_same = place_of(self.tensor) == self.storage._cdata
+        if not is_same or there != (self.offset, self.size, self.stride):
+            with torch.no_grad():
+                self.tensor.set_(self.storage, self.offset, self.size, self.stride)
+
+
+class FormerTensors:
+    """What plain tensors were before they were written to, through whatever view of their storage."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], _Former] = {}  # by storage and tensor
+
+    def know(self, tensor: Tensor) -> bool:
+        """Return whether a tensor, in the storage that it has now, is remembered."""
+        return (place_of(tensor), id(tensor)) in self._known
+
+    def remember(self, tensor: Tensor) -> None:
+        """Remember what a tensor is that is about to be written to."""
+        if self.know(tensor):
+            return
+        storage = tensor.untyped_storage()
+        place = storage._cdata
+        known = (each.content for each in self._known.values() if each.storage._cdata == place)
+        content = next(known, None) or storage.clone()
+        self._known[place, id(tensor)] = _Former(
+            tensor, storage, content, int(tensor.storage_offset()), tensor.size(), tensor.stride()
+        )
+
+    def put_back(self) -> None:
+        """Put back what they were."""
+        known, self._known = self._known, {}
+        with contextlib.ExitStack() as stack:  # one that cannot be does not keep the others from it
+            for each in known.values():
+                stack.callback(each.put_back)
+
+
+class Writes(TorchDispatchMode):
+    """Computes as ever, and remembers what tensors and generators from before were before they changed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # not in torch's hints
+        self._former = FormerTensors()
+        self._generators: dict[int, tuple[torch.Generator, Tensor]] = {}
+        self._made: set[int] = set()  # storages of the pass's own
+        self._watched: list[weakref.ref[Tensor]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function, and remember what it is about to write to."""
+        kwargs = kwargs or {}
+        written = written_by(func, args, kwargs)
+        if func in WRITES_UNSAID:
+            written += tensors_in(args[_RUNNING])
+        for tensor in filter(is_plain, written):
+            if place_of(tensor) not in self._made:
+                self._former.remember(tensor)
+        for each in kwargs.values():
+            if isinstance(each, torch.Generator) and id(each) not in self._generators:
+                self._generators[id(each)] = (each, each.get_state())
+        given = set(map(place_of, filter(is_plain, tensors_in((args, kwargs)))))
+        result = func(*args, **kwargs)
+        found = [*filter(is_plain, tensors_in(result))]
+        self._made.update(place for place in map(place_of, found) if place not in given)
+        self._watched.extend(weakref.ref(each) for each in found if place_of(each) in self._made)
+        return result
+
+    def alive(self) -> list[Tensor]:
+        """Return the tensors that the pass has made and somebody still holds."""
+        held = (each() for each in self._watched)
+        return [tensor for tensor in held if tensor is not None]
+
+    def put_back(self) -> None:
+        """Put back what tensors and generators from before were."""
+        generators, self._generators = self._generators, {}
+        for generator, state in generators.values():
+            generator.set_state(state)
+        self._former.put_back()
+
+
+def tensors_in(values: object) -> list[Tensor]:
+    """Return the tensors among values, of any structure that PyTorch knows."""
+    return [each for each in tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors that a function says it writes to."""
+    if not func._schema.is_mutable:
+        return []
+    named = zip(func._schema.arguments, args, strict=False)
+    given = {**{argument.name: value for argument, value in named}, **kwargs}
+    return tensors_in(
+        [
+            given.get(each.name)
+            for each in func._schema.arguments
+            if each.alias_info and each.alias_info.is_write
+        ]
+    )
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is of no class of its own, and strided: then it has a storage."""
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+
+
+def place_of(tensor: Tensor) -> int:
+    """Return what tells a plain tensor's storage from others as long as both are there."""
+    place: int = tensor.untyped_storage()._cdata
+    return place
