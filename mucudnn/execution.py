@@ -177,6 +177,7 @@ class _SliceParts:
     def __init__(self, backend: Backend, problem: ConvProblem, groups: "list[Group]") -> None:
         self._backend = backend
         self._groups = groups
+        self._problem = problem
         self._shape = problem.output_shape if problem.op is ConvOp.FPROP else problem.input_shape
         self._order = memory_format(problem.layout, len(self._shape))
 
@@ -201,6 +202,9 @@ class _SliceParts:
     ) -> Tensor:
         """Return y, shape (n, k, *size), or dx, shape (n, c, *size), in a new tensor of the problem's layout.
 
+        Where something is not finite PyTorch's own computes all of it, beyond any limit. Parts would take
+        less, but it may compute a single image by another algorithm, which leaves other marks.
+
         Args:
             workspace: with the bytes that the kernels need.
             image: x or dy, of the whole mini-batch.
@@ -223,8 +227,8 @@ class _SliceParts:
             if not is_prepared:
                 kernels[0][0].prepare(weight)
             for kernel, part in kernels:
-                if not kernel.run(image, weight, out, bias, part.here):
-                    self._by_own([part], image, weight, bias, unread, out)
+                if not kernel.run(image, weight, out, bias, part.here):  # something is not finite
+                    return self._backend.own_convolution(self._problem, image, weight, bias, unread)
             kernels[-1][0].finish(out, bias, group.here)
         return out
 
@@ -237,12 +241,7 @@ class _SliceParts:
         unread: Tensor | None,
         out: Tensor,
     ) -> None:
-        """Write PyTorch's own convolution of `parts` to their slices of `out`.
-
-        Where that was not planned, since something is not finite, it takes what it likes, beyond any limit.
-        One sample at a time would take less, but PyTorch may compute a single image by another algorithm,
-        which leaves other marks of what is not finite.
-        """
+        """Write PyTorch's own convolution of `parts` to their slices of `out`."""
         for step, here in parts:
             ignored = None if unread is None else unread[here]
             out[here].copy_(self._backend.own_convolution(step.problem, image[here], weight, bias, ignored))

@@ -502,6 +502,40 @@ def test_strange_numbers_come_out_where_pytorch_puts_them(
     assert_same_numbers(result, expected)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ("cpu:winograd4", {}),
+        ("cpu:im2col", {}),
+        ("cpu:onednn_nhwc", {}),
+        # Rows of an image are a small one, too.
+        ("cpu:aten_rows2", {"kernel_size": (3, 3), "padding": (0, 1)}),
+    ],
+)
+def test_an_infinite_weight_marks_no_more_though_pytorch_computes_small_images_otherwise(
+    algorithm: str, changes: dict[str, Any]
+) -> None:
+    shape = {"batch": 8, "in_channels": 8, "out_channels": 8, "input_size": (12, 12), **changes}
+    problem = dataclasses.replace(for_op(WIDE, ConvOp.FPROP), dtype="float32", groups=1, **shape)
+    image, weight, bias = operands_of(problem)
+    weight[0, 0, 0, 0] = INFINITY
+
+    result = Runner(BACKEND, problem, equal_parts(algorithm, *8 * [1]))(Workspace(CPU), image, weight, bias)
+
+    assert_same_numbers(result, own_result(problem, image, weight, bias))
+
+
+@pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:fft16", "cpu:im2col", OWN])
+def test_gradients_of_zeros_without_memory_are_zeros(algorithm: str) -> None:
+    problem = dataclasses.replace(for_op(WIDE, ConvOp.DGRAD), dtype="float32")
+    first, second, _ = operands_of(problem)
+    zeros = torch._efficientzerotensor(first.shape)
+
+    result = Runner(BACKEND, problem, equal_parts(algorithm, 4, 4, 1))(Workspace(CPU), zeros, second)
+
+    assert torch.equal(result, torch.zeros_like(result))
+
+
 @pytest.mark.parametrize("spoilt", [0, 3, 5])
 @pytest.mark.parametrize("order", [*itertools.permutations(["cpu:winograd4", OWN, "cpu:im2col"])])
 def test_a_strange_sample_of_one_algorithm_leaves_the_sum_of_the_others_alone(

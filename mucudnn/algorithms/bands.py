@@ -125,7 +125,7 @@ class _BandKernel:
 
     def __init__(self, problem: ConvProblem, algorithm: BandAlgorithm, buffer: Tensor) -> None:
         regions = carve(buffer, _regions(algorithm.own_problems(problem)[0]))
-        self._has_zeros = problem.padding[0] > 0
+        self._has_zeros = any(problem.padding)  # as they are multiplied where an image is small
         self._extremes = regions["extremes"]
         self._bands = list(_bands(problem, algorithm.rows, regions["band"]))
 

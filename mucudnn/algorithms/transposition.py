@@ -141,6 +141,7 @@ def _are_rows_dense(source: Tensor, target: Tensor) -> bool:
         and (target.stride(1) >= rows > 0 or columns == 1)
         and source.dtype == target.dtype
         and not (source.is_neg() or target.is_neg())  # whose bits are not those of their values
+        and not source._is_zerotensor()  # which has no memory
     )
 
 
