@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
 from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers, overriding_mode, watcher
@@ -205,7 +206,7 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
     def _served(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
         image, weight, *_ = call
-        if self._process != os.getpid():  # a forked one finds the context entered
+        if self._is_elsewhere():
             return None
         if is_traced(image, weight) or overriding_mode() is not None:
             seen = None if is_examining() else watcher(image, weight)
@@ -226,8 +227,10 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         """Return what computes a forward pass, tuned if nothing like it was, or None for PyTorch's own.
 
         Raises:
-            NotNowError: nothing like it was, and it may not be tuned now.
+            NotNowError: nothing like it was, and it may not be tuned now, or not in this process.
         """
+        if self._is_elsewhere():
+            raise NotNowError
         roles = {ConvOp.FPROP: True, ConvOp.DGRAD: needs[0], ConvOp.WGRAD: needs[1]}
         wanted = wanted_ops(self._settings.ops, is_training=True)
         ops = [
@@ -246,6 +249,14 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         except BackendError as error:
             self._notice.give(Reason.PARTS, f"A call cannot be divided here ({error})")
             return None
+
+    def _is_elsewhere(self) -> bool:
+        """Return whether this is a process that was forked meanwhile; one that is no worker is told so."""
+        if self._process == os.getpid():
+            return False
+        if get_worker_info() is None:
+            self._notice.give(Reason.FORKED, "A convolution is called in a forked process")
+        return True
 
     def _assignments(
         self, backend: Backend, problem: ConvProblem, ops: Iterable[ConvOp], may_tune: bool

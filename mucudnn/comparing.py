@@ -6,13 +6,14 @@ to 7; the sixth of Hoefler's twelve ways to fool the masses; DAWNBench, whose ga
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from torch import nn
 
 from mucudnn.backends import Backend, backend_for
 from mucudnn.clocked import CardClock, HostClock, ModuleClocks
+from mucudnn.division import Division
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.intervals import Verdict, median, rank_of_lower_end
 from mucudnn.modules import home_of
@@ -57,8 +58,9 @@ def compare(
 
         mucudnn.apply(model, mucudnn.compare(model, step).settled)
 
-    takes back the convolutions that are slower within the step than PyTorch's own; compare again to see what
-    that is worth. `apply` ends `optimize(dynamic=True)`: shapes not met so far are PyTorch's own then.
+    takes back the convolutions that are slower within the step than PyTorch's own, if they run all that the
+    plan has for them; compare again to see what that is worth. `apply` ends `optimize(dynamic=True)`: shapes
+    not met so far are PyTorch's own then.
 
     A convolution's time is that of its forward pass and of its node in autograd's graph, without hooks of
     yours on the module. In graphs of torch.compile only the whole step is timed; a graph that was captured
@@ -128,8 +130,11 @@ def compared(
     known = {each.path for each in within}
     unplanned = tuple(
         path
-        for path in layers
-        if path in known and not _is_planned(plan, path, ran.get(path, ()), path in differentiated)
+        for path in (each.path for each in within)
+        if ran[path].is_asked  # else it runs in a graph, of which nothing is known
+        and not _is_planned(
+            plan, path, ran[path].served_problems, backend.own, is_differentiated=path in differentiated
+        )
     )
     slower = of_the_first(
         [each for each in within if each.times.verdict is Verdict.SLOWER and each.path not in unplanned]
@@ -147,19 +152,28 @@ def compared(
     )
 
 
-def _is_planned(plan: Plan, path: str, ran: Iterable[ConvProblem], is_differentiated: bool) -> bool:
+def _is_planned(
+    plan: Plan, path: str, ran: Collection[ConvProblem], own: str, *, is_differentiated: bool
+) -> bool:
     """Return whether a step runs all that a plan changes at a module.
 
     Args:
         plan: of the model.
         path: of the module.
         ran: the problems of its forward passes that the plan served.
+        own: id of PyTorch's own convolution.
         is_differentiated: whether autograd computed something of it.
     """
-    ran = [*ran]
     served, forward = {each for one in ran for each in problems_of(one).values()}, {one.op for one in ran}
-    changed = [each for each in plan.assignments if each.site.path == path and not is_kept(each)]
-    return all(each.problem in served and (is_differentiated or each.site.op in forward) for each in changed)
+    return all(
+        each.problem in served and (is_differentiated or each.site.op in forward)
+        for each in plan.assignments
+        if each.site.path == path and not is_kept(each) and not _is_only(own, each.division)
+    )
+
+
+def _is_only(own: str, division: Division) -> bool:
+    return division.is_undivided and division.parts[0].algorithm == own
 
 
 class _Run(NamedTuple):

@@ -226,8 +226,8 @@ def divided_conv(
     dtype = autocast_dtype(input.device)
     if dtype is not None and not is_traced(input, weight):
         input, weight, bias = as_autocast(input, weight, bias, dtype)  # noqa: A001  # PyTorch's name
-    is_empty = input.device.type == "meta"  # there is nothing to compute
-    if is_empty or is_traced(input, weight) or obstacle(input, weight, bias) is not None:
+    has_no_values = input.device.type == "meta"
+    if has_no_values or is_traced(input, weight) or obstacle(input, weight, bias) is not None:
         return own_call(input, weight, bias, arguments)
     given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
     divisions = tuple((op, division) for op, division in given.items() if division is not None)

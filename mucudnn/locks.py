@@ -10,7 +10,8 @@ class ForkSafeLock:
     """A lock that its thread may take again, as a signal handler of it does; copies and pickles are new ones.
 
     Of the threads of a process only that which forks is there in the child. What another one held would stay
-    locked for ever, so the child finds it free. What that thread was about is left as it was.
+    locked for ever, so the child finds it free. What that thread was about is left as it was. (A thread that
+    waits for it already when a signal handler of its own forks waits on in the child.)
     """
 
     def __init__(self) -> None:

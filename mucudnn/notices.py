@@ -22,6 +22,8 @@ class Reason(enum.Enum):
     """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
     WATCHED = "elsewhere it is divided"
     """Whoever watches what is computed, as a mode does, would not see a convolution."""
+    FORKED = "make a context there"
+    """It is another process than that whose context was entered."""
     OF_A_CLASS = "convolutions of plain tensors are divided"
     """Its tensors are of a class of their own, which may mean something else by a convolution."""
 

@@ -80,7 +80,7 @@ class Settings:
             max_error=_checked_error(max_error),
             ops=ops,
             backend=checked_backend(backend),
-            store=_settled(store),
+            store=store,
             again=again,
             progress=progress,
         )
@@ -96,7 +96,7 @@ class Settings:
             lacks = f", which lacks {', '.join(lacking)}" if lacking else ""
             raise OptionError(f"store must be a path, a Store or None, but got {_named(store)}{lacks}.")
         check_progress(progress)
-        return settings
+        return dataclasses.replace(settings, store=_settled(store))
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all but a `Progress`."""
@@ -143,10 +143,18 @@ def _settled(store: StoreOption) -> StoreOption:
 
     None, the default, stays None, since whoever loads a pickle has a default of their own; one that is a
     relative path is settled as any other path.
+
+    Raises:
+        OptionError: it is no path of text, or a relative one where there is no current folder any more.
     """
-    if store is None:
-        return None if default_path().is_absolute() else default_path().absolute()
-    return expanded(store).absolute() if isinstance(store, str | os.PathLike) else store
+    try:
+        if store is None:
+            return None if default_path().is_absolute() else default_path().absolute()
+        return expanded(store).absolute() if isinstance(store, str | os.PathLike) else store
+    except (OSError, TypeError) as error:
+        raise OptionError(
+            f"store must be a path that leads somewhere, but got {store!r}: {error}."
+        ) from error
 
 
 def _checked_error(error: object) -> float | None:

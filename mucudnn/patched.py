@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Hashable, Iterator, Sequence, Set
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from mucudnn.calls import is_transformed, overriding_mode, own_call, watcher
 from mucudnn.compiling import GraphServer, in_graph
 from mucudnn.modules import Call, Kind, call_of, padded
 from mucudnn.passes import is_examining
-from mucudnn.problem import ConvProblem
 from mucudnn.routing import NotingRouter, Router
 from mucudnn.shapes import TunedShapes, Variant
 
@@ -113,13 +112,13 @@ class PatchedForward:
             self._is_retired = False
 
     @contextlib.contextmanager
-    def noted(self) -> Iterator[Set[ConvProblem]]:
-        """Yield the problems of forward passes that what was tuned computes during the block, in no graph."""
+    def noted(self) -> Iterator[NotingRouter]:
+        """Yield what knows of the calls during the block, but for those in graphs."""
         router = self._router
         noting = NotingRouter((self._shapes.backend,), self._module, self._shapes.tell_device)
         self._router = noting
         try:
-            yield noting.served_problems
+            yield noting
         finally:
             self._router = router
 

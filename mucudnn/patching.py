@@ -8,7 +8,7 @@ model takes them along.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -20,7 +20,7 @@ from mucudnn.notices import Notice
 from mucudnn.patched import GraphServers, PatchedForward
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.routing import Memory, is_own
+from mucudnn.routing import Memory, NotingRouter, is_own
 from mucudnn.shapes import Learn, TunedShapes, Variant
 from mucudnn.suiting import backend_at_home, check_runnable, suiting_module
 from mucudnn.workspace import release_workspaces
@@ -180,11 +180,8 @@ def unpatched(model: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def noted(model: nn.Module) -> Iterator[dict[str, Set[ConvProblem]]]:
-    """Yield, of each patched module, the problems that what was tuned computes during the block.
-
-    They are those of forward passes; what runs in graphs is not seen.
-    """
+def noted(model: nn.Module) -> Iterator[dict[str, NotingRouter]]:
+    """Yield, of each patched module, what knows of its calls during the block, but for those in graphs."""
     with contextlib.ExitStack() as stack:
         yield {path: stack.enter_context(patched.noted()) for path, (_, patched) in _patches(model).items()}
 

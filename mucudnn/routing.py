@@ -182,7 +182,8 @@ class NotingRouter(Router):
     """A router that tells of the calls which something that was decided serves.
 
     Attributes:
-        served_problems: of their forward passes.
+        is_asked: whether there was any call, whoever served it.
+        served_problems: the problems of the forward passes of those that were served.
     """
 
     def __init__(
@@ -193,10 +194,12 @@ class NotingRouter(Router):
     ) -> None:
         """Know of no shape yet; see `Router`."""
         super().__init__(backends, module, tell_device)
+        self.is_asked = False
         self.served_problems: set[ConvProblem] = set()
 
     def found(self, call: Call, decide: Decide, needs: Hashable = None) -> Route | None:
         """Return what runs the call, and note of what problem that is."""
+        self.is_asked = True
         route = super().found(call, decide, needs)
         if route is not None:
             self.served_problems.add(route.convolution.problem)

@@ -89,8 +89,8 @@ class StepComparison:
             of several ranks, the first one's.
         settled: the same plan with these as they were before, where PyTorch's own may run at all of their
             sites. It was not timed itself, and is `plan` where nothing was taken back.
-        unplanned: paths of the layers that were seen to run something else than the plan has for them, such
-            as another shape, a smaller batch, or no gradients.
+        unplanned: paths of the layers that were not seen to run all that the plan has for them: the step has
+            other shapes, types or batches, or not all, or no gradients. Of several ranks, this one's.
     """
 
     step: PairedTimes

@@ -14,10 +14,11 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from mucudnn.autotuning import Autotune, autotune
-from mucudnn.errors import PlanError
+from mucudnn.errors import PlanError, UntunedWarning
 from mucudnn.problem import ConvOp
 from tests.graphs import Graphs
 from tests.models import a_batch, a_chain
+from tests.test_locks import in_a_child
 
 # Dynamo warns of its own use of deprecated functions of torch and Python.
 pytestmark = [
@@ -160,6 +161,23 @@ def test_a_context_that_nobody_keeps_goes_at_once_and_its_graphs_run_pytorchs_ow
 
     (found,) = torch.autograd.grad(y.sum(), [w])
     torch.testing.assert_close(found, *torch.autograd.grad(F.conv2d(x, w).sum(), [w]))
+
+
+@pytest.mark.usefixtures("divided_by_hand")
+def test_graphs_tune_nothing_in_a_forked_child(tuned: Autotune) -> None:
+    weight = torch.ones(8, 4, 3, 3)
+    compiled = torch.compile(F.conv2d, backend="eager")
+
+    with tuned:
+        compiled(torch.ones(8, 4, 8, 8), weight)
+        known = len(tuned._plans)
+
+        def check() -> bool:
+            with pytest.warns(UntunedWarning, match="A convolution is called in a forked process"):
+                compiled(torch.ones(8, 4, 9, 9), weight)
+            return len(tuned._plans) == known
+
+        assert in_a_child(check)
 
 
 def test_graphs_hold_operators_within_the_context_alone(tuned: Autotune) -> None:

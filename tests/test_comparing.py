@@ -156,6 +156,20 @@ def test_what_does_not_run_as_it_was_planned_is_told_of_and_never_taken_back(
     assert seen.settled is seen.plan
 
 
+@pytest.mark.filterwarnings(  # Dynamo's, of its own
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
+def test_of_what_runs_in_a_graph_nobody_says_that_it_runs_otherwise(backend: Ticking) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+    mucudnn.apply(model, a_plan_for(model, IMAGES))
+    model[0].compile(backend="eager")
+
+    seen = compared(model, lambda: model(IMAGES).sum().backward(), ROUNDS, progress=False, backend=backend)
+
+    assert "0" in [layer.path for layer in seen.layers]
+    assert seen.unplanned == ()
+
+
 def test_a_plan_of_forward_passes_alone_runs_as_it_was_planned(model: Network, backend: Ticking) -> None:
     forward = [each for each in mucudnn.plan_of(model).assignments if each.site.op is ConvOp.FPROP]
     plan = dataclasses.replace(mucudnn.plan_of(model), assignments=tuple(forward))

@@ -551,7 +551,7 @@ def test_the_notes_advise_channels_last_for_contiguous_images_on_processors() ->
     plan = a_mixed_plan(assignments=(*a_mixed_plan().assignments, last))
 
     assert note(render_plan(plan), "layout").startswith(
-        "Images are contiguous at 4 of 5 sites. Tuned for channels_last, every network measured so far"
+        "Images are contiguous at 4 of 5 sites. Tuned for channels_last, every training step measured so far"
     )
 
 
@@ -560,13 +560,14 @@ def test_the_notes_advise_channels_last_for_contiguous_images_on_processors() ->
     [
         ("cudnn", {}),
         ("cpu", {"layout": Layout.CHANNELS_LAST}),
+        ("cpu", {"op": ConvOp.FPROP}),
         ("cpu", dict.fromkeys(("input_size", "kernel_size", "padding", "stride", "dilation"), (1, 1, 1))),
     ],
 )
 def test_the_notes_advise_no_layout_where_none_was_found_faster(
     backend: str, problem: dict[str, Any]
 ) -> None:
-    only = assigned("only", ConvOp.FPROP, OWN, None, **problem)
+    only = assigned("only", **{"op": ConvOp.WGRAD, "division": OWN, "evidence": None, **problem})
     plan = a_mixed_plan(assignments=(only,), environment=an_environment(backend=backend))
 
     assert "memory_format" not in render_plan(plan)

@@ -210,8 +210,8 @@ def test_what_does_not_run_as_planned_is_named_with_what_to_do() -> None:
     told = note(found, "not as planned")
 
     assert told is not None
-    assert told.startswith("stem and 1 more: the step does not run all that the plan has there.")
-    assert told.endswith("Tune what the step runs.")
+    assert told.startswith("stem and 1 more: the step does not run all that the plan has there, but other")
+    assert table_of(found)[-2].endswith("FASTER, not as planned")
     assert comparison_as_json(found)["unplanned"] == ["stem", "head"]
     assert note(FOUND, "not as planned") is None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.cli.model import Shapes, device_of_backend, load_model, prepare, random_inputs
+from mucudnn.cli.model import Shapes, device_of_backend, load_model, make_lazy, prepare, random_inputs
 from mucudnn.cli.options import (
     NewFile,
     Target,
@@ -77,7 +77,6 @@ def compare_command(
     plan = Plan.load(path)
     with contextlib.redirect_stdout(sys.stderr):  # whatever the model prints, stdout has the table alone
         from mucudnn.comparing import compare  # here, so that help and other commands do not wait for torch
-        from mucudnn.passes import CallArguments, make_parameters
         from mucudnn.patching import apply
 
         device = device_of_backend(plan.environment.backend)
@@ -87,8 +86,7 @@ def compare_command(
         if device is not None:
             model.to(device)
         inputs = random_inputs(model, shapes, channels_last=channels_last)
-        with failing_as("The model cannot be run"):
-            make_parameters(model, CallArguments(inputs, {}))
+        make_lazy(model, inputs, channels_last=channels_last)
         apply(model, plan)
         run = _inference(model, inputs) if is_eval else _training(model, inputs)
         found = compare(model, run, rounds=rounds, progress=True)

@@ -58,14 +58,35 @@ def refuse_lazy(model: "nn.Module", target: Target) -> None:
 
 
 def prepare(model: "nn.Module", *, is_eval: bool, dtype: str | None, channels_last: bool) -> None:
-    """Bring the model into the mode, type and layout that are asked for."""
+    """Bring the model into the mode, type and layout that are asked for, but for lazy modules."""
     import torch
 
     model.train(not is_eval)
     if dtype is not None:
         model.to(dtype=getattr(torch, dtype))
     if channels_last:
-        for tensor in (*model.parameters(), *model.buffers()):
+        _lay_out(model)
+
+
+def make_lazy(model: "nn.Module", inputs: "tuple[Tensor, ...]", *, channels_last: bool) -> None:
+    """Have lazy modules, if there are any, make their parameters, in the layout that is asked for.
+
+    Raises:
+        Failure: the model cannot be run on the inputs.
+    """
+    from mucudnn.passes import CallArguments, make_parameters
+
+    with failing_as("The model cannot be run"):
+        make_parameters(model, CallArguments(inputs, {}))
+    if channels_last:
+        _lay_out(model)
+
+
+def _lay_out(model: "nn.Module") -> None:
+    from torch.nn.parameter import is_lazy
+
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not is_lazy(tensor):
             tensor.data = laid_out_channels_last(tensor.data)
 
 

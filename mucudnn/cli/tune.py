@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from mucudnn.choices import Mode, Search
-from mucudnn.cli.model import Shapes, device_of_backend, load_model, prepare, random_inputs
+from mucudnn.cli.model import Shapes, device_of_backend, load_model, make_lazy, prepare, random_inputs
 from mucudnn.cli.options import (
     FILE,
     NewFile,
@@ -115,6 +115,7 @@ def tune_command(
         if device is not None:
             model.to(device)
         sample = random_inputs(model, shapes, channels_last=channels_last)
+        make_lazy(model, sample, channels_last=channels_last)
         plan = tune(
             model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
             backend=backend, store=opened, again=again, progress=True,

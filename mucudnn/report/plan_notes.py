@@ -7,7 +7,7 @@ from mucudnn.choices import Mode
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, median
 from mucudnn.plan import Assignment, Plan
-from mucudnn.problem import Layout
+from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Environment
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
 from mucudnn.report.words import decimals_of_ms, describe_environment, render_notes
@@ -50,8 +50,8 @@ _SHARED = " In sharing mode each has but a share of the limit: a larger one, or 
 _NOT_COUNTED = "All but convolutions. What a whole step gains, mucudnn.compare(model, step) tells."
 _NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
 _LAYOUT = (
-    "Images are contiguous at {} of {} sites. Tuned for channels_last, every network measured so far took "
-    "less time on processors (README): model.to(memory_format=torch.channels_last), then tune."
+    "Images are contiguous at {} of {} sites. Tuned for channels_last, every training step measured so far "
+    "took less time on processors (README): model.to(memory_format=torch.channels_last), then tune."
 )
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
@@ -211,14 +211,14 @@ def _workspace_note(plan: Plan) -> str:
 
 
 def _layout_notes(plan: Plan) -> list[tuple[str, str]]:
-    """Advise another layout where that is known to be faster once tuned: 2-D images on processors."""
-    is_contiguous = [
-        len(assigned.problem.input_size) == 2 and assigned.problem.layout is Layout.CONTIGUOUS
-        for assigned in plan.assignments
-    ]
-    if plan.environment.backend != "cpu" or not any(is_contiguous):
+    """Advise another layout where that was found faster: training on 2-D images on processors."""
+    problems = [assigned.problem for assigned in plan.assignments]
+    contiguous = sum(problem.layout is Layout.CONTIGUOUS for problem in problems)
+    is_trained = any(problem.op is ConvOp.WGRAD for problem in problems)
+    is_plane = all(len(problem.input_size) == 2 for problem in problems)
+    if plan.environment.backend != "cpu" or not (contiguous and is_trained and is_plane):
         return []
-    return [("layout", _LAYOUT.format(sum(is_contiguous), len(is_contiguous)))]
+    return [("layout", _LAYOUT.format(contiguous, len(problems)))]
 
 
 def _repeating_notes(plan: Plan) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mucudnn.intervals import Verdict
 from mucudnn.report import drawing
-from mucudnn.report.drawing import BLUE, GREY, ORANGE, RED, Change, Look, Span
+from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.steps import describe_factor, name_of, over_limit, render_comparison
 from mucudnn.report.words import describe_environment, elided
 from mucudnn.sizes import format_bytes
@@ -36,6 +36,7 @@ _BEFORE = Look("before: PyTorch's own, whatever it takes", GREY, is_hollow=True)
 _FASTER = Look("now, FASTER", BLUE)
 _SLOWER = Look("now, SLOWER", RED)
 _ALIKE = Look("now, not told apart", GREY)
+_UNPLANNED = Look("now, not as planned", BLACK, is_hollow=True)
 _FORCED = Look("now, SLOWER; the limit forbids PyTorch's own", ORANGE)
 
 
@@ -103,7 +104,12 @@ def _rounds(line: int, spans_ns: Sequence[int]) -> tuple[list[float], list[float
 def _draw_layers(axes: "Axes", found: StepComparison) -> list[Look]:
     """Draw each convolution within the step, and return the looks that they have."""
     forbidden = over_limit(found)
-    looks = [_look(layer.times, is_forbidden=layer.path in forbidden) for layer in found.layers]
+    looks = [
+        _UNPLANNED
+        if layer.path in found.unplanned
+        else _look(layer.times, is_forbidden=layer.path in forbidden)
+        for layer in found.layers
+    ]
     changes = [_change(layer, look) for layer, look in zip(found.layers, looks, strict=True)]
     drawing.draw_changes(axes, changes, _BEFORE)
     names = [elided(name_of(layer.path), _LONGEST) for layer in found.layers]

@@ -26,6 +26,9 @@ _WORTH_TELLING = 0.01
 
 _MINUTE_S = 60.0
 
+_UNPLANNED = "not as planned"
+"""Mark of a convolution that runs something else than its plan has."""
+
 
 def render_comparison(found: StepComparison, width: int = DEFAULT_WIDTH) -> str:
     """Return what a step takes before and now, and each patched convolution within it, for people to read.
@@ -77,6 +80,7 @@ def _rows(found: StepComparison) -> Iterator[Row]:
         yield name, _ms(before), _ms(now), _ms(before - now), f"{before / now:.2f}", ""
     for each in found.layers:
         mark = f", {OVER_LIMIT}" * (each.path in over_limit(found))
+        mark += f", {_UNPLANNED}" * (each.path in found.unplanned)
         yield (*_cells(f"  {name_of(each.path)}", each.times), f"{each.times.verdict}{mark}")
 
 
@@ -144,7 +148,7 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
     if found.step.verdict is not Verdict.FASTER:
         yield "advice", _advice(found)
     if found.unplanned:
-        yield "not as planned", _about_unplanned(found)
+        yield _UNPLANNED, _about_unplanned(found)
     if found.unseen:
         yield "not seen", _about_unseen(found)
     if found.pages is not None and _is_worth_telling(found.pages, found.step):
@@ -238,9 +242,9 @@ def _advice(found: StepComparison) -> str:
 
 def _about_unplanned(found: StepComparison) -> str:
     return (
-        f"{_listed(found.unplanned)}: the step does not run all that the plan has there. It has another "
-        "shape, type or batch, or no gradients; so the rows tell nothing of the plan, and nothing is taken "
-        "back. Tune what the step runs."
+        f"{_listed(found.unplanned)}: the step does not run all that the plan has there, but other shapes, "
+        "types or batches, or not all of them, or no gradients. So nothing of this is taken back. A plan is "
+        "worth what it is in a step that it was tuned for."
     )
 
 

@@ -1,10 +1,10 @@
 """A store that ends with the process."""
 
-import threading
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
+from mucudnn.locks import ForkSafeLock
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
 
@@ -15,7 +15,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self._records: dict[tuple[str, Trial], Record] = {}
         self._comparisons: dict[tuple[str, ConvProblem, frozenset[str]], Comparison] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is known; a lock cannot be copied."""
@@ -24,7 +24,7 @@ class MemoryStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:
         """Return the records of those `trials` that are known in `environment`, in the order of `trials`."""

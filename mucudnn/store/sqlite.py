@@ -131,6 +131,7 @@ class SqliteStore:
                 raise UnusableFileError(f"{self.path} holds nothing to read.")
             if read_only and schema.is_older(database):
                 copied = _in_memory()
+                weakref.finalize(self, copied.close)
                 database.backup(copied)
         if copied is not None:
             self.close()

@@ -1,12 +1,12 @@
 """A store in a file, and in memory from the moment at which the file can be used no more."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mucudnn.errors import StoreWarning, warn_user
+from mucudnn.locks import ForkSafeLock
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Trial
 from mucudnn.store.base import Store
@@ -30,7 +30,7 @@ class SteadfastStore:
         self.path = file.path
         self._file: SqliteStore | None = file
         self._store: Store = file
-        self._moving = threading.Lock()
+        self._moving = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the file, or what is in its place by now; a lock cannot be copied."""
@@ -38,7 +38,7 @@ class SteadfastStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._moving = threading.Lock()
+        self._moving = ForkSafeLock()
 
     @property
     def is_kept(self) -> bool:

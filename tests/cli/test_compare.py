@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,30 @@ def test_a_model_that_makes_its_parameters_in_its_first_call_is_compared(
     result = run("compare", "lazy:made", *INPUT, "--plan", folder / "lazy.json", "--rounds", "6")
 
     assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["tune", "compare"])
+def test_parameters_that_the_first_call_makes_are_laid_out_too(command: str, folder: Path) -> None:
+    (folder / "lazy_norm.py").write_text(
+        "from torch import nn\n"
+        "model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())\n"
+        "def made():\n    return model\n"
+    )
+    twin = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
+    image = torch.zeros(4, 3, 8, 8).to(memory_format=torch.channels_last)
+    a_plan_for(twin, image).save(folder / "lazy_norm.json")
+    options = {
+        "tune": ("--workspace-limit", "1MiB", "--policy", "undivided", "--store", folder / "lazy_norm"),
+        "compare": ("--plan", folder / "lazy_norm.json", "--rounds", "6"),
+    }
+
+    result = run(command, "lazy_norm:made", *INPUT, "--channels-last", *options[command])
+
+    assert result.exit_code == 0, result.stderr
+    assert (
+        importlib.import_module("lazy_norm").model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    )
+    del sys.modules["lazy_norm"]
 
 
 def test_a_picture_is_refused_in_the_place_of_the_settled_plan(

@@ -173,6 +173,7 @@ def test_a_model_that_has_no_parameters_yet_ends_with_a_sentence(folder: Path) -
     assert_one_sentence(result, "mucudnn: lazy_to_forecast:made must call the model once before")
 
 
+@pytest.mark.deviceless
 def test_an_interrupt_ends_without_a_word() -> None:
     result = forecast("interrupted", "--input", "4x3x8x8")
 
