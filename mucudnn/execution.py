@@ -228,7 +228,8 @@ class _SliceParts:
                 kernels[0][0].prepare(weight)
             for kernel, part in kernels:
                 if not kernel.run(image, weight, out, bias, part.here):  # something is not finite
-                    return self._backend.own_convolution(self._problem, image, weight, bias, unread)
+                    result = self._backend.own_convolution(self._problem, image, weight, bias, unread)
+                    return result.contiguous(memory_format=self._order)
             kernels[-1][0].finish(out, bias, group.here)
         return out
 

@@ -25,7 +25,7 @@ from mucudnn.locks import ForkSafeLock
 from mucudnn.modules import home_of
 from mucudnn.standins import StandIns
 from mucudnn.undoing import forget, left_as_they_were, random_state_kept
-from mucudnn.writes import Writes
+from mucudnn.writes import Writes, tensors_in
 
 _NOTHING = contextlib.nullcontext()
 
@@ -287,15 +287,28 @@ def run_in_earnest(
         _with_gradients_seen(),
     ):
         args, kwargs = _copied(sample, home_of(model))
+        writes.own(_copies_in((args, kwargs), sample))
         with writes, under:
             model(*args, **kwargs)
 
 
 @contextlib.contextmanager
-def _written_to(modules: Iterable[nn.Module]) -> Iterator[Writes]:
-    """Yield a mode in which modules are to run; what they have written to and kept is put back."""
-    writes = Writes()
-    with left_as_they_were(modules, writes.alive):
+def _written_to(modules: Iterable[nn.Module], changing: Iterable[nn.Module] = ()) -> Iterator[Writes]:
+    """Yield a mode in which modules are to run; what they have written to and kept is put back.
+
+    Args:
+        modules: which are left as they were.
+        changing: what these are made of in the end stays.
+    """
+    modules = [*modules]
+    writes = Writes(modules)
+
+    def alive() -> list[Tensor]:
+        parts = (part for each in changing for part in each.modules())
+        staying = {id(tensor) for part in parts for tensor in _own_tensors(part)}
+        return [each for each in writes.alive() if id(each) not in staying]
+
+    with left_as_they_were(modules, alive):
         try:
             yield writes
         finally:
@@ -310,21 +323,30 @@ def make_parameters(model: nn.Module, sample: CallArguments) -> None:
     lazy = [each for each in model.modules() if any(map(is_lazy, _own_tensors(each)))]
     if not lazy:
         return
-    others = [each for each in model.modules() if each not in lazy]
+    changing = {part for each in lazy for part in each.modules()}
+    others = [each for each in model.modules() if each not in changing]
     with (
         _disable_current_modes(),
         _uncompiled(),
-        _written_to(others) as writes,
+        _written_to(others, lazy) as writes,
         random_state_kept(model),
         torch.no_grad(),
         unhooked(),
     ):
         args, kwargs = _copied(sample, home_of(model))
+        writes.own(_copies_in((args, kwargs), sample))
+        writes.leave(each for module in changing for each in _own_tensors(module) if not is_lazy(each))
         with writes:
             model(*args, **kwargs)
     for module in lazy:
         if isinstance(module, _NormBase):
             module.reset_running_stats()
+
+
+def _copies_in(copied: object, sample: CallArguments) -> list[Tensor]:
+    """Return the tensors in copied arguments that are not the sample's own."""
+    given = {id(each) for each in tensors_in((sample.args, dict(sample.kwargs)))}
+    return [each for each in tensors_in(copied) if id(each) not in given]
 
 
 def _own_tensors(module: nn.Module) -> Iterable[Tensor]:

@@ -135,6 +135,7 @@ class PatchedForward:
             result = in_graph(call, self._module, self._name)
         elif is_transformed(call.image, call.weight) or overriding_mode() is not None:
             result = None
+            self._router.pass_by()
             self._tell_watcher(call)
         else:
             result = self._router.served(call, self._shapes.convolution)

@@ -141,6 +141,9 @@ class Router:
         self._remember(key, route)
         return route
 
+    def pass_by(self) -> None:
+        """Know that PyTorch's own serves a call of which this is not asked."""
+
     def _backend_for(self, device: torch.device) -> Backend | None:
         """Return the backend that serves a device; None if none of this router's does."""
         name = backend_name(device)
@@ -196,6 +199,10 @@ class NotingRouter(Router):
         super().__init__(backends, module, tell_device)
         self.is_asked = False
         self.served_problems: set[ConvProblem] = set()
+
+    def pass_by(self) -> None:
+        """Know that there was a call."""
+        self.is_asked = True
 
     def found(self, call: Call, decide: Decide, needs: Hashable = None) -> Route | None:
         """Return what runs the call, and note of what problem that is."""

@@ -96,7 +96,7 @@ class StandIns(TorchDispatchMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
     ) -> bool:
         """Return whether a function is computed: of numbers and tensors with values, and nothing huge."""
-        if func in WRITES_UNSAID or _draws(kwargs) or not all(map(self._has_values, given)):
+        if func in WRITES_UNSAID or _draws(args, kwargs) or not all(map(self._has_values, given)):
             return False
         if given:
             return True
@@ -175,9 +175,9 @@ def _viewed(tensor: Tensor, result: Tensor) -> Tensor:
     return tensor.as_strided(result.shape, pattern.stride())
 
 
-def _draws(kwargs: Mapping[str, Any]) -> bool:
+def _draws(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Return whether a function draws from a generator of the model's own, which would go on."""
-    return any(isinstance(each, torch.Generator) for each in kwargs.values())
+    return any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values()))
 
 
 def _order_of_result(func: object, args: tuple[Any, ...]) -> torch.memory_format | None:

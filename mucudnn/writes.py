@@ -2,6 +2,7 @@
 
 import contextlib
 import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ class _Former(NamedTuple):
         there = (self.tensor.storage_offset(), self.tensor.size(), self.tensor.stride())
         is_same = place_of(self.tensor) == self.storage._cdata
         if not is_same or there != (self.offset, self.size, self.stride):
-            with torch.no_grad():
+            with _writing_to(self.tensor):
                 self.tensor.set_(self.storage, self.offset, self.size, self.stride)
 
 
@@ -72,12 +73,55 @@ class FormerTensors:
                 stack.callback(each.put_back)
 
 
-class Writes(TorchDispatchMode):
-    """Computes as ever, and remembers what tensors and generators from before were before they changed."""
+@contextlib.contextmanager
+def _writing_to(tensor: Tensor) -> Iterator[None]:
+    """Write to a tensor outside of autograd; to what inference mode has made only in it."""
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        yield
 
-    def __init__(self) -> None:
+
+class _FormerModuleTensor(NamedTuple):
+    """A module's own tensor, where it lay, and what it held if nobody sees who writes to it."""
+
+    tensor: Tensor
+    there: Tensor
+    content: Tensor | None
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, has_content: bool) -> "_FormerModuleTensor":
+        """Return what a tensor is."""
+        with torch.no_grad():
+            return cls(tensor, tensor.detach(), tensor.clone() if has_content else None)
+
+    def put_back(self) -> None:
+        """Have the tensor be that again."""
+        with _writing_to(self.tensor):
+            if is_plain(self.tensor) and place_of(self.tensor) != place_of(self.there):
+                self.tensor.data = self.there
+            if self.content is not None:
+                self.tensor.copy_(self.content)
+
+
+class Writes(TorchDispatchMode):
+    """Computes as ever, and remembers what tensors and generators from before were before they changed.
+
+    Buffers are remembered from the start, as some are written to by what no dispatcher sees.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Remember where the tensors of modules lie."""
         super().__init__()  # type: ignore[no-untyped-call]  # not in torch's hints
         self._former = FormerTensors()
+        self._owned: list[_FormerModuleTensor] = []
+        for module in modules:
+            for parameter in module.parameters(recurse=False):
+                self._owned.append(_FormerModuleTensor.of(parameter, has_content=False))
+            for buffer in module.buffers(recurse=False):
+                if is_plain(buffer) and not buffer.is_meta:
+                    self._former.remember(buffer)
+                self._owned.append(_FormerModuleTensor.of(buffer, has_content=not is_plain(buffer)))
         self._generators: dict[int, tuple[torch.Generator, Tensor]] = {}
         self._made: set[int] = set()  # storages of the pass's own
         self._watched: list[weakref.ref[Tensor]] = []
@@ -87,21 +131,35 @@ class Writes(TorchDispatchMode):
     ) -> Any:
         """Run a function, and remember what it is about to write to."""
         kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):  # of a higher order; what it runs is not seen
+            return func(*args, **kwargs)
         written = written_by(func, args, kwargs)
         if func in WRITES_UNSAID:
             written += tensors_in(args[_RUNNING])
         for tensor in filter(is_plain, written):
-            if place_of(tensor) not in self._made:
+            # Memory of NumPy's is nobody's here, though it may lie where the pass had some.
+            if place_of(tensor) not in self._made or not tensor.untyped_storage().resizable():
                 self._former.remember(tensor)
-        for each in kwargs.values():
+        for each in (*args, *kwargs.values()):
             if isinstance(each, torch.Generator) and id(each) not in self._generators:
                 self._generators[id(each)] = (each, each.get_state())
         given = set(map(place_of, filter(is_plain, tensors_in((args, kwargs)))))
         result = func(*args, **kwargs)
+        if func is _ATEN.lift_fresh.default:  # of what was made just now
+            given = set()
         found = [*filter(is_plain, tensors_in(result))]
         self._made.update(place for place in map(place_of, found) if place not in given)
         self._watched.extend(weakref.ref(each) for each in found if place_of(each) in self._made)
         return result
+
+    def leave(self, tensors: Iterable[Tensor]) -> None:
+        """Let tensors from before be written to, and remain so."""
+        self._made.update(map(place_of, filter(is_plain, tensors)))
+
+    def own(self, tensors: Sequence[Tensor]) -> None:
+        """Take tensors for made by the pass, so that nobody may keep them."""
+        self.leave(tensors)
+        self._watched.extend(map(weakref.ref, tensors))
 
     def alive(self) -> list[Tensor]:
         """Return the tensors that the pass has made and somebody still holds."""
@@ -111,9 +169,12 @@ class Writes(TorchDispatchMode):
     def put_back(self) -> None:
         """Put back what tensors and generators from before were."""
         generators, self._generators = self._generators, {}
-        for generator, state in generators.values():
-            generator.set_state(state)
-        self._former.put_back()
+        with contextlib.ExitStack() as stack:  # one that cannot be does not keep the others from it
+            for each in self._owned:
+                stack.callback(each.put_back)
+            stack.callback(self._former.put_back)
+            for generator, state in generators.values():
+                stack.callback(generator.set_state, state)
 
 
 def tensors_in(values: object) -> list[Tensor]:

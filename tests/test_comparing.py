@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
 from bench.by_hand import a_plan_for
@@ -132,6 +133,12 @@ def test_the_plan_is_settled_where_nothing_is_slower(model: Network, backend: Ti
     assert seen.settled is seen.plan is mucudnn.plan_of(model)
 
 
+def counted(model: nn.Module) -> None:
+    """Run a step in a mode that sees PyTorch's own convolutions."""
+    with FlopCounterMode(display=False):
+        model(IMAGES).sum().backward()
+
+
 @pytest.mark.parametrize(
     "run",
     [
@@ -139,8 +146,9 @@ def test_the_plan_is_settled_where_nothing_is_slower(model: Network, backend: Ti
         lambda model: model(IMAGES[:3]).sum().backward(),
         lambda model: model(torch.cat([IMAGES, IMAGES])).sum().backward(),
         lambda model: model(IMAGES[0]).sum().backward(),
+        counted,
     ],
-    ids=["no gradients", "a smaller batch", "a larger batch", "one sample"],
+    ids=["no gradients", "a smaller batch", "a larger batch", "one sample", "in a mode"],
 )
 def test_what_does_not_run_as_it_was_planned_is_told_of_and_never_taken_back(
     model: Network, backend: Ticking, run: Callable[[Network], object]

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
@@ -67,9 +70,19 @@ def follow(model: Looking, y: Tensor) -> None:
             parameter.mul_(0.9)
 
 
+def draw_by_place(model: Looking, y: Tensor) -> Tensor:
+    return y + torch.poisson(torch.full((1,), 9.0), generator=model.generator)
+
+
+def bind_anew(model: Looking, y: Tensor) -> None:
+    model.conv.bias.data = model.conv.bias.data + y.mean()
+
+
 @pytest.mark.parametrize(
     ("then", "attributes"),
     [
+        (draw_by_place, lambda: {"generator": torch.Generator().manual_seed(3)}),
+        (bind_anew, dict),
         (keep, lambda: {"bank": []}),
         (keep_by_name, lambda: {"known": {}}),
         (count, lambda: {"steps": torch.zeros(1)}),
@@ -113,6 +126,67 @@ def test_buffers_of_every_kind_are_put_back(
 
     assert model.queue is buffer
     assert torch.equal(buffer, before)
+
+
+def unseen_by_dispatchers(buffer: Tensor) -> Tensor:
+    buffer.numpy()[:] += 1
+    return buffer
+
+
+def from_another_thread(buffer: Tensor) -> Tensor:
+    thread = threading.Thread(target=buffer.add_, args=(1,))
+    thread.start()
+    thread.join()
+    return buffer
+
+
+def in_place(buffer: Tensor) -> Tensor:
+    return buffer.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("write", "made"),
+    [
+        (unseen_by_dispatchers, torch.ones(3)),
+        (from_another_thread, torch.ones(3)),
+        (in_place, torch.eye(3).to_sparse()),
+        (in_place, torch.ones(3, dtype=torch.complex64).conj()),
+    ],
+    ids=["by NumPy", "by another thread", "sparse", "conjugated"],
+)
+def test_buffers_are_put_back_whoever_writes_to_them(write: Callable[[Tensor], Tensor], made: Tensor) -> None:
+    def then(model: Looking, y: Tensor) -> Tensor:
+        return y + write(model.kept).to_dense().abs().sum()
+
+    model, before = Looking(then), made.clone()
+    model.register_buffer("kept", made)
+
+    extract(model, IMAGES)
+
+    assert model.kept is made
+    assert torch.equal(made.to_dense(), before.to_dense())
+
+
+def test_nothing_of_the_examined_sample_is_kept() -> None:
+    class Remembering(Looking):
+        def forward(self, image: Tensor) -> Tensor:
+            self.seen += [image, image[0], torch.tensor(1.0)]
+            return super().forward(image)
+
+    model = Remembering(lambda *_: None, seen=[])
+
+    extract(model, IMAGES)
+
+    assert model.seen == []
+
+
+def test_a_model_with_an_operator_of_a_higher_order_is_examined() -> None:
+    def then(_: Looking, y: Tensor) -> Tensor:
+        return torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo's, of its own
+        assert [call.path for call in extract(Looking(then), IMAGES).calls] == ["conv"]
 
 
 @dataclasses.dataclass
@@ -218,6 +292,39 @@ def test_lazy_modules_make_parameters_and_nothing_else_changes() -> None:
     assert (model.calls, model.steps.item(), model.last) == (0, 0, None)
     assert torch.equal(model.norm.running_mean, torch.zeros(4))
     assert counting.get_total_flops() == 0
+
+
+class Growing(LazyModuleMixin, nn.Module):
+    """Makes a weight, fills a bias that it has, and adds a part, once it knows its channels."""
+
+    cls_to_become = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = UninitializedParameter()
+        self.bias = nn.Parameter(torch.full((4,), torch.nan))
+        self.parts = nn.ModuleList()
+
+    def initialize_parameters(self, image: Tensor) -> None:
+        if self.has_uninitialized_params():
+            with torch.no_grad():
+                self.weight.materialize((4, image.shape[1], 3, 3))
+                self.weight.fill_(0.1)
+                self.bias.zero_()
+            self.parts.append(nn.Conv2d(4, 2, 1))
+
+    def forward(self, image: Tensor) -> Tensor:
+        y = nn.functional.conv2d(image, self.weight, self.bias)
+        return self.parts[0](y)
+
+
+def test_what_a_lazy_module_makes_and_fills_beside_stays() -> None:
+    model = nn.Sequential(Growing())
+
+    extract(model, IMAGES)
+
+    assert torch.equal(model[0].bias, torch.zeros(4))
+    assert model(IMAGES).shape == (2, 2, 6, 6)
 
 
 class Tokens(nn.Module):
