@@ -115,8 +115,7 @@ class PatchedForward:
     def noted(self) -> Iterator[NotingRouter]:
         """Yield what knows of the calls during the block, but for those in graphs."""
         router = self._router
-        noting = NotingRouter((self._shapes.backend,), self._module, self._shapes.tell_device)
-        self._router = noting
+        self._router = noting = NotingRouter(router)
         try:
             yield noting
         finally:

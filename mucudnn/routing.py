@@ -189,14 +189,9 @@ class NotingRouter(Router):
         served_problems: the problems of the forward passes of those that were served.
     """
 
-    def __init__(
-        self,
-        backends: tuple[str, ...],
-        module: nn.Module | None,
-        tell_device: Callable[[torch.device], None] | None = None,
-    ) -> None:
-        """Know of no shape yet; see `Router`."""
-        super().__init__(backends, module, tell_device)
+    def __init__(self, like: Router) -> None:
+        """Find what `like` finds; know of no shape yet."""
+        super().__init__(like._backends, like._module, like._tell_device)
         self.is_asked = False
         self.served_problems: set[ConvProblem] = set()
 
