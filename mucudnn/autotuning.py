@@ -21,6 +21,7 @@ from mucudnn.choices import Mode
 from mucudnn.compiling import GraphServer, in_graph
 from mucudnn.errors import BackendError, OptionError, PlanError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.extraction import wanted_ops
+from mucudnn.fitting import Memory, divided
 from mucudnn.functional import DividedConvolution
 from mucudnn.learning import Learner
 from mucudnn.locks import ForkSafeLock
@@ -30,7 +31,7 @@ from mucudnn.options import ProgressOption, Settings, StoreOption
 from mucudnn.passes import is_examining
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
-from mucudnn.routing import Memory, NotNowError, Router, divided
+from mucudnn.routing import NotNowError, Router
 
 
 def _plain(

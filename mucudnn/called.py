@@ -67,16 +67,15 @@ class Called:
             times = _times(seen, call_key(each, base), call_key(each, divisions))
         return times
 
-    def is_unpatched(self, call: SiteCall, division: Division, common_bytes: int) -> bool:
+    def is_unpatched(self, division: Division, common_bytes: int) -> bool:
         """Return whether a forward pass is PyTorch's own as it comes, beside which memory always suffices.
 
         Args:
-            call: of inference.
-            division: what runs.
+            division: what runs in inference.
             common_bytes: what the common buffer may come to.
         """
         bound = tight_limit(division, self._own, self._limit_bytes, common_bytes, is_sharing=self._is_sharing)
-        return self._is_own(call, division) and bound is None
+        return division.is_only(self._own) and bound is None
 
     def frozen(
         self, call: SiteCall, division: Division, common_bytes: int, *, look: int, taken_bytes: int = 0
@@ -91,14 +90,11 @@ class Called:
         ):
             return None
         op, times = call.problem.op, None
-        if not self._is_own(call, division):
+        if not division.is_only(self._own):
             base = {op: undivided(self._own, call.problem.batch)}
             times = self.times(call, base, {op: division}, look=look, is_frozen=True, taken_bytes=taken_bytes)
         known = times if isinstance(times, CallTimes) else None
         return FrozenEvidence(call.path, call.variant, n_bytes, known)
-
-    def _is_own(self, call: SiteCall, division: Division) -> bool:
-        return division.key == undivided(self._own, call.problem.batch).key
 
 
 def taken_before(

@@ -13,7 +13,6 @@ from torch import nn
 
 from mucudnn.backends import Backend, backend_for
 from mucudnn.clocked import CardClock, HostClock, ModuleClocks
-from mucudnn.division import Division
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.intervals import Verdict, median, rank_of_lower_end
 from mucudnn.modules import home_of
@@ -168,12 +167,8 @@ def _is_planned(
     return all(
         each.problem in served and (is_differentiated or each.site.op in forward)
         for each in plan.assignments
-        if each.site.path == path and not is_kept(each) and not _is_only(own, each.division)
+        if each.site.path == path and not is_kept(each) and not each.division.is_only(own)
     )
-
-
-def _is_only(own: str, division: Division) -> bool:
-    return division.is_undivided and division.parts[0].algorithm == own
 
 
 class _Run(NamedTuple):

@@ -15,12 +15,13 @@ from torch import nn
 
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.evidence import FrozenEvidence
+from mucudnn.fitting import Memory, is_own
 from mucudnn.modules import check_is_module, kind_of
 from mucudnn.notices import Notice
 from mucudnn.patched import GraphServers, PatchedForward
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.routing import Memory, NotingRouter, is_own
+from mucudnn.routing import NotingRouter
 from mucudnn.shapes import Learn, TunedShapes, Variant
 from mucudnn.suiting import backend_at_home, check_runnable, suiting_module
 from mucudnn.workspace import release_workspaces

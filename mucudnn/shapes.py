@@ -9,12 +9,12 @@ import torch
 from mucudnn.backends import Backend, backend_name
 from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.evidence import CallEvidence
+from mucudnn.fitting import Memory, divided
 from mucudnn.functional import DividedConvolution
 from mucudnn.locks import ForkSafeLock
 from mucudnn.notices import Notice, Reason
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.routing import Memory, divided
 from mucudnn.workspace import Owner
 
 

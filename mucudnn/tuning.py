@@ -255,7 +255,7 @@ class Tuning:
         self, call: SiteCall, division: Division, common_bytes: int, look: int, taken_bytes: int
     ) -> FrozenEvidence | None:
         """Return what a convolution is in frozen graphs; None where they hold what runs elsewhere."""
-        if self._called.is_unpatched(call, division, common_bytes):
+        if self._called.is_unpatched(division, common_bytes):
             return None
         self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
         return self._called.frozen(call, division, common_bytes, look=look, taken_bytes=taken_bytes)

@@ -31,6 +31,7 @@ _CODE = (
 _STEP_CODE = (
     "calls.py",
     "extraction.py",
+    "fitting.py",
     "functional.py",
     "kept.py",
     "measuring.py",

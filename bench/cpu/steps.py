@@ -21,7 +21,6 @@ from bench.steps import TrainingStep, copy_of, differences, double
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
 from mucudnn.backends.base import Neighbours
-from mucudnn.division import undivided
 from mucudnn.errors import BackendError
 from mucudnn.plan import Assignment, Plan
 from mucudnn.store import open_store
@@ -110,7 +109,7 @@ def _time_of(assigned: Assignment) -> SiteTime:
 
 def _kept(plan: Plan, own: str) -> int:
     """Return at how many sites PyTorch's own convolution runs as it did before."""
-    return sum(each.division.key == undivided(own, each.problem.batch).key for each in plan.assignments)
+    return sum(each.division.is_only(own) for each in plan.assignments)
 
 
 def _peak_bytes() -> int:
