@@ -18,6 +18,8 @@ _BENCH = Path(__file__).parents[1]
 
 _CODE = (
     "algorithms/*.py",
+    "algorithms/compiled/*.c",
+    "algorithms/compiled/*.py",
     "backends/*.py",
     "backends/cpu/*.py",
     "execution.py",

@@ -1,4 +1,4 @@
-"""Convolution algorithms composed of torch operations: written once, at home on every torch device."""
+"""Convolution algorithms: composed of torch operations, at home on every torch device, or compiled from C."""
 
 from mucudnn.algorithms.base import Algorithm, GradientSum, SliceKernel, SumKernel
 from mucudnn.algorithms.choice import named, offered

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.base import Algorithm
 from mucudnn.algorithms.columns import ColumnAlgorithm
+from mucudnn.algorithms.compiled import CompiledTiles
+from mucudnn.algorithms.compiled.shares import MOST_LANES
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.algorithms.tile_geometry import TileGeometry
@@ -18,6 +20,12 @@ _TILES = re.compile(
     r"(?P<family>winograd(?P<outputs>[2456])|fft(?P<inputs>[1-9]\d))"
     r"(_images(?P<images>[1-9]\d*))?(_slices(?P<slices>[1-9]\d*))?(_rows(?P<rows>[1-9]\d*))?"
     r"(_k(?P<channels>[1-9]\d*))?(_c(?P<summed>[1-9]\d*))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
+    re.ASCII,
+)
+
+_COMPILED = re.compile(
+    r"cc_winograd(?P<outputs>[2456])(_rows(?P<lines>[1-9]\d*))?(_k(?P<channels>[1-9]\d*))?"
+    r"(_mt(?P<workers>[2-9]|[1-9]\d+))?",
     re.ASCII,
 )
 
@@ -59,6 +67,12 @@ _FILTER_BYTES = (2**24, 2**23, 2**22)
 _FEW_FILTER_BYTES = 2**21
 """The same for blocks of rows, for whose sake memory must be short: each transforms the filter anew."""
 
+_COMPILED_BYTES = (2**20, 2**22)
+"""Sizes of a block in C, of x and y transformed: 8 to 32 rows of tiles of the layers of a ResNet-18."""
+
+_COMPILED_FILTER_BYTES = (2**23, 2**22, 2**21)
+"""Of a larger filter, transformed: as many channels of y are computed at once."""
+
 _WINOGRAD = tuple(TileAlgorithm(outputs=m) for m in (4, 5, 6, 2))
 
 _FOURIER = tuple(TileAlgorithm(inputs=t) for t in FOURIER_INPUTS)
@@ -80,6 +94,9 @@ def named(name: str) -> Algorithm | None:
             return each
     if found := _BANDS.fullmatch(name):
         return BandAlgorithm(int(found[1]))
+    if found := _COMPILED.fullmatch(name):
+        numbers = {key: int(value or 0) for key, value in found.groupdict().items()}
+        return CompiledTiles(**{**numbers, "workers": numbers["workers"] or 1})
     found = _TILES.fullmatch(name)
     if found is None:
         return None
@@ -90,7 +107,11 @@ def named(name: str) -> Algorithm | None:
 
 
 def offered(
-    problem: ConvProblem, threads: int, whole: bool = True, exhaustive: bool = False
+    problem: ConvProblem,
+    threads: int,
+    whole: bool = True,
+    exhaustive: bool = False,
+    compiles: bool = False,
 ) -> Iterator[Algorithm]:
     """Yield the algorithms to try on a micro-batch.
 
@@ -103,13 +124,19 @@ def offered(
         threads: that compute one operation together; workers are tried if there are several.
         whole: whether the micro-batch is the whole mini-batch.
         exhaustive: whether to yield all families that may win, at all sizes, and not only what is likely to.
+        compiles: whether there is a C compiler. Winograd's convolution is faster in C wherever channels fill
+            vectors; of the others those stay then that need less workspace.
     """
     in_blocks = whole or problem.batch == 1
     families = _families(problem) if exhaustive else _likely_families(problem)
+    in_c = [each for each in families if compiles and _is_for_vectors(each, problem)]
+    for family in in_c:
+        yield from _compiled_variants(family, problem, threads, in_blocks or exhaustive)
     tiles = (
         variant
         for family in families
         for variant in _variants(family, problem, threads, in_blocks or exhaustive)
+        if exhaustive or family not in in_c or variant.summed or (variant.rows and variant.channels)
     )
     for other in (*_OTHERS, *_bands(problem)) if in_blocks or exhaustive else ():
         if other.refusal(problem) is None:
@@ -235,6 +262,34 @@ def _variants(
     rows = [each for each in blocks if each.rows]
     if rows and is_large and (few := _channels_of(geometry, _FEW_FILTER_BYTES)):
         yield dataclasses.replace(rows[-1], channels=few)
+
+
+def _is_for_vectors(family: TileAlgorithm, problem: ConvProblem) -> bool:
+    """Whether there is such a family in C, and its vectors are filled."""
+    has_family = family.outputs > 0 and CompiledTiles(family.outputs).refusal(problem) is None
+    return has_family and min(problem.in_channels, problem.out_channels) >= MOST_LANES
+
+
+def _compiled_variants(
+    family: TileAlgorithm, problem: ConvProblem, threads: int, in_blocks: bool
+) -> Iterator[CompiledTiles]:
+    """A family in C, in blocks that fit a cache, and by channels of y where the filter is large."""
+    geometry = TileGeometry(family, problem)
+    tiles_h, tiles_w = geometry.tiles
+    whole = CompiledTiles(family.outputs, workers=threads)
+    channels = geometry.x_channels + geometry.y_channels
+    line_bytes = geometry.planes * tiles_w * channels * problem.itemsize
+    share = -(-problem.batch * tiles_h // threads)
+    blocks = [
+        max(round(some_bytes / line_bytes), -(-_LEAST_TILES // tiles_w)) for some_bytes in _COMPILED_BYTES
+    ]
+    sizes = dict.fromkeys(lines if lines < share else 0 for lines in blocks)
+    groups = (_channels_of(geometry, some_bytes) for some_bytes in _COMPILED_FILTER_BYTES)
+    few = dict.fromkeys(each for each in groups if each >= MOST_LANES)
+    able = [dataclasses.replace(whole, lines=lines) for lines in sizes] if in_blocks else []
+    for each in (*able, *(dataclasses.replace(whole, channels=group) for group in few)):
+        if each.refusal(problem) is None:
+            yield each
 
 
 def _channels_of(geometry: TileGeometry, some_bytes: int) -> int:

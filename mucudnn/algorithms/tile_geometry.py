@@ -263,12 +263,12 @@ class TileGeometry:
     @cached_property
     def x_plane(self) -> int:
         """Elements from one plane of x to the next."""
-        return _plane_length(math.prod(self.x_tiles) * self.x_group)
+        return plane_length(math.prod(self.x_tiles) * self.x_group)
 
     @cached_property
     def chunk_plane(self) -> int:
         """Elements from one plane of a chunk to the next."""
-        return _plane_length(math.prod(self.chunk_tiles) * self.x_group)
+        return plane_length(math.prod(self.chunk_tiles) * self.x_group)
 
     @cached_property
     def y_plane(self) -> int:
@@ -277,7 +277,7 @@ class TileGeometry:
         The products' planes lie close together: torch computes them in one batch only then.
         """
         elements = math.prod(self.y_tiles) * self.group
-        return _plane_length(elements) if self.problem.op is ConvOp.WGRAD else elements
+        return plane_length(elements) if self.problem.op is ConvOp.WGRAD else elements
 
     @cached_property
     def filter_plane(self) -> int:
@@ -286,7 +286,7 @@ class TileGeometry:
         A gradient's are sums of products, and lie close together for the reason that y's do.
         """
         elements = self.x_group * self.group
-        return elements if self.problem.op is ConvOp.WGRAD else _plane_length(elements)
+        return elements if self.problem.op is ConvOp.WGRAD else plane_length(elements)
 
     @property
     def has_short_filter(self) -> bool:
@@ -390,7 +390,7 @@ def _divisor(total: int, most: int) -> int:
     return next(each for each in range(min(total, most), 0, -1) if total % each == 0)
 
 
-def _plane_length(elements: int) -> int:
+def plane_length(elements: int) -> int:
     """Round up to an odd multiple of 16 elements, one cache line of float32.
 
     Planes a multiple of 4 KiB apart would put the same place of all planes into one set of the first cache.

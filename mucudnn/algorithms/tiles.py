@@ -12,7 +12,7 @@ from mucudnn.problem import ConvOp, ConvProblem
 
 _DTYPES = ("float32", "float64")
 
-_WINOGRAD_TAPS = {2: range(2, 4), 4: range(3, 6), 5: range(3, 4), 6: range(3, 4)}
+WINOGRAD_TAPS = {2: range(2, 4), 4: range(3, 6), 5: range(3, 4), 6: range(3, 4)}
 """By m: taps for which F(m, r) has at most 8 inputs, and so loses no more than a digit."""
 
 _LEAST_FOURIER_TAPS = 5
@@ -20,6 +20,27 @@ _LEAST_FOURIER_TAPS = 5
 
 FOURIER_INPUTS = range(16, 65, 2)
 """t of the forms that there are."""
+
+
+def refusal_of_tiles(problem: ConvProblem, taps: range) -> str | None:
+    """Return why tiles cannot compute the problem, or None if they can.
+
+    Args:
+        problem: of any batch.
+        taps: numbers of taps of the longer axis for which the family of tiles is good.
+    """
+    if problem.dtype not in _DTYPES:
+        return f"{problem.dtype} would lose too many digits in tiles"
+    if any(step != 1 for step in (*problem.stride, *problem.dilation)) or problem.groups != 1:
+        return "tiles need stride 1, dilation 1 and one group"
+    if max(problem.kernel_size[-2:]) not in taps:
+        return f"it is for filters of {taps[0]} to {taps[-1]} taps"
+    pairs = zip(problem.padding, problem.kernel_size, strict=True)
+    if problem.op is ConvOp.DGRAD and any(p >= r for p, r in pairs):
+        return "dgrad by tiles needs a padding smaller than the filter"
+    if 0 in (*problem.output_size, *problem.input_size, problem.batch):
+        return "there is nothing to compute"
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,23 +68,14 @@ class TileAlgorithm(Tiling):
     @property
     def taps_range(self) -> range:
         """Numbers of taps of the longer axis for which the family is good."""
-        return range(_LEAST_FOURIER_TAPS, self.inputs) if self.inputs else _WINOGRAD_TAPS[self.outputs]
+        return range(_LEAST_FOURIER_TAPS, self.inputs) if self.inputs else WINOGRAD_TAPS[self.outputs]
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""
-        if problem.dtype not in _DTYPES:
-            return f"{problem.dtype} would lose too many digits in tiles"
-        if any(step != 1 for step in (*problem.stride, *problem.dilation)) or problem.groups != 1:
-            return "tiles need stride 1, dilation 1 and one group"
-        if max(problem.kernel_size[-2:]) not in self.taps_range:
-            return f"it is for filters of {self.taps_range[0]} to {self.taps_range[-1]} taps"
-        pairs = zip(problem.padding, problem.kernel_size, strict=True)
-        if problem.op is ConvOp.DGRAD and any(p >= r for p, r in pairs):
-            return "dgrad by tiles needs a padding smaller than the filter"
+        if refused := refusal_of_tiles(problem, self.taps_range):
+            return refused
         if self.summed and problem.op is ConvOp.WGRAD:
             return "a weight gradient has no sum over channels"
-        if 0 in (*problem.output_size, *problem.input_size, problem.batch):
-            return "there is nothing to compute"
         return self._refusal_of_blocks(TileGeometry(self, problem))
 
     def _refusal_of_blocks(self, geometry: TileGeometry) -> str | None:

@@ -24,7 +24,10 @@ FLOAT64_BOUND = 1e-12
 WINOGRAD4_BOUND = 1e-5
 """F(4), F(5) and F(6) lose a digit: their matrices have entries from 1/90 to 8 and more."""
 
-FAMILIES = ("im2col", "winograd2", "winograd4", "winograd5", "winograd6", "fft16", "fft32")
+FAMILIES = (
+    *("im2col", "winograd2", "winograd4", "winograd5", "winograd6", "fft16", "fft32"),
+    *("cc_winograd2", "cc_winograd4"),
+)
 
 VARIANTS = (
     *("winograd4_rows1", "winograd4_rows2", "winograd6_rows1", "fft16_rows1"),
@@ -33,16 +36,22 @@ VARIANTS = (
     *("winograd4_k1", "winograd4_k2", "winograd5_k2", "fft16_k2"),
     *("winograd4_c1", "winograd4_c2", "winograd4_images1_c2", "winograd4_rows1_c2", "fft16_c2"),
     *("winograd4_mt2", "winograd4_rows1_mt2", "winograd4_images1_mt2"),
+    *("cc_winograd4_rows1", "cc_winograd4_rows3_mt2", "cc_winograd4_mt2", "cc_winograd6_rows2"),
+    *("cc_winograd4_k2", "cc_winograd4_k16", "cc_winograd4_k4_mt2"),
 )
 """In blocks, by channels, and on workers: of each kind of family one or more."""
 
 KINDS = (
     *("winograd4_rows1", "winograd4_images1", "winograd4_slices1", "winograd4_k2"),
     *("winograd4_c2", "winograd4_mt2", "winograd4_rows1_mt2"),
+    *("cc_winograd4_rows1", "cc_winograd4_mt2", "cc_winograd4_k2"),
 )
 """One variant of each kind."""
 
-IN_BLOCKS = tuple(name for name in VARIANTS if any(axis in name for axis in ("rows", "images", "slices")))
+OF_TORCH = tuple(name for name in VARIANTS if not name.startswith("cc_"))
+"""Those that are composed of torch's operations."""
+
+IN_BLOCKS = tuple(name for name in OF_TORCH if any(axis in name for axis in ("rows", "images", "slices")))
 
 EVERY = (*FAMILIES, *VARIANTS)
 
@@ -135,6 +144,8 @@ BLOCKED = {
     "1-D, 7 taps": for_blocks(input_size=(25,), kernel_size=(7,), padding=(2,)),
     "3x3x3": for_blocks(input_size=(5, 9, 8), kernel_size=(3, 3, 3), padding=(1, 1, 1), bias=True),
     "3x3x3, depth padding 2": for_blocks(input_size=(3, 9, 7), kernel_size=(3, 3, 3), padding=(2, 1, 1)),
+    "vectors of channels and a rest": for_blocks(in_channels=20, out_channels=36, bias=True),
+    "vectors of channels, 5x3": for_blocks(in_channels=32, out_channels=17, kernel_size=(5, 3)),
     "chunks of some images": for_blocks(batch=12, in_channels=16, out_channels=16, input_size=(20, 20)),
     "chunks of some rows": for_blocks(batch=2, in_channels=16, out_channels=16, input_size=(64, 64)),
     "3x3x3, one sample": for_blocks(batch=1, input_size=(3, 9, 7), kernel_size=(3, 3, 3), padding=(0, 1, 0)),
@@ -153,7 +164,9 @@ VARIED = {
 }
 """One of each kind: for what does not depend on every detail of the shape."""
 
-BLOCKED_VARIED = {name: BLOCKED[name] for name in ("3x3", "5 tile rows", "7x7", "1-D, 3 taps", "3x3x3")}
+BLOCKED_NAMES = ("3x3", "5 tile rows", "7x7", "1-D, 3 taps", "3x3x3", "vectors of channels and a rest")
+
+BLOCKED_VARIED = {name: BLOCKED[name] for name in BLOCKED_NAMES}
 
 
 def accepted(

@@ -116,7 +116,8 @@ def test_kernels_of_all_sizes_report_a_strange_filter_that_one_prepared(
     assert not any(answers)
 
 
-SUMMING_APART = tuple(name for name in EVERY if name not in GROUPED)
+SUMMING_APART = tuple(name for name in EVERY if name not in GROUPED and not name.startswith("cc_"))
+"""In C the total is written while it is found whether the sum is finite."""
 
 
 @accepted(DIVIDED, ConvOp.WGRAD, blocked=DIVIDED_BLOCKS, dtype="float32", names=SUMMING_APART)

@@ -211,7 +211,7 @@ ACCURACY = {
 
 
 def float32_bound(algorithm: Algorithm) -> float:
-    loses_a_digit = algorithm.name.startswith(("winograd4", "winograd5", "winograd6"))
+    loses_a_digit = algorithm.name.removeprefix("cc_").startswith(("winograd4", "winograd5", "winograd6"))
     return WINOGRAD4_BOUND if loses_a_digit else FLOAT32_BOUND
 
 

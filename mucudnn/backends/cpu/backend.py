@@ -1,4 +1,4 @@
-"""Convolutions on the processor: PyTorch's own, and the algorithms composed of torch operations."""
+"""Convolutions on the processor: PyTorch's own, algorithms composed of torch operations, and some in C."""
 
 import contextlib
 import math
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mucudnn.algorithms import Algorithm, named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
+from mucudnn.algorithms.compiled.compiler import compiler
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
 from mucudnn.algorithms.packed import packing
@@ -37,7 +38,7 @@ _ERROR_BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16":
 _MANY_TERMS = 2**14
 """Terms of a sum from which its rounding error is allowed to grow, as their square root."""
 
-_DIGIT_LOSERS = tuple(f"{_PREFIX}winograd{m}" for m in (4, 5, 6))
+_DIGIT_LOSERS = tuple(f"{_PREFIX}{kind}winograd{m}" for kind in ("", "cc_") for m in (4, 5, 6))
 """Prefixes of the algorithms that lose a digit: their matrices have entries from 1/90 to 8 and more."""
 
 _LOST_DIGIT = 10.0
@@ -125,7 +126,8 @@ class CpuBackend:
 
         Those on worker threads are tried where this thread computes with several.
         """
-        others = offered(problem, torch.get_num_threads(), whole, search is Search.EXHAUSTIVE)
+        exhaustive, compiles = search is Search.EXHAUSTIVE, compiler() is not None
+        others = offered(problem, torch.get_num_threads(), whole, exhaustive, compiles)
         return (self.own, *(_PREFIX + each.name for each in others))
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
@@ -227,5 +229,5 @@ class CpuBackend:
 
 
 def _found(name: str) -> Algorithm | None:
-    """Return the algorithm of that id, if it is one that is composed of torch operations."""
+    """Return the algorithm of that id, if it is not PyTorch's own."""
     return named(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None

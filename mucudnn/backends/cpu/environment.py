@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from mucudnn.algorithms import REVISION
+from mucudnn.algorithms.compiled import description
 from mucudnn.algorithms.scripts import interpreter
 from mucudnn.algorithms.workers import worker_scheme
 from mucudnn.profile import Environment
@@ -102,6 +103,7 @@ def _software() -> dict[str, str]:
         "torch": torch.__version__,
         "oneDNN": _version_of("MKL-DNN"),
         "MKL": _version_of("Math Kernel Library Version"),
+        "C compiler": description(),
     }
 
 

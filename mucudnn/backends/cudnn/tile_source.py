@@ -24,6 +24,7 @@ from enum import StrEnum
 import numpy as np
 
 from mucudnn.algorithms.forms import Matrix
+from mucudnn.algorithms.linear import product_in_c
 
 REVISION = 3
 """Raised whenever kernels change in a way that makes their recorded times or errors worthless."""
@@ -33,9 +34,6 @@ THREADS = 128
 
 _MOST_VALUES = 64
 """Of a window or a tile that a thread holds: of 8x8 at most."""
-
-_LEAST_FACTOR = 1e-15
-"""Entries of a matrix below it are zeros that were rounded: sines of multiples of pi."""
 
 INT_LIMIT = 2**31 - THREADS
 """Threads of a kernel up to which they are counted in 32 bits, whose divisions are quicker."""
@@ -220,8 +218,8 @@ class Transform:
         return "\n".join(
             [
                 self._head(is_long),
-                _product("apply_left", left),
-                _product("apply_right", self.right),
+                product_in_c("apply_left", left),
+                product_in_c("apply_right", self.right),
                 kernel.format(arguments=_ARGUMENTS, place=place, transform=transform, **sizes),
             ]
         )
@@ -233,7 +231,7 @@ class Transform:
             is_long: whether it has more than `INT_LIMIT` threads.
         """
         rows, rows_in = _shape(self.left)
-        product = _product("apply_left", self.left)
+        product = product_in_c("apply_left", self.left)
         return "\n".join([self._head(is_long), product, _MIX.format(rows=rows, rows_in=rows_in)])
 
     def _head(self, is_long: bool) -> str:
@@ -243,21 +241,3 @@ class Transform:
 def _shape(matrix: Matrix) -> tuple[int, int]:
     rows, columns = matrix.shape
     return int(rows), int(columns)
-
-
-def _product(name: str, matrix: Matrix) -> str:
-    """Return a function that writes matrix · x to y, whose elements lie some steps apart."""
-    rows = [f"    y[{i} * y_step] = {_sum(row)};" for i, row in enumerate(matrix.tolist())]
-    head = f"INLINE void {name}(const real *x, const int x_step, real *y, const int y_step)"
-    return "\n".join([head, "{", *rows, "}", ""])
-
-
-def _sum(row: list[float]) -> str:
-    """Return sum of row[j] · x_j, without the products that are 0 or x_j itself."""
-    terms = []
-    for j, factor in enumerate(row):
-        x = f"x[{j} * x_step]"
-        if abs(factor) > _LEAST_FACTOR:
-            sign = "-" if factor < 0 else "+"
-            terms.append(f"{sign} {x}" if abs(factor) == 1 else f"{sign} (real){abs(factor)!r} * {x}")
-    return " ".join(terms) or "0"

@@ -1,0 +1,215 @@
+"""Convolution by tiles in C, called: the library's functions, what they are told, one call for each thread.
+
+What does not change from call to call is put in its place when a kernel is bound to a workspace; a call puts
+addresses and steps of its images there, and allocates nothing.
+"""
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from mucudnn.algorithms.base import GradientSum, carve
+from mucudnn.algorithms.compiled.compiler import compiler, library
+from mucudnn.algorithms.compiled.shares import Shares
+from mucudnn.algorithms.compiled.source import FIELDS, source_of
+from mucudnn.algorithms.libraries import product_of_matrices
+from mucudnn.algorithms.tiling import Tiling
+from mucudnn.algorithms.workers import run_on_workers
+from mucudnn.errors import BackendError
+from mucudnn.problem import ConvOp
+
+_Function = Callable[[Any, Any], Any]
+
+_TYPES = {"number": ctypes.c_int64, "address": ctypes.c_void_p, "function": ctypes.c_void_p}
+
+
+def _fields(name: str) -> list[tuple[str, Any]]:
+    return [(field, _TYPES[kind]) for field, kind in FIELDS[name].items()]
+
+
+class _Image(ctypes.Structure):
+    _fields_ = _fields("image")
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [("x", _Image), ("y", _Image), *_fields("call")]
+
+
+class _Share(ctypes.Structure):
+    _fields_ = _fields("share")
+
+
+@functools.cache
+def _functions(outputs: int, taps: tuple[int, int], dtype: str) -> dict[str, _Function]:
+    """Return the functions of a form's library by their names; each takes a call and a share.
+
+    Raises:
+        BackendError: it cannot be compiled.
+    """
+    found = compiler()
+    if found is None:
+        raise BackendError("There is no C compiler.")
+    tiling = Tiling(outputs=outputs)
+    forms = tiling.form(taps[0]), tiling.form(taps[1])
+    loaded = library(source_of(forms, dtype, found.vector_bytes))
+    types: dict[str, Any] = dict.fromkeys(("prepare", "gather", "add"))
+    types.update(dict.fromkeys(("slices", "grouped_slices", "finish", "grouped_sums"), ctypes.c_double))
+    pointers = ctypes.POINTER(_Call), ctypes.POINTER(_Share)
+    return {name: ctypes.CFUNCTYPE(type_, *pointers)((name, loaded)) for name, type_ in types.items()}
+
+
+class _Kernel:
+    """What all kernels share: a workspace, a call, and the share of every thread."""
+
+    def __init__(self, shares: Shares, buffer: Tensor) -> None:
+        problem = shares.problem
+        h, w = shares.forms
+        outputs = max(h.outputs, w.outputs)  # an axis of one tap has one
+        self._functions = _functions(outputs, (h.taps, w.taps), problem.dtype)
+        self._space = carve(buffer, shares.regions)
+        self._is_dgrad = problem.op is ConvOp.DGRAD
+        self._call = _Call(
+            tiles_h=shares.tiles[0], tiles_w=shares.tiles[1],
+            padding_h=shares.padding[0], padding_w=shares.padding[1],
+            gemm=product_of_matrices(problem.dtype),
+        )  # fmt: skip
+        self._call.x.channels, self._call.y.channels = shares.x_channels, shares.y_channels
+        self._shares = [self._share(shares, worker) for worker in range(shares.workers)]
+
+    def _share(self, shares: Shares, worker: int) -> _Share:
+        first, last = shares.lines_of(worker)
+        channel, last_channel = shares.channels_of(worker)
+        return _Share(
+            first=first, last=last, lines=shares.block,
+            channel=channel, last_channel=last_channel, group=shares.group,
+            **{name: self._place(name, worker) for name in ("u", "x", "y", "stage", "sums")},
+            u_plane=shares.u_plane, x_plane=shares.x_plane, y_plane=shares.y_plane, sums_plane=shares.u_plane,
+        )  # fmt: skip
+
+    def _place(self, name: str, worker: int) -> int | None:
+        """Return where a thread's region lies, or the one that all share; None if there is none."""
+        found = self._space.get(f"{name}{worker}", self._space.get(name))
+        return None if found is None else found.data_ptr()
+
+    def _run(self, name: str) -> list[Any]:
+        """Call a function for every thread's share."""
+        function = self._functions[name]
+        calls = [functools.partial(function, self._call, share) for share in self._shares]
+        return run_on_workers(calls) if len(calls) > 1 else [call() for call in calls]
+
+    def _put_filter(self, tensor: Tensor) -> None:
+        """Tell where the filter lies, or its gradient. In dgrad it is turned round, and x is dy."""
+        weight = _flat(tensor)
+        call, (k, c, h, w) = self._call, weight.stride()
+        start = weight.data_ptr()
+        if self._is_dgrad:
+            rows, columns = weight.shape[2:]
+            start += ((rows - 1) * h + (columns - 1) * w) * weight.element_size()
+            k, c, h, w = c, k, -h, -w
+        call.filter, call.filter_x, call.filter_y, call.filter_h, call.filter_w = start, c, k, h, w
+
+
+class CompiledSliceKernel(_Kernel):
+    """fprop or dgrad of one micro-batch."""
+
+    def prepare(self, weight: Tensor) -> None:
+        """Transform the filter; once per mini-batch."""
+        weight = weight.resolve_neg()
+        self._put_filter(weight)
+        self._run("prepare")
+
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        """Write the part's result into `out`; return whether it is finite."""
+        image, weight = image.resolve_neg(), weight.resolve_neg()
+        self._put_filter(weight)
+        _put_image(self._call.x, image)
+        _put_image(self._call.y, out)
+        if bias is None:
+            self._call.bias = None
+        else:
+            bias = bias.resolve_neg()
+            self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
+        return all(map(math.isfinite, self._compute()))
+
+    def _compute(self) -> list[float]:
+        return self._run("slices")
+
+
+class GroupedSliceKernel(CompiledSliceKernel):
+    """The same some channels of y at a time, whose part of the filter is transformed after x."""
+
+    def prepare(self, weight: Tensor) -> None:
+        """Do nothing before the first part."""
+
+    def _compute(self) -> list[float]:
+        self._run("gather")
+        return self._run("grouped_slices")
+
+
+class CompiledSumKernel(_Kernel):
+    """wgrad of one micro-batch, which every thread sums for itself in the transformed domain."""
+
+    def __init__(self, shares: Shares, buffer: Tensor) -> None:
+        super().__init__(shares, buffer)
+        sums = [self._space[f"sums{worker}"] for worker in range(shares.workers)]
+        for share in self._shares:
+            share.u, share.u_plane = sums[0].data_ptr(), share.sums_plane
+            share.addends = len(sums)
+            share.addend = (
+                (sums[-1].data_ptr() - sums[0].data_ptr()) // max(len(sums) - 1, 1) // sums[0].itemsize
+            )
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
+        """Add the part's products to the running sums, or start these with them if it is the `first`."""
+        image, gradient = image.resolve_neg(), gradient.resolve_neg()
+        _put_image(self._call.x, image)
+        _put_image(self._call.y, gradient)
+        self._call.adds = not first
+        self._run("add")
+
+    def finish(self, into: GradientSum) -> bool:
+        """Write the sum to `into`, or add it; return whether it is finite, written anyway."""
+        self._put_filter(into.total)
+        self._call.adds = into.accumulate
+        return all(map(math.isfinite, self._run("finish")))
+
+
+class GroupedSumKernel(_Kernel):
+    """wgrad of one micro-batch, some channels of dy at a time, summed where the gradient is wanted."""
+
+    def __init__(self, shares: Shares, buffer: Tensor) -> None:
+        super().__init__(shares, buffer)
+        # By all parts, whatever their sizes, so that it lies in the workspace.
+        self._found = (ctypes.c_double * shares.workers).from_address(self._space["found"].data_ptr())
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        """Add the part's dw to `into`, or write it there if it is the `first` and nothing is to be kept."""
+        image, gradient = image.resolve_neg(), gradient.resolve_neg()
+        _put_image(self._call.x, image)
+        _put_image(self._call.y, gradient)
+        self._put_filter(into.total)
+        self._call.adds = into.accumulate or not first
+        self._run("gather")
+        for worker, found in enumerate(self._run("grouped_sums")):
+            self._found[worker] = found if first else self._found[worker] + found
+
+    def finish(self, into: GradientSum) -> bool:  # noqa: ARG002  # it holds the sum
+        """Return whether the sum is finite; if not, `into` holds a part of it."""
+        return all(map(math.isfinite, self._found))
+
+
+def _put_image(into: _Image, tensor: Tensor) -> None:
+    """Tell where an image lies, and how."""
+    image = _flat(tensor)
+    into.start = image.data_ptr()
+    into.height, into.width = image.shape[2:]
+    into.step_n, into.step_c, into.step_h, into.step_w = image.stride()
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """View images and filters of one dimension as those of two."""
+    return tensor if tensor.dim() == 4 else tensor.unsqueeze(2)

@@ -1,0 +1,199 @@
+/* Convolution by tiles: loops over lines of tiles, and over groups of channels of y.
+ *
+ * x is cut into overlapping windows, one for each tile of y. Planes of x and y are (tiles, channels), those of the
+ * filter (channels of x, of y), the sums of its gradient (channels of y, of x). Every function is called by each
+ * thread with a share of its own; the functions' names are those that Python calls.
+ */
+
+/* Transform products into lines of y; return the sum of what was found. */
+static double scatter_lines(
+    const call_t *call, const int64_t first, const int64_t last, const int64_t channel, const int64_t channels,
+    const real *planes, const int64_t plane, real *stage)
+{
+    const image_t *image = &call->y;
+    lanes total = {0};
+    real rest = 0;
+    for (int64_t line = first; line < last; ++line) {
+        const int64_t n = line / call->tiles_h, top = line % call->tiles_h * OUTPUTS_H;
+        const int rows = (int)least(OUTPUTS_H, image->height - top);
+        for (int64_t c = 0, next; c < channels; c = next) {
+            const int is_vector = c + LANES <= channels, is_staged = is_vector && image->step_c != 1;
+            next = c + (is_vector ? LANES : 1);
+            real *start = image->start + n * image->step_n + (channel + c) * image->step_c + top * image->step_h;
+            real *to = is_staged ? stage : start;
+            const int64_t step_h = is_staged ? image->width * LANES : image->step_h;
+            const int64_t step_w = is_staged ? LANES : image->step_w, step_c = is_staged ? 1 : image->step_c;
+            lanes shift = {0};
+            for (int i = 0; call->bias && i < next - c; ++i)
+                shift[i] = call->bias[(channel + c + i) * call->bias_step];
+            for (int64_t tile = 0; tile < call->tiles_w; ++tile) {
+                const int64_t left = tile * OUTPUTS_W;
+                const int columns = (int)least(OUTPUTS_W, image->width - left);
+                const real *from = planes + ((line - first) * call->tiles_w + tile) * channels + c;
+                real *pixels = to + left * step_w;
+                if (is_vector)
+                    total = scatter_y_lanes(
+                        from, plane, 1, 0, shift, 0, rows, columns, pixels, step_h, step_w, step_c, total);
+                else
+                    rest = scatter_y_real(
+                        from, plane, 1, 0, shift[0], 0, rows, columns, pixels, step_h, step_w, step_c, rest);
+            }
+            if (is_staged) turn_rows(image, start, stage, rows, 0);
+        }
+    }
+    return sum_of(total) + rest;
+}
+
+/* Transform the filter of some channels of y. */
+static void gather_filter(
+    const call_t *call, const int64_t channel, const int64_t channels, real *u, const int64_t plane,
+    const int64_t row)
+{
+    for (int64_t k = 0, next; k < channels; k = next) {
+        const int is_vector = k + LANES <= channels;
+        next = k + (is_vector ? LANES : 1);
+        for (int64_t c = 0; c < call->x.channels; ++c)
+            (is_vector ? gather_w_lanes : gather_w_real)(
+                call->filter + c * call->filter_x + (channel + k) * call->filter_y, call->filter_h, call->filter_w,
+                call->filter_y, 0, TAPS_H, 0, TAPS_W, u + c * row + k, plane);
+    }
+}
+
+/* Transform the sums of some channels of y into the filter's gradient; return the sum of what was found. */
+static double scatter_filter(
+    const call_t *call, const int64_t channel, const int64_t channels, const real *sums, const int64_t plane,
+    const int64_t addends, const int64_t addend)
+{
+    const int64_t x_channels = call->x.channels;
+    const int adds = call->adds != 0;
+    lanes total = {0};
+    real rest = 0;
+    for (int64_t k = 0; k < channels; ++k)
+        for (int64_t c = 0, next; c < x_channels; c = next) {
+            const int is_vector = c + LANES <= x_channels;
+            next = c + (is_vector ? LANES : 1);
+            real *taps = call->filter + c * call->filter_x + (channel + k) * call->filter_y;
+            const real *from = sums + k * x_channels + c;
+            if (is_vector)
+                total = scatter_w_lanes(
+                    from, plane, addends, addend, (lanes){0}, adds, TAPS_H, TAPS_W, taps, call->filter_h,
+                    call->filter_w, call->filter_x, total);
+            else
+                rest = scatter_w_real(
+                    from, plane, addends, addend, 0, adds, TAPS_H, TAPS_W, taps, call->filter_h, call->filter_w,
+                    call->filter_x, rest);
+        }
+    return sum_of(total) + rest;
+}
+
+/* y = x u for each plane. */
+static void multiply(
+    const call_t *call, const share_t *share, const int64_t u_row, const int64_t tiles, const int64_t channels)
+{
+    const int m = (int)channels, n = (int)tiles, k = (int)call->x.channels, row = (int)u_row;
+    const real one = 1, zero = 0;
+    for (int i = 0; i < PLANES; ++i)
+        call->gemm(
+            "N", "N", &m, &n, &k, &one, share->u + i * share->u_plane, &row, share->x + i * share->x_plane, &k,
+            &zero, share->y + i * share->y_plane, &m);
+}
+
+/* sums = y' x for each plane, or that added to them. */
+static void multiply_sums(
+    const call_t *call, const share_t *share, const int64_t tiles, const int64_t channels, const int adds)
+{
+    const int m = (int)call->x.channels, n = (int)channels, k = (int)tiles;
+    const real one = 1, kept = adds ? 1 : 0;
+    for (int i = 0; i < PLANES; ++i)
+        call->gemm(
+            "N", "T", &m, &n, &k, &one, share->x + i * share->x_plane, &m, share->y + i * share->y_plane, &n,
+            &kept, share->sums + i * share->sums_plane, &m);
+}
+
+static void gather_x(const call_t *call, const share_t *share, const int64_t first, const int64_t last, real *to)
+{
+    lines_x(
+        call, &call->x, call->padding_h, call->padding_w, first, last, 0, call->x.channels, to, share->x_plane,
+        share->stage);
+}
+
+/* Transform this thread's channels of the filter, for all threads. */
+void prepare(const call_t *call, const share_t *share)
+{
+    gather_filter(
+        call, share->channel, share->last_channel - share->channel, share->u + share->channel, share->u_plane,
+        call->y.channels);
+}
+
+/* Compute this thread's lines of y, block by block; return the sum of what was found. */
+double slices(const call_t *call, const share_t *share)
+{
+    double found = 0;
+    for (int64_t line = share->first; line < share->last; line += share->lines) {
+        const int64_t end = least(line + share->lines, share->last);
+        gather_x(call, share, line, end, share->x);
+        multiply(call, share, call->y.channels, (end - line) * call->tiles_w, call->y.channels);
+        found += scatter_lines(call, line, end, 0, call->y.channels, share->y, share->y_plane, share->stage);
+    }
+    return found;
+}
+
+/* Transform this thread's lines of x, for all threads. */
+void gather(const call_t *call, const share_t *share)
+{
+    gather_x(
+        call, share, share->first, share->last,
+        share->x + share->first * call->tiles_w * call->x.channels);
+}
+
+/* Compute this thread's channels of y, some at a time, from all lines of x; return the sum of what was found. */
+double grouped_slices(const call_t *call, const share_t *share)
+{
+    double found = 0;
+    for (int64_t channel = share->channel; channel < share->last_channel; channel += share->group) {
+        const int64_t channels = least(share->group, share->last_channel - channel);
+        gather_filter(call, channel, channels, share->u, share->u_plane, channels);
+        multiply(call, share, channels, share->lines * call->tiles_w, channels);
+        found += scatter_lines(call, 0, share->lines, channel, channels, share->y, share->y_plane, share->stage);
+    }
+    return found;
+}
+
+/* Add the products of this thread's lines to its own sums, or start these with them. */
+void add(const call_t *call, const share_t *share)
+{
+    int adds = call->adds != 0;
+    for (int64_t line = share->first; line < share->last; line += share->lines) {
+        const int64_t end = least(line + share->lines, share->last);
+        gather_x(call, share, line, end, share->x);
+        lines_y(
+            call, &call->y, 0, 0, line, end, 0, call->y.channels, share->y, share->y_plane, share->stage);
+        multiply_sums(call, share, (end - line) * call->tiles_w, call->y.channels, adds);
+        adds = 1;
+    }
+    for (int i = 0; !adds && i < PLANES; ++i)  /* nothing to start them with */
+        memset(share->sums + i * share->sums_plane, 0, sizeof(real) * call->y.channels * call->x.channels);
+}
+
+/* Transform the sums of all threads, the first of which lie at u, of this thread's channels of y; return the sum of
+ * what was found. */
+double finish(const call_t *call, const share_t *share)
+{
+    return scatter_filter(
+        call, share->channel, share->last_channel - share->channel,
+        share->u + share->channel * call->x.channels, share->u_plane, share->addends, share->addend);
+}
+
+/* Compute the gradient of this thread's channels of y, some at a time; return the sum of what was found. */
+double grouped_sums(const call_t *call, const share_t *share)
+{
+    double found = 0;
+    for (int64_t channel = share->channel; channel < share->last_channel; channel += share->group) {
+        const int64_t channels = least(share->group, share->last_channel - channel);
+        lines_y(
+            call, &call->y, 0, 0, 0, share->lines, channel, channels, share->y, share->y_plane, share->stage);
+        multiply_sums(call, share, share->lines * call->tiles_w, channels, 0);
+        found += scatter_filter(call, channel, channels, share->sums, share->sums_plane, 1, 0);
+    }
+    return found;
+}

@@ -1,0 +1,113 @@
+"""Who computes what of a convolution by tiles in C, and where: lines and channels of each thread, workspace.
+
+A line is a row of tiles of one image. Without groups of channels every thread takes some lines and computes
+them block by block, with all channels; the filter's transform is common to all, the sums of a gradient are
+each thread's own. With groups the threads transform all of x together first; then each takes some channels of
+y, a group at a time, with the part of the filter that belongs to them.
+"""
+
+from functools import cached_property
+
+from mucudnn.algorithms.base import Region
+from mucudnn.algorithms.forms import BilinearForm
+from mucudnn.algorithms.tile_geometry import TileGeometry, plane_length
+from mucudnn.algorithms.tiling import Tiling
+from mucudnn.problem import ConvOp, ConvProblem
+
+MOST_LANES = 16
+"""Channels that a vector has at most: for so many there is room where images are turned round."""
+
+
+class Shares:
+    """The shares of one micro-batch.
+
+    Args:
+        problem: of the micro-batch.
+        outputs: m of Winograd's form.
+        lines: of a block; 0 for all that a thread has.
+        channels: of y in a group; 0 if there are no groups.
+        workers: threads.
+
+    Attributes:
+        problem, workers: the same.
+        forms: of h and w.
+        tiles: of an image (h, w).
+        padding: zeros before x (h, w).
+        x_channels, y_channels: of x, which is cut into windows, and y; dgrad's x is dy, and its y is dx.
+        total_lines: of all images.
+        is_grouped: whether there are groups.
+        group: channels of y that are computed at once.
+        block: lines that are computed at once.
+    """
+
+    def __init__(self, problem: ConvProblem, outputs: int, lines: int, channels: int, workers: int) -> None:
+        geometry = TileGeometry(Tiling(outputs=outputs), problem)
+        self.problem, self.workers = problem, workers
+        self.forms: tuple[BilinearForm, BilinearForm] = geometry.forms
+        self.tiles = (geometry.tiles[0], geometry.tiles[1])
+        self.padding = (geometry.padding[1], geometry.padding[2])
+        self.x_channels, self.y_channels = geometry.x_channels, geometry.y_channels
+        self.total_lines = problem.batch * self.tiles[0]
+        self.is_grouped = channels > 0
+        self.group = min(channels or self.y_channels, self.y_channels)
+        most = -(-self.total_lines // (1 if self.is_grouped else workers))
+        self.block = min(lines or most, most)
+        self._widths = geometry.x_size[2], geometry.y_size[2]
+        self._planes = geometry.planes
+
+    def lines_of(self, worker: int) -> tuple[int, int]:
+        """Return a thread's first line, and the first that is no more its own; it may have none."""
+        return _part(self.total_lines, worker, self.workers)
+
+    def channels_of(self, worker: int) -> tuple[int, int]:
+        """Return a thread's first channel of y, and the first that is no more its own; it may have none.
+
+        They are whole groups, or without groups whole vectors, but for the last.
+        """
+        step = self.group if self.is_grouped else MOST_LANES
+        first, last = _part(-(-self.y_channels // step), worker, self.workers)
+        return min(first * step, self.y_channels), min(last * step, self.y_channels)
+
+    @property
+    def u_plane(self) -> int:
+        """Elements from one plane of the filter to the next: (channels of x, channels of y at once)."""
+        return plane_length(self.x_channels * self.group)
+
+    @property
+    def x_plane(self) -> int:
+        """Elements from one plane of x to the next: (tiles of a block, channels)."""
+        return plane_length(self.block * self.tiles[1] * self.x_channels)
+
+    @property
+    def y_plane(self) -> int:
+        """Elements from one plane of y to the next: (tiles of a block, channels at once)."""
+        return plane_length(self.block * self.tiles[1] * self.group)
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """The workspace: what outlives a part lies first, in the same place for every batch."""
+        x, y, u = (self._planes * each for each in (self.x_plane, self.y_plane, self.u_plane))
+        is_sum, own = self.problem.op is ConvOp.WGRAD, range(self.workers)
+        of_filter = [(f"{'sums' if is_sum else 'u'}{each}", u) for each in own]
+        sizes = [("found", self.workers)] if is_sum else []
+        if self.is_grouped:
+            sizes += [("x", x), *of_filter]
+        else:
+            sizes += [*(of_filter if is_sum else [("u", u)]), *((f"x{each}", x) for each in own)]
+        sizes += [(f"y{each}", y) for each in own]
+        sizes += [(f"stage{each}", self._stage) for each in own]
+        return tuple(Region(name, (size,), self._dtype_of(name)) for name, size in sizes)
+
+    def _dtype_of(self, region: str) -> str:
+        return "float64" if region == "found" else self.problem.dtype
+
+    @property
+    def _stage(self) -> int:
+        """Elements of the rows that a line reads of x, or computes of y, of one vector of channels."""
+        h = self.forms[0]
+        return MOST_LANES * max(h.inputs * self._widths[0], h.outputs * self._widths[1])
+
+
+def _part(total: int, number: int, count: int) -> tuple[int, int]:
+    """Return the first and the end of one of `count` parts, which differ by one at most."""
+    return total * number // count, total * (number + 1) // count

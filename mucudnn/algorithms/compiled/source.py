@@ -1,0 +1,186 @@
+"""The C source of one form's convolution: the files beside this one, put together.
+
+What is the same for x, y and the filter, and for vectors of channels and single ones, stands once in a file
+and is made for each by the preprocessor. The transforms are written out from the matrices of the form.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from mucudnn.algorithms.forms import BilinearForm, Matrix
+from mucudnn.algorithms.linear import product_in_c
+
+FIELDS = {
+    "image": {
+        "start": "address",
+        **dict.fromkeys(
+            ("step_n", "step_c", "step_h", "step_w", "height", "width", "channels"),
+            "number",
+        ),
+    },
+    "call": {
+        "filter": "address",
+        **dict.fromkeys(("filter_x", "filter_y", "filter_h", "filter_w"), "number"),
+        "bias": "address",
+        **dict.fromkeys(("bias_step", "adds", "tiles_h", "tiles_w", "padding_h", "padding_w"), "number"),
+        "gemm": "function",
+    },
+    "share": {
+        **dict.fromkeys(("first", "last", "lines", "channel", "last_channel", "group"), "number"),
+        **dict.fromkeys(("u", "x", "y", "stage", "sums"), "address"),
+        **dict.fromkeys(("u_plane", "x_plane", "y_plane", "sums_plane", "addends", "addend"), "number"),
+    },
+}
+"""What the loops are told, all of 64 bits, in order.
+
+image: where its elements are: steps are elements from one sample, channel, row, column to the next.
+
+call: of all threads. The filter or its gradient, with its steps from one channel of x, of y, from one tap to
+the next; whether to add to what is there; tiles of an image; zeros before x; BLAS's product of matrices.
+
+share: of one thread. Lines of tiles from `first` to `last`, so many in a block, or with groups of channels
+all that there are; channels of y from `channel` to `last_channel`, `group` at a time; places for the
+transformed filter, x, y, for images that are turned round, and for the sums of a gradient, with the elements
+from one plane to the next; how many threads have sums, and how far apart.
+"""
+
+TYPES = {"float32": "float", "float64": "double"}
+
+_IN_C = {"number": "int64_t", "address": "real *", "function": "gemm_t *"}
+
+_HERE = Path(__file__).parent
+
+_HEAD = """\
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define UNROLL _Pragma("GCC unroll 64")
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (places){{__VA_ARGS__}})
+#endif
+
+#define LANES {lanes}
+typedef {real} real;
+typedef real lanes __attribute__((vector_size({n_bytes})));
+typedef real loose __attribute__((vector_size({n_bytes}), aligned(sizeof(real)), may_alias));
+typedef {place} places __attribute__((vector_size({n_bytes})));
+
+INLINE real load_real(const real *from, const int64_t step) {{ (void)step; return *from; }}
+
+INLINE void store_real(real *to, const int64_t step, const real value) {{ (void)step; *to = value; }}
+
+INLINE lanes load_lanes(const real *from, const int64_t step)
+{{
+    lanes value;
+    if (step == 1) return *(const loose *)from;
+    for (int i = 0; i < LANES; ++i) value[i] = from[i * step];
+    return value;
+}}
+
+INLINE void store_lanes(real *to, const int64_t step, const lanes value)
+{{
+    if (step == 1)
+        *(loose *)to = value;
+    else
+        for (int i = 0; i < LANES; ++i) to[i * step] = value[i];
+}}
+"""
+
+
+def source_of(forms: tuple[BilinearForm, BilinearForm], dtype: str, vector_bytes: int) -> str:
+    """Return the source of a library for one form of each axis.
+
+    Args:
+        forms: of h and w, with at most 8 inputs.
+        dtype: of all values, float32 or float64.
+        vector_bytes: of a register, or of as many as are used as one.
+    """
+    h, w = forms
+    itemsize = 4 if dtype == "float32" else 8
+    lanes = vector_bytes // itemsize
+    sizes = {
+        "OUTPUTS_H": h.outputs, "OUTPUTS_W": w.outputs, "TAPS_H": h.taps, "TAPS_W": w.taps,
+        "PLANES": h.rank * w.rank,
+    }  # fmt: skip
+    fields = {
+        f"FIELDS_OF_{name.upper()}": " ".join(f"{_IN_C[kind]} {each};" for each, kind in of.items())
+        for name, of in FIELDS.items()
+    }
+    inputs = h.input_transform, w.input_transform
+    outputs = h.output_transform, w.output_transform
+    filters = h.filter_transform, w.filter_transform
+    return "\n".join(
+        [
+            _HEAD.format(lanes=lanes, real=TYPES[dtype], n_bytes=vector_bytes, place=f"int{8 * itemsize}_t"),
+            _transposition(lanes),
+            _with(_text("operands"), **fields),
+            *_transforms("gather", "x", *inputs),
+            *_transforms("gather", "y", *(each.T for each in outputs)),
+            *_transforms("scatter", "y", *outputs),
+            *_transforms("gather", "w", *filters),
+            *_transforms("scatter", "w", *(each.T for each in filters)),
+            *(_with(_text("lines"), **_named(image), **_sizes(*of), **sizes)
+              for image, of in (("x", inputs), ("y", [each.T for each in outputs]))),
+            _with(_text("loops"), **sizes),
+        ]
+    )  # fmt: skip
+
+
+def _text(name: str) -> str:
+    return (_HERE / f"{name}.c").read_text(encoding="utf-8")
+
+
+def _with(text: str, **macros: object) -> str:
+    """Return `text` between definitions that hold for it alone."""
+    defined = [f"#define {name} {value}" for name, value in macros.items()]
+    names = [name.partition("(")[0] for name in macros]
+    return "\n".join([*defined, text, *(f"#undef {name}" for name in names), ""])
+
+
+def _named(image: str) -> dict[str, str]:
+    return {"NAME(name)": f"name##_{image}", "NAME_OF(name, value)": f"name##_{image}_##value"}
+
+
+def _sizes(left: Matrix, right: Matrix) -> dict[str, int]:
+    (rows, rows_in), (columns, columns_in) = left.shape, right.shape
+    return {"ROWS": rows, "ROWS_IN": rows_in, "COLUMNS": columns, "COLUMNS_IN": columns_in}
+
+
+def _transforms(kind: str, image: str, left: Matrix, right: Matrix) -> Iterator[str]:
+    """Yield a transform for vectors and for single values, from an image to planes or back."""
+    for value in ("lanes", "real"):
+        names = [f"{side}_{kind}_{image}_{value}" for side in ("left", "right")]
+        for name, matrix in zip(names, (left, right), strict=True):
+            yield product_in_c(name, matrix, value)
+        yield _with(
+            _text(kind),
+            **{"NAME(name)": f"name##_{image}_{value}"},
+            VALUE=value, LOAD=f"load_{value}", STORE=f"store_{value}", LEFT=names[0], RIGHT=names[1],
+            **_sizes(left, right),
+        )  # fmt: skip
+
+
+def _transposition(lanes: int) -> str:
+    """Return a function that transposes a square of values in registers, in log2(lanes) steps.
+
+    In the step of width b, rows that differ in the bit b exchange blocks of b columns.
+    """
+    lines = ["INLINE void transpose(lanes *row)", "{", "    lanes low, high;"]
+    width = 1
+    while width < lanes:
+        low = [i if not i & width else i - width + lanes for i in range(lanes)]
+        high = [i + width if not i & width else i + lanes for i in range(lanes)]
+        for i, j in itertools.product(range(0, lanes, 2 * width), range(width)):
+            a, b = f"row[{i + j}]", f"row[{i + j + width}]"
+            lines += [
+                f"    low = SHUFFLE({a}, {b}, {', '.join(map(str, low))});",
+                f"    high = SHUFFLE({a}, {b}, {', '.join(map(str, high))});",
+                f"    {a} = low, {b} = high;",
+            ]
+        width *= 2
+    return "\n".join([*lines, "}", ""])

@@ -1,0 +1,77 @@
+"""Convolution by tiles in C as an algorithm: which problems it computes, its blocks, and its workspace."""
+
+import dataclasses
+
+from torch import Tensor
+
+from mucudnn.algorithms.base import SliceKernel, SumKernel, total_bytes
+from mucudnn.algorithms.compiled.compiler import compiler
+from mucudnn.algorithms.compiled.kernels import (
+    CompiledSliceKernel,
+    CompiledSumKernel,
+    GroupedSliceKernel,
+    GroupedSumKernel,
+)
+from mucudnn.algorithms.compiled.shares import Shares
+from mucudnn.algorithms.libraries import product_of_matrices
+from mucudnn.algorithms.tiles import WINOGRAD_TAPS, refusal_of_tiles
+from mucudnn.problem import ConvProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledTiles:
+    """Winograd's convolution with transforms in C, in blocks of one kind.
+
+    Attributes:
+        outputs: m of the form.
+        lines: rows of tiles of a block, of any images; 0 for as many as each thread has.
+        channels: of y, that are computed at once, from all of x and their part of the filter; 0 for all.
+        workers: threads.
+    """
+
+    outputs: int
+    lines: int = 0
+    channels: int = 0
+    workers: int = 1
+
+    @property
+    def name(self) -> str:
+        """Id without the backend's prefix, such as cc_winograd4_rows8_mt2."""
+        parts = [f"{word}{number}" for word, number in (("rows", self.lines), ("k", self.channels)) if number]
+        threads = [f"mt{self.workers}"] if self.workers > 1 else []
+        return "_".join([f"cc_winograd{self.outputs}", *parts, *threads])
+
+    def refusal(self, problem: ConvProblem) -> str | None:
+        """Return why the problem cannot be computed this way, or None if it can."""
+        if len(problem.kernel_size) > 2:
+            return "loops in C are for one and two dimensions"
+        if refused := refusal_of_tiles(problem, WINOGRAD_TAPS[self.outputs]):
+            return refused
+        shares = self.shares(problem)
+        if self.channels and self.lines:
+            return "blocks are of lines or of channels"
+        if self.lines and not self.lines < shares.total_lines:
+            return "there are no more rows of tiles than that"
+        if self.channels and not self.channels < shares.y_channels:
+            return "there are no more channels than that"
+        if compiler() is None:
+            return "there is no C compiler"
+        return None if product_of_matrices(problem.dtype) else "PyTorch has no BLAS that C can call"
+
+    def shares(self, problem: ConvProblem) -> Shares:
+        """Return how the threads share the work on a micro-batch."""
+        return Shares(problem, self.outputs, self.lines, self.channels, self.workers)
+
+    def workspace_bytes(self, problem: ConvProblem) -> int:
+        """Return the bytes of buffer that a kernel for this micro-batch needs."""
+        return total_bytes(self.shares(problem).regions)
+
+    def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
+        """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
+        kind = GroupedSliceKernel if self.channels else CompiledSliceKernel
+        return kind(self.shares(problem), buffer)
+
+    def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:
+        """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
+        kind = GroupedSumKernel if self.channels else CompiledSumKernel
+        return kind(self.shares(problem), buffer)

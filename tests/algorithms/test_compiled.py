@@ -1,0 +1,182 @@
+"""Convolution by tiles in C: its compiler, what is compiled, who shares the work, and when it is tried."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from mucudnn.algorithms import Algorithm, named, offered
+from mucudnn.algorithms.compiled import compiler as compilers
+from mucudnn.algorithms.compiled.compiler import compiler, description, library
+from mucudnn.algorithms.compiled.shares import Shares
+from mucudnn.algorithms.compiled.source import source_of
+from mucudnn.algorithms.forms import cook_toom, identity
+from mucudnn.errors import BackendError
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from tests.algorithms.kernels import algorithm_of, compute
+from tests.convolutions import a_convolution, operands_of, reference, relative_error
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ONES = {"stride": (1, 1), "dilation": (1, 1)}
+
+
+def a_layer(**changes: object) -> ConvProblem:
+    shape = {"batch": 4, "in_channels": 64, "out_channels": 64, "input_size": (16, 16), "padding": (1, 1)}
+    return a_convolution(**{"kernel_size": (3, 3), **ONES, **shape, **changes})
+
+
+@pytest.fixture
+def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A process that has asked for no compiler yet, and will have asked for none afterwards."""
+    compiler.cache_clear()
+    library.cache_clear()
+    yield monkeypatch
+    monkeypatch.undo()
+    compiler.cache_clear()
+    library.cache_clear()
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_source_is_c_without_a_warning_whatever_the_vectors(
+    vector_bytes: int, dtype: str, tmp_path: Path
+) -> None:
+    source = source_of((identity(), cook_toom(4, 3)), dtype, vector_bytes)
+
+    strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
+    subprocess.run(
+        [*_words(), *strict, "-std=gnu11", "-c", "-o", str(tmp_path / "x.o"), "-x", "c", "-"],
+        input=source, text=True, check=True,
+    )  # fmt: skip
+
+
+def _words() -> tuple[str, ...]:
+    found = compiler()
+    assert found is not None
+    return found.command[:1]
+
+
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("layout", Layout)
+def test_vectors_of_any_length_compute_the_same(
+    vector_bytes: int, op: ConvOp, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mucudnn.algorithms.compiled import kernels
+
+    found = compiler()
+    assert found is not None
+    monkeypatch.setattr(kernels, "compiler", lambda: found._replace(vector_bytes=vector_bytes))
+    kernels._functions.cache_clear()
+    problem = a_layer(
+        op=op, in_channels=24, out_channels=20, input_size=(9, 21), layout=layout, dtype="float64"
+    )
+
+    result, is_good = compute(algorithm_of("cc_winograd4_rows2"), problem, *operands_of(problem))
+
+    kernels._functions.cache_clear()
+    assert is_good
+    assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-12
+
+
+def test_without_a_compiler_there_is_nothing_in_c(asked_anew: pytest.MonkeyPatch) -> None:
+    asked_anew.setenv("CC", "no-such-compiler")
+
+    assert description() == "none"
+    assert algorithm_of("cc_winograd4").refusal(a_layer()) == "there is no C compiler"
+    with pytest.raises(BackendError, match="There is no C compiler"):
+        library("int one(void) { return 1; }")
+
+
+def test_a_compiler_that_fails_is_told_with_its_first_words(asked_anew: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BackendError, match=r"could not compile a convolution: .*error"):
+        library("this is no C")
+
+
+def test_what_was_compiled_is_compiled_once(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library("int two(void) { return 2; }").two() == 2
+    library.cache_clear()
+    asked_anew.setattr(compilers, "_compile", None)
+
+    assert library("int two(void) { return 2; }").two() == 2
+    assert len(list((tmp_path / "mucudnn" / "compiled").iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
+    asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mucudnn").write_text("a file where a folder should be")
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    assert library("int three(void) { return 3; }").three() == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("channels", [0, 16])
+def test_every_line_and_every_channel_is_computed_by_one_thread(workers: int, channels: int) -> None:
+    shares = Shares(a_layer(out_channels=40, batch=3), 4, lines=2, channels=channels, workers=workers)
+
+    lines = [line for each in range(workers) for line in range(*shares.lines_of(each))]
+    assert lines == list(range(3 * 4))
+    assert [k for each in range(workers) for k in range(*shares.channels_of(each))] == list(range(40))
+
+
+def test_fewer_lines_and_fewer_channels_at_once_need_less_workspace() -> None:
+    problem = a_layer(batch=32)
+
+    def needed(name: str) -> int:
+        return algorithm_of(name).workspace_bytes(problem)
+
+    assert needed("cc_winograd4_rows4") < needed("cc_winograd4_rows8") < needed("cc_winograd4")
+    assert needed("cc_winograd4_k16") < needed("cc_winograd4_k32") < needed("cc_winograd4_k32_mt2")
+
+
+def names(problem: ConvProblem, threads: int = 1, *, compiles: bool, exhaustive: bool = False) -> list[str]:
+    return [each.name for each in offered(problem, threads, exhaustive=exhaustive, compiles=compiles)]
+
+
+def winograd(found: list[str]) -> list[str]:
+    return [name for name in found if "winograd" in name]
+
+
+def test_with_a_compiler_winograd_is_tried_in_c_alone() -> None:
+    assert not any(name.startswith("cc_") for name in names(a_layer(), compiles=False))
+    assert winograd(names(a_layer(), compiles=True)) == ["cc_winograd4_rows14", "cc_winograd4"]
+    assert winograd(names(a_layer(), 2, compiles=True)) == ["cc_winograd4_mt2"]
+    assert "winograd4" in names(a_layer(), compiles=True, exhaustive=True)
+
+
+def test_large_filters_are_tried_some_channels_at_a_time() -> None:
+    found = winograd(names(a_layer(in_channels=256, out_channels=256), compiles=True))
+
+    assert [name for name in found if "_k" in name] == [f"cc_winograd4_k{k}" for k in (128, 64, 32)]
+
+
+@pytest.mark.parametrize("changes", [{"in_channels": 3}, {"dtype": "bfloat16"}, {"stride": (2, 2)}])
+def test_what_would_not_fill_vectors_or_is_not_for_tiles_is_not_tried_in_c(
+    changes: dict[str, object],
+) -> None:
+    problem = a_layer(**changes)
+
+    assert names(problem, compiles=True) == names(problem, compiles=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["cc_winograd3", "cc_winograd4_images2", "cc_winograd4_mt1", "cc_winograd4_k0"]
+)
+def test_there_are_no_others(name: str) -> None:
+    assert named(name) is None
+
+
+def test_a_negative_view_is_read_as_what_it_stands_for() -> None:
+    problem = a_layer(in_channels=4, out_channels=4)
+    image, weight, _ = operands_of(problem)
+    algorithm: Algorithm = algorithm_of("cc_winograd4")
+
+    result, _ = compute(algorithm, problem, torch._neg_view(-image), torch._neg_view(-weight))
+
+    assert relative_error(result, reference(problem, image, weight)) <= 1e-5
