@@ -31,12 +31,15 @@ def a_layer(**changes: object) -> ConvProblem:
 @pytest.fixture
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """A process that has asked for no compiler yet, and will have asked for none afterwards."""
-    compiler.cache_clear()
-    library.cache_clear()
+    _forget()
     yield monkeypatch
     monkeypatch.undo()
+    _forget()
+
+
+def _forget() -> None:
     compiler.cache_clear()
-    library.cache_clear()
+    compilers._known.cache_clear()
 
 
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
@@ -91,6 +94,13 @@ def test_without_a_compiler_there_is_nothing_in_c(asked_anew: pytest.MonkeyPatch
         library("int one(void) { return 1; }")
 
 
+@pytest.mark.parametrize("words", ["'gcc", "gcc -include no-such-header.h", "gcc -fuse-ld=no-such-linker"])
+def test_a_compiler_that_cannot_make_a_library_is_none(words: str, asked_anew: pytest.MonkeyPatch) -> None:
+    asked_anew.setenv("CC", words)
+
+    assert description() == "none"
+
+
 def test_a_compiler_that_fails_is_told_with_its_first_words(asked_anew: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendError, match=r"could not compile a convolution: .*error"):
         library("this is no C")
@@ -99,7 +109,7 @@ def test_a_compiler_that_fails_is_told_with_its_first_words(asked_anew: pytest.M
 def test_what_was_compiled_is_compiled_once(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library("int two(void) { return 2; }").two() == 2
-    library.cache_clear()
+    compilers._known.cache_clear()
     asked_anew.setattr(compilers, "_compile", None)
 
     assert library("int two(void) { return 2; }").two() == 2

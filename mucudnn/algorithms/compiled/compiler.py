@@ -28,6 +28,8 @@ _VECTOR_BYTES = (("__AVX512F__", 64), ("__AVX__", 32))
 
 _TIMEOUT_S = 120
 
+_TRIAL = "#include <stdint.h>\n#include <string.h>\nint64_t trial(void) { return 0; }\n"
+
 
 class Compiler(NamedTuple):
     """A compiler of C.
@@ -49,15 +51,18 @@ class Compiler(NamedTuple):
 def compiler() -> Compiler | None:
     """Return the compiler that the variable CC names, or else cc, gcc or clang; None if there is none.
 
-    It is asked once a process, in some hundredths of a second.
+    It is asked once a process, in some tenths of a second, and has to make a library that can be loaded.
     """
-    named = shlex.split(os.environ.get("CC", ""))
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError:  # a quotation without an end
+        return None
     for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(words[0]) is None:
             continue
         for native in _NATIVE:
             found = _asked((*words, *native))
-            if found is not None:
+            if found is not None and _is_able(found):
                 return found
     return None
 
@@ -68,13 +73,29 @@ def description() -> str:
     return "none" if found is None else found.name
 
 
-@functools.cache
 def library(source: str) -> ctypes.CDLL:
     """Return the library of that source: from the cache folder, or compiled in some seconds.
 
     Raises:
-        BackendError: there is no compiler, or it cannot compile it.
+        BackendError: there is no compiler, or it cannot compile it; it is not asked again.
     """
+    found = _known(source)
+    if isinstance(found, BackendError):
+        raise found
+    return found
+
+
+@functools.cache
+def _known(source: str) -> ctypes.CDLL | BackendError:
+    try:
+        return _loaded(source)
+    except BackendError as error:
+        return error
+    except OSError as error:
+        return BackendError(f"A compiled convolution could not be kept or loaded: {error}")
+
+
+def _loaded(source: str) -> ctypes.CDLL:
     found = compiler()
     if found is None:
         raise BackendError("There is no C compiler: neither cc, gcc, clang nor what the variable CC names.")
@@ -98,7 +119,8 @@ def _asked(command: tuple[str, ...]) -> Compiler | None:
             [*command, "-dM", "-E", "-x", "c", "-"],
             input="",
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             check=True,
             timeout=_TIMEOUT_S,
         ).stdout
@@ -111,13 +133,26 @@ def _asked(command: tuple[str, ...]) -> Compiler | None:
     return Compiler((*command, *_OPTIONS), name, vector_bytes, hashlib.sha256(said.encode()).hexdigest())
 
 
+def _is_able(found: Compiler) -> bool:
+    """Return whether a compiler has what it takes beside itself: headers, a linker, flags that agree."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="mucudnn-") as folder:
+            made = Path(folder, "trial.so")
+            _compile(found, _TRIAL, made)
+            ctypes.CDLL(str(made))
+    except (BackendError, OSError):
+        return False
+    return True
+
+
 def _compile(by: Compiler, source: str, place: Path) -> None:
     try:
         subprocess.run(
             [*by.command, "-o", str(place), "-x", "c", "-"],
             input=source,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             check=True,
             timeout=_TIMEOUT_S,
         )
@@ -134,6 +169,7 @@ def _keep(made: Path, place: Path) -> None:
     with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as part:
         try:
             part.write(made.read_bytes())
+            part.flush()
             Path(part.name).replace(place)
         except OSError:
             Path(part.name).unlink(missing_ok=True)

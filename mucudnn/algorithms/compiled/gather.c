@@ -1,4 +1,4 @@
-/* Windows of an image, transformed: left · window · right', one value to each plane.
+/* Windows of an image, transformed: left x window x right', one value to each plane.
  *
  * Made for every form, and for VALUE, which is `lanes`, neighbouring channels, or `real`, one channel.
  */

@@ -1,7 +1,7 @@
 """Convolution by tiles in C, called: the library's functions, what they are told, one call for each thread.
 
 What does not change from call to call is put in its place when a kernel is bound to a workspace; a call puts
-addresses and steps of its images there, and allocates nothing.
+addresses and steps of its images there. Negative views, which have no values of their own, are copied.
 """
 
 import ctypes

@@ -5,7 +5,7 @@
  * thread with a share of its own; the functions' names are those that Python calls.
  */
 
-/* Transform products into lines of y; return the sum of what was found. */
+/* Transform products into lines of y; return NaN if one was not finite. */
 static double scatter_lines(
     const call_t *call, const int64_t first, const int64_t last, const int64_t channel, const int64_t channels,
     const real *planes, const int64_t plane, real *stage)
@@ -59,7 +59,7 @@ static void gather_filter(
     }
 }
 
-/* Transform the sums of some channels of y into the filter's gradient; return the sum of what was found. */
+/* Transform the sums of some channels of y into the filter's gradient; return NaN if one was not finite. */
 static double scatter_filter(
     const call_t *call, const int64_t channel, const int64_t channels, const real *sums, const int64_t plane,
     const int64_t addends, const int64_t addend)
@@ -125,7 +125,7 @@ void prepare(const call_t *call, const share_t *share)
         call->y.channels);
 }
 
-/* Compute this thread's lines of y, block by block; return the sum of what was found. */
+/* Compute this thread's lines of y, block by block; return NaN if one was not finite. */
 double slices(const call_t *call, const share_t *share)
 {
     double found = 0;
@@ -146,7 +146,7 @@ void gather(const call_t *call, const share_t *share)
         share->x + share->first * call->tiles_w * call->x.channels);
 }
 
-/* Compute this thread's channels of y, some at a time, from all lines of x; return the sum of what was found. */
+/* Compute this thread's channels of y, some at a time, from all lines of x; return NaN if one was not finite. */
 double grouped_slices(const call_t *call, const share_t *share)
 {
     double found = 0;
@@ -175,8 +175,8 @@ void add(const call_t *call, const share_t *share)
         memset(share->sums + i * share->sums_plane, 0, sizeof(real) * call->y.channels * call->x.channels);
 }
 
-/* Transform the sums of all threads, the first of which lie at u, of this thread's channels of y; return the sum of
- * what was found. */
+/* Transform the sums of all threads, the first of which lie at u, of this thread's channels of y; return
+ * NaN if one was not finite. */
 double finish(const call_t *call, const share_t *share)
 {
     return scatter_filter(
@@ -184,7 +184,7 @@ double finish(const call_t *call, const share_t *share)
         share->u + share->channel * call->x.channels, share->u_plane, share->addends, share->addend);
 }
 
-/* Compute the gradient of this thread's channels of y, some at a time; return the sum of what was found. */
+/* Compute the gradient of this thread's channels of y, some at a time; return NaN if one was not finite. */
 double grouped_sums(const call_t *call, const share_t *share)
 {
     double found = 0;

@@ -1,8 +1,8 @@
-/* One value of each plane, transformed into the pixels of a tile: left · them · right'.
+/* One value of each plane, transformed into the pixels of a tile: left x them x right'.
  *
  * Made for every form and VALUE, as what gathers is. A value is the sum of `addends` planes. What is written is
- * the result and `shift`, or these added to what was there. Returned is `total` and the sum of all results, by
- * which a caller knows whether one was not finite.
+ * the result and `shift`, or these added to what was there. Returned is `total` and the sum of all results times
+ * zero: NaN if one was not finite.
  */
 
 /* The first `rows` and `columns` of the tile lie in the image. */
@@ -28,7 +28,7 @@ INLINE VALUE NAME(tile)(
             if (i < rows && j < columns) {
                 real *pixel = pixels + i * step_h + j * step_w;
                 const VALUE result = sums[j] + shift;
-                total += sums[j];
+                total += sums[j] * 0;
                 STORE(pixel, step_c, adds ? result + LOAD(pixel, step_c) : result);
             }
     }

@@ -50,8 +50,6 @@ class CompiledTiles:
         shares = self.shares(problem)
         if self.channels and self.lines:
             return "blocks are of lines or of channels"
-        if self.lines and not self.lines < shares.total_lines:
-            return "there are no more rows of tiles than that"
         if self.channels and not self.channels < shares.y_channels:
             return "there are no more channels than that"
         if compiler() is None:
