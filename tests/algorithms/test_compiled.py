@@ -72,7 +72,7 @@ def test_vectors_of_any_length_compute_the_same(
 
     found = compiler()
     assert found is not None
-    monkeypatch.setattr(kernels, "compiler", lambda: found._replace(vector_bytes=vector_bytes))
+    monkeypatch.setattr(kernels, "needed_compiler", lambda: found._replace(vector_bytes=vector_bytes))
     kernels._functions.cache_clear()
     problem = a_layer(
         op=op, in_channels=24, out_channels=20, input_size=(9, 21), layout=layout, dtype="float64"
@@ -190,3 +190,17 @@ def test_a_negative_view_is_read_as_what_it_stands_for() -> None:
     result, _ = compute(algorithm, problem, torch._neg_view(-image), torch._neg_view(-weight))
 
     assert relative_error(result, reference(problem, image, weight)) <= 1e-5
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("name", ["cc_winograd4", "cc_winograd4_k2"])
+def test_zeros_of_which_none_are_stored_are_read_as_zeros(name: str, op: ConvOp, place: int) -> None:
+    problem = a_layer(op=op, in_channels=4, out_channels=4)
+    operands = list(operands_of(problem))
+    operands[place] = torch._efficientzerotensor(operands[place].shape)
+
+    result, is_finite = compute(algorithm_of(name), problem, *operands)
+
+    assert is_finite
+    assert not result.any()

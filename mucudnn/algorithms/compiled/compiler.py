@@ -67,6 +67,18 @@ def compiler() -> Compiler | None:
     return None
 
 
+def needed_compiler() -> Compiler:
+    """Return the compiler.
+
+    Raises:
+        BackendError: there is none.
+    """
+    found = compiler()
+    if found is None:
+        raise BackendError("There is no C compiler: neither cc, gcc, clang nor what the variable CC names.")
+    return found
+
+
 def description() -> str:
     """Return the compiler's name, on which times and roundings depend; "none" if there is none."""
     found = compiler()
@@ -96,9 +108,7 @@ def _known(source: str) -> ctypes.CDLL | BackendError:
 
 
 def _loaded(source: str) -> ctypes.CDLL:
-    found = compiler()
-    if found is None:
-        raise BackendError("There is no C compiler: neither cc, gcc, clang nor what the variable CC names.")
+    found = needed_compiler()
     key = hashlib.sha256("\0".join([source, found.identity, *found.command]).encode()).hexdigest()
     place = platformdirs.user_cache_path("mucudnn", appauthor=False) / "compiled" / f"{key[:32]}.so"
     with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Convolution by tiles in C, called: the library's functions, what they are told, one call for each thread.
 
 What does not change from call to call is put in its place when a kernel is bound to a workspace; a call puts
-addresses and steps of its images there. Negative views, which have no values of their own, are copied.
+addresses and steps of its images there. Tensors whose values do not lie in memory are copied.
 """
 
 import ctypes
@@ -13,13 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
-from mucudnn.algorithms.compiled.compiler import compiler, library
+from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import FIELDS, source_of
 from mucudnn.algorithms.libraries import product_of_matrices
 from mucudnn.algorithms.tiling import Tiling
 from mucudnn.algorithms.workers import run_on_workers
-from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp
 
 _Function = Callable[[Any, Any], Any]
@@ -50,12 +49,9 @@ def _functions(outputs: int, taps: tuple[int, int], dtype: str) -> dict[str, _Fu
     Raises:
         BackendError: it cannot be compiled.
     """
-    found = compiler()
-    if found is None:
-        raise BackendError("There is no C compiler.")
     tiling = Tiling(outputs=outputs)
     forms = tiling.form(taps[0]), tiling.form(taps[1])
-    loaded = library(source_of(forms, dtype, found.vector_bytes))
+    loaded = library(source_of(forms, dtype, needed_compiler().vector_bytes))
     types: dict[str, Any] = dict.fromkeys(("prepare", "gather", "add"))
     types.update(dict.fromkeys(("slices", "grouped_slices", "finish", "grouped_sums"), ctypes.c_double))
     pointers = ctypes.POINTER(_Call), ctypes.POINTER(_Share)
@@ -118,20 +114,20 @@ class CompiledSliceKernel(_Kernel):
 
     def prepare(self, weight: Tensor) -> None:
         """Transform the filter; once per mini-batch."""
-        weight = weight.resolve_neg()
+        weight = _in_memory(weight)
         self._put_filter(weight)
         self._run("prepare")
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         """Write the part's result into `out`; return whether it is finite."""
-        image, weight = image.resolve_neg(), weight.resolve_neg()
+        image, weight = _in_memory(image), _in_memory(weight)
         self._put_filter(weight)
         _put_image(self._call.x, image)
         _put_image(self._call.y, out)
         if bias is None:
             self._call.bias = None
         else:
-            bias = bias.resolve_neg()
+            bias = _in_memory(bias)
             self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
         return all(map(math.isfinite, self._compute()))
 
@@ -165,7 +161,7 @@ class CompiledSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""
-        image, gradient = image.resolve_neg(), gradient.resolve_neg()
+        image, gradient = _in_memory(image), _in_memory(gradient)
         _put_image(self._call.x, image)
         _put_image(self._call.y, gradient)
         self._call.adds = not first
@@ -188,7 +184,7 @@ class GroupedSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
         """Add the part's dw to `into`, or write it there if it is the `first` and nothing is to be kept."""
-        image, gradient = image.resolve_neg(), gradient.resolve_neg()
+        image, gradient = _in_memory(image), _in_memory(gradient)
         _put_image(self._call.x, image)
         _put_image(self._call.y, gradient)
         self._put_filter(into.total)
@@ -208,6 +204,11 @@ def _put_image(into: _Image, tensor: Tensor) -> None:
     into.start = image.data_ptr()
     into.height, into.width = image.shape[2:]
     into.step_n, into.step_c, into.step_h, into.step_w = image.stride()
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """Copy views of negative values, and zeros of which none are stored, such as gradients."""
+    return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
 
 
 def _flat(tensor: Tensor) -> Tensor:
