@@ -25,7 +25,10 @@ LIMIT_BYTES = 2**33
 
 _CPU = backend_for("cpu", torch.device("cpu"))
 
-_NAMES = (_CPU.own, *(f"cpu:{name}" for name in ("gemm", "im2col", "winograd2", "winograd4", "fft16")))
+_NAMES = (
+    _CPU.own,
+    *(f"cpu:{name}" for name in ("gemm", "im2col", "winograd2", "cc_winograd4", "winograd4", "fft16")),
+)
 """Algorithms of the processor that compute parts of any size."""
 
 

@@ -49,8 +49,12 @@ FLOAT32_BOUND = 1e-5
 WIDE = a_convolution(batch=9, kernel_size=(5, 5), padding=(2, 2), dtype="float64", bias=True)
 """A problem that all algorithms but the largest Fourier tiles compute."""
 
-ALGORITHMS = tuple(
-    name for name in BACKEND.algorithms(dataclasses.replace(WIDE, dtype="float32")) if name != OWN
+IN_C = ("cpu:cc_winograd4", "cpu:cc_winograd4_rows3", "cpu:cc_winograd4_k2")
+"""Which are offered where channels fill a vector."""
+
+ALGORITHMS = (
+    *(name for name in BACKEND.algorithms(dataclasses.replace(WIDE, dtype="float32")) if name != OWN),
+    *IN_C,
 )
 
 
@@ -83,7 +87,10 @@ IN_LAYOUTS = pytest.mark.parametrize(
     [
         (name, layout)
         for layout in Layout
-        for name in BACKEND.algorithms(in_layout(dataclasses.replace(WIDE, dtype="float32"), layout))
+        for name in (
+            *BACKEND.algorithms(in_layout(dataclasses.replace(WIDE, dtype="float32"), layout)),
+            *IN_C,
+        )
     ],
 )
 
@@ -276,13 +283,13 @@ def test_a_runner_that_has_run_runs_again_after_a_release() -> None:
 # Divisions.
 
 MIXED = (
-    ("cpu:winograd4", 2),
-    ("cpu:winograd4", 1),
+    ("cpu:cc_winograd4", 2),
+    ("cpu:cc_winograd4", 1),
     (OWN, 1),
     (OWN, 2),
     ("cpu:fft16", 1),
     ("cpu:im2col", 1),
-    ("cpu:im2col", 1),
+    ("cpu:winograd4", 1),
 )
 
 
@@ -430,7 +437,9 @@ def test_a_division_of_another_batch_is_refused() -> None:
         Runner(BACKEND, WIDE, equal_parts(OWN, 4, 4))
 
 
-@pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:fft16", "cpu:fft32", "cpu:unknown"])
+@pytest.mark.parametrize(
+    "algorithm", ["cpu:winograd4", "cpu:cc_winograd4", "cpu:fft16", "cpu:fft32", "cpu:unknown"]
+)
 def test_an_algorithm_that_does_not_compute_the_problem_is_refused(algorithm: str) -> None:
     problem = a_convolution(stride=(2, 2))
 
@@ -506,6 +515,7 @@ def test_strange_numbers_come_out_where_pytorch_puts_them(
     ("algorithm", "changes"),
     [
         ("cpu:winograd4", {}),
+        ("cpu:cc_winograd4", {}),
         ("cpu:im2col", {}),
         ("cpu:onednn_nhwc", {}),
         # Rows of an image are a small one, too.
@@ -525,7 +535,7 @@ def test_an_infinite_weight_marks_no_more_though_pytorch_computes_small_images_o
     assert_same_numbers(result, own_result(problem, image, weight, bias))
 
 
-@pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:fft16", "cpu:im2col", OWN])
+@pytest.mark.parametrize("algorithm", ["cpu:winograd4", *IN_C, "cpu:fft16", "cpu:im2col", OWN])
 def test_gradients_of_zeros_without_memory_are_zeros(algorithm: str) -> None:
     problem = dataclasses.replace(for_op(WIDE, ConvOp.DGRAD), dtype="float32")
     first, second, _ = operands_of(problem)
@@ -537,7 +547,7 @@ def test_gradients_of_zeros_without_memory_are_zeros(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("spoilt", [0, 3, 5])
-@pytest.mark.parametrize("order", [*itertools.permutations(["cpu:winograd4", OWN, "cpu:im2col"])])
+@pytest.mark.parametrize("order", [*itertools.permutations(["cpu:cc_winograd4", OWN, "cpu:im2col"])])
 def test_a_strange_sample_of_one_algorithm_leaves_the_sum_of_the_others_alone(
     order: tuple[str, ...], spoilt: int
 ) -> None:
@@ -552,13 +562,15 @@ def test_a_strange_sample_of_one_algorithm_leaves_the_sum_of_the_others_alone(
     assert_same_numbers(result, expected)
 
 
-SUMMING_IN_PLACE, SUMMING_APART = "cpu:winograd4_k1", "cpu:winograd4"
-"""The first adds each part to the gradient itself, some channels at a time."""
+SUMMING_IN_PLACE = ("cpu:winograd4_k1", "cpu:cc_winograd4_k2")
+"""They add each part to the gradient itself, some channels at a time."""
+
+SUMMING_APART = ("cpu:winograd4", "cpu:cc_winograd4")
 
 
 @pytest.mark.parametrize("value", [NAN, INFINITY])
 @pytest.mark.parametrize("spoilt", [0, 2, 5])
-@pytest.mark.parametrize("algorithm", [SUMMING_IN_PLACE, SUMMING_APART])
+@pytest.mark.parametrize("algorithm", [*SUMMING_IN_PLACE, *SUMMING_APART])
 @pytest.mark.parametrize("before", ["cpu:im2col", "cpu:fft16", OWN])
 def test_a_strange_sample_of_a_later_algorithm_adds_up_as_in_pytorch(
     before: str, algorithm: str, spoilt: int, value: float
@@ -575,7 +587,7 @@ def test_a_strange_sample_of_a_later_algorithm_adds_up_as_in_pytorch(
 
 
 @pytest.mark.parametrize("spoilt", range(8))
-@pytest.mark.parametrize("algorithm", [SUMMING_IN_PLACE, SUMMING_APART])
+@pytest.mark.parametrize("algorithm", [*SUMMING_IN_PLACE, *SUMMING_APART])
 def test_a_strange_sample_is_forgotten_by_the_next_run(algorithm: str, spoilt: int) -> None:
     backend, problem = AligningBackend(), dataclasses.replace(for_op(WIDE, ConvOp.WGRAD), batch=8)
     runner, workspace = Runner(backend, problem, equal_parts(algorithm, 4, 1, 3)), Workspace(CPU)
@@ -591,13 +603,14 @@ def test_a_strange_sample_is_forgotten_by_the_next_run(algorithm: str, spoilt: i
     assert relative_error(result, reference(problem, image, gradient)) <= FLOAT64_BOUND
 
 
-def test_values_whose_products_overflow_in_tiles_only_come_out_right() -> None:
+@pytest.mark.parametrize("algorithm", ["cpu:winograd4", *IN_C])
+def test_values_whose_products_overflow_in_tiles_only_come_out_right(algorithm: str) -> None:
     problem = dataclasses.replace(for_op(WIDE, ConvOp.FPROP), dtype="float32", bias=False)
     image, weight, _ = operands_of(problem)
     image *= 1e37
     weight *= 0.1
 
-    result = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1))(Workspace(CPU), image, weight)
+    result = Runner(BACKEND, problem, equal_parts(algorithm, 4, 4, 1))(Workspace(CPU), image, weight)
 
     assert result.isfinite().all()
     assert relative_error(result, reference(problem, image, weight)) <= FLOAT32_BOUND

@@ -147,7 +147,7 @@ def test_one_sound_without_a_batch_is_taken(padding: str | int) -> None:
 # Derivatives as finite differences see them.
 
 SMALL = Case((3, 2, 4, 3), (2, 2, 3, 3), {"padding": 1})
-SMALL_ALGORITHMS = (OWN, "cpu:im2col", "cpu:winograd2", "cpu:winograd4")
+SMALL_ALGORITHMS = (OWN, "cpu:im2col", "cpu:winograd2", "cpu:winograd4", "cpu:cc_winograd4")
 
 
 @pytest.mark.parametrize("algorithm", SMALL_ALGORITHMS)

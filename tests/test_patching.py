@@ -140,9 +140,15 @@ def test_outputs_and_gradients_are_those_of_the_twin(name: str) -> None:
 
 
 def test_the_plans_of_these_tests_mix_algorithms() -> None:
-    plan = a_plan_for(nn.Conv2d(3, 4, 3).double(), _images())
+    plan = a_plan_for(nn.Conv2d(3, 4, 3).double(), _images().requires_grad_())
 
-    assert algorithms_of(plan) == {"cpu:aten", "cpu:im2col", "cpu:winograd2", "cpu:winograd4"}
+    assert algorithms_of(plan) == {
+        "cpu:aten",
+        "cpu:im2col",
+        "cpu:winograd2",
+        "cpu:cc_winograd4",
+        "cpu:winograd4",
+    }
 
 
 def test_a_chain_with_batch_normalisation_is_that_of_the_twin() -> None:

@@ -105,7 +105,7 @@ def test_batched_gradients_are_those_of_pytorch() -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-@pytest.mark.parametrize("algorithm", ["cpu:im2col", "cpu:winograd2", "cpu:winograd4"])
+@pytest.mark.parametrize("algorithm", ["cpu:im2col", "cpu:winograd2", "cpu:winograd4", "cpu:cc_winograd4"])
 def test_a_weight_that_is_not_finite_leaves_the_marks_that_pytorch_leaves(
     algorithm: str, value: float
 ) -> None:

@@ -132,7 +132,7 @@ def test_what_is_right_is_found_right(op: ConvOp, layout: Layout, size: int) -> 
         assert error <= BOUND
 
 
-@pytest.mark.parametrize("name", ["cpu:aten", "cpu:im2col", "cpu:winograd4"])
+@pytest.mark.parametrize("name", ["cpu:aten", "cpu:im2col", "cpu:winograd4", "cpu:cc_winograd4"])
 def test_a_bias_is_added(name: str) -> None:
     problem = dataclasses.replace(PROBLEM, bias=True)
     stand = Stand(BACKEND, problem, BACKEND.buffer_bytes(problem, name))

@@ -90,7 +90,13 @@ def test_every_convolution_is_divided_into_uneven_parts_by_mixed_algorithms(
 
     assert len(plan.sites) == 59  # of 20 convolutions three ops each, but no gradient of the images
     assert all(len({part.batch for part in division.parts}) > 1 for division in plan.sites.values())
-    assert algorithms_of(plan) == {"cpu:aten", "cpu:im2col", "cpu:winograd2", "cpu:winograd4"}
+    assert algorithms_of(plan) == {
+        "cpu:aten",
+        "cpu:im2col",
+        "cpu:winograd2",
+        "cpu:cc_winograd4",
+        "cpu:winograd4",
+    }
 
 
 def test_losses_agree_over_ten_steps(
