@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +18,11 @@ import platformdirs
 
 from mucudnn.errors import BackendError
 
-_OPTIONS = ("-O3", "-std=gnu11", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared", "-fPIC")
-"""None lets sums be reordered, NaN be left out, or the processor's flags be changed."""
+_OPTIONS = (
+    "-O3", "-std=gnu11", "-fno-fast-math", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared",
+    "-fPIC",
+)  # fmt: skip
+"""None lets sums be reordered, or NaN be left out, whatever the variable CC says."""
 
 _NATIVE = (("-march=native",), ("-mcpu=native",), ())
 """How compilers are told to use all that this processor has; the first that one knows."""
@@ -29,6 +33,9 @@ _VECTOR_BYTES = (("__AVX512F__", 64), ("__AVX__", 32))
 _TIMEOUT_S = 120
 
 _TRIAL = "#include <stdint.h>\n#include <string.h>\nint64_t trial(void) { return 0; }\n"
+
+_LOADING = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); sys.exit(sys.float_info.min / 2 == 0)"
+"""Ends well if a library can be loaded, and does not change how the processor treats small numbers."""
 
 
 class Compiler(NamedTuple):
@@ -109,17 +116,27 @@ def _known(source: str) -> ctypes.CDLL | BackendError:
 
 def _loaded(source: str) -> ctypes.CDLL:
     found = needed_compiler()
-    key = hashlib.sha256("\0".join([source, found.identity, *found.command]).encode()).hexdigest()
-    place = platformdirs.user_cache_path("mucudnn", appauthor=False) / "compiled" / f"{key[:32]}.so"
+    key = _digest("\0".join([source, found.identity, *found.command]).encode())
+    folder = platformdirs.user_cache_path("mucudnn", appauthor=False) / "compiled"
     with contextlib.suppress(OSError):
-        return ctypes.CDLL(str(place))
-    with tempfile.TemporaryDirectory(prefix="mucudnn-") as folder:
-        made = Path(folder, "library.so")
+        for kept in sorted(folder.glob(f"{key}-*.so")):
+            if kept.name == _name_of(key, kept.read_bytes()):  # a part of a library would end the process
+                return ctypes.CDLL(str(kept))
+    with tempfile.TemporaryDirectory(prefix="mucudnn-") as own:
+        made = Path(own, "library.so")
         _compile(found, source, made)
         with contextlib.suppress(OSError):  # a folder that cannot be written costs the next process its time
-            _keep(made, place)
-            return ctypes.CDLL(str(place))
+            return ctypes.CDLL(str(_kept(made.read_bytes(), folder, key)))
         return ctypes.CDLL(str(made))
+
+
+def _name_of(key: str, content: bytes) -> str:
+    """Return the name of a library in the cache folder: what it was made of, and what it is."""
+    return f"{key}-{_digest(content)}.so"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _asked(command: tuple[str, ...]) -> Compiler | None:
@@ -144,15 +161,19 @@ def _asked(command: tuple[str, ...]) -> Compiler | None:
 
 
 def _is_able(found: Compiler) -> bool:
-    """Return whether a compiler has what it takes beside itself: headers, a linker, flags that agree."""
+    """Return whether a compiler has what it takes beside itself: headers, a linker, flags that agree.
+
+    What it makes is first loaded by another process, since a sanitizer ends one that it does not know, and
+    fast mathematics leave a processor that takes small numbers for zeros.
+    """
     try:
         with tempfile.TemporaryDirectory(prefix="mucudnn-") as folder:
             made = Path(folder, "trial.so")
             _compile(found, _TRIAL, made)
-            ctypes.CDLL(str(made))
-    except (BackendError, OSError):
+            words = [sys.executable, "-I", "-S", "-c", _LOADING, str(made)]
+            return not subprocess.run(words, capture_output=True, check=False, timeout=_TIMEOUT_S).returncode
+    except (BackendError, OSError, subprocess.SubprocessError):
         return False
-    return True
 
 
 def _compile(by: Compiler, source: str, place: Path) -> None:
@@ -173,14 +194,15 @@ def _compile(by: Compiler, source: str, place: Path) -> None:
         raise BackendError(f"{by.name} could not compile a convolution: {error}") from error
 
 
-def _keep(made: Path, place: Path) -> None:
-    """Copy a library to its place, whole or not at all."""
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".part", delete=False) as part:
-        try:
-            part.write(made.read_bytes())
-            part.flush()
-            Path(part.name).replace(place)
-        except OSError:
-            Path(part.name).unlink(missing_ok=True)
-            raise
+def _kept(content: bytes, folder: Path, key: str) -> Path:
+    """Put a library into the cache folder, whole or not at all; return where it is."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place = folder / _name_of(key, content)
+    part = place.with_suffix(f".{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(place)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+    return place
