@@ -206,11 +206,11 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
 
     def _served(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
-        image, weight, *_ = call
+        image, weight, bias, _ = call
         if self._is_elsewhere():
             return None
-        if is_traced(image, weight) or overriding_mode() is not None:
-            seen = None if is_examining() else watcher(image, weight)
+        if is_traced(image, weight, bias) or overriding_mode() is not None:
+            seen = None if is_examining() else watcher(image, weight, bias)
             if seen is not None:
                 reason, words = seen
                 self._notice.give(reason, f"A convolution is called {words}")

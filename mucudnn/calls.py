@@ -325,14 +325,15 @@ def without_autocast(
     return _NOTHING if dtype is None else torch.autocast(device.type, enabled=False)
 
 
-def watcher(*tensors: Tensor) -> tuple[Reason, str] | None:
+def watcher(*tensors: Tensor | None) -> tuple[Reason, str] | None:
     """Return why, and by whom, what is computed of `tensors` is watched, if they hold numbers; else None.
 
     That is a mode, such as FlopCounterMode, that of selective checkpoints or an `overriding_mode`, or a
     tensor's class, such as DTensor; not PyTorch's own ways to trace and to pretend, in which nothing is
     computed.
     """
-    if any(not isinstance(each, Tensor) or each.is_meta for each in tensors):
+    present = [each for each in tensors if each is not None]
+    if any(not isinstance(each, Tensor) or each.is_meta for each in present):
         return None
     depth = torch._C._len_torch_dispatch_stack()
     if depth:
@@ -341,7 +342,7 @@ def watcher(*tensors: Tensor) -> tuple[Reason, str] | None:
     overriding = overriding_mode()
     if overriding is not None:
         return Reason.WATCHED, f"in a {overriding.__name__.lstrip('_')}"
-    for kind in map(type, tensors):
+    for kind in map(type, present):
         if kind not in (Tensor, torch.nn.Parameter) and not issubclass(kind, (FakeTensor, FunctionalTensor)):
             return Reason.OF_A_CLASS, f"with a {kind.__name__}"
     return None
@@ -362,16 +363,18 @@ def overriding_mode() -> type | None:
     return None
 
 
-def is_traced(*tensors: Tensor) -> bool:
+def is_traced(*tensors: Tensor | None) -> bool:
     """Return whether a call with `tensors` is being compiled, traced or transformed rather than computed."""
     return torch.compiler.is_compiling() or is_transformed(*tensors)
 
 
-def is_transformed(*tensors: Tensor) -> bool:
+def is_transformed(*tensors: Tensor | None) -> bool:
     """Return the same where nothing is being compiled."""
     if _tracing_state() is not None or _dispatch_modes():
         return True
     for tensor in tensors:
+        if tensor is None:
+            continue
         if (type(tensor) is not Tensor and type(tensor) is not Parameter) or _is_batched(tensor):
             return True
     return _transform() is not None or forward_ad._current_level >= 0

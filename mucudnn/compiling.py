@@ -72,7 +72,8 @@ def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None
         return None
     if overriding_mode() is not None:
         return None
-    if type(call.image) not in _PLAIN or type(call.weight) not in _PLAIN:  # for which there is no operator
+    tensors = (call.image, call.weight) if call.bias is None else (call.image, call.weight, call.bias)
+    if any(type(each) not in _PLAIN for each in tensors):  # for which there is no operator
         return None
     # A filter that the model computes, or that is passed in, is none.
     is_constant = type(call.weight) is nn.Parameter and module is not None and call.weight is module.weight

@@ -171,8 +171,9 @@ class _Convolution(torch.autograd.Function):
         `gradients` is dy alone, shape (n, k, *size). The last None stands for the convolution itself.
         """
         image, weight = ctx.saved_tensors
-        # Gradients that are differentiated again, or batched, only PyTorch's own can compute.
-        again = torch.is_grad_enabled() or is_traced(gradients[0])
+        # Gradients that are differentiated again, or batched, only PyTorch's own can compute; hooks of saved
+        # tensors may have made others of them.
+        again = torch.is_grad_enabled() or is_traced(gradients[0], image, weight)
         convolution: DividedConvolution = ctx.convolution
         compute = convolution.differentiable_gradients if again else convolution.gradients
         with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
@@ -224,10 +225,10 @@ def divided_conv(
         )
     arguments = ConvArguments.of(rank, stride, padding, dilation, groups)
     dtype = autocast_dtype(input.device)
-    if dtype is not None and not is_traced(input, weight):
+    if dtype is not None and not is_traced(input, weight, bias):
         input, weight, bias = as_autocast(input, weight, bias, dtype)  # noqa: A001  # PyTorch's name
     has_no_values = input.device.type == "meta"
-    if has_no_values or is_traced(input, weight) or obstacle(input, weight, bias) is not None:
+    if has_no_values or is_traced(input, weight, bias) or obstacle(input, weight, bias) is not None:
         return own_call(input, weight, bias, arguments)
     given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
     divisions = tuple((op, division) for op, division in given.items() if division is not None)

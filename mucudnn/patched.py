@@ -132,7 +132,7 @@ class PatchedForward:
             result = None
         elif torch.compiler.is_compiling():
             result = in_graph(call, self._module, self._name)
-        elif is_transformed(call.image, call.weight) or overriding_mode() is not None:
+        elif is_transformed(call.image, call.weight, call.bias) or overriding_mode() is not None:
             result = None
             self._router.pass_by()
             self._tell_watcher(call)
@@ -148,7 +148,7 @@ class PatchedForward:
 
     def _tell_watcher(self, call: Call) -> None:
         """Warn if PyTorch's own computes a call only because somebody watches."""
-        found = None if is_examining() else watcher(call.image, call.weight)
+        found = None if is_examining() else watcher(call.image, call.weight, call.bias)
         if found is not None:
             reason, words = found
             self._shapes.tell(reason, f"is called {words}")

@@ -369,6 +369,58 @@ def test_forward_derivatives_are_left_to_pytorch() -> None:
     assert_close(derivative, torch_conv(x, w, padding=2))
 
 
+class Hidden(Tensor):
+    """A tensor that has no memory: its numbers are another's."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "Hidden":
+        wrapped: Hidden = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # PyTorch has no hints of it
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype
+        )
+        wrapped.inner = inner
+        return wrapped
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*(each.inner if isinstance(each, Hidden) else each for each in args), **(kwargs or {}))
+
+
+@pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:cc_winograd4"])
+def test_a_bias_without_memory_is_left_to_pytorch(algorithm: str) -> None:
+    x, w, bias = (tensor.detach() for tensor in tensors(PLAIN))
+
+    y = divided_conv(x, w, Hidden(bias), **PLAIN.arguments, **uneven(algorithm))
+
+    assert_close(y, torch_conv(x, w, bias, **PLAIN.arguments))
+
+
+@pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:cc_winograd4"])
+def test_saved_tensors_that_come_back_without_memory_are_left_to_pytorch(algorithm: str) -> None:
+    wanted = tensors(PLAIN)
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Hidden):
+        y = divided_conv(*wanted, **PLAIN.arguments, **uneven(algorithm))
+
+    results = gradients(y, wanted)
+
+    expected = gradients(torch_conv(*wanted, **PLAIN.arguments), wanted)
+    for result, gradient in zip(results, expected, strict=True):
+        assert_close(result, gradient)
+
+
+@pytest.mark.parametrize("algorithm", [OWN, "cpu:winograd4", "cpu:cc_winograd4"])
+def test_saved_tensors_that_come_back_in_another_type_are_refused(algorithm: str) -> None:
+    wanted = tensors(PLAIN)
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.bfloat16, Tensor.detach):
+        y = divided_conv(*wanted, **PLAIN.arguments, **uneven(algorithm))
+
+    with pytest.raises((RuntimeError, BackendError)):
+        gradients(y, wanted)
+
+
 # Refusals.
 
 

@@ -1,6 +1,9 @@
 """Convolution by tiles in C: its compiler, what is compiled, who shares the work, and when it is tried."""
 
+import ctypes
+import math
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,7 +97,15 @@ def test_without_a_compiler_there_is_nothing_in_c(asked_anew: pytest.MonkeyPatch
         library("int one(void) { return 1; }")
 
 
-@pytest.mark.parametrize("words", ["'gcc", "gcc -include no-such-header.h", "gcc -fuse-ld=no-such-linker"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "'gcc",
+        "gcc -include no-such-header.h",
+        "gcc -fuse-ld=no-such-linker",
+        "gcc -fsanitize=address",  # whose library ends a process that does not know it
+    ],
+)
 def test_a_compiler_that_cannot_make_a_library_is_none(words: str, asked_anew: pytest.MonkeyPatch) -> None:
     asked_anew.setenv("CC", words)
 
@@ -114,6 +125,37 @@ def test_what_was_compiled_is_compiled_once(asked_anew: pytest.MonkeyPatch, tmp_
 
     assert library("int two(void) { return 2; }").two() == 2
     assert len(list((tmp_path / "mucudnn" / "compiled").iterdir())) == 1
+
+
+@pytest.mark.parametrize("length", [0, 100, 4096, -100])
+def test_a_part_of_a_library_is_compiled_anew(
+    length: int, asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = f"int number(void) {{ return {length}; }}"
+    library(source)
+    compilers._known.cache_clear()
+    (kept,) = (tmp_path / "mucudnn" / "compiled").iterdir()
+    whole = kept.read_bytes()
+    kept.unlink()  # it is loaded, and stays so
+    kept.write_bytes(whole[:length])
+
+    assert library(source).number() == length
+    assert kept.read_bytes() == whole
+
+
+@pytest.mark.parametrize("option", ["-ffast-math", "-ffinite-math-only", "-funsafe-math-optimizations"])
+def test_fast_mathematics_leave_nothing_out(
+    option: str, asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked_anew.setenv("CC", f"gcc {option}")
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    if compiler() is not None:
+        times = library("double times(double x) { return x * 0; }").times
+        times.argtypes, times.restype = [ctypes.c_double], ctypes.c_double
+        assert math.isnan(times(math.inf))
+    assert sys.float_info.min / 2 > 0  # which what is linked then may switch off
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(
@@ -204,3 +246,23 @@ def test_zeros_of_which_none_are_stored_are_read_as_zeros(name: str, op: ConvOp,
 
     assert is_finite
     assert not result.any()
+
+
+@pytest.mark.parametrize("name", ["cc_winograd4", "cc_winograd4_k2"])
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("spoil", ["type", "shape", "memory"])
+def test_what_is_not_what_it_was_tuned_for_is_refused_before_c_reads_it(
+    name: str, op: ConvOp, place: int, spoil: str
+) -> None:
+    problem = a_layer(op=op, in_channels=4, out_channels=4)
+    operands = list(operands_of(problem))
+    if spoil == "type":
+        operands[place] = operands[place].bfloat16()
+    elif spoil == "shape":
+        operands[place] = operands[place][:, :, 1:]
+    else:
+        operands[place].untyped_storage().resize_(0)
+
+    with pytest.raises(BackendError, match="is needed, but got" if spoil != "memory" else "has no memory"):
+        compute(algorithm_of(name), problem, *operands)

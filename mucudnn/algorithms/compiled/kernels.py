@@ -1,7 +1,8 @@
 """Convolution by tiles in C, called: the library's functions, what they are told, one call for each thread.
 
 What does not change from call to call is put in its place when a kernel is bound to a workspace; a call puts
-addresses and steps of its images there. Tensors whose values do not lie in memory are copied.
+addresses and steps of its images there. C believes what it is told, so every tensor is looked at before: what
+autograd's hooks have made of a saved one may be of another type or shape, and some have no memory.
 """
 
 import ctypes
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
@@ -19,6 +21,7 @@ from mucudnn.algorithms.compiled.source import FIELDS, source_of
 from mucudnn.algorithms.libraries import product_of_matrices
 from mucudnn.algorithms.tiling import Tiling
 from mucudnn.algorithms.workers import run_on_workers
+from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp
 
 _Function = Callable[[Any, Any], Any]
@@ -68,6 +71,10 @@ class _Kernel:
         self._functions = _functions(outputs, (h.taps, w.taps), problem.dtype)
         self._space = carve(buffer, shares.regions)
         self._is_dgrad = problem.op is ConvOp.DGRAD
+        self._dtype: torch.dtype = getattr(torch, problem.dtype)
+        self._image_shape = problem.output_shape if self._is_dgrad else problem.input_shape
+        self._gradient_shape = problem.output_shape
+        self._filter_shape = problem.filter_shape
         self._call = _Call(
             tiles_h=shares.tiles[0], tiles_w=shares.tiles[1],
             padding_h=shares.padding[0], padding_w=shares.padding[1],
@@ -97,6 +104,25 @@ class _Kernel:
         calls = [functools.partial(function, self._call, share) for share in self._shares]
         return run_on_workers(calls) if len(calls) > 1 else [call() for call in calls]
 
+    def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor whose values lie in memory, where C reads them while it is held.
+
+        Negative views are copied, and zeros of which none are stored, such as gradients.
+
+        Raises:
+            BackendError: it is of another shape, type or device, or has no memory.
+        """
+        if tensor.is_neg() or tensor._is_zerotensor():
+            tensor = tensor.clone()
+        if tensor.shape != shape or tensor.dtype is not self._dtype or not tensor.is_cpu:
+            raise BackendError(
+                f"A tensor of {self._dtype} on the processor, of shape {tuple(shape)}, is needed, "
+                f"but got one of {tensor.dtype} on {tensor.device}, of shape {tuple(tensor.shape)}."
+            )
+        if tensor.data_ptr() == 0:
+            raise BackendError(f"A tensor of shape {tuple(shape)} has no memory.")
+        return tensor
+
     def _put_filter(self, tensor: Tensor) -> None:
         """Tell where the filter lies, or its gradient. In dgrad it is turned round, and x is dy."""
         weight = _flat(tensor)
@@ -114,20 +140,21 @@ class CompiledSliceKernel(_Kernel):
 
     def prepare(self, weight: Tensor) -> None:
         """Transform the filter; once per mini-batch."""
-        weight = _in_memory(weight)
+        weight = self._checked(weight, self._filter_shape)
         self._put_filter(weight)
         self._run("prepare")
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
         """Write the part's result into `out`; return whether it is finite."""
-        image, weight = _in_memory(image), _in_memory(weight)
+        image = self._checked(image, self._image_shape)
+        weight = self._checked(weight, self._filter_shape)
         self._put_filter(weight)
         _put_image(self._call.x, image)
         _put_image(self._call.y, out)
         if bias is None:
             self._call.bias = None
         else:
-            bias = _in_memory(bias)
+            bias = self._checked(bias, (self._filter_shape[0],))
             self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
         return all(map(math.isfinite, self._compute()))
 
@@ -161,7 +188,8 @@ class CompiledSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""
-        image, gradient = _in_memory(image), _in_memory(gradient)
+        image = self._checked(image, self._image_shape)
+        gradient = self._checked(gradient, self._gradient_shape)
         _put_image(self._call.x, image)
         _put_image(self._call.y, gradient)
         self._call.adds = not first
@@ -184,7 +212,8 @@ class GroupedSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
         """Add the part's dw to `into`, or write it there if it is the `first` and nothing is to be kept."""
-        image, gradient = _in_memory(image), _in_memory(gradient)
+        image = self._checked(image, self._image_shape)
+        gradient = self._checked(gradient, self._gradient_shape)
         _put_image(self._call.x, image)
         _put_image(self._call.y, gradient)
         self._put_filter(into.total)
@@ -204,11 +233,6 @@ def _put_image(into: _Image, tensor: Tensor) -> None:
     into.start = image.data_ptr()
     into.height, into.width = image.shape[2:]
     into.step_n, into.step_c, into.step_h, into.step_w = image.stride()
-
-
-def _in_memory(tensor: Tensor) -> Tensor:
-    """Copy views of negative values, and zeros of which none are stored, such as gradients."""
-    return tensor.clone() if tensor.is_neg() or tensor._is_zerotensor() else tensor
 
 
 def _flat(tensor: Tensor) -> Tensor:
