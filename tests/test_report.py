@@ -551,7 +551,7 @@ def test_the_notes_advise_channels_last_for_contiguous_images_on_processors() ->
     plan = a_mixed_plan(assignments=(*a_mixed_plan().assignments, last))
 
     assert note(render_plan(plan), "layout").startswith(
-        "Images are contiguous at 4 of 5 sites. Tuned for channels_last, every training step measured so far"
+        "Images are contiguous at 4 of 5 sites. Tuned for channels_last, most training steps measured so far"
     )
 
 

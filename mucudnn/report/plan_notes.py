@@ -50,7 +50,7 @@ _SHARED = " In sharing mode each has but a share of the limit: a larger one, or 
 _NOT_COUNTED = "All but convolutions. What a whole step gains, mucudnn.compare(model, step) tells."
 _NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
 _LAYOUT = (
-    "Images are contiguous at {} of {} sites. Tuned for channels_last, every training step measured so far "
+    "Images are contiguous at {} of {} sites. Tuned for channels_last, most training steps measured so far "
     "took less time on processors (README): model.to(memory_format=torch.channels_last), then tune."
 )
 _RUNS = (
