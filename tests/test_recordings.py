@@ -19,6 +19,7 @@ from mucudnn.solvers.ilp import solve_with_cbc, solve_with_highs
 from mucudnn.store import SqliteStore, readable_store
 from tests.examples import a_record, an_environment
 from tests.models import a_batch, a_chain, an_extraction
+from tests.plans import algorithms_of
 from tests.recordings import MIB, Elsewhere, a_backend, record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -123,8 +124,8 @@ def test_a_name_that_no_file_can_have_is_refused(package: Path) -> None:
         replayed(300 * "a")
 
 
-def test_a_recording_comes_with_the_package() -> None:
-    assert "epyc" in shipped()
+def test_recordings_of_two_processors_come_with_the_package() -> None:
+    assert {"epyc", "xeon"} <= set(shipped())
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -138,10 +139,11 @@ def test_a_shipped_recording_is_small_whole_and_names_no_folder(name: str) -> No
     assert [folder for folder in (b"/home", b"/root", b"/tmp", b"/usr") if folder in contents] == []
 
 
+@pytest.mark.parametrize("name", ["epyc", "xeon"])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("mode", "limit"), [("reuse", "16MiB"), ("reuse", "64MiB"), ("sharing", "64MiB")])
 def test_the_demonstration_is_replayed_in_both_modes_and_layouts_and_by_both_solvers(
-    mode: str, limit: str, channels_last: bool, monkeypatch: pytest.MonkeyPatch
+    mode: str, limit: str, channels_last: bool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = torch.channels_last if channels_last else torch.contiguous_format
     model = resnet18().to(memory_format=order)
@@ -149,8 +151,19 @@ def test_the_demonstration_is_replayed_in_both_modes_and_layouts_and_by_both_sol
     plans = []
     for solver in (solve_with_highs, solve_with_cbc)[: 1 + (mode == "sharing")]:  # reuse needs none
         monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
-        plans.append(mucudnn.tune(model, sample, limit, mode=mode, backend="replay:epyc", progress=False))
+        backend = f"replay:{name}"
+        plans.append(mucudnn.tune(model, sample, limit, mode=mode, backend=backend, progress=False))
 
     assert plans[0].workspace_bytes <= parse_bytes(limit)
     assert len({plan.to_text() for plan in plans}) == 1
     assert not all(is_kept(each) for each in plans[0].assignments)
+
+
+def test_what_was_compiled_on_the_recorded_machine_is_replayed_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mucudnn.algorithms.compiled.tiles.compiler", lambda: None)
+
+    plan = mucudnn.tune(resnet18(), a_batch(64, 3, 32), "16MiB", backend="replay:xeon", progress=False)
+
+    assert any(name.startswith("cpu:cc_winograd") for name in algorithms_of(plan))
