@@ -144,11 +144,9 @@ class CompiledSliceKernel(_Kernel):
         self._put_filter(weight)
         self._run("prepare")
 
-    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # transformed
         """Write the part's result into `out`; return whether it is finite."""
         image = self._checked(image, self._image_shape)
-        weight = self._checked(weight, self._filter_shape)
-        self._put_filter(weight)
         _put_image(self._call.x, image)
         _put_image(self._call.y, out)
         if bias is None:
@@ -167,6 +165,12 @@ class GroupedSliceKernel(CompiledSliceKernel):
 
     def prepare(self, weight: Tensor) -> None:
         """Do nothing before the first part."""
+
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        """Write the part's result into `out`; return whether it is finite."""
+        weight = self._checked(weight, self._filter_shape)  # held as long as C reads it
+        self._put_filter(weight)
+        return super().run(image, weight, out, bias)
 
     def _compute(self) -> list[float]:
         self._run("gather")
