@@ -66,7 +66,7 @@ models: $(MODELS)  ## train public models divided, beside their unpatched twins;
 GPU := build/gpu
 # As a user trains; apart from the others, since one fault of a card fails all that its process does later.
 GPU_TRAINING := tests/test_training_on_gpu.py
-GPU_FIRST := tests/test_comparing.py tests/cli/test_info.py tests/cudnn/test_gpu.py
+GPU_FIRST := tests/comparing/test_steps.py tests/cli/test_info.py tests/cudnn/test_gpu.py
 GPU_TESTS = $(GPU_FIRST) $(sort $(filter-out $(GPU_FIRST) $(GPU_TRAINING), \
 	$(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)))
 # Seconds after which no further test begins; whoever has more time for them says so.

@@ -15,12 +15,12 @@ from torch import nn
 from mucudnn.backends import backend_of
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import undivided
-from mucudnn.extraction import extract
-from mucudnn.patching import patch
+from mucudnn.examining.extraction import extract
+from mucudnn.patching.applying import patch
+from mucudnn.patching.routing import NotNowError
+from mucudnn.patching.shapes import Learn
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import problems_of
-from mucudnn.routing import NotNowError
-from mucudnn.shapes import Learn
 
 KINDS = {"Conv2d": nn.Conv2d, "Conv1d": nn.Conv1d, "ConvTranspose2d": nn.ConvTranspose2d}
 

@@ -15,7 +15,7 @@ from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.constants import BehaviourNote
 from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
-from mucudnn.extraction import extract
+from mucudnn.examining.extraction import extract
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate

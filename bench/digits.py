@@ -23,11 +23,11 @@ from mucudnn.choices import Policy
 from mucudnn.division import undivided
 from mucudnn.errors import MucudnnError
 from mucudnn.evidence import Evidence
-from mucudnn.live import LiveMeasurer
-from mucudnn.outcome import Outcome
+from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.plan import Plan
 from mucudnn.problem import Layout
-from mucudnn.profiler import Profiler
+from mucudnn.profiling.outcome import Outcome
+from mucudnn.profiling.profiler import Profiler
 from mucudnn.report import (
     check_matplotlib,
     draw_comparison,

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mucudnn.errors import StoreError
+from mucudnn.profiling.replay import numbered
 from mucudnn.recordings import packed_file
-from mucudnn.replay import numbered
 from mucudnn.report import describe_environment
 from mucudnn.sizes import format_bytes
 from mucudnn.store import SqliteStore, readable_store

@@ -13,7 +13,7 @@ from bench.differences import Differences, largest
 from bench.networks import resnet18
 from mucudnn.backends import backend_of
 from mucudnn.division import Division
-from mucudnn.patching import apply
+from mucudnn.patching.applying import apply
 from mucudnn.plan import Plan
 from mucudnn.profile import Candidate
 

@@ -19,8 +19,8 @@ from mucudnn.version import __version__
 if TYPE_CHECKING:
     from mucudnn import functional, solvers
     from mucudnn.autotuning import autotune
-    from mucudnn.comparing import compare
-    from mucudnn.patching import apply, plan_of, restore
+    from mucudnn.comparing.steps import compare
+    from mucudnn.patching.applying import apply, plan_of, restore
     from mucudnn.tuner import optimize, tune
 
 __all__ = [
@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "apply": "mucudnn.patching",
+    "apply": "mucudnn.patching.applying",
     "autotune": "mucudnn.autotuning",
-    "compare": "mucudnn.comparing",
-    "plan_of": "mucudnn.patching",
-    "restore": "mucudnn.patching",
+    "compare": "mucudnn.comparing.steps",
+    "plan_of": "mucudnn.patching.applying",
+    "restore": "mucudnn.patching.applying",
     "optimize": "mucudnn.tuner",
     "tune": "mucudnn.tuner",
 }

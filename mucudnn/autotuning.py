@@ -16,22 +16,31 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
-from mucudnn.calls import RANKS, ConvArguments, Numbers, is_traced, numbers, overriding_mode, watcher
 from mucudnn.choices import Mode
-from mucudnn.compiling import GraphServer, in_graph
+from mucudnn.convolutions.calls import (
+    RANKS,
+    ConvArguments,
+    Numbers,
+    is_traced,
+    numbers,
+    overriding_mode,
+    watcher,
+)
+from mucudnn.convolutions.modules import Call
+from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.errors import BackendError, OptionError, PlanError, UnmeasuredError, UntunedWarning, warn_user
-from mucudnn.extraction import wanted_ops
-from mucudnn.fitting import Memory, divided
+from mucudnn.examining.extraction import wanted_ops
+from mucudnn.examining.passes import is_examining
 from mucudnn.functional import DividedConvolution
-from mucudnn.learning import Learner
 from mucudnn.locks import ForkSafeLock
-from mucudnn.modules import Call
-from mucudnn.notices import Notice, Reason
-from mucudnn.options import ProgressOption, Settings, StoreOption
-from mucudnn.passes import is_examining
+from mucudnn.patching.compiling import GraphServer, in_graph
+from mucudnn.patching.fitting import Memory, divided
+from mucudnn.patching.routing import NotNowError, Router
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
-from mucudnn.routing import NotNowError, Router
+from mucudnn.progress import ProgressOption
+from mucudnn.tuning.learning import Learner
+from mucudnn.tuning.options import Settings, StoreOption
 
 
 def _plain(

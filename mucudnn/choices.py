@@ -1,4 +1,4 @@
-"""The words among which a user chooses how to tune."""
+"""The words among which a user chooses how to tune, and objects of his own that he may give instead."""
 
 from enum import StrEnum
 from typing import TypeVar
@@ -56,3 +56,19 @@ def choice(kind: type[Choice], value: str) -> Choice:
     except (AttributeError, ValueError):
         names = ", ".join(repr(str(member)) for member in kind)
         raise OptionError(f"{kind.__name__.lower()} must be one of {names}, but got {value!r}.") from None
+
+
+def offers(value: object, protocol: type) -> bool:
+    """Return whether `value` is an instance with all methods of `protocol`."""
+    return not isinstance(value, type) and not lacking(value, protocol)
+
+
+def lacking(value: object, protocol: type) -> list[str]:
+    """Return the methods of `protocol` that `value` has not."""
+    names = (name for name in vars(protocol) if not name.startswith("_"))
+    return [name for name in names if not callable(getattr(value, name, None))]
+
+
+def named(value: object) -> str:
+    """Return what `value` is, which may be the class instead of one of its instances."""
+    return f"the class {value.__name__}, not an instance" if isinstance(value, type) else repr(value)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import Backend, backend_for, backend_named_by
-from mucudnn.calls import (
+from mucudnn.convolutions.calls import (
     RANKS,
     ConvArguments,
     Numbers,
@@ -26,9 +26,9 @@ from mucudnn.calls import (
 )
 from mucudnn.division import Division, undivided
 from mucudnn.errors import OptionError, ProblemError
-from mucudnn.execution import Runner
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Owner, workspace_of
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
-from mucudnn.workspace import Owner, workspace_of
 
 
 class DividedConvolution:

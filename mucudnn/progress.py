@@ -12,6 +12,9 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
+from mucudnn.choices import named, offers
+from mucudnn.errors import OptionError
+
 _UNWRITABLE = (AttributeError, OSError, ValueError)
 """What streams raise that lack a method, are broken or are closed."""
 
@@ -27,6 +30,20 @@ class Progress(Protocol):
 
     def end(self, measured: int) -> None:
         """The work is done, with so many things really measured; the rest was known."""
+
+
+ProgressOption = bool | Progress | None
+"""True or False, whether it is told; None: where there is a terminal; or who is told."""
+
+
+def check_progress(progress: object) -> None:
+    """Verify that `progress` is an option of that name.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if not (progress is None or isinstance(progress, bool) or offers(progress, Progress)):
+        raise OptionError(f"progress must be True, False, None or a Progress, but got {named(progress)}.")
 
 
 class Silence:
@@ -167,7 +184,7 @@ class _StandardError(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def progress_for(wish: "bool | Progress | None") -> Iterator[Progress]:
+def progress_for(wish: ProgressOption) -> Iterator[Progress]:
     """Yield what is told: a bar on a terminal, lines elsewhere for True alone; nobody for False."""
     stream = cast("TextIO", _StandardError())
     if wish is None:

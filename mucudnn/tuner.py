@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from mucudnn import patching
 from mucudnn.backends import Backend, backend_for
-from mucudnn.calls import autocast_dtype, is_traced, watcher, without_autocast
 from mucudnn.choices import Mode
+from mucudnn.convolutions.calls import autocast_dtype, is_traced, watcher, without_autocast
+from mucudnn.convolutions.modules import check_is_module, home_of
 from mucudnn.errors import (
     BackendError,
     NothingToTuneError,
@@ -20,22 +20,22 @@ from mucudnn.errors import (
     UntunedWarning,
     warn_user,
 )
-from mucudnn.extraction import CallArguments, Extraction, extract
-from mucudnn.learning import Learner, opened
-from mucudnn.live import LiveMeasurer
+from mucudnn.examining.extraction import CallArguments, Extraction, extract
+from mucudnn.examining.passes import is_examining
+from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.locks import ForkSafeLock
-from mucudnn.measuring import Measurer
-from mucudnn.modules import check_is_module, home_of
-from mucudnn.options import ProgressOption, Settings, StoreOption
-from mucudnn.passes import is_examining
+from mucudnn.patching import applying
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
-from mucudnn.progress import progress_for
+from mucudnn.profiling.measurer import Measurer
+from mucudnn.profiling.replay import replaying
+from mucudnn.progress import ProgressOption, progress_for
 from mucudnn.ranks import agreed, is_distributed
-from mucudnn.replay import replaying
 from mucudnn.store import MemoryStore
-from mucudnn.tuning import Tuning
+from mucudnn.tuning.learning import Learner, opened
+from mucudnn.tuning.options import Settings, StoreOption
+from mucudnn.tuning.run import Tuning
 
 
 def optimize(
@@ -97,9 +97,9 @@ def optimize(
     settings.refuse_recording("optimize")
     learn = _learner(settings) if dynamic else None
     if sample is not None:
-        return patching.patch(model, _plan(model, sample, settings), learn)
+        return applying.patch(model, _plan(model, sample, settings), learn)
     check_is_module(model)
-    return patching.arm(model, _FirstCall(settings, learn, is_training=model.training))
+    return applying.arm(model, _FirstCall(settings, learn, is_training=model.training))
 
 
 def _learner(settings: Settings) -> Learner:
@@ -219,8 +219,6 @@ class _FirstCall:
     the second call in such a mode says so, as there may be no other.
     """
 
-    _is_training = False  # of pickles of older versions
-
     def __init__(self, settings: Settings, learn: Learner | None, *, is_training: bool) -> None:
         self._settings = settings
         self._learn = learn
@@ -247,7 +245,7 @@ class _FirstCall:
             self._stay_armed()
             return
         with self._turn:
-            if patching.is_armed(model):  # else it has waited until it was tuned
+            if applying.is_armed(model):  # else it has waited until it was tuned
                 self._tune(model, CallArguments(args, kwargs))
 
     def _stay_armed(self) -> None:
@@ -267,7 +265,7 @@ class _FirstCall:
         try:
             plan = _plan(model, sample, self._settings)
         except NothingToTuneError as error:
-            patching.restore(model)
+            applying.restore(model)
             warn_user(f"The model runs as before, untuned. {error}", UntunedWarning)
         except SampleError as error:  # the model says so itself, right after this, or it is examined in vain
             self._failures += 1
@@ -277,7 +275,7 @@ class _FirstCall:
                     UntunedWarning,
                 )
         else:
-            patching.patch(model, plan, self._learn)
+            applying.patch(model, plan, self._learn)
             if self._is_training and not model.training and self._settings.ops == "auto":
                 warn_user(_IN_EVAL_MODE, UntunedWarning)
 

@@ -97,14 +97,14 @@ def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is not PyTorch's own counts as faster, so that division is seen to happen."""
-    from mucudnn import tuning  # which loads torch
+    from mucudnn.tuning import run  # which loads torch
 
     def quickest(rivals: Any, *_: Any) -> Any:
         own = [each for each in rivals.values() if each.parts[0].algorithm.endswith("aten")]
         return next((each for each in rivals.values() if each not in own), own[0])
 
-    monkeypatch.setattr(tuning, "winner", quickest)
-    monkeypatch.setattr(tuning.Tuning, "_is_worth_it", lambda *_: True)
+    monkeypatch.setattr(run, "winner", quickest)
+    monkeypatch.setattr(run.Tuning, "_is_worth_it", lambda *_: True)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from mucudnn.backends import Job, PartKernel, PartSumKernel, Queue
 from mucudnn.backends.base import Neighbours, NoNeighbours, OnSlices, SumOnSlices
 from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
-from mucudnn.execution import sum_dtype
+from mucudnn.execution.runner import sum_dtype
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock

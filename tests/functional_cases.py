@@ -12,7 +12,7 @@ from mucudnn.backends import backend_of
 from mucudnn.division import Division
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate
-from tests.convolutions import CONVOLUTIONS, a_convolution, relative_error
+from tests.operands import CONVOLUTIONS, a_convolution, relative_error
 
 FLOAT64_BOUND = 1e-12
 """Anything wrong is off by far more; the worst form loses three of 16 digits."""

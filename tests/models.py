@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from mucudnn.extraction import Extraction, extract
+from mucudnn.examining.extraction import Extraction, extract
 
 
 def a_chain() -> nn.Sequential:

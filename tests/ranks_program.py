@@ -26,8 +26,8 @@ from bench.by_hand import a_plan_for
 from mucudnn.errors import BackendError, MucudnnError
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.live import LiveMeasurer
-from mucudnn.patched import PatchedForward
+from mucudnn.live.measurer import LiveMeasurer
+from mucudnn.patching.patched import PatchedForward
 from tests.models import a_batch, a_chain
 
 RANKS = 2

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from mucudnn.choices import Mode, Policy
-from mucudnn.extraction import Extraction, extract
-from mucudnn.live import LiveMeasurer
+from mucudnn.examining.extraction import Extraction, extract
+from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.plan import Plan
 from mucudnn.profile import Environment
-from mucudnn.profiler import Profiler
+from mucudnn.profiling.profiler import Profiler
 from mucudnn.store import SqliteStore
-from mucudnn.tuning import Tuning
+from mucudnn.tuning.run import Tuning
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.models import Listener, a_batch
 

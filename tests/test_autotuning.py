@@ -17,7 +17,7 @@ import mucudnn
 from mucudnn.autotuning import Autotune, autotune
 from mucudnn.errors import InfeasibleError, OptionError, PlanError, UnmeasuredError, UntunedWarning
 from mucudnn.functional import DividedConvolution
-from mucudnn.live import LiveMeasurer
+from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp
 from tests.test_locks import in_a_child
 

@@ -15,14 +15,13 @@ from torch.autograd import forward_ad
 from mucudnn import functional
 from mucudnn.backends import PartKernel, PartSumKernel
 from mucudnn.backends.cpu.backend import CpuBackend
-from mucudnn.calls import ConvArguments, obstacle, problem_of
+from mucudnn.convolutions.calls import ConvArguments, obstacle, problem_of
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, ProblemError
+from mucudnn.execution.workspace import Owner, release_workspaces, workspace_of
 from mucudnn.functional import DividedConvolution, divided_conv
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
-from mucudnn.workspace import Owner, release_workspaces, workspace_of
-from tests.convolutions import a_convolution
 from tests.functional_cases import (
     ABSOLUTE_BOUND,
     BACKEND,
@@ -45,6 +44,7 @@ from tests.functional_cases import (
     torch_conv,
     uneven,
 )
+from tests.operands import a_convolution
 
 pytestmark = MARKS
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from mucudnn.functional import divided_conv
-from tests.convolutions import relative_error
 from tests.functional_cases import (
     BATCH,
     CASES,
@@ -29,6 +28,7 @@ from tests.functional_cases import (
     torch_conv,
     uneven,
 )
+from tests.operands import relative_error
 
 pytestmark = MARKS
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-PURE = ("errors", "sizes", "problem", "intervals", "timing", "profile", "plan", "store", "solvers", "report")
+PURE = (
+    "errors", "sizes", "problem", "intervals", "timing", "profile", "plan", "store", "solvers", "forecast",
+    "profiling.profiler", "profiling.replay", "tuning.confirming", "comparing.taking_back", "report",
+)  # fmt: skip
 
 
 def _output(program: str) -> str:

@@ -16,7 +16,7 @@ from torch.testing._internal.common_modules import module_db
 
 from mucudnn.autotuning import Autotune, autotune
 from mucudnn.errors import NothingToTuneError, SampleError
-from mucudnn.patching import apply
+from mucudnn.patching.applying import apply
 from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from tests.plans import a_plan_for, a_plan_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 
 from mucudnn.errors import UntunedWarning
-from mucudnn.patching import apply
+from mucudnn.patching.applying import apply
 from tests.architectures import Drawn, architectures
 from tests.plans import a_plan_for
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.networks import resnet18
-from mucudnn.patching import apply, plan_of
+from mucudnn.patching.applying import apply, plan_of
 from tests.models import on_one_thread
 from tests.plans import MIXED, a_plan_for, algorithms_of
 

@@ -13,7 +13,7 @@ import mucudnn
 from bench.by_hand import a_plan_for
 from bench.precision import tf32
 from mucudnn.backends import backend_for
-from mucudnn.compiling import GraphServer
+from mucudnn.patching.compiling import GraphServer
 
 pytestmark = pytest.mark.gpu
 

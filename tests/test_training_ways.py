@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mucudnn.patching import apply
+from mucudnn.patching.applying import apply
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
 

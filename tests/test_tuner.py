@@ -22,7 +22,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
-from mucudnn import passes
 from mucudnn.choices import Mode, Policy
 from mucudnn.errors import (
     BackendError,
@@ -37,15 +36,16 @@ from mucudnn.errors import (
     UntunedWarning,
 )
 from mucudnn.evidence import CallEvidence
+from mucudnn.examining import passes
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.patching import is_armed, plan_of
+from mucudnn.patching.applying import is_armed, plan_of
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
-from mucudnn.tuning import Tuning
-from tests.convolutions import a_convolution
+from mucudnn.tuning.run import Tuning
 from tests.models import Listener, a_batch, a_chain, on_one_thread
+from tests.operands import a_convolution
 
 LIMIT = "1MiB"
 
@@ -446,18 +446,6 @@ def test_a_model_that_calls_itself_in_a_thread_is_examined_all_the_same(
     plan = mucudnn.tune(Recursive().eval(), a_batch(), LIMIT, policy="undivided", store=known, progress=False)
 
     assert plan.sites
-
-
-def test_what_was_pickled_before_there_was_a_choice_of_again_goes_on(known: Path, tmp_path: Path) -> None:
-    model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False, dynamic=True)
-    (hook,) = model._forward_pre_hooks.values()
-    del hook._settings.__dict__["again"], hook._learn._renewed
-
-    copied = pickle.loads(pickle.dumps(model))
-    copied(a_batch())
-
-    assert len(plan_of(copied).sites) == 5
-    assert pickle.loads(pickle.dumps(hook._learn))._renewed == set()
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -909,12 +897,12 @@ class Checkpointed(nn.Module):
 @pytest.fixture
 def others_win(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is not PyTorch's own counts as faster alone, so that calls are rehearsed."""
-    from mucudnn import tuning
+    from mucudnn.tuning import run
 
     def quickest(rivals: Any, *_: Any) -> Any:
         return min(rivals.values(), key=lambda each: "aten" in each.key)
 
-    monkeypatch.setattr(tuning, "winner", quickest)
+    monkeypatch.setattr(run, "winner", quickest)
 
 
 @pytest.mark.usefixtures("others_win")

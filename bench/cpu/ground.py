@@ -22,37 +22,23 @@ _CODE = (
     "algorithms/compiled/*.py",
     "backends/*.py",
     "backends/cpu/*.py",
-    "execution.py",
-    "live.py",
-    "stand.py",
+    "execution/*.py",
+    "live/*.py",
     "timing.py",
-    "workspace.py",
 )
 """Files of mucudnn that decide what runs and how it is timed: results of other ones are not mixed in."""
 
 _STEP_CODE = (
-    "calls.py",
-    "extraction.py",
-    "fitting.py",
+    "convolutions/*.py",
+    "examining/*.py",
     "functional.py",
-    "kept.py",
-    "measuring.py",
-    "modules.py",
-    "passes.py",
-    "patched.py",
-    "patching.py",
-    "profiler.py",
-    "routing.py",
-    "shapes.py",
+    "patching/*.py",
+    "profiling/*.py",
     "solvers/*.py",
-    "tracing.py",
     "tuner.py",
-    "tuning.py",
+    "tuning/*.py",
 )
-"""Files of mucudnn that also decide what a patched network runs."""
-
-_WAY_CODE = ("compiling.py", "operators.py")
-"""Files of mucudnn that also decide what a patched network runs where it is compiled."""
+"""Files of mucudnn that also decide what a patched network runs, in graphs too."""
 
 _WAY_MODELS = ("cpu/rounds.py", "cpu/way_cases.py", "cpu/ways.py")
 """Files of bench that define ways, and measure them."""
@@ -108,8 +94,7 @@ def step_code() -> str:
 
 def way_code() -> str:
     """Return the digest of what, beside the ground, decides what is measured of networks in all ways."""
-    code = _content(_PACKAGE, (*_STEP_CODE, *_WAY_CODE))
-    return _digest(code + _content(_BENCH, (*_STEP_MODELS, *_WAY_MODELS)))
+    return _digest(_content(_PACKAGE, _STEP_CODE) + _content(_BENCH, (*_STEP_MODELS, *_WAY_MODELS)))
 
 
 def _content(root: Path, patterns: Sequence[str]) -> bytes:

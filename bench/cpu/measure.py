@@ -19,15 +19,15 @@ from mucudnn.backends.own import own_job
 from mucudnn.choices import Policy
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
-from mucudnn.live import LiveMeasurer
+from mucudnn.execution.weighing import division_job
+from mucudnn.live.measurer import LiveMeasurer
+from mucudnn.live.stand import Stand
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Profile, RefusalKind
-from mucudnn.profiler import Profiler
+from mucudnn.profiling.profiler import Profiler
 from mucudnn.sizes import format_bytes
-from mucudnn.stand import Stand
 from mucudnn.store import Store
 from mucudnn.timing import SamplingRule
-from mucudnn.weighing import division_job
 
 PROFILING = SamplingRule(looks=(3,), precision=0.05, warmups=1)
 """Of candidates: three samples, since there may be a hundred, and what they choose competes once more."""

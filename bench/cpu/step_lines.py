@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 from bench.cpu.rounds import Rounds
 from bench.differences import Differences
+from mucudnn.comparing.step_comparison import break_even
 from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
 from mucudnn.plan_file import OPTIONAL
 from mucudnn.problem import ConvOp, Layout
-from mucudnn.step_comparison import break_even
 
 OWN = "unpatched"
 DIVIDED = "patched"

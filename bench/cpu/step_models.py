@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 from bench.data import IMAGE_SIZE, batches, load
 from bench.networks import resnet18, resnet50, unet2d, vgg11
 from mucudnn.backends import backend_of
-from mucudnn.patching import apply
+from mucudnn.patching.applying import apply
 from mucudnn.plan import Plan
 from mucudnn.problem import Layout
 

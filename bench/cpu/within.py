@@ -16,7 +16,7 @@ from bench.cpu.rounds import Rounds
 from bench.cpu.way_lines import Within
 from mucudnn import Plan
 from mucudnn.backends import Backend
-from mucudnn.clocked import HostClock, ModuleClocks
+from mucudnn.comparing.clocks import HostClock, ModuleClocks
 from mucudnn.division import undivided
 
 MOST_ROUNDS = 40

@@ -11,12 +11,12 @@ from bench.gpu.ground import Ground
 from bench.gpu.sections import Cut, Task, attempted, only
 from bench.gpu.trials import equal_division, host_us, part_size
 from bench.gpu.values import Answer, Timing
-from mucudnn.execution import Runner
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
 from mucudnn.intervals import Verdict, compare
+from mucudnn.live.stand import Stand, relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.stand import Stand, relative_error
 from mucudnn.timing import SamplingRule, compare_runs
-from mucudnn.workspace import Workspace
 
 REPLAYS = 100
 

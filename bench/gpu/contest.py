@@ -23,8 +23,8 @@ from bench.gpu.values import Timing
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.intervals import Estimate, Verdict, compare, ratio
+from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.profile import Trial
-from mucudnn.stand import Stand, TrialRun
 from mucudnn.timing import SamplingRule, compare_runs
 
 _SLOW_US = 30_000.0

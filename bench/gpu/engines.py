@@ -14,9 +14,9 @@ from mucudnn.backends.cudnn.configurations import EngineConfiguration
 from mucudnn.backends.cudnn.constants import Attribute
 from mucudnn.backends.cudnn.library import CudnnError
 from mucudnn.choices import Search
+from mucudnn.live.stand import Stand
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Trial
-from mucudnn.stand import Stand
 
 _COMPILED = "RUNTIME_COMPILATION"
 

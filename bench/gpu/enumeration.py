@@ -13,9 +13,9 @@ from bench.gpu.values import Answer
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import EngineConfiguration
 from mucudnn.backends.cudnn.engines import Enumerator
+from mucudnn.live.stand import Stand
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Trial
-from mucudnn.stand import Stand
 
 Configurations = Sequence[EngineConfiguration | Listed]
 Lister = Callable[[ConvProblem], Configurations | None]

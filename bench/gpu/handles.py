@@ -16,10 +16,10 @@ from bench.gpu.sections import Cut, Task, attempted, only
 from bench.gpu.trials import equal_division, part_size
 from bench.gpu.values import Answer
 from mucudnn.algorithms import GradientSum
-from mucudnn.execution import Runner
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
+from mucudnn.live.stand import GuardedBuffer, Stand, relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.stand import GuardedBuffer, Stand, relative_error
-from mucudnn.workspace import Workspace
 
 _HANDLES = 5
 _RUNS = 20

@@ -12,7 +12,7 @@ from bench.gpu.layer_kinds import CLIFFS
 from bench.gpu.layers import LAYERS as QUESTIONED
 from bench.gpu.plans import LARGE
 from bench.workloads import LAYERS, NETWORKS, SETTINGS, Setting, Workload
-from mucudnn.extraction import extract
+from mucudnn.examining.extraction import extract
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _SETTINGS = (

@@ -9,7 +9,7 @@ from bench.cpu.lines import BENCHMARK, Choice, Measured
 from bench.cpu.means import Pair, geometric_mean, total
 from bench.gpu.layer_kinds import UNDIVIDED
 from mucudnn.intervals import TOLERANCE, Estimate, Verdict, compare, estimate, ratio
-from mucudnn.outcome import compare_intervals
+from mucudnn.profiling.outcome import compare_intervals
 
 
 @dataclasses.dataclass(frozen=True)

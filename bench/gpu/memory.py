@@ -13,9 +13,9 @@ from bench.gpu.layers import DTYPES, Layer
 from bench.gpu.sections import Deadline, Task, attempted, only
 from bench.gpu.values import Answer
 from mucudnn.backends.cudnn.descriptors import Descriptor
+from mucudnn.live.stand import Stand
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Trial
-from mucudnn.stand import Stand
 
 LAUNCHES = 1000
 

@@ -13,8 +13,8 @@ from bench.gpu.ground import CardGround, Ground
 from bench.gpu.layers import MIDDLING
 from mucudnn.algorithms.own import operands, own_convolution
 from mucudnn.backends.cudnn.launch import Launch
+from mucudnn.live.stand import relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.stand import relative_error
 
 _BATCH = 16
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from bench.gpu.values import Timing, duration
 from mucudnn.intervals import Verdict
-from mucudnn.measuring import fits_as_seen
+from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.report.table import table
 from mucudnn.sizes import format_bytes
 

@@ -14,9 +14,9 @@ from bench.gpu.ground import Ground
 from bench.training import perturbed
 from bench.workloads import Setting, Workload, operands
 from mucudnn import apply
-from mucudnn.execution import Runner
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
 from mucudnn.plan import Plan
-from mucudnn.workspace import Workspace
 
 Result = TypeVar("Result")
 

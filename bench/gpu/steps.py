@@ -30,16 +30,16 @@ from bench.gpu.values import Timing, jsonable
 from bench.record import TimeIsUpError, Watch, folder_of, keep_cost, recording, seconds_of
 from bench.workloads import NETWORKS, SETTINGS, Setting, Workload, chosen
 from mucudnn import tune
+from mucudnn.comparing.step_comparison import break_even
 from mucudnn.errors import MucudnnError
+from mucudnn.execution.workspace import release_workspaces
 from mucudnn.intervals import compare, ratio
 from mucudnn.plan import Plan
 from mucudnn.profile import Measurement
 from mucudnn.report.totals import Totals
 from mucudnn.sizes import parse_bytes
-from mucudnn.step_comparison import break_even
 from mucudnn.timing import SamplingRule, compare_runs
 from mucudnn.version import __version__
-from mucudnn.workspace import release_workspaces
 
 PYTORCH, BENCHMARK, UNDIVIDED, DIVIDED = "as it comes", "benchmark", "undivided", "divided"
 """Ways to train; the first two are PyTorch's own in whatever memory, the others within the limit."""

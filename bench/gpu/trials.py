@@ -11,10 +11,10 @@ from bench.gpu.values import Timing
 from mucudnn.algorithms import GradientSum
 from mucudnn.backends import Backend
 from mucudnn.division import Division
-from mucudnn.execution import sum_dtype
+from mucudnn.execution.runner import sum_dtype
+from mucudnn.live.stand import Stand, TrialRun, relative_error
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
-from mucudnn.stand import Stand, TrialRun, relative_error
 from mucudnn.timing import Clock, Entrant, SamplingRule, race
 
 LAUNCHES = 50

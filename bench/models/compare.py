@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from bench.by_hand import a_plan_for
 from bench.models.zoo import Entry, a_sample
 from bench.training import perturbed
+from mucudnn.convolutions.modules import convolutions, kind_of
 from mucudnn.errors import UntunedWarning
-from mucudnn.modules import convolutions, kind_of
-from mucudnn.patching import apply
+from mucudnn.patching.applying import apply
 from mucudnn.plan import Plan
 
 BOUND = 1e-8

@@ -76,8 +76,9 @@ def compare_command(
     check_files(output, plot)
     plan = Plan.load(path)
     with contextlib.redirect_stdout(sys.stderr):  # whatever the model prints, stdout has the table alone
-        from mucudnn.comparing import compare  # here, so that help and other commands do not wait for torch
-        from mucudnn.patching import apply
+        # here, so that help and other commands do not wait for torch
+        from mucudnn.comparing.steps import compare
+        from mucudnn.patching.applying import apply
 
         device = device_of_backend(plan.environment.backend)
         model = load_model(target)
@@ -107,7 +108,7 @@ def compare_command(
 
 def is_for_inference(plan: Plan, model: "nn.Module") -> bool:
     """Return whether a plan has forward passes alone, which of a transposed convolution are its dgrads."""
-    from mucudnn.modules import kind_of
+    from mucudnn.convolutions.modules import kind_of
 
     kinds = {path: kind_of(module) for path, module in model.named_modules()}
     transposed = {path for path, kind in kinds.items() if kind is not None and kind.is_transposed}

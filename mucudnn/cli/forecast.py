@@ -109,7 +109,7 @@ def _occurrences(
     target: Target, shapes: Shapes, is_eval: bool, dtype: str | None, channels_last: bool
 ) -> tuple[Occurrence, ...]:
     """Return what the user's model computes; whatever it prints goes to standard error."""
-    from mucudnn.tracing import trace
+    from mucudnn.examining.tracing import trace
 
     with contextlib.redirect_stdout(sys.stderr):
         model = load_model(target)

@@ -13,8 +13,8 @@ from mucudnn.cli.output import print_json
 from mucudnn.errors import BackendError, StoreError
 from mucudnn.intervals import Estimate
 from mucudnn.profile import Environment
+from mucudnn.profiling.replay import numbered
 from mucudnn.recordings import shipped
-from mucudnn.replay import numbered
 from mucudnn.report import describe_environment, describe_facts, render_notes
 from mucudnn.report.plan_notes import waits_by_default
 from mucudnn.store import default_path, expanded, readable_store

@@ -28,7 +28,7 @@ from mucudnn.cli.output import say, tell
 from mucudnn.cli.show import print_plan
 from mucudnn.errors import OptionError
 from mucudnn.plan import Plan
-from mucudnn.replay import PREFIX
+from mucudnn.profiling.replay import PREFIX
 from mucudnn.report import draw_plan
 from mucudnn.store import MemoryStore, Store, open_store
 from mucudnn.store.steadfast import SteadfastStore
@@ -139,7 +139,8 @@ def _keep(plan: Plan, output: Path | None, plot: Path | None) -> None:
 
 def _check_backend(backend: str, store: Path | None, *, again: bool) -> None:
     """Refuse a backend that there is not, and what a recording, which is its own store, has no use for."""
-    from mucudnn.options import checked_backend  # here, so that help and other commands do not wait for torch
+    # here, so that help and other commands do not wait for torch
+    from mucudnn.tuning.options import checked_backend
 
     try:
         checked_backend(backend)

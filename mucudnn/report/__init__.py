@@ -17,7 +17,7 @@ from mucudnn.report.words import (
     describe_shape,
     render_notes,
 )
-from mucudnn.taking_back import is_kept
+from mucudnn.standing import is_kept
 
 __all__ = [
     "DEFAULT_WIDTH",

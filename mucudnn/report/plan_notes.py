@@ -12,7 +12,7 @@ from mucudnn.profile import Environment
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
 from mucudnn.report.words import decimals_of_ms, describe_environment, render_notes
 from mucudnn.sizes import format_bytes
-from mucudnn.taking_back import seen_at
+from mucudnn.standing import seen_at
 
 KEPT = "own"
 """Verdict on what stays PyTorch's own."""

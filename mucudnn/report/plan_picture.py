@@ -21,7 +21,7 @@ from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.totals import speedup_at, workspace_at
 from mucudnn.report.words import and_more, describe_environment, elided
 from mucudnn.sizes import format_bytes
-from mucudnn.taking_back import is_kept, seen_at
+from mucudnn.standing import is_kept, seen_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
 from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, Plan
 from mucudnn.report.totals import Totals, is_base_over_share, speedup_at
-from mucudnn.taking_back import is_kept, seen_at
+from mucudnn.standing import is_kept, seen_at
 
 
 def plan_as_json(plan: Plan) -> dict[str, object]:

@@ -13,7 +13,7 @@ from mucudnn.report.table import Row, table
 from mucudnn.report.totals import is_base_over_share, speedup_at, workspace_at
 from mucudnn.report.words import DEFAULT_WIDTH, describe_ms, describe_shape
 from mucudnn.sizes import format_bytes
-from mucudnn.taking_back import is_kept, may_stay, seen_at
+from mucudnn.standing import is_kept, may_stay, seen_at
 
 _TITLE = (
     f"Before: PyTorch's own convolution. Times: median and {CONFIDENCE * 100:g} % interval in ms. "

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mucudnn.choices import Mode
 from mucudnn.errors import StoreError
-from mucudnn.measuring import is_composed, is_settled, judged
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
+from mucudnn.profiling.measurer import is_composed, is_settled, judged
 from mucudnn.report.words import describe_shape
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore

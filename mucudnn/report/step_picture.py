@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes, StepComparison
 from mucudnn.intervals import Verdict
 from mucudnn.report import drawing
 from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.steps import describe_factor, name_of, over_limit, render_comparison
 from mucudnn.report.words import describe_environment, elided
 from mucudnn.sizes import format_bytes
-from mucudnn.step_comparison import LayerComparison, PairedTimes, StepComparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,13 +4,13 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from mucudnn.comparing.step_comparison import PairedTimes, StepComparison
 from mucudnn.intervals import CONFIDENCE, Estimate, Verdict
 from mucudnn.report.plan_notes import OVER_LIMIT
 from mucudnn.report.table import Row, table
 from mucudnn.report.words import DEFAULT_WIDTH, and_more, decimals_of_ms, describe_ms, render_notes
 from mucudnn.sizes import format_bytes
-from mucudnn.step_comparison import PairedTimes, StepComparison
-from mucudnn.taking_back import is_kept
+from mucudnn.standing import is_kept
 
 _HEADINGS = ("", "before, ms", "now, ms", "saved, ms", "speedup", "verdict")
 _ALIGNMENT = "<>>>><"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mucudnn.choices import Mode
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, Plan
-from mucudnn.taking_back import is_kept, may_stay, seen_at
+from mucudnn.standing import is_kept, may_stay, seen_at
 
 _UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)
 """How many times as fast as before runs what ran before."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mucudnn.algorithms import Algorithm, GradientSum, SliceKernel, SumKernel, named
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from tests.convolutions import a_convolution, poisoned_result
+from tests.operands import a_convolution, poisoned_result
 
 POISON = 0xFF
 """Bytes that make every float NaN."""

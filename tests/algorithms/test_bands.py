@@ -11,11 +11,11 @@ from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.footprint_child import NOISE_BYTES
 from mucudnn.division import Division
+from mucudnn.execution.weighing import division_job
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
-from mucudnn.weighing import division_job
 from tests.algorithms.kernels import PROBLEMS, GuardedBuffer, compute, parts_of, slice_kernels
-from tests.convolutions import a_convolution, operands_of, poisoned_result, reference, relative_error
+from tests.operands import a_convolution, operands_of, poisoned_result, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,7 +14,7 @@ from mucudnn.algorithms import named, offered
 from mucudnn.algorithms.tile_geometry import Block, Box, TileGeometry
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from tests.convolutions import a_convolution
+from tests.operands import a_convolution
 
 # Names.
 

@@ -19,7 +19,7 @@ from mucudnn.algorithms.forms import cook_toom, identity
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.kernels import algorithm_of, compute
-from tests.convolutions import a_convolution, operands_of, reference, relative_error
+from tests.operands import a_convolution, operands_of, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,7 +18,7 @@ from tests.algorithms.kernels import (
     slice_kernels,
     sum_parts,
 )
-from tests.convolutions import normal, operands_of, poisoned_result, reference, relative_error, small_integers
+from tests.operands import normal, operands_of, poisoned_result, reference, relative_error, small_integers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -27,7 +27,7 @@ from tests.algorithms.kernels import (
     sum_kernels,
     sum_parts,
 )
-from tests.convolutions import (
+from tests.operands import (
     finite_mask,
     operands_of,
     own_result,

@@ -27,7 +27,7 @@ from tests.algorithms.kernels import (
     algorithm_of,
     compute,
 )
-from tests.convolutions import a_convolution, operands_of, poisoned_result, reference, relative_error
+from tests.operands import a_convolution, operands_of, poisoned_result, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -36,7 +36,7 @@ from tests.algorithms.kernels import (
     compute,
     for_blocks,
 )
-from tests.convolutions import operands_of, poisoned_result, reference, relative_error, small_integers
+from tests.operands import operands_of, poisoned_result, reference, relative_error, small_integers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -16,12 +16,12 @@ from mucudnn.algorithms.own import result_bytes
 from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.backends.own import own_job
-from mucudnn.execution import Runner
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
 from mucudnn.plan import Division
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
-from mucudnn.workspace import Workspace
-from tests.convolutions import (
+from tests.operands import (
     a_convolution,
     finite_mask,
     normal,

@@ -12,9 +12,9 @@ from mucudnn.algorithms.packed import image_order, packing
 from mucudnn.backends import backend_of
 from mucudnn.backends.own import own_job, packed_job, prepare_packed
 from mucudnn.errors import BackendError
+from mucudnn.live.stand import relative_error
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.stand import relative_error
-from tests.convolutions import a_convolution
+from tests.operands import a_convolution
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,7 +12,7 @@ from mucudnn.algorithms.base import GradientSum
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.test_kernels import allocated_bytes
-from tests.convolutions import (
+from tests.operands import (
     a_convolution,
     finite_mask,
     normal,

@@ -16,7 +16,7 @@ from mucudnn.algorithms import tile_kernels
 from mucudnn.algorithms.scripts import Script, called_from_scripts, compile_all
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.test_kernels import BLOCKED, algorithm_of, compute
-from tests.convolutions import operands_of
+from tests.operands import operands_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

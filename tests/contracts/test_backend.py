@@ -16,12 +16,12 @@ from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
-from mucudnn.execution import Runner
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.weighing import division_job
+from mucudnn.execution.workspace import Workspace
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
-from mucudnn.weighing import division_job
-from mucudnn.workspace import Workspace
-from tests.convolutions import (
+from tests.operands import (
     CONVOLUTIONS,
     a_convolution,
     normal,

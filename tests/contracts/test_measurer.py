@@ -8,15 +8,15 @@ import pytest
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
-from mucudnn.live import LiveMeasurer
-from mucudnn.measuring import Limits, Measurer, division_trial, packed_trial
+from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, RefusalKind, Trial
-from mucudnn.profiler import Profiler
-from mucudnn.replay import replaying
+from mucudnn.profiling.measurer import Limits, Measurer, division_trial, packed_trial
+from mucudnn.profiling.profiler import Profiler
+from mucudnn.profiling.replay import replaying
 from mucudnn.store import SqliteStore
-from tests.convolutions import a_convolution
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
+from tests.operands import a_convolution
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from bench.by_hand import is_compiled_when_run
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends.cudnn.backend import CudnnBackend
-from mucudnn.calls import own_call
+from mucudnn.convolutions.calls import own_call
 from mucudnn.division import Division
 from mucudnn.functional import DividedConvolution, arguments_of
+from mucudnn.live.stand import relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout, problems_of
 from mucudnn.profile import Candidate
-from mucudnn.stand import relative_error
-from tests.convolutions import a_convolution
+from tests.operands import a_convolution
 
 SIZES = (7, 5, 4)
 """Of 16 samples."""

@@ -10,7 +10,7 @@ from mucudnn.backends.cudnn import compiler, nvml
 from mucudnn.backends.cudnn.card import TorchCard, pytorchs_choice
 from mucudnn.backends.cudnn.environment import may_multiply, present_rules
 from mucudnn.errors import BackendError, BackendWarning
-from tests.convolutions import a_convolution
+from tests.operands import a_convolution
 
 CUDA = torch.device("cuda")
 

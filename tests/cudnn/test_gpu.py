@@ -19,12 +19,12 @@ from mucudnn.backends.cudnn.footprint import TorchAllocator
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.choices import Search
 from mucudnn.division import Division
-from mucudnn.execution import Runner
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace, workspace_of
 from mucudnn.functional import divided_conv
+from mucudnn.live.stand import Stand, relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
-from mucudnn.stand import Stand, relative_error
-from mucudnn.workspace import Workspace, workspace_of
 
 pytestmark = pytest.mark.gpu
 

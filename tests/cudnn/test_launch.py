@@ -19,12 +19,12 @@ from mucudnn.backends.cudnn.library import CudnnError, Library
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
-from mucudnn.execution import Runner
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
-from mucudnn.workspace import Workspace
-from tests.convolutions import a_convolution, operands_of, reference, relative_error, small_integers
 from tests.cudnn.paper import PaperCard, PaperLibrary, paper_backend
+from tests.operands import a_convolution, operands_of, reference, relative_error, small_integers
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
 

@@ -26,13 +26,13 @@ from mucudnn.backends.cudnn.tiles import Tiles
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
-from mucudnn.execution import Runner
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
-from mucudnn.workspace import Workspace
-from tests.convolutions import a_convolution, operands_of, reference, relative_error
 from tests.cudnn import by_gcc
 from tests.cudnn.paper import PaperCard
+from tests.operands import a_convolution, operands_of, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,17 +9,17 @@ from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.choices import Policy, Search
-from mucudnn.execution import Runner
-from mucudnn.live import LiveMeasurer
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
+from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import RefusalKind, Trial
-from mucudnn.profiler import Profiler
+from mucudnn.profiling.profiler import Profiler
 from mucudnn.solvers import solve_reuse
 from mucudnn.store.memory import MemoryStore
 from mucudnn.timing import SamplingRule
-from mucudnn.workspace import Workspace
-from tests.convolutions import a_convolution, operands_of, reference, relative_error
 from tests.cudnn.paper import PaperCard, PaperLibrary, paper_backend
+from tests.operands import a_convolution, operands_of, reference, relative_error
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
 

@@ -11,7 +11,7 @@ import torch
 
 from mucudnn.backends.base import Result
 from mucudnn.backends.cpu.environment import usable_processors
-from mucudnn.failures import is_lack_of_memory
+from mucudnn.backends.failures import is_lack_of_memory
 
 _STAT = Path("/proc/stat")
 

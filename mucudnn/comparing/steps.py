@@ -1,0 +1,239 @@
+"""Timing a program's own step with its model's convolutions as they were and as a plan runs them, in turns.
+
+A tuner times convolutions one by one. What its plan is worth within a program, where others have used the
+caches and the buffer meanwhile, only the program's own step tells. Sources: Hoefler and Belli, SC15, rules 5
+to 7; the sixth of Hoefler's twelve ways to fool the masses; DAWNBench, whose gains did not add up.
+"""
+
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from torch import nn
+
+from mucudnn.backends import Backend, backend_for
+from mucudnn.comparing.clocks import CardClock, HostClock, ModuleClocks
+from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes, StepComparison
+from mucudnn.comparing.taking_back import taken_back
+from mucudnn.convolutions.modules import home_of
+from mucudnn.errors import OptionError, PlanError
+from mucudnn.intervals import Verdict, median, rank_of_lower_end
+from mucudnn.patching.applying import noted, patched_modules, plan_of, unpatched
+from mucudnn.plan import Plan
+from mucudnn.problem import ConvProblem, problems_of
+from mucudnn.progress import ProgressOption, Work, check_progress, progress_for
+from mucudnn.ranks import is_distributed, of_the_first
+from mucudnn.standing import is_kept
+
+try:
+    from resource import RUSAGE_SELF, getrusage
+except ImportError:  # Windows, where plans run all the same
+    getrusage = None  # type: ignore[assignment]
+
+_WARMUPS = 2
+"""Steps of either kind that are run and forgotten: the first may compile and build, and fills caches."""
+
+_ROUNDS, _MOST_ROUNDS = 20, 200
+
+_SECONDS = 10.0
+"""That more rounds of a short step may take, up to the most."""
+
+Result = TypeVar("Result")
+
+
+def compare(
+    model: nn.Module,
+    step: Callable[[], object],
+    *,
+    rounds: int | None = None,
+    progress: ProgressOption = None,
+) -> StepComparison:
+    """Time `step` with the plan that `model` runs and without it, in turns, then its patched convolutions.
+
+    The step is really run, 4 n + 5 times for n rounds: parameters are updated, data are read, random numbers
+    are drawn. It should do the same work each time. Before means PyTorch's own convolutions as they come,
+    without any limit, beside the buffer of the plan. `mucudnn.report.render_comparison` returns what was
+    found as a table, and
+
+        mucudnn.apply(model, mucudnn.compare(model, step).settled)
+
+    takes back the convolutions that are slower within the step than PyTorch's own, if they run all that the
+    plan has for them; compare again to see what that is worth. `apply` ends `optimize(dynamic=True)`: shapes
+    not met so far are PyTorch's own then.
+
+    A convolution's time is that of its forward pass and of its node in autograd's graph, without hooks of
+    yours on the module. In graphs of torch.compile only the whole step is timed; a graph that was captured
+    before replays the same kernels both times.
+
+    A store does not know of this: `settled.save` keeps the plan, which `Plan.load` reads at the next start.
+    Of several ranks of torch.distributed all have to call this. They run equally many rounds, and what the
+    first one finds slower is taken back in the plan of all.
+
+    Args:
+        model: patched by `optimize` or `apply`: what was wrapped, if a wrapper such as torch.compile's or
+            DDP's calls it.
+        step: runs the model, and whatever else a step of the program does.
+        rounds: that time the step, and again that time its convolutions, 6 at least; None for 20, and more
+            of a short step.
+        progress: as for `optimize`.
+
+    Raises:
+        PlanError: the model runs no plan, or one that patches nothing.
+        OptionError: there are too few rounds for an interval, `model` is no module, `step` no function, or
+            `progress` nothing of that kind.
+        Exception: whatever the step raises, unchanged; the model is patched then as it was before.
+    """
+    plan_of(model)  # which says so if there is none
+    if not patched_modules(model):
+        raise PlanError("The plan must patch something to be compared, but it patches nothing.")
+    if not callable(step):
+        raise OptionError(f"step must be a function that runs a step, but got {type(step).__name__}.")
+    if rounds is not None and (type(rounds) is not int or not rank_of_lower_end(rounds)):
+        raise OptionError(f"rounds must be at least 6, as an interval needs, but got {rounds}.")
+    check_progress(progress)
+    return compared(model, step, rounds, progress, backend_for("auto", home_of(model)))
+
+
+def compared(
+    model: nn.Module,
+    step: Callable[[], object],
+    rounds: int | None,
+    progress: ProgressOption,
+    backend: Backend,
+) -> StepComparison:
+    """Return what `compare` does of a patched model, by the clock of a backend."""
+    neighbours, turns = backend.neighbours(), _Turns(model)
+    on_host = backend.device.type == "cpu"
+    clocks = ModuleClocks(HostClock(backend.clock) if on_host else CardClock(backend.device))
+
+    def run() -> _Run:
+        """Return what a step takes."""
+        pages, start = _pages(), backend.clock()
+        step()
+        return _Run(max(backend.clock() - start, 1), _pages() - pages)
+
+    with progress_for(progress) as shown, neighbours.watched():
+        warm = turns.take(run, range(_WARMUPS))  # in which shapes may be tuned when they are met
+        plan, layers = plan_of(model), patched_modules(model)
+        rounds = rounds or _rounds_for(warm.before[-1].span_ns + warm.now[-1].span_ns)
+        work = Work(shown, dict.fromkeys(range(2 * rounds), 1.0))
+        whole = turns.take(run, _told(work, "timing the step", range(rounds)))
+        with clocks.watching(layers):
+            with noted(model) as ran:
+                is_seen = of_the_first(bool(clocks.taken_by(step)))
+            differentiated = clocks.differentiated
+            further = range(rounds, 2 * rounds) if is_seen else range(0)
+            parts = turns.take(lambda: clocks.taken_by(step), _told(work, "timing its convolutions", further))
+        work.end(len(whole.now) + len(parts.now))
+    within = tuple(_layers(layers, parts))
+    known = {each.path for each in within}
+    unplanned = tuple(
+        path
+        for path in (each.path for each in within)
+        if ran[path].is_asked  # else it runs in a graph, of which nothing is known
+        and not _is_planned(
+            plan, path, ran[path].served_problems, backend.own, is_differentiated=path in differentiated
+        )
+    )
+    slower = of_the_first(
+        [each for each in within if each.times.verdict is Verdict.SLOWER and each.path not in unplanned]
+    )
+    return StepComparison(
+        step=PairedTimes(*(tuple(each.span_ns for each in runs) for runs in (whole.before, whole.now))),
+        layers=within,
+        unseen=tuple(path for path in layers if path not in known),
+        others=neighbours.taken,
+        pages=None if getrusage is None else (_median_pages(whole.before), _median_pages(whole.now)),
+        plan=plan,
+        slower=tuple(each.path for each in slower),
+        settled=taken_back(plan, slower, backend.own),
+        unplanned=unplanned,
+    )
+
+
+def _is_planned(
+    plan: Plan, path: str, ran: Collection[ConvProblem], own: str, *, is_differentiated: bool
+) -> bool:
+    """Return whether a step runs all that a plan changes at a module.
+
+    Args:
+        plan: of the model.
+        path: of the module.
+        ran: the problems of its forward passes that the plan served.
+        own: id of PyTorch's own convolution.
+        is_differentiated: whether autograd computed something of it.
+    """
+    served, forward = {each for one in ran for each in problems_of(one).values()}, {one.op for one in ran}
+    return all(
+        each.problem in served and (is_differentiated or each.site.op in forward)
+        for each in plan.assignments
+        if each.site.path == path and not is_kept(each) and not each.division.is_only(own)
+    )
+
+
+class _Run(NamedTuple):
+    """What a step has taken: nanoseconds, and pages of memory anew from the system."""
+
+    span_ns: int
+    pages: int
+
+
+def _pages() -> int:
+    """Return how many pages this process has taken from the system so far; 0 where nobody counts."""
+    return 0 if getrusage is None else getrusage(RUSAGE_SELF).ru_minflt
+
+
+def _median_pages(runs: Sequence[_Run]) -> float:
+    return median([each.pages for each in runs])
+
+
+class _Taken(NamedTuple, Generic[Result]):
+    """What was taken of rounds: number i of each comes from round i."""
+
+    before: list[Result]
+    now: list[Result]
+
+
+class _Turns:
+    """Runs something with a model's plan and without it, in turns, in an order that each round draws anew."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._order = random.Random(0)
+
+    def take(self, run: Callable[[], Result], rounds: Iterable[object]) -> _Taken[Result]:
+        """Return what each run returns, in so many rounds."""
+        taken = _Taken[Result]([], [])
+        for _ in rounds:
+            for is_now in self._order.sample((False, True), 2):
+                if is_now:
+                    taken.now.append(run())
+                else:
+                    with unpatched(self._model):
+                        taken.before.append(run())
+        return taken
+
+
+def _rounds_for(round_ns: int) -> int:
+    """Return how many rounds there are of so many nanoseconds; as many in all ranks."""
+    if is_distributed():
+        return _ROUNDS
+    return min(max(int(_SECONDS * 1e9 / round_ns), _ROUNDS), _MOST_ROUNDS)
+
+
+def _told(work: Work, what: str, rounds: Iterable[int]) -> Iterator[None]:
+    """Yield for each round, and have those told who watch."""
+    for each in rounds:
+        work.at(what)
+        yield
+        work.finish(each)
+
+
+def _layers(paths: Iterable[str], taken: _Taken[dict[str, int]]) -> Iterator[LayerComparison]:
+    """Yield the times of those layers that every run has called."""
+    for path in paths:
+        before, now = (
+            tuple(each[path] for each in runs if path in each) for runs in (taken.before, taken.now)
+        )
+        if now and len(before) == len(now) == len(taken.now):
+            yield LayerComparison(path, PairedTimes(before, now))

@@ -1,0 +1,83 @@
+"""PyTorch's own convolution put back into a plan where a step has shown it to be faster."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from mucudnn.choices import Mode
+from mucudnn.comparing.step_comparison import LayerComparison
+from mucudnn.division import Division
+from mucudnn.evidence import CallEvidence
+from mucudnn.intervals import Verdict
+from mucudnn.plan import Assignment, Plan
+from mucudnn.profile import Candidate
+from mucudnn.standing import is_kept, may_stay, seen_at
+
+
+def taken_back(plan: Plan, slower: Sequence[LayerComparison], own: str) -> Plan:
+    """Return a plan with PyTorch's own at all sites of those modules at which that may run, all or none.
+
+    What is told of their whole calls is then what a step has shown, in place of what the tuner had seen.
+
+    Args:
+        plan: it stays as it is, and is what is returned if nothing changes.
+        slower: modules, and what they take within a step before and now.
+        own: id of PyTorch's own convolution.
+
+    Raises:
+        PlanError: the result would contradict itself.
+    """
+    times = {each.path: each.times for each in slower if _may_go_back(plan, each.path, own)}
+    if not times:
+        return plan
+    seen = (
+        CallEvidence(each.before, each.now, each.speedup, each.verdict, path, 0)
+        for path, each in times.items()
+    )
+    settled = dataclasses.replace(
+        plan,
+        assignments=tuple(
+            _as_before(each, own) if each.site.path in times else each for each in plan.assignments
+        ),
+        calls=(*(each for each in plan.calls if each.path not in times), *seen),
+        frozen=tuple(
+            dataclasses.replace(each, times=None) if each.path in times else each for each in plan.frozen
+        ),
+    )
+    settled.check()
+    return settled
+
+
+def _may_go_back(plan: Plan, path: str, own: str) -> bool:
+    """Return whether a module runs something else somewhere, and PyTorch's own may run wherever it does."""
+    changed = [each for each in plan.assignments if each.site.path == path and not is_kept(each)]
+    return bool(changed) and all(
+        may_stay(each, plan.mode) and _own_whole(each, plan.mode, own) is not None for each in changed
+    )
+
+
+def _own_whole(assigned: Assignment, mode: Mode, own: str) -> Candidate | None:
+    """Return PyTorch's own of the whole mini-batch, as it was profiled, if it takes no more than it may."""
+    room_bytes = assigned.division.workspace_bytes if mode is Mode.SHARING else None
+    for each in assigned.candidates:
+        if (each.algorithm, each.batch) == (own, assigned.problem.batch):
+            return each if room_bytes is None or each.workspace_bytes <= room_bytes else None
+    return None
+
+
+def _as_before(assigned: Assignment, own: str) -> Assignment:
+    """Return a site with PyTorch's own, in the times in which it was the base; as it is, if it has that."""
+    whole, seen = _own_whole(assigned, Mode.REUSE, own), seen_at(assigned)
+    if whole is None or is_kept(assigned):
+        return assigned
+    rejected = dict(seen.rejected)
+    if seen.chosen is not None:
+        rejected[assigned.division.key] = seen.chosen
+    evidence = dataclasses.replace(
+        seen,
+        chosen=seen.reference,
+        verdict=Verdict.SAME,
+        workspace_bytes=seen.reference_workspace_bytes,
+        error=None,  # that of another algorithm
+        rejected=tuple((key, rejected[key]) for key in sorted(rejected)),
+    )
+    return dataclasses.replace(assigned, division=Division((whole,)), evidence=evidence)

@@ -1,0 +1,380 @@
+"""What a call of one of PyTorch's convolutions asks for: from tensors and arguments to problems."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+
+from mucudnn.convolutions.notices import Reason
+from mucudnn.errors import OptionError, ProblemError
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+
+Numbers = int | Sequence[int]
+
+_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+_CHANNELS_LAST_DIMENSIONS = (4, 5)
+
+RANKS = tuple(_CONVOLUTIONS)
+"""Numbers of spatial dimensions that PyTorch has convolutions for."""
+
+FUNCTIONS = frozenset({*_CONVOLUTIONS.values(), *_TRANSPOSED.values()})
+"""PyTorch's functions, under which all its modules and `torch.nn.functional` call convolutions."""
+
+_NOTHING = contextlib.nullcontext()
+
+# What every call asks: each name on the way to a function is looked up where others have used the caches.
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_is_function_mode_enabled = torch._C._is_torch_function_mode_enabled
+_tracing_state = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+_transform = torch._C._functorch.peek_interpreter_stack
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvArguments:
+    """The arguments of a convolution beside its tensors, as PyTorch takes them; one number per dimension.
+
+    Attributes:
+        stride: step of the filter.
+        padding: zeros on each side, or "same" or "valid".
+        dilation: step between the taps.
+        groups: number of groups.
+        output_padding: of a transposed convolution: rows and columns added to its output on one side. None
+            for one that is not transposed.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+    output_padding: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, rank: int, stride: Numbers, padding: Numbers | str, dilation: Numbers, groups: int
+    ) -> "ConvArguments":
+        """Return the arguments for `rank` spatial dimensions; one number stands for all of them."""
+        pads = padding if isinstance(padding, str) else numbers(padding, rank)
+        return cls(numbers(stride, rank), pads, numbers(dilation, rank), groups)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the convolution is the gradient of another one with respect to its input."""
+        return self.output_padding is not None
+
+
+def own_call(image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
+    """Return what PyTorch's function of that rank and kind returns."""
+    rank = weight.dim() - 2
+    stride, padding, dilation, groups = (
+        arguments.stride, arguments.padding, arguments.dilation, arguments.groups
+    )  # fmt: skip
+    if arguments.output_padding is None:
+        return _CONVOLUTIONS[rank](image, weight, bias, stride, padding, dilation, groups)
+    transposed: Callable[..., Tensor] = _TRANSPOSED[rank]
+    return transposed(image, weight, bias, stride, padding, arguments.output_padding, groups, dilation)
+
+
+def own_gradients(
+    gradient: Tensor,
+    image: Tensor,
+    weight: Tensor,
+    arguments: ConvArguments,
+    needed: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return dx, dw and the bias's gradient by PyTorch's own convolution, which has derivatives of its own.
+
+    Each is None unless it is `needed`.
+    """
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = torch.ops.aten.convolution_backward(
+        gradient,
+        image,
+        weight,
+        [gradient.shape[1]] if needed[2] else None,
+        arguments.stride,
+        arguments.padding,
+        arguments.dilation,
+        arguments.is_transposed,
+        arguments.output_padding or (0,) * len(arguments.stride),
+        arguments.groups,
+        needed,
+    )
+    return gradients
+
+
+def numbers(given: Numbers, rank: int) -> tuple[int, ...]:
+    """Return one number for each of `rank` dimensions; one stands for all of them."""
+    if isinstance(given, int):
+        return (given,) * rank
+    return tuple(given) * rank if len(given) == 1 else tuple(given)
+
+
+def explicit_padding(
+    image: Tensor, kernel_size: Sequence[int], arguments: ConvArguments
+) -> tuple[Tensor, ConvArguments]:
+    """Return the image and arguments of the same convolution with its padding in equal numbers on both sides.
+
+    "same" pads d·(r - 1) zeros in all, of which an odd one lies behind the image, as in PyTorch; that one is
+    added to the image.
+
+    Raises:
+        OptionError: the padding has another name, or is "same" with a stride.
+    """
+    if not isinstance(arguments.padding, str):
+        return image, arguments
+    if arguments.padding == "valid":
+        return image, dataclasses.replace(arguments, padding=(0,) * len(kernel_size))
+    if arguments.padding != "same":
+        raise OptionError(f"padding must be numbers, 'same' or 'valid', but got {arguments.padding!r}.")
+    if any(step != 1 for step in arguments.stride):
+        raise OptionError(f"padding 'same' needs stride 1, but got {arguments.stride}.")
+    totals = [d * (r - 1) for d, r in zip(arguments.dilation, kernel_size, strict=True)]
+    if any(total % 2 for total in totals):
+        behind = [pad for total in reversed(totals) for pad in (0, total % 2)]
+        image = F.pad(image, behind)
+    return image, dataclasses.replace(arguments, padding=tuple(total // 2 for total in totals))
+
+
+def layout_of(image: Tensor, weight: Tensor) -> Layout:
+    """Return the layout that most of PyTorch's convolutions take: channels_last if either tensor is in it.
+
+    Source: PyTorch, aten/src/ATen/native/ConvUtils.h.
+    """
+    if _is_channels_last(image) or _is_channels_last(weight):
+        return Layout.CHANNELS_LAST
+    return Layout.CONTIGUOUS
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Return whether PyTorch takes the tensor for channels_last: by its strides alone, dense or not.
+
+    They must not fall in the order of channels, columns, rows, planes, samples; where lengths of 1 leave it
+    open, the tensor is contiguous. Source: PyTorch, c10/core/MemoryFormat.h.
+    """
+    if tensor.dim() not in _CHANNELS_LAST_DIMENSIONS or tensor.stride(1) == 0:
+        return False
+    least = 0
+    for axis in (1, *range(tensor.dim() - 1, 1, -1), 0):
+        stride = tensor.stride(axis)
+        if stride < least or (axis == 0 and least == tensor.stride(1)):
+            return False
+        least = stride * tensor.shape[axis]
+    return True
+
+
+def strided_as(weight: Tensor, gradient: Tensor) -> Tensor:
+    """Return `gradient`, with the strides of `weight` if only those of length 1 tell both apart in memory.
+
+    Optimisers have fast ways for gradients whose strides are those of their parameters, which PyTorch's own
+    convolution does not always give.
+    """
+    if gradient.stride() != weight.stride() and gradient.is_contiguous() and weight.is_contiguous():
+        return gradient.as_strided_(weight.shape, weight.stride())
+    return gradient
+
+
+def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArguments) -> ConvProblem:
+    """Return the problem of a convolution's forward pass: fprop, or dgrad of a transposed one.
+
+    A transposed convolution is the gradient of a convolution that leads from its output to its input: that
+    one's input channels, and so on, are those of the problem. It adds its bias apart.
+
+    Args:
+        image: (n, c, *size).
+        weight: (k, c / groups, *taps), or (c, k / groups, *taps) of a transposed one.
+        has_bias: whether a bias is added.
+        arguments: with explicit padding.
+
+    Raises:
+        ProblemError: the shapes fit no convolution, or no transposed one that is another's gradient.
+    """
+    if isinstance(arguments.padding, str):
+        raise OptionError(f"padding must be in numbers here, but got {arguments.padding!r}.")
+    expected = weight.shape[0] if arguments.is_transposed else weight.shape[1] * arguments.groups
+    if image.shape[1] != expected:
+        raise ProblemError(
+            f"The image must have the filter's {expected} channels, but got {image.shape[1]} "
+            f"for a filter of shape {tuple(weight.shape)} in {arguments.groups} groups."
+        )
+    plain = ConvProblem(
+        op=ConvOp.DGRAD if arguments.is_transposed else ConvOp.FPROP,
+        batch=image.shape[0],
+        in_channels=weight.shape[1] * arguments.groups,
+        out_channels=weight.shape[0],
+        input_size=_transposed_size(image, weight, arguments) or tuple(image.shape[2:]),
+        kernel_size=tuple(weight.shape[2:]),
+        stride=arguments.stride,
+        padding=arguments.padding,
+        dilation=arguments.dilation,
+        groups=arguments.groups,
+        dtype=str(image.dtype).removeprefix("torch."),
+        filter_layout=Layout.CHANNELS_LAST if _is_channels_last(weight) else Layout.CONTIGUOUS,
+        bias=has_bias and not arguments.is_transposed,
+    )
+    if arguments.is_transposed and plain.output_size != tuple(image.shape[2:]):
+        raise ProblemError(
+            "The output padding of a transposed convolution must be smaller than its stride, "
+            f"but got {arguments.output_padding} for {arguments.stride}."
+        )
+    return dataclasses.replace(plain, layout=_layout_of_call(image, weight, arguments))
+
+
+def _layout_of_call(image: Tensor, weight: Tensor, arguments: ConvArguments) -> Layout:
+    """Return the layout in which PyTorch runs a convolution that it can run, and returns the result.
+
+    It tells itself, to those who look for it: `layout_of` does not know which of its own functions it takes,
+    and some have only one layout.
+    """
+    backend = torch._C._select_conv_backend(
+        image,
+        weight,
+        None,
+        arguments.stride,
+        arguments.padding,
+        arguments.dilation,
+        arguments.is_transposed,
+        arguments.output_padding or (0,) * len(arguments.stride),
+        arguments.groups,
+        None,
+    )
+    order = torch._C._conv_determine_backend_memory_format(image, weight, backend)
+    return Layout.CONTIGUOUS if order is torch.contiguous_format else Layout.CHANNELS_LAST
+
+
+def _transposed_size(image: Tensor, weight: Tensor, arguments: ConvArguments) -> tuple[int, ...] | None:
+    """Return the size of a transposed convolution's output; None for one that is not transposed."""
+    if arguments.output_padding is None or isinstance(arguments.padding, str):
+        return None
+    rank = len(weight.shape[2:])
+    sizes = (arguments.stride, arguments.padding, arguments.dilation, arguments.output_padding)
+    if any(len(each) != rank for each in sizes) or image.dim() != weight.dim():
+        raise ProblemError(f"There must be {rank} numbers for {rank} dimensions, but got {arguments}.")
+    return tuple(
+        (size - 1) * step - 2 * pad + dil * (taps - 1) + more + 1
+        for size, taps, step, pad, dil, more in zip(
+            image.shape[2:],
+            weight.shape[2:],
+            arguments.stride,
+            arguments.padding,
+            arguments.dilation,
+            arguments.output_padding,
+            strict=True,
+        )
+    )
+
+
+def has_its_bias(problem: ConvProblem, bias: Tensor | None) -> bool:
+    """Return whether a bias, if there is one, has a number for each channel of the forward pass's result."""
+    channels = problem.out_channels if problem.op is ConvOp.FPROP else problem.in_channels
+    return bias is None or tuple(bias.shape) == (channels,)
+
+
+def obstacle(image: Tensor, weight: Tensor, bias: Tensor | None = None) -> str | None:
+    """Return why this convolution must be left to PyTorch as it is, or None if it may be divided."""
+    if bias is not None and (bias.dtype != weight.dtype or bias.device != weight.device):
+        return "its weight and bias differ in type or device"
+    if image.dtype != weight.dtype or image.device != weight.device:
+        return "its input and weight differ in type or device"
+    if image.layout is not torch.strided or weight.layout is not torch.strided:
+        return "its tensors are not dense"
+    if not image.dtype.is_floating_point:
+        return f"{str(image.dtype).removeprefix('torch.')} has PyTorch's own convolution only"
+    if not image.numel() or not weight.numel():
+        return "its tensors are empty"
+    return None
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the type in which autocast has convolutions of this thread compute; None outside of it."""
+    if not _is_any_autocast_enabled():
+        return None
+    kind = device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
+
+
+def as_autocast(
+    image: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the tensors as autocast passes them to a convolution: as `dtype`, but for float64 and integers.
+
+    Source: PyTorch, aten/src/ATen/autocast_mode.h, cached_cast.
+    """
+    return _cast(image, dtype), _cast(weight, dtype), None if bias is None else _cast(bias, dtype)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    is_cast = tensor.dtype.is_floating_point and tensor.dtype is not torch.float64
+    return tensor.to(dtype) if is_cast else tensor
+
+
+def without_autocast(
+    device: torch.device, dtype: torch.dtype | None
+) -> contextlib.AbstractContextManager[object]:
+    """Return a context for what is already cast to `dtype`; None says that there was nothing to cast."""
+    return _NOTHING if dtype is None else torch.autocast(device.type, enabled=False)
+
+
+def watcher(*tensors: Tensor | None) -> tuple[Reason, str] | None:
+    """Return why, and by whom, what is computed of `tensors` is watched, if they hold numbers; else None.
+
+    That is a mode, such as FlopCounterMode, that of selective checkpoints or an `overriding_mode`, or a
+    tensor's class, such as DTensor; not PyTorch's own ways to trace and to pretend, in which nothing is
+    computed.
+    """
+    present = [each for each in tensors if each is not None]
+    if any(not isinstance(each, Tensor) or each.is_meta for each in present):
+        return None
+    depth = torch._C._len_torch_dispatch_stack()
+    if depth:
+        mode = type(torch._C._get_dispatch_stack_at(depth - 1))
+        return None if mode.is_infra_mode() else (Reason.WATCHED, f"in a {mode.__name__.lstrip('_')}")
+    overriding = overriding_mode()
+    if overriding is not None:
+        return Reason.WATCHED, f"in a {overriding.__name__.lstrip('_')}"
+    for kind in map(type, present):
+        if kind not in (Tensor, torch.nn.Parameter) and not issubclass(kind, (FakeTensor, FunctionalTensor)):
+            return Reason.OF_A_CLASS, f"with a {kind.__name__}"
+    return None
+
+
+def overriding_mode() -> type | None:
+    """Return the class of a function mode in which PyTorch's functions may be others; None outside of it.
+
+    Those of PyTorch's own, such as `torch.set_default_device`, have none of convolutions, and what
+    `autotune` has of them is ours.
+    """
+    if not _is_function_mode_enabled():
+        return None
+    for place in range(torch._C._len_torch_function_stack()):
+        kind = type(torch._C._get_function_stack_at(place))
+        if kind.__module__.partition(".")[0] not in ("torch", "mucudnn"):
+            return kind
+    return None
+
+
+def is_traced(*tensors: Tensor | None) -> bool:
+    """Return whether a call with `tensors` is being compiled, traced or transformed rather than computed."""
+    return torch.compiler.is_compiling() or is_transformed(*tensors)
+
+
+def is_transformed(*tensors: Tensor | None) -> bool:
+    """Return the same where nothing is being compiled."""
+    if _tracing_state() is not None or _dispatch_modes():
+        return True
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if (type(tensor) is not Tensor and type(tensor) is not Parameter) or _is_batched(tensor):
+            return True
+    return _transform() is not None or forward_ad._current_level >= 0

@@ -1,0 +1,179 @@
+"""Convolution modules: which of them can be divided, and what a call of one asks for."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
+
+from mucudnn.convolutions.calls import ConvArguments, explicit_padding, numbers
+from mucudnn.errors import OptionError
+
+
+def check_is_module(model: object) -> None:
+    """Raise unless `model` is a module.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    if isinstance(model, nn.Module):
+        return
+    got = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+    raise OptionError(f"A model must be a torch.nn.Module, but got {got}.")
+
+
+def home_of(model: nn.Module) -> torch.device:
+    """Return where the model's first parameter or buffer lies; the processor if it has none."""
+    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One of PyTorch's classes of convolutions.
+
+    Attributes:
+        base: the class.
+        method: which of its methods computes the convolution, and nothing else; subclasses that replace it
+            compute something of their own.
+    """
+
+    base: type[Any]
+    method: str
+
+    @property
+    def own(self) -> Callable[..., Tensor]:
+        """The class's method, as a function of the module and its arguments."""
+        method: Callable[..., Tensor] = getattr(self.base, self.method)
+        return method
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the convolution is a transposed one."""
+        return self.method == "forward"
+
+
+_KINDS = (
+    *(Kind(base, "_conv_forward") for base in (nn.Conv1d, nn.Conv2d, nn.Conv3d)),
+    *(Kind(base, "forward") for base in (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)),
+)
+
+
+class CallSettings(NamedTuple):
+    """What decides a convolution beside its tensors: `ConvArguments`, and the padding that is no zeros."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    groups: int
+    padding_mode: str
+    output_padding: tuple[int, ...] | None = None
+
+
+class Call(NamedTuple):
+    """One call of a convolution, of a module's or of a function.
+
+    Attributes:
+        image: (n, c, *size), or (c, *size) for one sample.
+        weight: the filter.
+        bias: (k,), or None.
+        settings: what decides the convolution too; of a module a user may change it at any time.
+    """
+
+    image: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    settings: CallSettings
+
+    @classmethod
+    def of(cls, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> "Call":
+        """Return the call of one of PyTorch's functions, which belongs to no module."""
+        stride, padding, dilation = arguments.stride, arguments.padding, arguments.dilation
+        settings = CallSettings(
+            stride, padding, dilation, arguments.groups, "zeros", arguments.output_padding
+        )
+        return cls(image, weight, bias, settings)
+
+
+def kind_of(module: nn.Module) -> Kind | None:
+    """Return the class of convolutions that a module belongs to, or None if it is no convolution."""
+    return next((kind for kind in _KINDS if isinstance(module, kind.base)), None)
+
+
+def undividable(module: nn.Module) -> str | None:
+    """Return why a convolution module cannot be divided, or None if it can."""
+    kind, own = kind_of(module), type(module)
+    if kind is None or getattr(own, kind.method) is not getattr(kind.base, kind.method):
+        return f"{own.__name__} computes its convolution itself"
+    if hasattr(module, "weight_fake_quant"):
+        return f"{own.__name__} imitates a quantised convolution"
+    replaced = module.__dict__.get(kind.method)
+    if replaced is not None and not getattr(type(replaced), "is_mucudnn_patch", False):
+        return f"its {kind.method} has been replaced by something else"
+    return None
+
+
+def convolutions(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the convolution modules of a model by path, each shared one once."""
+    return {path: module for path, module in model.named_modules() if kind_of(module) is not None}
+
+
+def settings_of(module: Any) -> CallSettings:
+    """Return a convolution's attributes that decide what it computes."""
+    stride, padding, dilation = module.stride, module.padding, module.dilation
+    if not (type(stride) is type(padding) is type(dilation) is tuple):  # else they are as they should be
+        rank = len(module.kernel_size)
+        stride, padding, dilation = (_along(each, rank) for each in (stride, padding, dilation))
+    output_padding = numbers(module.output_padding, len(module.kernel_size)) if module.transposed else None
+    return CallSettings(stride, padding, dilation, module.groups, module.padding_mode, output_padding)
+
+
+def _along(value: Any, rank: int) -> Any:
+    """Return a number for each dimension, or what a padding is called; what is a tuple already is one."""
+    return value if type(value) is tuple or isinstance(value, str) else numbers(value, rank)
+
+
+def call_of(kind: Kind, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """Return what a call of the kind's method with these arguments asks for."""
+    if kind.is_transposed:
+        return _transposed_call(module, *args, **kwargs)
+    return _plain_call(module, *args, **kwargs)
+
+
+def _plain_call(
+    module: Any,
+    input: Tensor,  # noqa: A002  # PyTorch's name
+    weight: Tensor,
+    bias: Tensor | None,
+) -> Call:
+    return Call(input, weight, bias, settings_of(module))
+
+
+def _transposed_call(
+    module: Any,
+    input: Tensor,  # noqa: A002  # PyTorch's name
+    output_size: Sequence[int] | None = None,
+) -> Call:
+    settings = settings_of(module)
+    if output_size is not None:
+        rank = len(module.kernel_size)
+        sizes = (module.stride, module.padding, module.kernel_size, rank, module.dilation)
+        output_padding = tuple(module._output_padding(input, output_size, *sizes))
+        settings = settings._replace(output_padding=output_padding)
+    return Call(input, module.weight, module.bias, settings)
+
+
+def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
+    """Return the call's image, padded where equal zeros on both sides cannot say it, and what remains.
+
+    Without a module, None, the call is a function's.
+    """
+    stride, padding, dilation, groups, padding_mode, output_padding = call.settings
+    arguments = ConvArguments(stride, padding, dilation, groups, output_padding)
+    image = call.image
+    if padding_mode != "zeros":
+        image = F.pad(image, module._reversed_padding_repeated_twice, mode=padding_mode)
+        arguments = dataclasses.replace(arguments, padding=(0,) * len(arguments.stride))
+    return explicit_padding(image, call.weight.shape[2:], arguments)

@@ -1,0 +1,56 @@
+"""Why calls are left to PyTorch's own convolution while a model runs, told once each."""
+
+import enum
+
+from mucudnn.errors import UntunedWarning, warn_user
+
+
+class Reason(enum.Enum):
+    """Why a call, or a gradient, is left to PyTorch's own convolution; the value says what can be done."""
+
+    LARGER_BATCH = "optimize with the largest batch divides smaller ones too"
+    """Its shape was tuned, for smaller batches only."""
+    OTHER_SHAPE = "optimize with dynamic=True tunes shapes when they are met"
+    """Nothing like it was tuned."""
+    UNFROZEN = "optimize again as it is now, or before anything is frozen"
+    """The gradient of its weight was not needed when it was tuned."""
+    ELSEWHERE = "go back to that environment, or optimize again in this one"
+    """The plan's times are those of another environment."""
+    MOVED = "move it back, or optimize again where it is now"
+    """Its tensors lie on another kind of device."""
+    PARTS = "the policy 'power_of_two', and a limit that one sample fits, make every smaller batch of parts"
+    """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
+    WATCHED = "elsewhere it is divided"
+    """Whoever watches what is computed, as a mode does, would not see a convolution."""
+    FORKED = "make a context there"
+    """It is another process than that whose context was entered."""
+    OF_A_CLASS = "convolutions of plain tensors are divided"
+    """Its tensors are of a class of their own, which may mean something else by a convolution."""
+
+
+class Notice:
+    """The reasons that were given so far, each once; the modules of a model share one.
+
+    Args:
+        scope: for what each is given once.
+    """
+
+    def __init__(self, scope: str = "for the whole model") -> None:
+        self._scope = scope
+        self._given: set[Reason] = set()
+
+    def give(self, reason: Reason, what: str, runs: str = "it runs PyTorch's own convolution") -> None:
+        """Warn that `what`, with its verb, runs as before, unless the reason was given already.
+
+        Args:
+            reason: which is given once.
+            what: subject and verb.
+            runs: what computes it.
+        """
+        if reason in self._given:
+            return
+        self._given.add(reason)
+        warn_user(
+            f"{what}; {runs} ({reason.value}). This reason is given once {self._scope}.",
+            UntunedWarning,
+        )

@@ -1,0 +1,385 @@
+"""Finding the convolutions of a model: one forward pass under recorders, without arithmetic if possible."""
+
+import contextlib
+import dataclasses
+import threading
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mucudnn.convolutions.calls import FUNCTIONS, as_autocast, autocast_dtype, obstacle, problem_of
+from mucudnn.convolutions.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
+from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
+from mucudnn.examining.passes import (
+    CallArguments,
+    examined,
+    make_parameters,
+    run_in_earnest,
+    run_without_arithmetic,
+)
+from mucudnn.examining.standins import StandIns
+from mucudnn.examining.undoing import forget
+from mucudnn.plan import ConvSite
+from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
+
+__all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
+
+_HOOKS_OF_A_COMPILED_MODEL = r"Using `torch\.compile\(module\)` when there are global hooks"
+
+_UNREACHED = "the sample does not reach its convolution"
+
+_NAMED = 5
+"""Paths that an error names; a long list says no more."""
+
+_AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
+
+
+@dataclasses.dataclass(frozen=True)
+class SiteCall:
+    """A convolution that the model computes.
+
+    Attributes:
+        path: the module's path.
+        variant: 0 for the first shape that the module meets, 1 for the second, and so on.
+        problem: of the forward pass: fprop, or dgrad of a transposed convolution.
+        ops: which of the three are to be tuned, by the problem's names.
+        needed: which the model computes; none stands for those that are tuned. In eval mode, unless ops are
+            asked for, that is the forward pass alone, whatever records gradients.
+    """
+
+    path: str
+    variant: int
+    problem: ConvProblem
+    ops: tuple[ConvOp, ...]
+    needed: tuple[ConvOp, ...] = ()
+
+    @property
+    def computed(self) -> tuple[ConvOp, ...]:
+        """What the model computes."""
+        return self.needed or self.ops
+
+
+@dataclasses.dataclass(frozen=True)
+class Extraction:
+    """What a model computes on a sample.
+
+    Attributes:
+        calls: its convolutions that can be divided, in the order in which they run.
+        untouched: the paths of the others, each with the reason.
+    """
+
+    calls: tuple[SiteCall, ...]
+    untouched: tuple[tuple[str, str], ...]
+
+    @property
+    def problems(self) -> Mapping[ConvSite, ConvProblem]:
+        """The problem of every site that is to be tuned, in the order in which the model meets them."""
+        return {
+            ConvSite(call.path, op, call.variant): problems_of(call.problem)[op]
+            for call in self.calls
+            for op in call.ops
+        }
+
+
+def wanted_ops(ops: str | Collection[str], *, is_training: bool) -> frozenset[ConvOp]:
+    """Return the ops of a layer that `ops` names; "auto" names all in training mode, and else fprop.
+
+    fprop is the forward pass, dgrad the input's gradient, wgrad the weight's, of transposed ones as well.
+
+    Raises:
+        OptionError: `ops` names none, or one that there is not.
+    """
+    if isinstance(ops, str) and ops == "auto":
+        return frozenset(ConvOp) if is_training else frozenset({ConvOp.FPROP})
+    names = [ops] if isinstance(ops, str) or not isinstance(ops, Collection) else list(ops)
+    if not names or any(name not in [*ConvOp] for name in names):
+        choices = ", ".join(repr(str(op)) for op in ConvOp)
+        raise OptionError(f"ops must be 'auto' or some of {choices}, but got {ops!r}.")
+    return frozenset(map(ConvOp, names))
+
+
+def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto") -> Extraction:
+    """Return the convolutions that `model` computes on `sample`; the model is left as it was.
+
+    Parameters of lazy modules, though, are made by a first pass, as they would be anyway.
+
+    Args:
+        model: in the mode, training or eval, in which it is to be tuned.
+        sample: a tensor, a tuple of arguments, a dict of keyword arguments, or both as `CallArguments`.
+        ops: "auto", or the ops that are wanted, of those that the pass needs.
+
+    Raises:
+        SampleError: the model cannot be run on the sample, or not twice, or is sharded by `fully_shard`.
+        NothingToTuneError: it can, but has no convolution that can be divided, or none that needs the ops.
+        OptionError: `ops` is none of the choices.
+    """
+    wanted = wanted_ops(ops, is_training=model.training)
+    _check_unsharded(model)
+    with examined(model):
+        return _extracted(
+            model, CallArguments.of(sample), wanted, is_inference=ops == "auto" and not model.training
+        )
+
+
+def _check_unsharded(model: nn.Module) -> None:
+    """Verify that no part of the model is sharded by FSDP2.
+
+    Its hooks make parameters whole and keep in mind that they are, until a backward pass; after a pass that
+    leaves the model as it was, the next step would meet sharded ones.
+
+    Raises:
+        SampleError: a part is.
+    """
+    for path, module in model.named_modules():
+        if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
+            raise SampleError(
+                f"The model must be whole, but {f'its {path}' if path else 'it'} is sharded by fully_shard; "
+                "optimize it with a sample first, and shard then."
+            )
+
+
+def _extracted(
+    model: nn.Module, arguments: CallArguments, wanted: frozenset[ConvOp], *, is_inference: bool
+) -> Extraction:
+    _make_parameters(model, arguments)
+    modules = convolutions(model)
+    refused = {path: undividable(module) for path, module in modules.items()}
+    recorders = {
+        path: _Recorder(module, kind, wanted, is_inference=is_inference)
+        for path, module in modules.items()
+        if refused[path] is None and (kind := kind_of(module)) is not None
+    }
+    functions = _Functions(model)
+    with functions, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", _HOOKS_OF_A_COMPILED_MODEL)  # these are ours, and soon gone
+        _run(model, recorders, functions, arguments)
+    reasons = {**refused, **{path: recorder.verdict() for path, recorder in recorders.items()}}
+    reasons |= {
+        path: _AS_FUNCTION
+        for path, recorder in recorders.items()
+        if reasons[path] == _UNREACHED and id(recorder.module) in functions.calling
+    }
+    order = sorted(recorders.items(), key=lambda named: named[1].turn)
+    calls = tuple(
+        SiteCall(path, variant, problem, ops, recorder.needed[problem])
+        for path, recorder in order
+        for variant, (problem, ops) in enumerate(recorder.calls.items())
+        if ops
+    )
+    refusals = tuple((path, reason) for path, reason in reasons.items() if reason is not None)
+    untouched = (*refusals, *((path, _AS_FUNCTION) for path in functions.callers))
+    if not calls:
+        why = "it has none" if not untouched else f"none of it can: {_named(untouched)}"
+        raise NothingToTuneError(f"The model must have a convolution that can be divided, but {why}.")
+    return Extraction(calls, untouched)
+
+
+def _named(untouched: Sequence[tuple[str, str]]) -> str:
+    """Return the first paths with their reasons, and how many more there are."""
+    named = [f"{path or 'the model itself'}: {reason}" for path, reason in untouched[:_NAMED]]
+    more = [f"and {len(untouched) - _NAMED} more"] if len(untouched) > _NAMED else []
+    return "; ".join([*named, *more])
+
+
+class _Here(threading.local):
+    """How many recorders this thread is inside of."""
+
+    recorded = 0
+
+
+_here = _Here()
+
+
+class _Functions(TorchFunctionMode):
+    """Finds the modules that call convolutions as functions.
+
+    Attributes:
+        callers: the paths of those that are no convolutions, in the order in which they were met.
+        calling: the ids of convolutions that do, such as one whose `forward` standardises its weight first.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.callers: dict[str, None] = {}
+        self.calling: set[int] = set()
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._running: list[nn.Module] = []
+
+    def __enter__(self) -> Self:
+        hooks = torch.nn.modules.module
+        self._thread = threading.get_ident()
+        self._handles = (
+            hooks.register_module_forward_pre_hook(lambda module, _: self._enter(module)),
+            hooks.register_module_forward_hook(lambda module, *_: self._leave(module), always_call=True),
+        )
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: nn.Module) -> None:
+        if threading.get_ident() == self._thread:  # others run modules of their own
+            self._running.append(module)
+
+    def _leave(self, module: nn.Module) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        while self._running and self._running.pop() is not module:
+            pass  # it has left by an exception
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute `func`, and remember who has called it if it is a convolution."""
+        if func in FUNCTIONS and not _here.recorded:
+            self._note_caller()
+        return func(*args, **(kwargs or {}))
+
+    def _note_caller(self) -> None:
+        """Remember whom a call is of: the innermost convolution, if it is within any, or else module."""
+        inside = [*reversed(self._running)]
+        convolution = next((module for module in inside if kind_of(module) is not None), None)
+        if convolution is not None:
+            self.calling.add(id(convolution))
+            return
+        known = (self._paths.get(id(module)) for module in inside)
+        self.callers.setdefault(next((path for path in known if path is not None), ""))
+
+    def forget(self) -> None:
+        """Forget what an earlier pass has shown."""
+        self.callers.clear()
+        self.calling.clear()
+
+
+class _Recorder:
+    """Stands in for the method of a module that computes its convolution, and notes what it is asked for."""
+
+    def __init__(
+        self, module: nn.Module, kind: Kind, wanted: frozenset[ConvOp], *, is_inference: bool
+    ) -> None:
+        self.module = module
+        self.kind = kind
+        self.calls: dict[ConvProblem, tuple[ConvOp, ...]] = {}
+        self.needed: dict[ConvProblem, tuple[ConvOp, ...]] = {}
+        self.turn = 0
+        self._next_turn: Iterator[int] = iter(())
+        self._obstacle: str | None = _UNREACHED
+        self._wanted = wanted
+        self._is_inference = is_inference
+
+    def start(self, turns: Iterator[int]) -> None:
+        """Forget what an earlier pass has shown.
+
+        Args:
+            turns: from which each recorder takes one when it is first met.
+        """
+        self.turn, self._next_turn, self._obstacle = 0, turns, _UNREACHED
+        self.calls.clear()
+        self.needed.clear()
+
+    def verdict(self) -> str | None:
+        """Return why nothing of this module is to be tuned, or None if something is."""
+        if self._obstacle is None and not any(self.calls.values()):
+            return f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"
+        return None if any(self.calls.values()) else self._obstacle
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        self._note(call_of(self.kind, self.module, args, kwargs))
+        _here.recorded += 1
+        try:
+            return self.kind.own(self.module, *args, **kwargs)
+        finally:
+            _here.recorded -= 1
+
+    def _note(self, call: Call) -> None:
+        image, weight, bias, _ = call
+        dtype = autocast_dtype(image.device)
+        if dtype is not None:
+            image, weight, bias = as_autocast(image, weight, bias, dtype)
+        reason = obstacle(image, weight, bias)
+        if reason is not None:
+            self._obstacle = reason
+            return
+        batched = image if image.dim() == weight.dim() else image.unsqueeze(0)
+        try:
+            image, arguments = padded(self.module, call._replace(image=batched, weight=weight))
+            problem = problem_of(image, weight, bias is not None, arguments)
+        except ProblemError as error:  # unless PyTorch's own says what is wrong, right after this
+            self._obstacle = str(error)
+            return
+        self._obstacle = None
+        if not self.calls:
+            self.turn = next(self._next_turn)
+        has_gradients = not self._is_inference  # those under no_grad may be computed again with gradients
+        needs = {
+            ConvOp.FPROP: True,
+            ConvOp.DGRAD: call.image.requires_grad and has_gradients,
+            ConvOp.WGRAD: call.weight.requires_grad and has_gradients,
+        }
+        needed = {role for role, is_needed in needs.items() if is_needed}
+        for known, roles in ((self.needed, needed), (self.calls, needed & self._wanted)):
+            ops = {op_of(role, is_transposed=self.kind.is_transposed) for role in roles}
+            ops |= {*known.get(problem, ())}  # of a shared module any call may need an op
+            known[problem] = tuple(op for op in ConvOp if op in ops)
+
+
+def _make_parameters(model: nn.Module, sample: CallArguments) -> None:
+    """Have lazy modules make their parameters.
+
+    Raises:
+        SampleError: the model cannot be run on the sample.
+    """
+    try:
+        make_parameters(model, sample)
+    except Exception as error:
+        raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
+
+
+def _run(
+    model: nn.Module, recorders: Mapping[str, _Recorder], functions: _Functions, sample: CallArguments
+) -> None:
+    """Run the model once: with tensors that have shapes only, or if that fails, in earnest."""
+    with _recording(recorders):
+        stand_ins = StandIns()
+        try:
+            _start(recorders)
+            run_without_arithmetic(model, sample, stand_ins=stand_ins)
+            return
+        except Exception:  # noqa: BLE001  # whatever a model cannot do without values, it may do with them
+            functions.forget()
+            _start(recorders)
+        forget(stand_ins.alive)
+        try:
+            run_in_earnest(model, sample)
+        except Exception as error:
+            raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
+
+
+def _start(recorders: Mapping[str, _Recorder]) -> None:
+    turns = iter(range(1 << 62))
+    for recorder in recorders.values():
+        recorder.start(turns)
+
+
+@contextlib.contextmanager
+def _recording(recorders: Mapping[str, _Recorder]) -> Iterator[None]:
+    """Put the recorders in place, and afterwards what was there before."""
+    former = {
+        path: recorder.module.__dict__.get(recorder.kind.method) for path, recorder in recorders.items()
+    }
+    for recorder in recorders.values():
+        recorder.module.__dict__[recorder.kind.method] = recorder
+    try:
+        yield
+    finally:
+        for path, recorder in recorders.items():
+            del recorder.module.__dict__[recorder.kind.method]
+            if former[path] is not None:
+                recorder.module.__dict__[recorder.kind.method] = former[path]

@@ -1,0 +1,201 @@
+"""The mode in which a model runs on tensors without values: what they stand for, and which there were."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mucudnn.examining.writes import WRITES_UNSAID, FormerTensors, is_plain, place_of, tensors_in, written_by
+
+_ATEN = torch.ops.aten
+
+_CONTIGUOUS = frozenset({_ATEN._weight_norm_interface.default})
+"""Functions whose results are contiguous, whatever their stand-ins are."""
+
+_CONTIGUOUS_ON_CPU = frozenset({_ATEN.log_sigmoid_forward.default, _ATEN.rrelu_with_noise.default})
+
+_LIKE_INPUT_ON_CPU = frozenset(
+    {
+        _ATEN.channel_shuffle.default,
+        _ATEN.max_unpool2d.default,
+        _ATEN.reflection_pad3d.default,
+        _ATEN.replication_pad3d.default,
+        _ATEN.roll.default,
+    }
+)
+"""Functions whose results have the memory format of their input, though their stand-ins are contiguous."""
+
+
+_OF_TWO = frozenset({_ATEN.add.Tensor, _ATEN.mul.Tensor, _ATEN.sub.Tensor})
+
+_CONTIGUOUS_AS_INPUT_ON_CPU = _OF_TWO | {
+    _ATEN.elu.default,
+    _ATEN.gelu.default,
+    _ATEN.hardsigmoid.default,
+    _ATEN.hardswish.default,
+    _ATEN.leaky_relu.default,
+    _ATEN.mish.default,
+    _ATEN.native_batch_norm.default,
+    _ATEN.relu.default,
+    _ATEN.sigmoid.default,
+    _ATEN.silu.default,
+    _ATEN.softplus.default,
+    _ATEN.tanh.default,
+}
+"""Functions whose results are contiguous if all inputs are, though their stand-ins keep the strides of images
+of one channel in channels last, which are both: what comes after goes by strides."""
+
+
+_VIEWS = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default})
+
+_MOST_BYTES = 2**26
+"""Of a tensor that is made of numbers alone: larger ones are noise or padding, and kept by nobody."""
+
+
+class StandIns(TorchDispatchMode):
+    """Computes what depends on no stand-in, and gives stand-ins the strides that a computation gives.
+
+    A grid of positions, say, is made of numbers alone. Many a model keeps one for later calls, in the cache
+    of a function or anywhere else, and there it must have its values. So what functions make of numbers and
+    of such tensors has values here as well; what they make of an image or a parameter has none. To tensors
+    from before the pass is written as well: `put_back` ends that, for other threads' writes too.
+
+    Strides decide the layout of a convolution. A weight under weight norm, say, is computed contiguous, but
+    its stand-in keeps the strides of what it is computed from: of a depthwise filter those of channels last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # not in torch's hints
+        self._made: set[int] = set()  # storages that only the pass can know
+        self._stale: set[int] = set()  # storages with values to which something without values was written
+        self._former = FormerTensors()
+        self._watched: list[weakref.ref[Tensor]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function on stand-ins, or on tensors with values if it is given no other."""
+        kwargs = kwargs or {}
+        given = tensors_in((args, kwargs))
+        if func is _ATEN.lift_fresh.default:  # of memory that was used before, maybe
+            self._stale.difference_update(map(place_of, filter(is_plain, given)))
+        if self._is_computed(func, args, kwargs, given):
+            return self._computed(func, args, kwargs, given)
+        written = written_by(func, args, kwargs)
+        self._stale.update(map(place_of, filter(is_plain, written)))
+        result = self._standing_in(func, args, kwargs)
+        self.watch((result, *written))
+        return result
+
+    def _is_computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> bool:
+        """Return whether a function is computed: of numbers and tensors with values, and nothing huge."""
+        if func in WRITES_UNSAID or _draws(args, kwargs) or not all(map(self._has_values, given)):
+            return False
+        if given:
+            return True
+        made = tensors_in(func(*args, **kwargs))  # stand-ins: the mode that makes them is still there
+        return sum(each.numel() * each.element_size() for each in made) <= _MOST_BYTES
+
+    def _computed(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Sequence[Tensor]
+    ) -> Any:
+        written = [*filter(is_plain, written_by(func, args, kwargs))]
+        with unset_fake_temporarily():
+            for each in written:
+                self._remember(each)
+            result = func(*args, **kwargs)
+        made = set(map(place_of, filter(is_plain, tensors_in(result))))
+        if func is not _ATEN.lift_fresh.default:
+            made.difference_update(map(place_of, filter(is_plain, given)))  # a view is nothing new
+        self._made |= made
+        self._stale -= made  # memory is used again
+        self.watch(result)  # to which something without values may be written
+        return result
+
+    def watch(self, values: object) -> None:
+        """Remember the tensors among values, of any structure, as long as somebody holds them."""
+        self._watched.extend(map(weakref.ref, tensors_in(values)))
+
+    def _remember(self, tensor: Tensor) -> None:
+        """Remember what a tensor is that is about to be written to, unless the pass has made it.
+
+        Memory of NumPy's, which does not resize, may be anybody's: what is written there is not kept either.
+        """
+        place = place_of(tensor)
+        is_made = place in self._made
+        if (is_made and tensor.untyped_storage().resizable()) or self._former.know(tensor):
+            return
+        if is_made:
+            self._stale.add(place)
+        self._former.remember(tensor)
+
+    def put_back(self) -> None:
+        """Put back what tensors from before the pass were."""
+        self._former.put_back()
+
+    @staticmethod
+    def _standing_in(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if func in _VIEWS:
+            return _viewed(args[0], result)
+        order = _order_of_result(func, args)
+        if order is None:
+            return result
+        first, *others = result if isinstance(result, tuple) else (result,)
+        first = torch.empty_like(first, memory_format=order)
+        return (first, *others) if isinstance(result, tuple) else first
+
+    def _has_values(self, tensor: Tensor) -> bool:
+        return is_plain(tensor) and not tensor.is_meta and place_of(tensor) not in self._stale
+
+    def has_none(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has no values: it is a stand-in, or was written to by functions of one."""
+        is_stale = is_plain(tensor) and place_of(tensor) in self._stale & self._made
+        return is_stale or isinstance(tensor, FakeTensor)
+
+    def alive(self) -> list[Tensor]:
+        """Return the tensors without values that somebody still holds, but for those from before the pass."""
+        held = (each() for each in self._watched)
+        return [tensor for tensor in held if tensor is not None and self.has_none(tensor)]
+
+
+def _viewed(tensor: Tensor, result: Tensor) -> Tensor:
+    """Return a view with the strides that it has elsewhere; of sizes of one, stand-ins' differ."""
+    with unset_fake_temporarily():
+        pattern = torch.empty_strided(tensor.shape, tensor.stride(), device="meta").view(result.shape)
+    if pattern.stride() == result.stride():
+        return result
+    return tensor.as_strided(result.shape, pattern.stride())
+
+
+def _draws(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a function draws from a generator of the model's own, which would go on."""
+    return any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values()))
+
+
+def _order_of_result(func: object, args: tuple[Any, ...]) -> torch.memory_format | None:
+    """Return the memory format of a function's first result, or None where it is that of the stand-in."""
+    if func in _CONTIGUOUS:
+        return torch.contiguous_format
+    if args and isinstance(args[0], Tensor) and args[0].device.type == "cpu":
+        if func in _CONTIGUOUS_ON_CPU:
+            return torch.contiguous_format
+        if func in _LIKE_INPUT_ON_CPU:
+            return suggest_memory_format(args[0])
+        if func in _CONTIGUOUS_AS_INPUT_ON_CPU and _are_contiguous(args[: 2 if func in _OF_TWO else 1]):
+            return torch.contiguous_format
+    return None
+
+
+def _are_contiguous(inputs: tuple[Any, ...]) -> bool:
+    """Return whether a function's inputs are contiguous and of one shape, which no number is."""
+    return all(
+        isinstance(each, Tensor) and each.shape == inputs[0].shape and each.is_contiguous() for each in inputs
+    )

@@ -1,0 +1,218 @@
+"""Finding every convolution that a model computes, of any kind and however it is called.
+
+One pass of the model, without arithmetic if possible, under a dispatcher that sees each convolution as
+PyTorch hands it to a kernel: functional calls, transposed ones and those of any rank included.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mucudnn.algorithms.base import memory_format
+from mucudnn.convolutions.calls import ConvArguments, layout_of, problem_of
+from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning, warn_user
+from mucudnn.examining.extraction import CallArguments, wanted_ops
+from mucudnn.examining.passes import examined, run_in_earnest, run_without_arithmetic
+from mucudnn.forecast import Occurrence
+from mucudnn.plan import ConvSite
+from mucudnn.problem import ConvOp, ConvProblem, Layout, cudnn_layout, op_of, problems_of
+
+_CONVOLUTION = torch.ops.aten.convolution.default
+
+_VALUE_ERRORS = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+_IN_EARNEST = (
+    "The model looks at values of its tensors, so it is run in earnest on the sample, which may take long; "
+    "on other values it may compute other convolutions."
+)
+_VALUE_WORDS = ("FakeTensor", "not supported for tensor subclasses")
+
+
+def trace(model: nn.Module, sample: object, ops: str | Collection[str] = "auto") -> tuple[Occurrence, ...]:
+    """Return the convolutions that `model` computes on `sample`, in their order; the model is left as it was.
+
+    Layouts are those in which cuDNN would compute: a convolution in channels_last gives a result in
+    channels_last, whatever the device on which the model lies. A module that computes several equal
+    convolutions is one site. What runs under `torch.no_grad` needs no gradients; what runs in a checkpoint
+    does, since the backward pass computes it once more.
+
+    Args:
+        model: in the mode, training or eval, in which it will run.
+        sample: a tensor, a tuple of arguments, a dict of keyword arguments, or both as `CallArguments`.
+            Tensors on the device "meta" stand for tensors of their shapes, and take no memory.
+        ops: "auto", or the ops of a layer that are wanted, of those that the pass needs.
+
+    Raises:
+        SampleError: the model cannot be run on the sample.
+        NothingToTuneError: it can, but computes no convolution that needs the ops.
+        OptionError: `ops` is none of the choices.
+    """
+    recorder = _Recorder(wanted_ops(ops, is_training=model.training))
+    arguments = CallArguments.of(sample)
+    with examined(model):
+        _run(model, arguments, recorder)
+    occurrences = recorder.occurrences()
+    if not occurrences:
+        raise NothingToTuneError("The model must compute a convolution on the sample, but it computes none.")
+    return occurrences
+
+
+def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None:
+    """Run the model without arithmetic, or in earnest if it cannot do without values.
+
+    Only then: for a large sample that may take hours, and would find the same mistake again.
+    """
+    try:
+        with _following(model, recorder.paths):
+            try:
+                run_without_arithmetic(model, sample, under=recorder)
+            except Exception as error:
+                if not _wants_values(error):
+                    raise
+                recorder.found.clear()
+                warn_user(_IN_EARNEST, ValuesWarning)
+                run_in_earnest(model, sample, under=recorder)
+    except Exception as error:
+        raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
+
+
+def _wants_values(error: Exception) -> bool:
+    """Return whether a model has asked for what a tensor without values does not have."""
+    return isinstance(error, _VALUE_ERRORS) or any(word in str(error) for word in _VALUE_WORDS)
+
+
+@contextlib.contextmanager
+def _following(model: nn.Module, paths: list[str]) -> Iterator[None]:
+    """Keep the path of the module that is running at the end of `paths`."""
+    handles = []
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # it takes no hooks; what it computes counts for the module around it
+        handles += [
+            module.register_forward_pre_hook(_entering(paths, path), prepend=True),
+            module.register_forward_hook(_leaving(paths), always_call=True),
+        ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _entering(paths: list[str], path: str) -> Callable[..., None]:
+    return lambda *_: paths.append(path)
+
+
+def _leaving(paths: list[str]) -> Callable[..., None]:
+    def leave(*_: object) -> None:
+        paths.pop()
+
+    return leave
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes every convolution that reaches PyTorch's dispatcher while it is active.
+
+    Autograd lies above: a tensor that arrives here still knows whether it requires a gradient.
+    """
+
+    def __init__(self, wanted: frozenset[ConvOp]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # not in torch's hints
+        self.paths: list[str] = []
+        self.found: dict[tuple[str, ConvProblem, bool], frozenset[ConvOp]] = {}
+        self._wanted = wanted
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        """Compute `func`, and note it if it is a convolution."""
+        if func is _CONVOLUTION:
+            return self._convolution(*args, **(kwargs or {}))
+        if torch.is_inference_mode_enabled():  # where what is composed of others arrives in one piece
+            with self:
+                result = func.decompose(*args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        return func(*args, **(kwargs or {}))
+
+    def occurrences(self) -> tuple[Occurrence, ...]:
+        """Return what was found: first the forward pass of a convolution, then its gradients."""
+        variants: dict[str, int] = {}
+        occurrences: list[Occurrence] = []
+        for (path, problem, is_transposed), needed in self.found.items():
+            variant = variants[path] = variants.get(path, -1) + 1
+            for op in ConvOp:
+                if op in needed:
+                    part = problems_of(problem)[op_of(op, is_transposed=is_transposed)]
+                    occurrences.append(Occurrence(ConvSite(path, part.op, variant), part, is_transposed))
+        return tuple(occurrences)
+
+    def _convolution(
+        self,
+        image: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        is_transposed: bool,
+        output_padding: Sequence[int],
+        groups: int,
+    ) -> Tensor:
+        result: Tensor = _CONVOLUTION(
+            image, weight, bias, stride, padding, dilation, is_transposed, output_padding, groups
+        )
+        layout = cudnn_layout(layout_of(image, weight), str(image.dtype).removeprefix("torch."))
+        arguments = ConvArguments.of(image.dim() - 2, stride, padding, dilation, groups)
+        has_bias = bias is not None and not is_transposed  # dgrad adds none
+        x, y = (result, image) if is_transposed else (image, result)
+        self._note(_problem(x, y, weight, arguments, layout, has_bias), image, weight, is_transposed)
+        return result.contiguous(memory_format=memory_format(layout, result.dim()))
+
+    def _note(self, problem: ConvProblem, image: Tensor, weight: Tensor, is_transposed: bool) -> None:
+        needed = {ConvOp.FPROP}
+        if torch.is_grad_enabled():
+            needed |= {ConvOp.DGRAD} if image.requires_grad else set()
+            needed |= {ConvOp.WGRAD} if weight.requires_grad else set()
+        key = (self.paths[-1] if self.paths else "", problem, is_transposed)
+        self.found[key] = self.found.get(key, frozenset()) | (needed & self._wanted)
+
+
+def _problem(
+    x: Tensor, y: Tensor, weight: Tensor, arguments: ConvArguments, layout: Layout, has_bias: bool
+) -> ConvProblem:
+    """Return the fprop problem with image `x` and output `y`; a transposed convolution is its dgrad.
+
+    The filter is brought into the layout of the others before cuDNN sees it.
+
+    Raises:
+        ProblemError: a transposed convolution with an output padding that makes it no gradient of another.
+    """
+    problem = dataclasses.replace(
+        problem_of(x, weight, has_bias, arguments), layout=layout, filter_layout=layout
+    )
+    if problem.output_shape != tuple(y.shape):
+        raise ProblemError(
+            "The output padding of a transposed convolution must be smaller than its stride, "
+            f"but got an output of size {problem.input_size} from {tuple(y.shape[2:])}."
+        )
+    return problem

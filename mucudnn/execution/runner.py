@@ -1,0 +1,324 @@
+"""Running a division: one micro-batch after another, in one buffer, on slices of the operands.
+
+Nothing is allocated on the way but results, and what PyTorch's own convolution takes by itself.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms import GradientSum
+from mucudnn.algorithms.base import memory_format
+from mucudnn.backends import Backend, PartKernel, PartSumKernel
+from mucudnn.division import Division, running_sum_bytes
+from mucudnn.execution.grouping import Group, Part, Step, groups_of
+from mucudnn.execution.kept import KeptFilter
+from mucudnn.execution.workspace import Workspace, head
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+
+_WORTH_KEEPING = 0.02
+"""Share of a part's time that its filter's transform must take, since to ask whether it stays takes some."""
+
+
+def sum_dtype(problem: ConvProblem) -> torch.dtype:
+    """Return the type in which the weight gradients of parts add up: float32 for 16-bit ones."""
+    own: torch.dtype = getattr(torch, problem.dtype)
+    return torch.float32 if own.itemsize == 2 else own
+
+
+Ready = Callable[[Group], None]
+"""Is told of each group before it runs."""
+
+
+class Runner:
+    """Runs one division of one problem, again and again."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        problem: ConvProblem,
+        division: Division,
+        limit_bytes: int | None = None,
+        capacity_bytes: int = 0,
+    ) -> None:
+        """Work out the slices.
+
+        Args:
+            backend: that runs the parts.
+            problem: of the whole mini-batch.
+            division: its parts; PyTorch's own, and what uses it, take workspace outside of the buffer.
+            limit_bytes: what the buffer and that workspace may take together; None for no such bound.
+            capacity_bytes: what the buffer may grow to at once, since other divisions need it.
+
+        Raises:
+            ValueError: the division is of another batch.
+            BackendError: one of its algorithms does not compute the problem.
+        """
+        if division.batch != problem.batch:
+            raise ValueError(f"The division must be of {problem.batch} samples, but got {division.batch}.")
+        self.problem = problem
+        self._backend = backend
+        sum_bytes = running_sum_bytes(problem, division)
+        groups = groups_of(backend, problem, division, sum_bytes)
+        self._groups = groups
+        self.is_own = division.is_undivided and all(group.is_own for group in groups)
+        buffers = [
+            backend.buffer_bytes(part.step.problem, part.step.algorithm)
+            for group in groups
+            for part in group.parts
+        ]
+        self.buffer_bytes = sum_bytes + max(buffers, default=0)
+        self._slices = _SliceParts(backend, problem, groups)
+        self._sums = _SumParts(backend, problem, groups, sum_bytes)
+        self._by_pages = backend.takes_memory_by_pages
+        self._is_anywhere = backend.alignment_bytes == 1
+        self._limit_bytes = limit_bytes
+        # What other divisions need would be taken at once beside what this one takes elsewhere.
+        is_mixed = limit_bytes is not None and any(group.elsewhere_bytes for group in groups)
+        self._capacity_bytes = 0 if is_mixed else capacity_bytes
+        self._kept = KeptFilter()
+        self._can_keep_filter = (
+            problem.op is not ConvOp.WGRAD
+            and self._by_pages
+            and len(groups) == 1  # each has its filter in the same place
+            and any(part.setup_s > _WORTH_KEEPING * part.time_s for part in division.parts)
+        )
+        self._second_layout = problem.layout if problem.op is ConvOp.WGRAD else problem.filter_layout
+
+    def __call__(
+        self,
+        workspace: Workspace,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        unread: Tensor | None = None,
+        *,
+        keeps_filter: bool = False,
+    ) -> Tensor:
+        """Return y from (x, w), dx from (dy, w), or dw from (x, dy), as the problem's op says.
+
+        A signal handler that computes while its thread does has a buffer of its own, beyond the limit.
+
+        Args:
+            workspace: of this thread's present queue.
+            first: x or dy, of the problem's shape and layout.
+            second: w, or dy for wgrad.
+            bias: of fprop, shape (k,); None for none.
+            unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one.
+            keeps_filter: whether the filter is likely to be that of the last call: then its transform is
+                made once, as long as nobody else writes to the workspace.
+        """
+        with workspace.lock:
+            if workspace.is_taken:
+                return self(Workspace(workspace.device), first, second, bias, unread)
+            workspace.is_taken = True
+            try:
+                if self._by_pages:  # the host, which is always current
+                    return self._run(workspace, first, second, bias, unread, keeps_filter)
+                with self._backend.current():
+                    return self._run(workspace, first, second, bias, unread, keeps_filter)
+            finally:
+                workspace.is_taken = False
+
+    def _run(
+        self,
+        workspace: Workspace,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None,
+        unread: Tensor | None,
+        keeps_filter: bool,
+    ) -> Tensor:
+        """Return the same in a workspace that nobody else writes to."""
+        if self.is_own or not self._by_pages:
+            self._make_room(workspace, self._groups)
+        if self.is_own:
+            return self._backend.own_convolution(self.problem, first, second, bias, unread)
+        if not self._is_anywhere:
+            first = self._backend.operand(first, self.problem.layout)
+            second = self._backend.operand(second, self._second_layout)
+        workspace.reserve(self.buffer_bytes, self._capacity_bytes)
+        is_bound = self._limit_bytes is not None and self._by_pages
+        ready = functools.partial(self._make_ready, workspace) if is_bound else None
+        if self.problem.op is ConvOp.WGRAD:
+            workspace.holder = None
+            return self._sums.run(workspace, first, second, unread, ready)
+        is_prepared, held = False, None
+        if keeps_filter and self._can_keep_filter:
+            is_prepared, held = self._kept.look(workspace, second)
+        workspace.holder = None  # until all has gone well
+        result = self._slices.run(workspace, first, second, bias, unread, ready, is_prepared=is_prepared)
+        workspace.holder = held
+        return result
+
+    def _make_room(self, workspace: Workspace, groups: "Sequence[Group]") -> None:
+        """Let what `groups` take beside the buffer be taken, so that both stay within the limit."""
+        elsewhere_bytes = max(group.elsewhere_bytes for group in groups) if groups else 0
+        if elsewhere_bytes and self._limit_bytes is not None:
+            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend)
+
+    def _make_ready(self, workspace: Workspace, group: "Group") -> None:
+        """Give back what the groups before have touched of the buffer, if this one needs that room.
+
+        Where the buffer would lose the running sum with that, room was made before the first group.
+        """
+        if group.elsewhere_bytes:
+            self._make_room(workspace, [group])
+        else:
+            workspace.reserve(self.buffer_bytes)
+
+
+class _SliceParts:
+    """fprop and dgrad: every part writes its own slice of the result."""
+
+    def __init__(self, backend: Backend, problem: ConvProblem, groups: "list[Group]") -> None:
+        self._backend = backend
+        self._groups = groups
+        self._problem = problem
+        self._shape = problem.output_shape if problem.op is ConvOp.FPROP else problem.input_shape
+        self._order = memory_format(problem.layout, len(self._shape))
+
+    def bind(self, buffer: Tensor) -> "list[list[tuple[PartKernel, Part]]]":
+        """Return the kernels of each group's parts; of none for PyTorch's own."""
+
+        def kernel_of(step: Step) -> PartKernel:
+            return self._backend.slice_kernel(step.problem, step.algorithm, buffer)
+
+        return [group.bound(kernel_of) for group in self._groups]
+
+    def run(
+        self,
+        workspace: Workspace,
+        image: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        unread: Tensor | None,
+        ready: Ready | None,
+        *,
+        is_prepared: bool = False,
+    ) -> Tensor:
+        """Return y, shape (n, k, *size), or dx, shape (n, c, *size), in a new tensor of the problem's layout.
+
+        Where something is not finite PyTorch's own computes all of it, beyond any limit. Parts would take
+        less, but it may compute a single image by another algorithm, which leaves other marks.
+
+        Args:
+            workspace: with the bytes that the kernels need.
+            image: x or dy, of the whole mini-batch.
+            weight: (k, c / groups, *taps).
+            bias: (k,), for fprop only.
+            unread: x for dgrad, whatever it holds.
+            ready: is told of each group before it runs, if there is one.
+            is_prepared: whether the only group has this filter's transform in the workspace.
+
+        Raises:
+            BackendError: a kernel cannot be made or launched.
+        """
+        out = torch.empty(self._shape, dtype=image.dtype, device=image.device, memory_format=self._order)
+        for group, kernels in zip(self._groups, workspace.bound(self), strict=True):
+            if ready is not None:
+                ready(group)
+            if group.is_own:
+                self._by_own(group.parts, image, weight, bias, unread, out)
+                continue
+            if not is_prepared:
+                kernels[0][0].prepare(weight)
+            for kernel, part in kernels:
+                if not kernel.run(image, weight, out, bias, part.here):  # something is not finite
+                    result = self._backend.own_convolution(self._problem, image, weight, bias, unread)
+                    return result.contiguous(memory_format=self._order)
+            kernels[-1][0].finish(out, bias, group.here)
+        return out
+
+    def _by_own(
+        self,
+        parts: "list[Part]",
+        image: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        unread: Tensor | None,
+        out: Tensor,
+    ) -> None:
+        """Write PyTorch's own convolution of `parts` to their slices of `out`."""
+        for step, here in parts:
+            ignored = None if unread is None else unread[here]
+            out[here].copy_(self._backend.own_convolution(step.problem, image[here], weight, bias, ignored))
+
+
+class _SumParts:
+    """wgrad: what the parts compute adds up."""
+
+    def __init__(self, backend: Backend, problem: ConvProblem, groups: "list[Group]", sum_bytes: int) -> None:
+        self._backend = backend
+        self._problem = problem
+        self._groups = groups
+        self._sum_bytes = sum_bytes
+        self._order = memory_format(problem.filter_layout, len(problem.filter_shape))
+
+    def bind(self, buffer: Tensor) -> "tuple[Tensor | None, list[list[tuple[PartSumKernel, Part]]]]":
+        """Return the sum at the start of the buffer, if there is one, and the kernels that work behind it."""
+        behind = buffer[self._sum_bytes :]
+
+        def kernel_of(step: Step) -> PartSumKernel:
+            return self._backend.sum_kernel(step.problem, step.algorithm, behind)
+
+        total = self._running_sum(buffer) if self._sum_bytes else None
+        return total, [group.bound(kernel_of) for group in self._groups]
+
+    def _running_sum(self, buffer: Tensor) -> Tensor:
+        """The sum, laid out as dw, so that adding runs through both in step."""
+        k, c, *taps = self._problem.filter_shape
+        if self._problem.filter_layout is Layout.CONTIGUOUS:
+            return head(buffer, (k, c, *taps), sum_dtype(self._problem))
+        return head(buffer, (k, *taps, c), sum_dtype(self._problem)).movedim(-1, 1)
+
+    def run(
+        self,
+        workspace: Workspace,
+        image: Tensor,
+        gradient: Tensor,
+        unread: Tensor | None,
+        ready: Ready | None,
+    ) -> Tensor:
+        """Return dw, shape (k, c / groups, *taps), in a new tensor of the filter's layout.
+
+        Args:
+            workspace: with the bytes of the running sum and of the kernels behind it.
+            image: x, of the whole mini-batch.
+            gradient: dy, of the whole mini-batch.
+            unread: w, whatever it holds.
+            ready: is told of each group before it runs, if there is one.
+
+        Raises:
+            BackendError: a kernel cannot be made or launched.
+        """
+        shape = self._problem.filter_shape
+        dw = torch.empty(shape, dtype=image.dtype, device=image.device, memory_format=self._order)
+        running, bound = workspace.bound(self)
+        total, scratch = (dw, None) if running is None else (running, dw)
+        for number, (group, kernels) in enumerate(zip(self._groups, bound, strict=True)):
+            into = GradientSum(total, number > 0, scratch)
+            if ready is not None:
+                ready(group)
+            if group.is_own:
+                self._by_own(group.parts, image, gradient, unread, into)
+                continue
+            for place, (kernel, part) in enumerate(kernels):
+                kernel.add(image, gradient, into, place == 0, part.here)
+            if not kernel.finish(into):  # what it added to the sum stays there, so all begins anew
+                so_far = [part for each in self._groups[: number + 1] for part in each.parts]
+                self._by_own(so_far, image, gradient, unread, GradientSum(total, scratch=scratch))
+        return dw if running is None else dw.copy_(running)
+
+    def _by_own(
+        self, parts: "list[Part]", image: Tensor, gradient: Tensor, unread: Tensor | None, into: GradientSum
+    ) -> None:
+        """Write the sum of PyTorch's own dw of `parts` to `into`, or add it."""
+        for step, here in parts:
+            dw = self._backend.own_convolution(step.problem, image[here], gradient[here], None, unread)
+            into.take(dw)
+            del dw  # before the next one is made
+            into = dataclasses.replace(into, accumulate=True)

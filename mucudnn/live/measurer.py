@@ -1,0 +1,383 @@
+"""Measuring on a device that is here: weigh, check against float64, race, and time finished divisions."""
+
+import contextlib
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mucudnn.backends import Backend
+from mucudnn.backends.base import JobFailedError
+from mucudnn.backends.failures import LastTrial, TrialError, is_lack_of_memory
+from mucudnn.backends.own import packed_job
+from mucudnn.choices import Search
+from mucudnn.division import Division, undivided
+from mucudnn.errors import DeviceLostError, UnmeasuredError
+from mucudnn.execution.weighing import division_job
+from mucudnn.live.stand import Stand, TrialRun
+from mucudnn.live.turns import turn, turn_path
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
+from mucudnn.profiling.measurer import (
+    Compared,
+    Divisions,
+    Limits,
+    ModelCall,
+    call_trial,
+    division_trial,
+    fits_as_seen,
+    packed_trial,
+)
+from mucudnn.profiling.outcome import Outcome
+from mucudnn.sizes import format_exactly
+from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
+
+
+class LiveMeasurer:
+    """Measures on the device of a backend.
+
+    Every span that is timed follows an ordinary operation, as a convolution does in a model: on the
+    processor its idle threads take cores for a while, which costs some algorithms more than others.
+
+    Attributes:
+        own: id of PyTorch's own convolution on this backend.
+        measured: trials and divisions that were really run, so far.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        profiling: SamplingRule = PROFILING,
+        confirming: SamplingRule = CONFIRMING,
+        clock: Clock | None = None,
+    ) -> None:
+        """Remember what to measure with; nothing is measured yet.
+
+        Args:
+            backend: that computes.
+            profiling: how candidates are sampled.
+            confirming: how finished divisions are sampled.
+            clock: nanoseconds; None takes the backend's.
+        """
+        self.own = backend.own
+        self.measured = 0
+        self._backend = backend
+        self._profiling = _with_span(profiling, backend.least_span_ns)
+        self._confirming = _with_span(confirming, backend.least_span_ns)
+        self._clock = backend.clock if clock is None else clock
+        self._neighbours = backend.neighbours()
+
+    def environment(self) -> Environment:
+        """Return all that a time measured now depends on."""
+        return self._backend.environment()
+
+    def alone(self, on_wait: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which nobody else measures on this device."""
+        return turn(self._turn_path, on_wait)
+
+    @functools.cached_property
+    def _turn_path(self) -> Path:
+        """Of the device, which no setting changes."""
+        return turn_path(self.environment())
+
+    def complaint(self) -> str | None:
+        """Return what others did on the device while times were measured, if that may have moved them."""
+        return self._neighbours.complaint()
+
+    def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
+        """Return the ids of the backend's algorithms for `problem` in that role, PyTorch's own first."""
+        return self._backend.algorithms(problem, search, whole)
+
+    def declared_bytes(self, trial: Trial) -> int | None:
+        """Return the workspace that `trial` needs; None for what must be weighed, such as PyTorch's own."""
+        if not self._backend.declares(trial.algorithm):
+            return None
+        sum_bytes = 0 if trial.whole else trial.problem.running_sum_bytes
+        return self._backend.buffer_bytes(trial.problem, trial.algorithm) + sum_bytes
+
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Measure on the device, in none of the caller's modes, which would see, time or replace what runs.
+
+        `autotune` divides what it sees, FlopCounterMode counts it, FakeTensorMode only pretends to compute.
+        """
+        with (
+            _disable_current_modes(),
+            self._backend.current(),
+            torch.inference_mode(mode=False),
+            torch._C.DisableTorchFunction(),
+        ):
+            yield
+
+    def measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
+        """Weigh, check and time `trials`, as far as each earns the next step; return their records.
+
+        Raises:
+            UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of an algorithm.
+        """
+        with self._apart():
+            return self._measure(problem, trials, limit_bytes)
+
+    def _measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
+        records = {trial: self._weigh(trial, limit_bytes) for trial in trials}
+        fitting = [trial for trial, record in records.items() if record.refusal is None]
+        if fitting:
+            buffers = [self._backend.buffer_bytes(trial.problem, trial.algorithm) for trial in fitting]
+            stand = self._stand(problem, max(buffers))
+            right: dict[Trial, TrialRun] = {}
+            for trial in fitting:
+                records[trial], run = self._check(records[trial], stand)
+                if run is not None:
+                    right[trial] = run
+            records |= self._time(records, right, stand.ordinary_operation)
+        return list(records.values())
+
+    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
+        """Weigh `divisions`, time those that fit in the same rounds; return both.
+
+        One that breaks, though its parts did not, is refused, and the others are timed without it.
+
+        Raises:
+            DeviceLostError: one of them has broken the device; its key stands for the algorithm.
+            UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of a division.
+        """
+        with self._apart():
+            return self._compare(problem, divisions, limits)
+
+    def _compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
+        self.measured += len(divisions)
+        records = {
+            division_trial(problem, division): self._weigh_division(problem, division, limits)
+            for division in divisions
+        }
+        times, failed = self._timed(problem, divisions, records)
+        records |= failed
+        weights = {
+            trial.algorithm: record.workspace_bytes
+            for trial, record in records.items()
+            if trial.algorithm in times and record.workspace_bytes is not None
+        }
+        refusals = tuple(record for record in records.values() if record.refusal is not None)
+        return Compared(Outcome.of(Comparison(problem, times, weights)), refusals)
+
+    def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Comparison | Record:
+        """Time a convolution as a model calls it, by a base and by other divisions, or tell how these break.
+
+        Raises:
+            UnmeasuredError: the base fails, or memory is lacking.
+            DeviceLostError: the other divisions have broken the device.
+        """
+        self.measured += 1
+        last = LastTrial()
+        trials = [call_trial(call, each) for each in (base, divisions)]
+        with self._apart():
+            stand = self._stand(call.problem, 0)
+            calls = {
+                trial.algorithm: last.remembered(trial, stand.call(call, each))
+                for trial, each in zip(trials, (base, divisions), strict=True)
+            }
+            try:
+                with last.blamed():
+                    times = self._compared(calls, stand)
+            except TrialError as error:
+                is_base = error.trial == trials[0]
+                return self._failed(Record(error.trial), error.failure, is_own=is_base)
+        return Comparison(call.problem, times, {})
+
+    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
+        """Weigh PyTorch's own with its filter packed beforehand, where frozen graphs pack it.
+
+        Raises:
+            UnmeasuredError: it fails, or memory is lacking.
+        """
+        if self._backend.packing(problem) is None:
+            return None
+        trial = packed_trial(problem, self.own)
+        try:
+            with self._apart():
+                needed = self._backend.footprint(packed_job(problem), limit_bytes)
+        except (RuntimeError, JobFailedError) as failure:
+            return self._failed(Record(trial), failure, is_own=True)
+        if needed is None or needed > limit_bytes:
+            return _too_large(trial, needed, limit_bytes)
+        return Record(trial, needed, limit_bytes=limit_bytes)
+
+    def _weigh_division(self, problem: ConvProblem, division: Division, limits: Limits) -> Record:
+        """Return what a whole division takes, or that it takes more than it may, or breaks."""
+        trial, limit_bytes = division_trial(problem, division), limits.of(division)
+        job = division_job(problem, division, self._backend.device)
+        try:
+            weight = self._backend.footprint(job, limit_bytes)
+        except UnmeasuredError:
+            raise
+        except Exception as failure:  # noqa: BLE001  # it is judged there
+            return self._failed(Record(trial), failure)
+        if not fits_as_seen(weight, limit_bytes):
+            return _too_large(trial, weight, limit_bytes, limits.bound_of(division))
+        return Record(trial, weight)
+
+    def _timed(
+        self, problem: ConvProblem, divisions: Sequence[Division], records: Mapping[Trial, Record]
+    ) -> tuple[Mapping[str, Measurement], dict[Trial, Record]]:
+        """Time those finished divisions that are not refused; one that breaks is, and others begin anew."""
+        fitting = [each for each in divisions if records[division_trial(problem, each)].refusal is None]
+        if not fitting:
+            return {}, {}
+        stand, last = self._stand(problem, 0), LastTrial()
+        calls = {
+            trial: last.remembered(trial, stand.division(division))
+            for division in fitting
+            for trial in [division_trial(problem, division)]
+        }
+        failed: dict[Trial, Record] = {}
+        while True:
+            named = {trial.algorithm: call for trial, call in calls.items() if trial not in failed}
+            try:
+                with last.blamed():
+                    return self._compared(named, stand), failed
+            except TrialError as error:
+                failed[error.trial] = self._failed(records[error.trial], error.failure)
+
+    def _compared(self, calls: Mapping[str, Callable[[], None]], stand: Stand) -> Mapping[str, Measurement]:
+        before = stand.ordinary_operation
+        return self._neighbours.undisturbed(
+            lambda: compare_runs(calls, self._confirming, self._clock, before=before)
+        )
+
+    def _stand(self, problem: ConvProblem, buffer_bytes: int) -> Stand:
+        """Return operands and calls of a whole mini-batch.
+
+        Raises:
+            UnmeasuredError: memory is lacking for them.
+        """
+        try:
+            return Stand(self._backend, problem, buffer_bytes, seed=zlib.crc32(problem.key.encode()))
+        except Exception as failure:
+            if not is_lack_of_memory(failure):
+                raise
+            raise UnmeasuredError(f"{problem} could not be measured: {failure}") from failure
+
+    def _weigh(self, trial: Trial, limit_bytes: int) -> Record:
+        declared = self.declared_bytes(trial)
+        if declared is not None and declared > limit_bytes:
+            return _too_large(trial, declared, limit_bytes)
+        try:
+            needed = self._backend.workspace_bytes(trial, limit_bytes)
+        except (RuntimeError, JobFailedError) as failure:  # what is weighed has to run
+            return self._failed(Record(trial), failure)
+        if needed is None or needed > limit_bytes:
+            return _too_large(trial, needed, limit_bytes)
+        return Record(trial, needed, limit_bytes=limit_bytes)
+
+    def _check(self, record: Record, stand: Stand) -> tuple[Record, TrialRun | None]:
+        """Run once against the reference; what is wrong or breaks is refused, and has no run to be timed.
+
+        PyTorch's own is what the model runs anyway: its error is kept, and never a reason to refuse it.
+        """
+        self.measured += 1
+        trial = record.trial
+        try:
+            run = stand.run(trial)
+            error = run.error()
+        except Exception as failure:  # noqa: BLE001  # it is judged there
+            return self._failed(record, failure), None
+        bound = self._backend.error_bound(trial.problem, trial.algorithm)
+        if trial.algorithm != self.own and not error <= bound:
+            reason = f"its relative error is {error:.1e}, the bound is {bound:.0e}"
+            refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
+            return dataclasses.replace(record, error=error, refusal=refusal), None
+        return dataclasses.replace(record, error=error), run
+
+    def _failed(self, record: Record, failure: Exception, *, is_own: bool | None = None) -> Record:
+        """Return the record of a trial whose run has failed, refused for that.
+
+        Args:
+            record: of the trial.
+            failure: what its run has raised.
+            is_own: whether it was PyTorch's own; None asks its name.
+
+        Raises:
+            DeviceLostError: the device works no more.
+            UnmeasuredError: the failure says nothing of the algorithm.
+        """
+        trial = record.trial
+        reason = str(failure) or type(failure).__name__
+        if is_own is None:
+            is_own = trial.algorithm in (self.own, undivided(self.own, trial.problem.batch).key)
+        if not is_own and not is_lack_of_memory(failure) and not self._is_alive():
+            raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
+        if is_own or is_lack_of_memory(failure):
+            raise UnmeasuredError(f"{trial.problem} could not be measured: {failure}") from failure
+        refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
+        return dataclasses.replace(record, times=None, setup=None, refusal=refusal)
+
+    def _is_alive(self) -> bool:
+        """Return whether the device still works: after a fault in its memory, every later call fails too."""
+        try:
+            self._backend.clock()
+        except Exception:  # noqa: BLE001  # whatever it says, it does not work
+            return False
+        return True
+
+    def _time(
+        self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]
+    ) -> dict[Trial, Record]:
+        """Race all runs against one another; whoever breaks is refused, and the race starts anew."""
+        try:
+            return self._raced(records, runs, before)
+        except TrialError as error:
+            failed = {error.trial: self._failed(records[error.trial], error.failure)}
+        left = {trial: run for trial, run in runs.items() if trial not in failed}
+        return self._time(records, left, before) | failed
+
+    def _raced(
+        self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]
+    ) -> dict[Trial, Record]:
+        """Race all runs against one another, and time each algorithm's set-up beside them.
+
+        The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
+        then knows it. PyTorch's own alone has none, which is how a recording tells it from the others.
+        """
+        last = LastTrial()
+        entrants: dict[tuple[str, Trial], Entrant] = {}
+        set_ups: dict[str, Trial] = {}
+        for trial, run in runs.items():
+            workspace = records[trial].workspace_bytes or 0
+            entrants["part", trial] = Entrant(
+                last.remembered(trial, run.part), trial.problem.batch, workspace
+            )
+            if trial.algorithm != self.own:
+                set_ups.setdefault(trial.algorithm, trial)
+        for algorithm, trial in set_ups.items():
+            entrants["setup", trial] = Entrant(
+                last.remembered(trial, runs[trial].setup), ("setup", algorithm), 0
+            )
+        with last.blamed():
+            times = self._neighbours.undisturbed(
+                lambda: race(entrants, self._profiling, self._clock, before=before)
+            )
+        measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
+        return {
+            trial: dataclasses.replace(
+                records[trial],
+                times=times["part", trial],
+                setup=measured_set_ups.get(trial.algorithm),
+                is_deterministic=self._backend.is_deterministic(trial.problem, trial.algorithm),
+            )
+            for trial in runs
+        }
+
+
+def _too_large(trial: Trial, needed: int | None, limit_bytes: int, bound: str = "limit") -> Record:
+    what = "more" if needed is None else format_exactly(needed)
+    reason = f"it needs {what}, the {bound} is {format_exactly(limit_bytes)}"
+    refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, reason)
+    return Record(trial, needed, refusal=refusal, limit_bytes=limit_bytes)
+
+
+def _with_span(rule: SamplingRule, least_span_ns: int) -> SamplingRule:
+    return dataclasses.replace(rule, min_span_ns=max(rule.min_span_ns, least_span_ns))

@@ -1,0 +1,365 @@
+"""A test stand: operands of its own for one problem, and calls on them that run as in a model."""
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms import GradientSum
+from mucudnn.algorithms.base import memory_format
+from mucudnn.algorithms.own import operands, unread_operand
+from mucudnn.backends import Backend
+from mucudnn.backends.cpu.spinning import ordinary_operation
+from mucudnn.division import Division
+from mucudnn.execution.runner import Runner, sum_dtype
+from mucudnn.execution.workspace import Owner, Workspace
+from mucudnn.live.reference import convolve_sample
+from mucudnn.live.rehearsal import Operands, rehearsed
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Trial
+from mucudnn.profiling.measurer import Divisions, ModelCall
+from mucudnn.timing import nothing
+
+_GUARD_BYTES = 4096
+_GUARD = 0xA5
+
+_SAMPLES_AT_ONCE = 16
+
+_POISON = 0xFF
+"""Bytes that make every float NaN."""
+
+
+class TrialRun(Protocol):
+    """The calls of one trial."""
+
+    def part(self) -> None:
+        """Run one micro-batch, on the next slice of the operands."""
+
+    def setup(self) -> None:
+        """Run what is paid once per mini-batch."""
+
+    def error(self) -> float:
+        """Run once and return the 2-norm of the difference to the reference, relative to the reference's.
+
+        Result and workspace are poisoned before, so that who reads what nobody wrote is found out. For wgrad
+        a part is added twice, from nothing and to a sum that is there. Whoever writes beyond the end of its
+        workspace has an infinite error.
+        """
+
+
+class Stand:
+    """Operands of normal random values for one problem, and its reference result in float64.
+
+    Parts of a trial run on one slice of the operands after the other, as in a division, so that their data
+    lie in the cache as little, or as much, as they will.
+    """
+
+    def __init__(self, backend: Backend, problem: ConvProblem, buffer_bytes: int, seed: int = 0) -> None:
+        """Make the operands of a whole mini-batch.
+
+        Args:
+            backend: that computes.
+            problem: of the whole mini-batch.
+            buffer_bytes: of the one workspace in which all trials run.
+            seed: of the operands.
+        """
+        self.backend = backend
+        self.problem = problem
+        generator = torch.Generator(backend.device).manual_seed(seed)
+        self.first, self.second, self.bias = operands(problem, generator, backend.device)
+        self.buffer = GuardedBuffer(buffer_bytes, backend.device)
+        self.out = self._poisoned_result()
+        self.reference = _Reference(weakref.proxy(self))  # no cycle: gigabytes would wait for the collector
+        self._workspace = Workspace(backend.device)
+        self._owners = {op: Owner() for op in ConvOp}  # of workspaces in rehearsed calls
+
+    @cached_property
+    def running_sum(self) -> Tensor:
+        """Where weight gradients of parts add up, one for all trials."""
+        return torch.zeros_like(self.out, dtype=sum_dtype(self.problem))
+
+    @cached_property
+    def unread(self) -> Tensor | None:
+        """What a backward op takes and never reads, which autograd has at hand; None for fprop."""
+        if self.problem.op is ConvOp.FPROP:
+            return None
+        return unread_operand(self.problem, self.backend.device)
+
+    @cached_property
+    def ordinary_operation(self) -> Callable[[], None]:
+        """A call that leaves the processor as an operation before a convolution in a model leaves it.
+
+        PyTorch's threads spin for milliseconds after each operation, before they sleep. Meanwhile they are
+        quick to begin, and take cores from threads that are not theirs: timed after a rest, or after one
+        another, algorithms of several kinds would rank otherwise than in a model. On another device, where
+        they compute nothing, it does nothing.
+        """
+        return ordinary_operation() if self.backend.device.type == "cpu" else nothing
+
+    def run(self, trial: Trial) -> TrialRun:
+        """Return the calls of one trial, in a workspace of exactly the bytes that it declares."""
+        if trial.algorithm == self.backend.own:
+            return _OwnRun(self, trial)
+        if self.problem.op is ConvOp.WGRAD:
+            return _SumRun(self, trial)
+        return _SliceRun(self, trial)
+
+    def division(self, division: Division) -> Callable[[], None]:
+        """Return a call that runs a whole division as it will run, result and all."""
+        runner, unread = Runner(self.backend, self.problem, division), self.unread
+
+        def call() -> None:
+            runner(self._workspace, self.first, self.second, self.bias, unread)
+
+        return call
+
+    def call(self, call: ModelCall, divisions: Divisions) -> Callable[[], None]:
+        """Return a call of this forward pass with its gradients; see `mucudnn.live.rehearsal`."""
+        gradient = self.out.nan_to_num_(1.0)  # ones will do: it was poisoned
+        bias = self.bias
+        if call.problem.op is ConvOp.DGRAD:  # which as a problem has none, and as a module one by default
+            bias = self.first.new_zeros(call.problem.in_channels)
+        operands = Operands(self.first, self.second, bias, gradient)
+        common = self._owners[ConvOp.FPROP]
+        owners = self._owners if call.is_sharing else dict.fromkeys(ConvOp, common)
+        return rehearsed(self.backend, call, divisions, operands, owners)
+
+    def _poisoned_result(self) -> Tensor:
+        problem = self.problem
+        shape, layout = {
+            ConvOp.FPROP: (problem.output_shape, problem.layout),
+            ConvOp.DGRAD: (problem.input_shape, problem.layout),
+            ConvOp.WGRAD: (problem.filter_shape, problem.filter_layout),
+        }[problem.op]
+        out = torch.full(shape, float("nan"), dtype=self.first.dtype, device=self.first.device)
+        return out.contiguous(memory_format=memory_format(layout, len(shape)))
+
+
+class GuardedBuffer:
+    """A workspace with known bytes behind its end, so that whoever writes beyond it is found out."""
+
+    def __init__(self, n_bytes: int, device: torch.device) -> None:
+        self._bytes = torch.zeros(n_bytes + _GUARD_BYTES, dtype=torch.uint8, device=device)
+
+    def first(self, n_bytes: int) -> Tensor:
+        """Return the first `n_bytes`, to work in."""
+        return self._bytes[:n_bytes]
+
+    @contextlib.contextmanager
+    def poisoned(self, n_bytes: int) -> Iterator[None]:
+        """Make the first `n_bytes` no numbers for a while, and write a pattern behind them."""
+        self.first(n_bytes).fill_(_POISON)
+        self._behind(n_bytes).fill_(_GUARD)
+        try:
+            yield
+        finally:
+            self.first(n_bytes).zero_()
+
+    def is_intact(self, n_bytes: int) -> bool:
+        """Return whether the pattern behind the first `n_bytes` is still there."""
+        return bool((self._behind(n_bytes) == _GUARD).all())
+
+    def _behind(self, n_bytes: int) -> Tensor:
+        return self._bytes[n_bytes : n_bytes + _GUARD_BYTES]
+
+
+class _Reference:
+    """The result in float64."""
+
+    def __init__(self, stand: Stand) -> None:
+        self._stand = stand
+        self._sums: dict[tuple[int, int], Tensor] = {}
+
+    def of(self, here: slice) -> Tensor:
+        """Return the reference for the samples `here`."""
+        if self._stand.problem.op is ConvOp.WGRAD:
+            return self._sum(here.start, here.stop)
+        return self._result[here]
+
+    @cached_property
+    def _result(self) -> Tensor:
+        result = torch.empty_like(self._stand.out, dtype=torch.float64)
+        for sample in range(self._stand.problem.batch):
+            result[sample : sample + 1] = self._compute(sample)
+        return result
+
+    def _sum(self, start: int, stop: int) -> Tensor:
+        """Sum of the samples' dw; each stretch from one start between stops asked for is computed once."""
+        if (start, stop) not in self._sums:
+            known = [end for first, end in self._sums if first == start and end < stop]
+            below = max(known, default=start)
+            total = self._sums[start, below].clone() if below > start else self._compute(start)
+            for sample in range(max(below, start + 1), stop):
+                total.add_(self._compute(sample))
+            self._sums[start, stop] = total
+        return self._sums[start, stop]
+
+    def _compute(self, sample: int) -> Tensor:
+        """Return the result of one sample, which takes least memory.
+
+        On a GPU cuDNN computes it; PyTorch's own on the processor gathers more than any limit would hold.
+        """
+        stand, here = self._stand, slice(sample, sample + 1)
+        problem = dataclasses.replace(stand.problem, batch=1, dtype="float64")
+        second = stand.second[here] if problem.op is ConvOp.WGRAD else stand.second
+        bias = None if stand.bias is None else stand.bias.double()
+        compute = convolve_sample if stand.out.device.type == "cpu" else stand.backend.own_convolution
+        return compute(problem, stand.first[here].double(), second.double(), bias)
+
+
+class _OwnRun:
+    """PyTorch's own convolution: of the whole mini-batch as it runs without mucudnn, of a part on slices."""
+
+    def __init__(self, stand: Stand, trial: Trial) -> None:
+        self._stand = stand
+        self._problem = trial.problem
+        self._is_whole = trial.whole
+        self._slices = _rotation(stand.problem.batch, trial.problem.batch)
+
+    def part(self) -> None:
+        """Run the next part: the whole as a new result, a part copied or added to where it belongs."""
+        here = next(self._slices)
+        result = self._compute(here)
+        if self._is_whole:
+            return
+        if self._problem.op is ConvOp.WGRAD:
+            self._stand.running_sum.add_(result)
+        else:
+            self._stand.out[here].copy_(result)
+
+    def setup(self) -> None:
+        """Nothing is paid apart."""
+
+    def error(self) -> float:
+        """Return the error of the first part, relative to float64 in the 2-norm."""
+        here = slice(0, self._problem.batch)
+        return relative_error(self._compute(here), self._stand.reference.of(here))
+
+    def _compute(self, here: slice) -> Tensor:
+        stand, op = self._stand, self._problem.op
+        second = stand.second[here] if op is ConvOp.WGRAD else stand.second
+        unread = stand.unread[here] if op is ConvOp.DGRAD and stand.unread is not None else stand.unread
+        return stand.backend.own_convolution(self._problem, stand.first[here], second, stand.bias, unread)
+
+
+class _SliceRun:
+    """fprop or dgrad of a micro-batch, written into its slice of the result."""
+
+    def __init__(self, stand: Stand, trial: Trial) -> None:
+        self._stand = stand
+        self._size = trial.problem.batch
+        self._n_bytes = stand.backend.buffer_bytes(trial.problem, trial.algorithm)
+        buffer = stand.buffer.first(self._n_bytes)
+        self._kernel = stand.backend.slice_kernel(trial.problem, trial.algorithm, buffer)
+        self._slices = _rotation(stand.problem.batch, self._size)
+
+    def part(self) -> None:
+        """Run the next part into its slice of the result."""
+        here = next(self._slices)
+        stand = self._stand
+        self._kernel.run(stand.first, stand.second, stand.out, stand.bias, here)
+
+    def setup(self) -> None:
+        """Run what precedes the first part of a mini-batch, and what follows the last."""
+        stand = self._stand
+        self._kernel.prepare(stand.second)
+        self._kernel.finish(stand.out, stand.bias, slice(0, stand.problem.batch))
+
+    def error(self) -> float:
+        """Return the error of one part, relative to float64 in the 2-norm; see `TrialRun`."""
+        stand, here = self._stand, _least_aligned(self._stand.problem, self._size)
+        out = stand.out[here].fill_(float("nan"))
+        with stand.buffer.poisoned(self._n_bytes):
+            self._kernel.prepare(stand.second)
+            self._kernel.run(stand.first, stand.second, stand.out, stand.bias, here)
+            self._kernel.finish(stand.out, stand.bias, here)
+        if not stand.buffer.is_intact(self._n_bytes):
+            return math.inf
+        return relative_error(out, stand.reference.of(here))
+
+
+class _SumRun:
+    """wgrad of a micro-batch, added to a running sum."""
+
+    def __init__(self, stand: Stand, trial: Trial) -> None:
+        self._stand = stand
+        self._size = trial.problem.batch
+        self._n_bytes = stand.backend.buffer_bytes(trial.problem, trial.algorithm)
+        buffer = stand.buffer.first(self._n_bytes)
+        self._kernel = stand.backend.sum_kernel(trial.problem, trial.algorithm, buffer)
+        self._slices = _rotation(stand.problem.batch, self._size)
+        self._is_whole = trial.whole
+        self._into = _sum_of(stand, trial)
+
+    def part(self) -> None:
+        """Add the next part to the sum; the whole overwrites it."""
+        here, stand = next(self._slices), self._stand
+        self._kernel.add(stand.first, stand.second, self._into, self._is_whole, here)
+
+    def setup(self) -> None:
+        """Run what follows the last part of a mini-batch."""
+        self._kernel.finish(self._into)
+
+    def error(self) -> float:
+        """Return the larger error of a sum, from nothing and onto another, relative to float64."""
+        stand, into = self._stand, self._into
+        into.total.fill_(float("nan"))
+        with stand.buffer.poisoned(self._n_bytes):
+            if into.total.dtype is not sum_dtype(stand.problem):  # 16 bits, in which nothing is added
+                errors = [self._error_after(into, times=1, multiple=1)]
+            else:
+                onto = dataclasses.replace(into, accumulate=True)
+                errors = [self._error_after(into, 2, 2), self._error_after(onto, 2, 4)]
+        if not stand.buffer.is_intact(self._n_bytes):
+            return math.inf
+        return math.nan if any(math.isnan(error) for error in errors) else max(errors)
+
+    def _error_after(self, into: GradientSum, times: int, multiple: int) -> float:
+        """Add one part so many times; return the error of the total against a multiple of it."""
+        stand, here = self._stand, _least_aligned(self._stand.problem, self._size)
+        for number in range(times):
+            if into.scratch is not None:
+                into.scratch.fill_(float("nan"))
+            self._kernel.add(stand.first, stand.second, into, number == 0, here)
+        self._kernel.finish(into)
+        return relative_error(into.total, multiple * stand.reference.of(here))
+
+
+def _sum_of(stand: Stand, trial: Trial) -> GradientSum:
+    """Where the gradient goes: the whole into the result, parts into a sum of 32 bits at least."""
+    if trial.whole or sum_dtype(stand.problem) is stand.out.dtype:
+        return GradientSum(stand.out)
+    return GradientSum(stand.running_sum, scratch=stand.out)
+
+
+def _rotation(batch: int, size: int) -> "itertools.cycle[slice]":
+    """Yield the slices of `size` samples that fit into the batch, over and over."""
+    return itertools.cycle([slice(i * size, (i + 1) * size) for i in range(batch // size)])
+
+
+def _least_aligned(problem: ConvProblem, size: int) -> slice:
+    """Return a part of `size` samples that starts no better aligned than any may, if there is one."""
+    part = problem.part(size)
+    start = 0
+    if part.alignment_bytes < problem.alignment_bytes and problem.batch >= 2 * size:
+        start = size  # an odd multiple of the size, while 0 is aligned to anything
+    return slice(start, start + size)
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """Return |result - reference| / |reference| in the 2-norm, in float64; not finite if either is not.
+
+    Copies in float64 are made of some samples at a time.
+    """
+    pairs = zip(result.split(_SAMPLES_AT_ONCE), reference.split(_SAMPLES_AT_ONCE), strict=True)
+    distances = [torch.linalg.vector_norm(some.double() - right) for some, right in pairs]
+    size: float = torch.linalg.vector_norm(reference).item()
+    distance: float = torch.linalg.vector_norm(torch.stack(distances)).item() if distances else 0.0
+    return distance / size if size else distance

@@ -1,0 +1,279 @@
+"""Making a model's convolutions run divided, and giving the model back as it was.
+
+A module is patched by one attribute of the instance, which hides the method that computes its convolution:
+`_conv_forward`, which `forward` calls, or `forward` itself of transposed ones. Modules, parameters, hooks and
+the state_dict stay what they are. The patch and the plan are ordinary values, so that copying and pickling a
+model takes them along.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from mucudnn.convolutions.modules import check_is_module, kind_of
+from mucudnn.convolutions.notices import Notice
+from mucudnn.errors import OptionError, PlanError
+from mucudnn.evidence import FrozenEvidence
+from mucudnn.execution.workspace import release_workspaces
+from mucudnn.patching.fitting import Memory, is_own
+from mucudnn.patching.patched import GraphServers, PatchedForward
+from mucudnn.patching.routing import NotingRouter
+from mucudnn.patching.shapes import Learn, TunedShapes, Variant
+from mucudnn.patching.suiting import backend_at_home, check_runnable, suiting_module
+from mucudnn.plan import Assignment, Plan
+from mucudnn.problem import ConvOp, ConvProblem
+
+_PLAN = "_mucudnn_plan"
+_ARMED = "_mucudnn_armed"
+
+_REPLICATE = "_replicate_for_data_parallel"
+"""What `nn.DataParallel` calls of every module."""
+
+_MOST_SHOWN = 200
+"""Characters of what an error shows of a value that is none of the right kind."""
+
+FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+
+def apply(model: nn.Module, plan: Plan) -> nn.Module:
+    """Patch `model` in place so that it runs `plan`, and return it; a former plan is replaced as a whole.
+
+    Raises:
+        PlanMismatchError: the plan was made for another model or in another environment; the model is
+            left as it was.
+        PlanError: the plan contradicts itself.
+        OptionError: either is something else.
+    """
+    return patch(model, plan)
+
+
+def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module:
+    """Do what `apply` does; shapes that the plan does not know are tuned by `learn`, if there is one."""
+    check_is_module(model)
+    if not isinstance(plan, Plan):
+        got = repr(plan)
+        if len(got) > _MOST_SHOWN:  # a plan's text, say
+            got = f"{got[:_MOST_SHOWN]} ..."
+        raise OptionError(f"A plan must be a Plan, but got {got}; Plan.load(path) reads one from a file.")
+    plan.check()
+    backend = backend_at_home(model, plan)
+    modules = dict(model.named_modules())
+    grouped: dict[str, dict[int, dict[ConvOp, Assignment]]] = {}
+    for each in plan.assignments:
+        check_runnable(each, backend)
+        grouped.setdefault(each.site.path, {}).setdefault(each.site.variant, {})[each.site.op] = each
+    notice, servers = Notice(), GraphServers()
+    memory, home = Memory.of(plan, backend.own, is_growing=learn is not None), backend.flags()
+    frozen = {(seen.path, seen.variant): seen for seen in plan.frozen}
+    has_weight_gradients = any(each.site.op is ConvOp.WGRAD for each in plan.assignments)
+    patches = {}
+    for path, variants in grouped.items():
+        module, kind, problems = suiting_module(modules, path, variants)
+        shapes = _variants(path, variants, problems, frozen, memory)
+        tuned = TunedShapes(
+            path, shapes, memory, notice, home, learn, has_weight_gradients=has_weight_gradients
+        )
+        patches[path] = (kind.method, PatchedForward(module, kind, tuned, servers))
+    if learn is None:  # what computes as before in any case costs nothing
+        patches = {path: patches[path] for path, variants in grouped.items() if _changes(variants, memory)}
+    restore(model)
+    for path, (method, patched) in patches.items():
+        modules[path].__dict__[method] = patched
+        if method == "forward":  # which takes the weight from its module: a replica's is another one
+            modules[path].__dict__[_REPLICATE] = _Replicating(modules[path], patched)
+    model.__dict__[_PLAN] = plan
+    return model
+
+
+def arm(model: nn.Module, first_call: FirstCall) -> nn.Module:
+    """Have `first_call` told of the first call of `model`, before it runs; return the model."""
+    restore(model)  # which says so if it is none
+    model.__dict__[_ARMED] = model.register_forward_pre_hook(first_call, with_kwargs=True)
+    return model
+
+
+def is_armed(model: nn.Module) -> bool:
+    """Return whether `model` waits for its first call."""
+    return _ARMED in model.__dict__
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Take all patches off `model`, in place, and return it; nothing is left behind.
+
+    The buffers go back to the system too; another patched model makes its own anew. A model that waits for
+    its first call to be tuned waits no longer.
+
+    Raises:
+        OptionError: it is no module.
+    """
+    check_is_module(model)
+    for module in model.modules():
+        kind = kind_of(module)
+        if kind is not None and isinstance(module.__dict__.get(kind.method), PatchedForward):
+            del module.__dict__[kind.method]
+        if isinstance(module.__dict__.get(_REPLICATE), _Replicating):
+            module.__dict__.pop(_REPLICATE).retire()  # somebody may have wrapped what it was made with
+        module.__dict__.pop(_PLAN, None)
+        hook = module.__dict__.pop(_ARMED, None)
+        if hook is not None:
+            hook.remove()
+    release_workspaces()
+    return model
+
+
+def plan_of(model: nn.Module) -> Plan:
+    """Return the plan that `model` runs, with what was tuned when it was met.
+
+    Raises:
+        PlanError: it runs none.
+        OptionError: it is no module.
+    """
+    check_is_module(model)
+    plan = model.__dict__.get(_PLAN)
+    if is_armed(model):
+        raise PlanError("The model must have been called to be tuned, but it still waits for its first call.")
+    if not isinstance(plan, Plan):
+        raise PlanError(
+            f"The model must have been patched by optimize or apply, but it runs no plan.{_inner(model)}"
+        )
+    learnt = [variant for _, patched in _patches(model).values() for variant in patched.learnt]
+    if not learnt:
+        return plan
+    assignments = (assigned for variant in learnt for assigned in variant.assignments.values())
+    calls = (seen for variant in learnt for seen in variant.calls)
+    untouched = (each for variant in learnt for each in variant.untouched)
+    return dataclasses.replace(
+        plan,
+        assignments=(*plan.assignments, *assignments),
+        calls=(*plan.calls, *calls),
+        untouched=(*plan.untouched, *untouched),
+    )
+
+
+def _inner(model: nn.Module) -> str:
+    """Return a hint, if a part of the model runs a plan, or waits to, such as what a wrapper has wrapped."""
+    for path, module in model.named_modules():
+        if _PLAN in module.__dict__ or is_armed(module):
+            return f" Its part {path!r} was: ask for the plan of that."
+    return ""
+
+
+def patched_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the modules of a model that are patched, by their paths."""
+    return {path: module for path, (module, _) in _patches(model).items()}
+
+
+@contextlib.contextmanager
+def unpatched(model: nn.Module) -> Iterator[None]:
+    """Take all patches off for a while, as if there were none, and put the same ones back; buffers stay."""
+    with contextlib.ExitStack() as stack:
+        for module, patched in _patches(model).values():
+            attributes, method = module.__dict__, patched.method
+            if attributes.get(method) is patched:
+                del attributes[method]
+                stack.callback(attributes.__setitem__, method, patched)
+            else:  # somebody has wrapped it
+                stack.enter_context(patched.resting())
+        yield
+
+
+@contextlib.contextmanager
+def noted(model: nn.Module) -> Iterator[dict[str, NotingRouter]]:
+    """Yield, of each patched module, what knows of its calls during the block, but for those in graphs."""
+    with contextlib.ExitStack() as stack:
+        yield {path: stack.enter_context(patched.noted()) for path, (_, patched) in _patches(model).items()}
+
+
+def _patches(model: nn.Module) -> dict[str, tuple[nn.Module, PatchedForward]]:
+    """Return the modules of a model that are patched, and what computes them, by their paths."""
+    found = {}
+    for path, module in model.named_modules():
+        kind = kind_of(module)
+        patched = None if kind is None else module.__dict__.get(kind.method)
+        if not isinstance(patched, PatchedForward):
+            replicating = module.__dict__.get(_REPLICATE)
+            patched = replicating.patched if isinstance(replicating, _Replicating) else None
+        if patched is not None:
+            found[path] = (module, patched)
+    return found
+
+
+class _Replicating:
+    """Makes replicas of a patched transposed convolution, which run as before: the patch is bound to it.
+
+    Attributes:
+        patched: what the module's `forward` is, before others wrap it.
+    """
+
+    def __init__(self, module: nn.Module, patched: PatchedForward) -> None:
+        self._module = module
+        self.patched = patched
+
+    def retire(self) -> None:
+        """Have the patch compute as before, wherever it is called."""
+        self.patched.retire()
+
+    def __call__(self) -> nn.Module:
+        replica: nn.Module = nn.Module._replicate_for_data_parallel(self._module)
+        for name in ("forward", _REPLICATE):
+            replica.__dict__.pop(name, None)
+        return replica
+
+
+def _changes(variants: Mapping[int, Mapping[ConvOp, Assignment]], memory: Memory) -> bool:
+    """Return whether anything at a module's sites is other than PyTorch's own convolution as it comes."""
+    assigned = (each for assignments in variants.values() for each in assignments.values())
+    return not all(is_own(each.division, memory) for each in assigned)
+
+
+def _variants(
+    path: str,
+    assigned: Mapping[int, Mapping[ConvOp, Assignment]],
+    problems: Mapping[int, ConvProblem],
+    frozen: Mapping[tuple[str, int], FrozenEvidence],
+    memory: Memory,
+) -> tuple[Variant, ...]:
+    """Return what a module was tuned for.
+
+    Args:
+        path: of the module.
+        assigned: what each op of each variant runs.
+        problems: of its forward passes, by the variant.
+        frozen: what is known of frozen graphs, by path and variant.
+        memory: of the plan.
+    """
+    return tuple(
+        Variant(
+            problem,
+            dict(assigned[number]),
+            own_when_frozen=_own_when_frozen(
+                problem, assigned[number].get(problem.op), frozen.get((path, number)), memory
+            ),
+        )
+        for number, problem in problems.items()
+    )
+
+
+def _own_when_frozen(
+    problem: ConvProblem, assigned: Assignment | None, seen: FrozenEvidence | None, memory: Memory
+) -> int:
+    """Return the samples up to which frozen graphs hold PyTorch's own forward pass; 0 if they never do.
+
+    They do in any case where it runs as it comes: with its filter packed it takes less. Else it must fit
+    beside the buffer, since nobody gives memory back before it runs. Fewer samples than were tuned gain more
+    by a packed filter, and nothing says that a division is faster for them too.
+
+    Args:
+        problem: of the forward pass.
+        assigned: what that runs; None if it was not tuned.
+        seen: what is known of such graphs.
+        memory: of the plan.
+    """
+    if assigned is None or is_own(assigned.division, memory):
+        return problem.batch
+    if seen is None or not memory.has_room(assigned.division, seen.workspace_bytes):
+        return 0
+    return problem.batch - (not seen.is_own)

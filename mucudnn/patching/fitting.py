@@ -1,0 +1,220 @@
+"""What a site runs, of the tuned batch and of smaller ones, within the memory of its plan."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+from mucudnn.backends import Backend
+from mucudnn.choices import Mode
+from mucudnn.division import (
+    Division,
+    common_buffer_bytes,
+    has_room,
+    running_sum_bytes,
+    tight_limit,
+)
+from mucudnn.errors import BackendError
+from mucudnn.execution.workspace import Owner
+from mucudnn.functional import DividedConvolution
+from mucudnn.plan import Assignment, Plan
+from mucudnn.problem import ConvOp, ConvProblem, problems_of
+from mucudnn.profile import Candidate, Environment
+from mucudnn.solvers import ReuseTable
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """How a plan's sites take memory.
+
+    Attributes:
+        environment: for which the plan was made.
+        own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
+        is_sharing: whether each site owns a buffer, rather than all one in common.
+        limit_bytes: of the plan.
+        buffer_bytes: what the common buffer may come to.
+        capacity_bytes: what it grows to at once.
+    """
+
+    environment: Environment
+    own: str
+    is_sharing: bool
+    limit_bytes: int
+    buffer_bytes: int
+    capacity_bytes: int
+
+    @classmethod
+    def of(cls, plan: Plan, own: str, *, is_growing: bool) -> "Memory":
+        """Return what `plan` says of memory; where more is tuned later, the buffer may grow to the limit."""
+        known = common_buffer_bytes([(each.problem, each.division) for each in plan.assignments], own)
+        is_sharing = plan.mode is Mode.SHARING
+        return cls(
+            environment=plan.environment,
+            own=own,
+            is_sharing=is_sharing,
+            limit_bytes=plan.limit_bytes,
+            buffer_bytes=plan.limit_bytes if is_growing else known,
+            capacity_bytes=0 if is_sharing else known,
+        )
+
+    def has_room(self, division: Division, n_bytes: int) -> bool:
+        """Return whether a site of that division may take so much beside the buffer."""
+        return has_room(
+            n_bytes, division, self.own, self.limit_bytes, self.buffer_bytes, is_sharing=self.is_sharing
+        )
+
+    def bound(self, division: Division, sum_bytes: int = 0) -> int | None:
+        """Return what buffer and PyTorch's own workspace may take together, or None if they always fit.
+
+        Args:
+            division: that is to run.
+            sum_bytes: of the sum in which its parts add up.
+        """
+        return tight_limit(
+            division,
+            self.own,
+            self.limit_bytes,
+            self.buffer_bytes,
+            is_sharing=self.is_sharing,
+            sum_bytes=sum_bytes,
+        )
+
+
+def is_own(division: Division, memory: Memory) -> bool:
+    """Return whether a division is PyTorch's own convolution, as it would run anyway."""
+    return division.is_only(memory.own) and memory.bound(division) is None
+
+
+def divided(
+    backend: Backend,
+    problem: ConvProblem,
+    assignments: Mapping[ConvOp, Assignment],
+    memory: Memory,
+    owners: Mapping[ConvOp, Owner] | None = None,
+    tell_untuned: Callable[[], None] | None = None,
+) -> DividedConvolution:
+    """Return what computes a forward pass and its gradients as its sites' assignments have it.
+
+    Args:
+        backend: that runs it.
+        problem: of the forward pass, of at most the tuned batch.
+        assignments: what each op runs; the others run PyTorch's own convolution.
+        memory: of the plan.
+        owners: of the workspaces, in sharing mode.
+        tell_untuned: is told when the weight's gradient is computed; None if nobody wants to know.
+
+    Raises:
+        BackendError: the batch cannot be made of sizes that were measured, or its parts are not computed or
+            need more than their site may take.
+    """
+    shares = {
+        op: assigned.division.workspace_bytes if memory.is_sharing else memory.limit_bytes
+        for op, assigned in assignments.items()
+    }
+    common_bytes = None if memory.is_sharing else memory.buffer_bytes
+    divisions = {
+        op: division_for(assigned, problem.batch, backend.own, shares[op], common_bytes)
+        for op, assigned in assignments.items()
+    }
+    problems = problems_of(problem)
+    bounds = {
+        op: memory.bound(division, running_sum_bytes(problems[op], division))
+        for op, division in divisions.items()
+    }
+    limits = {op: bound for op, bound in bounds.items() if bound is not None}
+    result = DividedConvolution(
+        backend, problem, divisions, owners, limits, memory.capacity_bytes, tell_untuned
+    )
+    for op, share_bytes in shares.items():
+        if result.buffer_bytes[op] > share_bytes:
+            raise BackendError(
+                f"{problems[op]} needs {result.buffer_bytes[op]} bytes in parts, and may take {share_bytes}."
+            )
+    return result
+
+
+def division_for(
+    assigned: Assignment, batch: int, own: str, share_bytes: int, common_bytes: int | None = None
+) -> Division:
+    """Return what a site runs for a mini-batch of at most the tuned size, without measuring.
+
+    The tuned size runs its division. A smaller one gets the best division by the same profile, within the
+    workspace of the site's own, or of a single sample where that takes more, or PyTorch's own convolution
+    undivided: where that has won, since it was confirmed and takes less the smaller the batch, and where
+    nothing should be faster, going by its time for more samples. A division that comes without a profile is
+    cut off at its end.
+
+    Args:
+        assigned: the site's division and profile.
+        batch: samples, from 1 to the tuned number.
+        own: id of PyTorch's own convolution.
+        share_bytes: what it may take.
+        common_bytes: what the common buffer may come to: others reckon with no more. None if there is none.
+
+    Raises:
+        BackendError: the profile's sizes do not add up to the batch, and PyTorch's own takes too much.
+    """
+    division = assigned.division
+    if batch == division.batch:
+        return division
+    if division.is_only(own) or not assigned.candidates:
+        return _cut(division, batch)
+    single_bytes = _single_bytes(assigned, own, share_bytes)
+    limit_bytes = max(division.workspace_bytes, single_bytes)
+    held_bytes = limit_bytes if common_bytes is None else min(limit_bytes, common_bytes)
+    fitting = [
+        each
+        for each in assigned.candidates
+        if each.workspace_bytes <= (limit_bytes if each.algorithm == own else held_bytes)
+        and (each.batch == batch or assigned.problem.running_sum_bytes <= held_bytes)
+    ]
+    able = [
+        ReuseTable(fitting, batch, limit_bytes).division(batch),
+        _own_undivided(assigned.candidates, batch, own, share_bytes),
+    ]
+    found = [each for each in able if each is not None]
+    if not found:
+        sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
+        raise BackendError(f"{batch} samples cannot be made of the sizes that were measured and fit: {sizes}")
+    return min(found, key=lambda each: each.time_s)
+
+
+def _single_bytes(assigned: Assignment, own: str, share_bytes: int) -> int:
+    """Return what one sample takes within a site's share: by PyTorch's own, else by what takes least.
+
+    Every smaller batch can be made of single samples; 0 if none was measured, or none fits.
+    """
+    singles = [
+        each for each in assigned.candidates if each.batch == 1 and each.workspace_bytes <= share_bytes
+    ]
+    found = min(singles, key=lambda each: (each.algorithm != own, each.workspace_bytes), default=None)
+    return 0 if found is None else found.workspace_bytes
+
+
+def _own_undivided(
+    candidates: Sequence[Candidate], batch: int, own: str, share_bytes: int
+) -> Division | None:
+    """Return PyTorch's own convolution of so many samples, with the next larger size's time in proportion.
+
+    Fewer samples are taken to need no more workspace, which nothing has weighed, and no less time each: what
+    beats this is faster in earnest.
+    """
+    able = [
+        each
+        for each in candidates
+        if each.algorithm == own and each.batch >= batch and each.workspace_bytes <= share_bytes
+    ]
+    if not able:
+        return None
+    next_larger = min(able, key=lambda each: each.batch)
+    time_s = next_larger.time_s * batch / next_larger.batch
+    return Division((dataclasses.replace(next_larger, batch=batch, time_s=time_s),))
+
+
+def _cut(division: Division, batch: int) -> Division:
+    """Return the first `batch` samples of a division; its last part may become smaller."""
+    parts: list[Candidate] = []
+    left = batch
+    for part in division.parts:
+        if left:
+            parts.append(dataclasses.replace(part, batch=min(part.batch, left)))
+            left -= parts[-1].batch
+    return Division(tuple(parts))

@@ -1,0 +1,154 @@
+"""What a patched module calls in the place of its own method, and who serves graphs that hold its calls."""
+
+import contextlib
+import weakref
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mucudnn.convolutions.calls import is_transformed, overriding_mode, own_call, watcher
+from mucudnn.convolutions.modules import Call, Kind, call_of, padded
+from mucudnn.examining.passes import is_examining
+from mucudnn.patching.compiling import GraphServer, in_graph
+from mucudnn.patching.routing import NotingRouter, Router
+from mucudnn.patching.shapes import TunedShapes, Variant
+
+
+class GraphServers:
+    """Who serve the modules of a model in graphs; copies and pickles of a model have others.
+
+    Modules whose shapes have equal content are served by one, so that equal blocks that are compiled one by
+    one have one graph.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[Hashable, GraphServer] = weakref.WeakValueDictionary()
+
+    def __reduce__(self) -> tuple[type["GraphServers"], tuple[()]]:
+        """Have copies and pickles begin anew."""
+        return GraphServers, ()
+
+    def of(self, shapes: TunedShapes) -> GraphServer:
+        """Return who serves a module as long as one of those that it serves is patched."""
+        content = shapes.content
+        if content is None:
+            return _server(shapes)
+        found = self._known.get(content)
+        if found is None:
+            found = self._known[content] = _server(shapes.for_others())
+        return found
+
+
+def _server(shapes: TunedShapes) -> GraphServer:
+    router = Router((shapes.backend,), None, shapes.tell_device)
+    return GraphServer(router, shapes.convolution, is_own_when_frozen=shapes.is_own_when_frozen)
+
+
+class PatchedForward:
+    """What a patched module has in the place of its method that computes the convolution."""
+
+    is_mucudnn_patch = True
+    _is_retired = False
+
+    def __init__(self, module: nn.Module, kind: Kind, shapes: TunedShapes, servers: GraphServers) -> None:
+        """Bind to one module.
+
+        Args:
+            module: the convolution.
+            kind: its class.
+            shapes: what it was tuned for.
+            servers: of the model.
+        """
+        self._module = module
+        self._kind = kind
+        self._shapes = shapes
+        self._servers = servers
+        self._build()
+
+    def _build(self) -> None:
+        self._router: Router = Router((self._shapes.backend,), self._module, self._shapes.tell_device)
+        self._server = self._servers.of(self._shapes)
+        self._name = self._server.name
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep what was decided; what was built from it is built again."""
+        built = ("_router", "_server", "_name")
+        return {name: value for name, value in self.__dict__.items() if name not in built}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._build()
+
+    @property
+    def learnt(self) -> Sequence[Variant]:
+        """What was tuned since the module was patched."""
+        return self._shapes.learnt
+
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        """A function's global names, for which `torch.jit.script` asks; there is no function.
+
+        Raises:
+            AttributeError: always.
+        """
+        raise AttributeError(
+            "torch.jit.script takes no patched transposed convolution: mucudnn.restore(model) before."
+        )
+
+    @property
+    def method(self) -> str:
+        """Name of the module's method that this stands for."""
+        return self._kind.method
+
+    @contextlib.contextmanager
+    def resting(self) -> Iterator[None]:
+        """Compute as before for a while."""
+        self._is_retired = True
+        try:
+            yield
+        finally:
+            self._is_retired = False
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[NotingRouter]:
+        """Yield what knows of the calls during the block, but for those in graphs."""
+        router = self._router
+        self._router = noting = NotingRouter(router)
+        try:
+            yield noting
+        finally:
+            self._router = router
+
+    def retire(self) -> None:
+        """Compute as before from now on: the model is restored, but somebody may go on calling this."""
+        self._is_retired = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the module's convolution, divided where the shapes were tuned."""
+        call = call_of(self._kind, self._module, args, kwargs)
+        if self._is_retired:
+            result = None
+        elif torch.compiler.is_compiling():
+            result = in_graph(call, self._module, self._name)
+        elif is_transformed(call.image, call.weight, call.bias) or overriding_mode() is not None:
+            result = None
+            self._router.pass_by()
+            self._tell_watcher(call)
+        else:
+            result = self._router.served(call, self._shapes.convolution)
+        if result is not None:
+            return result
+        if not self._kind.is_transposed:
+            return self._kind.own(self._module, *args, **kwargs)
+        # The module's own method would read its weight again, which may be one that is computed.
+        image, arguments = padded(self._module, call)
+        return own_call(image, call.weight, call.bias, arguments)
+
+    def _tell_watcher(self, call: Call) -> None:
+        """Warn if PyTorch's own computes a call only because somebody watches."""
+        found = None if is_examining() else watcher(call.image, call.weight, call.bias)
+        if found is not None:
+            reason, words = found
+            self._shapes.tell(reason, f"is called {words}")

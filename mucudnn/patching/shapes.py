@@ -1,0 +1,249 @@
+"""The shapes that a module was tuned for: which of them serves a call, or why none does."""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from mucudnn.backends import Backend, backend_name
+from mucudnn.convolutions.notices import Notice, Reason
+from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
+from mucudnn.evidence import CallEvidence
+from mucudnn.execution.workspace import Owner
+from mucudnn.functional import DividedConvolution
+from mucudnn.locks import ForkSafeLock
+from mucudnn.patching.fitting import Memory, divided
+from mucudnn.plan import Assignment, Plan
+from mucudnn.problem import ConvOp, ConvProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One shape that a module was tuned for.
+
+    Attributes:
+        problem: of the forward pass, for the whole mini-batch.
+        assignments: what each op runs.
+        calls: what was seen of whole calls, if it was tuned when it was met.
+        untouched: what of it was not tuned then, and why.
+        own_when_frozen: samples up to which graphs that are frozen for inference hold PyTorch's own; 0 if
+            they never do.
+    """
+
+    problem: ConvProblem
+    assignments: Mapping[ConvOp, Assignment]
+    calls: tuple[CallEvidence, ...] = ()
+    untouched: tuple[tuple[str, str], ...] = ()
+    own_when_frozen: int = 0
+
+
+Learn = Callable[[torch.device, str, int, ConvProblem, tuple[ConvOp, ...]], Plan]
+"""Tunes a shape that a module meets; see `mucudnn.tuning.learning`."""
+
+_learning = ForkSafeLock()  # of all modules: two that measure at once would measure each other
+"""Held while a shape that was met is tuned."""
+
+_NOWHERE = object()
+"""Flags that no backend has."""
+
+
+class TunedShapes:
+    """What a module was tuned for; it knows its path, but not the module."""
+
+    def __init__(
+        self,
+        path: str,
+        variants: tuple[Variant, ...],
+        memory: Memory,
+        notice: Notice,
+        home: Hashable,
+        learn: Learn | None = None,
+        *,
+        has_weight_gradients: bool = False,
+    ) -> None:
+        """Remember what was tuned.
+
+        Args:
+            path: of the module, for messages.
+            variants: the shapes that it was tuned for.
+            memory: of the plan.
+            notice: shared by all modules of the model.
+            home: the backend's flags under which the plan's environment is that of this process.
+            learn: tunes shapes that are not known; without it they run PyTorch's own convolution.
+            has_weight_gradients: whether such a gradient was tuned of any module of the model: then one that
+                was not was frozen, and is told of when it is needed after all.
+        """
+        self._path = path
+        self._variants = variants
+        self._planned = len(variants)
+        self._memory = memory
+        self._notice = notice
+        self._home = home
+        self._learn = learn
+        self._has_weight_gradients = has_weight_gradients
+        self._serves_others = False
+        self._owners: dict[tuple[int, ConvOp], Owner] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep what was decided; workspaces are made anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "_owners"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._home = _NOWHERE  # perhaps another machine
+        self._owners = {}
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend that they were tuned for."""
+        return self._memory.environment.backend
+
+    @property
+    def learnt(self) -> Sequence[Variant]:
+        """What was tuned since the module was patched."""
+        return self._variants[self._planned :]
+
+    @property
+    def content(self) -> Hashable | None:
+        """What is equal for modules of a model whose calls the same one may serve; None if no other's.
+
+        A module in sharing mode owns its workspaces, and one that learns has shapes of its own.
+        """
+        if self._memory.is_sharing or self._learn is not None:
+            return None
+        tuned = (
+            (variant.problem, variant.own_when_frozen, each.problem, each.division, each.candidates)
+            for variant in self._variants
+            for each in variant.assignments.values()
+        )
+        return (self._memory, *tuned)
+
+    def tell(self, reason: Reason, how: str) -> None:
+        """Warn that the module "is called ...", or was tuned for something else, unless that was told."""
+        self._notice.give(reason, f"{self._whose} {how}")
+
+    def tell_device(self, device: torch.device) -> None:
+        """Warn if a call came to another kind of device, where no backend serves it."""
+        if device.type != "meta" and backend_name(device) != self.backend:
+            self.tell(Reason.MOVED, f"was tuned for the backend {self.backend!r}, but computes on {device}")
+
+    def for_others(self) -> "TunedShapes":
+        """Return the same for all modules of equal content, of which warnings name this one."""
+        twin = TunedShapes(
+            self._path,
+            self._variants,
+            self._memory,
+            self._notice,
+            self._home,
+            has_weight_gradients=self._has_weight_gradients,
+        )
+        twin._serves_others = True
+        return twin
+
+    @property
+    def _whose(self) -> str:
+        if self._serves_others:
+            return f"A module like {self._path!r}"
+        return f"The module {self._path!r}" if self._path else "The model itself"
+
+    def convolution(self, backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
+        """Return what computes a forward pass, or None for PyTorch's own, with a warning."""
+        differences = self._differences(backend)
+        if differences:
+            why = f"its plan was made in another environment: {'; '.join(differences)}"
+            self.tell(Reason.ELSEWHERE, f"cannot be divided here ({why})")
+            return None
+        served = self._variants_for(problem)
+        try:
+            if not served and self._has_learnt(backend, problem):
+                served = self._variants_for(problem)
+        except UnmeasuredError as error:
+            warn_user(f"{self._whose} stays as it is for {problem}: {error}", UntunedWarning)
+            return None
+        if not served:
+            self.tell(*self._why_unserved(problem))
+            return None
+        _, number = min(served)
+        try:
+            return self._divided(backend, number, self._variants[number], problem)
+        except BackendError as error:
+            self.tell(Reason.PARTS, f"cannot be divided here ({error})")
+            return None
+
+    def is_own_when_frozen(self, problem: ConvProblem) -> bool:
+        """Return whether graphs that are frozen hold PyTorch's own convolution of a problem.
+
+        Shapes that were not tuned are not decided here: they are told of when they come.
+        """
+        served = self._variants_for(problem)
+        return bool(served) and problem.batch <= self._variants[min(served)[1]].own_when_frozen
+
+    def _why_unserved(self, problem: ConvProblem) -> tuple[Reason, str]:
+        """Return why no shape serves a problem, in words too."""
+        batches = [each.problem.batch for each in self._variants if _is_like(each.problem, problem)]
+        if batches:
+            sizes = f"batches of {max(batches)}, but meets one of {problem.batch}"
+            return Reason.LARGER_BATCH, f"was tuned for {sizes}: {problem}"
+        tuned = "; ".join(_with_its_bias(variant.problem) for variant in self._variants)
+        return Reason.OTHER_SHAPE, f"was tuned for {tuned}, but meets {_with_its_bias(problem)}"
+
+    def _variants_for(self, problem: ConvProblem) -> list[tuple[int, int]]:
+        """Return the batches and places of the shapes that serve such a problem."""
+        return [
+            (variant.problem.batch, number)
+            for number, variant in enumerate(self._variants)
+            if _is_like(variant.problem, problem) and problem.batch <= variant.problem.batch
+        ]
+
+    def _has_learnt(self, backend: Backend, problem: ConvProblem) -> bool:
+        """Tune a shape that is not known, if that may be done, and remember it."""
+        if self._learn is None:
+            return False
+        with _learning:  # the shapes of a module are numbered; who waited may find what it wants
+            if not self._variants_for(problem):
+                self._learn_now(self._learn, backend, problem)
+        return True
+
+    def _learn_now(self, learn: Learn, backend: Backend, problem: ConvProblem) -> None:
+        ops = tuple(op for op in ConvOp if any(op in variant.assignments for variant in self._variants))
+        sites = [each.site for variant in self._variants for each in variant.assignments.values()]
+        number = 1 + max(site.variant for site in sites)
+        plan = learn(backend.device, self._path, number, problem, ops)
+        assignments = {assigned.site.op: assigned for assigned in plan.assignments}
+        self._variants = (*self._variants, Variant(problem, assignments, plan.calls, plan.untouched))
+
+    def _differences(self, backend: Backend) -> list[str]:
+        """Return how the plan's environment differs from this process's, if model or flags have changed."""
+        flags = backend.flags()
+        if flags == self._home:
+            return []
+        differences = self._memory.environment.differences(backend.environment())
+        if not differences:
+            self._home = flags
+        return differences
+
+    def _divided(
+        self, backend: Backend, number: int, variant: Variant, problem: ConvProblem
+    ) -> DividedConvolution:
+        owners = {}
+        if self._memory.is_sharing:
+            owners = {op: self._owners.setdefault((number, op), Owner()) for op in variant.assignments}
+        is_unfrozen = self._has_weight_gradients and ConvOp.WGRAD not in variant.assignments
+        tell = self._tell_unfrozen if is_unfrozen else None
+        return divided(backend, problem, variant.assignments, self._memory, owners, tell)
+
+    def _tell_unfrozen(self) -> None:
+        """Warn that the gradient of a weight is needed which needed none when the module was tuned."""
+        how = "was tuned while its weight needed no gradient, and now needs it"
+        self._notice.give(Reason.UNFROZEN, f"{self._whose} {how}", "PyTorch's own convolution computes that")
+
+
+def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
+    """Return whether two problems differ in their batches at most."""
+    return tuned.with_batch(problem.batch) == problem
+
+
+def _with_its_bias(problem: ConvProblem) -> str:
+    """Return a problem in words, with its bias, which may be all in which it differs from another."""
+    return f"{problem} with a bias" if problem.bias else str(problem)

@@ -1,0 +1,161 @@
+"""Whether a plan suits a model: its modules, the algorithms that they need here, and the environment."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from mucudnn.backends import Backend, backend_for, backend_of
+from mucudnn.convolutions.modules import Call, Kind, kind_of, padded, settings_of, undividable
+from mucudnn.errors import BackendError, OptionError, PlanMismatchError
+from mucudnn.plan import Assignment, Plan
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Environment
+
+_AUTOCAST_ITEMSIZE = 2
+"""Bytes of the types that autocast computes in."""
+
+
+def suiting_module(
+    modules: Mapping[str, nn.Module],
+    path: str,
+    variants: Mapping[int, Mapping[ConvOp, Assignment]],
+) -> tuple[nn.Module, Kind, dict[int, ConvProblem]]:
+    """Return a module that a plan divides, its class, and its forward problem for each variant."""
+    module = modules.get(path)
+    if module is None:
+        raise PlanMismatchError(
+            f"The plan is for a model with a module {path!r}, but this one has none.{_wrapped(modules, path)}"
+        )
+    kind = kind_of(module)
+    if kind is None or undividable(module):
+        raise PlanMismatchError(
+            f"The plan divides {path!r}, but here that is a {type(module).__name__} and cannot be divided."
+            f"{_wrapped(modules, path)}"
+        )
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        raise PlanMismatchError(
+            f"The plan divides {path!r}, but here that is a {type(module).__name__} without parameters; call "
+            "the model once, and then apply the plan."
+        )
+    problems = {}
+    for number, assignments in variants.items():
+        for assigned in assignments.values():
+            _check_module(module, kind, path, assigned.problem)
+        problems[number] = _forward_problem(module, kind, assignments)
+    return module, kind, problems
+
+
+def _wrapped(modules: Mapping[str, nn.Module], path: str) -> str:
+    """Return a hint, if a module is at that path of what torch.compile or data parallelism has wrapped."""
+    for part in ("_orig_mod", "module"):
+        if ".".join(filter(None, (part, path))) in modules:
+            return f" Its part {part!r} has it: apply the plan to that."
+    return ""
+
+
+def _forward_problem(module: nn.Module, kind: Kind, assignments: Mapping[ConvOp, Assignment]) -> ConvProblem:
+    """Return the problem of the forward pass to which those of a plan belong.
+
+    Gradients know of no bias. What a subclass does with the one that it has, the plan's forward pass tells.
+    """
+    problem = next(iter(assignments.values())).problem
+    if kind.is_transposed:
+        return dataclasses.replace(problem, op=ConvOp.DGRAD, bias=False)
+    has_bias = module.bias is not None
+    if type(module).forward is not kind.base.forward and ConvOp.FPROP in assignments:
+        has_bias = assignments[ConvOp.FPROP].problem.bias
+    return dataclasses.replace(problem, op=ConvOp.FPROP, bias=has_bias)
+
+
+def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> None:
+    """Compare a problem with what the module says of itself; computed weights are not asked for.
+
+    Where weights are equal, problems of plain and of transposed ones are too, but for the bias of the former.
+    """
+    first, second = module.out_channels, module.in_channels
+    if kind.is_transposed:
+        first, second = second, first
+    weight = torch.empty((first, second // module.groups, *module.kernel_size), device="meta")
+    try:
+        image = torch.empty(problem.input_shape, device="meta")
+    except (RuntimeError, TypeError) as error:
+        raise PlanMismatchError(
+            f"The plan is for {path!r} with an input of {problem.input_shape}, but no tensor is that large."
+        ) from error
+    _, arguments = padded(module, Call(image, weight, None, settings_of(module)))
+    planned = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
+    present = (
+        tuple(weight.shape),
+        arguments.stride,
+        arguments.padding,
+        arguments.dilation,
+        arguments.groups,
+    )
+    if planned != present:
+        raise PlanMismatchError(
+            f"The plan is for {path!r} with (weight, stride, padding, dilation, groups) {planned}, "
+            f"but here it has {present}."
+        )
+    if kind.is_transposed and problem.bias:
+        raise PlanMismatchError(
+            f"The plan is for {path!r} as a convolution that is not transposed, but here it is a "
+            f"{type(module).__name__}."
+        )
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
+    is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and "float32" in dtypes
+    if dtypes and problem.dtype not in dtypes and not is_autocast:
+        raise PlanMismatchError(
+            f"The plan is for {path!r} in {problem.dtype}, but here it is in {', '.join(sorted(dtypes))}."
+        )
+
+
+def check_runnable(assigned: Assignment, backend: Backend) -> None:
+    """Raise unless every part's algorithm computes it here, in the workspace that the plan allots."""
+    for part in assigned.division.parts:
+        problem = assigned.problem.part(part.batch)
+        if not backend.computes(problem, part.algorithm):
+            raise PlanMismatchError(
+                f"The plan runs {part.algorithm} for {assigned.site}, which does not compute {problem} here."
+            )
+        needed = backend.buffer_bytes(problem, part.algorithm)
+        if needed > part.workspace_bytes:
+            raise PlanMismatchError(
+                f"The plan allots {part.workspace_bytes} bytes to {part.algorithm} for {assigned.site}, "
+                f"but here it needs {needed}."
+            )
+
+
+def backend_at_home(model: nn.Module, plan: Plan) -> Backend:
+    """Return the backend where the model lies, if its environment is the plan's.
+
+    Raises:
+        PlanMismatchError: it is another one, or there is none.
+    """
+    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
+    try:
+        if tensor is None:
+            return backend_of(f"{plan.environment.backend}:")
+        backend = backend_for("auto", tensor.device)
+    except (BackendError, OptionError) as error:
+        raise PlanMismatchError(f"The plan cannot be used here: {error}") from error
+    present = backend.environment()
+    differences = plan.environment.differences(present)
+    if differences:
+        told = f"The plan was made in another environment: {'; '.join(differences)}."
+        raise PlanMismatchError(f"{told}{_remedy(plan.environment, present)}")
+    return backend
+
+
+def _remedy(then: Environment, now: Environment) -> str:
+    """Return how the processor gets the threads with which a plan was made, if it has others."""
+    threads = then.policy.get("threads")
+    if then.backend != "cpu" or threads is None or threads == now.policy.get("threads"):
+        return ""
+    return (
+        f" torch.set_num_threads({threads}), or OMP_NUM_THREADS={threads} in the environment, gives it the "
+        "threads that it was made with; for others there must be another plan."
+    )

@@ -1,0 +1,257 @@
+"""Who measures: what a profiler asks of a device that is here, or of the recording of one that is not."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from mucudnn.choices import Search
+from mucudnn.division import Division, common_buffer_bytes, running_sum_bytes, tight_limit, undivided
+from mucudnn.problem import ConvOp, ConvProblem, problems_of
+from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
+from mucudnn.profiling.outcome import Outcome
+
+_WEIGHING_NOISE_BYTES = 32 * 2**10
+"""How much more than it takes a finished division may be seen to take: eight pages of small objects, as the
+heap grows by pages (five seen, in a process that had weighed much before)."""
+
+
+class Limits(NamedTuple):
+    """What finished divisions may be seen to take.
+
+    Attributes:
+        limit_bytes: the limit, inclusive.
+        rooms: less than that for some divisions, by their keys.
+    """
+
+    limit_bytes: int
+    rooms: Mapping[str, int] = MappingProxyType({})
+
+    def of(self, division: Division) -> int:
+        """Return the bytes that `division` may be seen to take."""
+        return min(self.limit_bytes, self.rooms.get(division.key, self.limit_bytes))
+
+    def bound_of(self, division: Division) -> str:
+        """Return what it is that bounds `division`, in words."""
+        return "limit" if self.of(division) == self.limit_bytes else "room in the limit of all sites"
+
+
+Divisions = Mapping[ConvOp, Division]
+"""What each op of a convolution runs."""
+
+
+class ModelCall(NamedTuple):
+    """A convolution as a model calls it.
+
+    Attributes:
+        problem: of the forward pass: fprop, or dgrad of a transposed convolution.
+        own: id of PyTorch's own convolution.
+        is_sharing: whether each op owns a workspace, rather than all one in common.
+        limit_bytes: for the workspace, inclusive.
+        is_frozen: whether it is called by a graph that torch.compile has frozen for inference, which holds
+            the filters of PyTorch's own convolution packed.
+        look: which of the looks at it this is, from 1; each is timed for itself.
+        taken_bytes: what PyTorch's own of other layers takes before each call, for which the common buffer
+            gives its end back to the system.
+    """
+
+    problem: ConvProblem
+    own: str
+    is_sharing: bool
+    limit_bytes: int
+    is_frozen: bool = False
+    look: int = 1
+    taken_bytes: int = 0
+
+    def lost_bytes(self, divisions: Divisions) -> int:
+        """Return what the buffer has given back before each call, and the call takes anew, page by page."""
+        if self.is_sharing or not self.taken_bytes:
+            return 0
+        return max(self._common_bytes(divisions) - max(self.limit_bytes - self.taken_bytes, 0), 0)
+
+    def _common_bytes(self, divisions: Divisions) -> int:
+        problems = problems_of(self.problem)
+        return common_buffer_bytes([(problems[op], each) for op, each in divisions.items()], self.own)
+
+    def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
+        """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
+        problems, common = problems_of(self.problem), self._common_bytes(divisions)
+        bounds = {
+            op: tight_limit(
+                division,
+                self.own,
+                self.limit_bytes,
+                common,
+                is_sharing=self.is_sharing,
+                sum_bytes=running_sum_bytes(problems[op], division),
+            )
+            for op, division in divisions.items()
+        }
+        return {op: bound for op, bound in bounds.items() if bound is not None}
+
+
+class Compared(NamedTuple):
+    """What came of a comparison.
+
+    Attributes:
+        outcome: of the divisions that fit.
+        refusals: a record, as `division_trial` names it, of each division that is too large, or breaks.
+    """
+
+    outcome: Outcome
+    refusals: tuple[Record, ...]
+
+
+class Measurer(Protocol):
+    """Answers what a trial or a finished division takes; every implementation keeps these rules.
+
+    * It answers for one environment, whether or not that is this machine's.
+    * Nothing whose workspace is above the limit is run.
+    * Every trial asked for has one record in the answer. Whoever cannot answer raises: nothing is guessed,
+      but for the time of a whole division, and then the outcome says that it is predicted.
+    * A candidate in an answer may need more than the limit, where that was measured under a larger one.
+    """
+
+    @property
+    def own(self) -> str:
+        """Id of PyTorch's own convolution."""
+
+    @property
+    def measured(self) -> int:
+        """Trials and divisions that were really run, so far."""
+
+    def environment(self) -> Environment:
+        """Return all that the times depend on."""
+
+    def alone(self, on_wait: Callable[[], None]) -> AbstractContextManager[None]:
+        """Return a context in which nobody else measures on this device, as far as that can be had.
+
+        Args:
+            on_wait: called before waiting for whoever does, and again while that lasts.
+        """
+
+    def complaint(self) -> str | None:
+        """Return what others did while it measured, in a sentence, if that may have moved the times."""
+
+    def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
+        """Return the ids of the algorithms to try, PyTorch's own first.
+
+        Args:
+            problem: of the micro-batch.
+            search: how many of them.
+            whole: whether the micro-batch is the whole mini-batch.
+
+        Raises:
+            BackendError: nothing is known of the problem in this role, or can be.
+        """
+
+    def declared_bytes(self, trial: Trial) -> int | None:
+        """Return the bytes that `trial` needs, as far as that is known without running anything."""
+
+    def measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
+        """Return what is known of `trials`, which are all of mini-batches of `problem`, in their order.
+
+        Raises:
+            BackendError: a trial cannot be measured here and now.
+        """
+
+    def compare_calls(
+        self, call: ModelCall, base: Divisions, divisions: Divisions
+    ) -> Comparison | Record | None:
+        """Return how a convolution does as a model calls it: by the base, and by other divisions.
+
+        Their names in the comparison are those of `call_key`. A record says that the other divisions break.
+        None where nothing was measured, and nothing can be.
+
+        Raises:
+            UnmeasuredError: the base fails, or memory is lacking.
+            DeviceLostError: the other divisions have broken the device.
+        """
+
+    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
+        """Return what PyTorch's own takes in a graph that torch.compile has frozen, beside its packed filter.
+
+        Its trial is `packed_trial`. None where such graphs pack none, or nothing was measured and can be.
+
+        Args:
+            problem: of a forward pass: fprop, or dgrad of a transposed convolution.
+            limit_bytes: above which it is not run.
+        """
+
+    def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
+        """Return how finished `divisions` of `problem` do against one another, the base first.
+
+        Each is held to its limit.
+
+        Raises:
+            BackendError: a division cannot be measured here and now.
+        """
+
+
+def call_key(call: ModelCall, divisions: Divisions) -> str:
+    """Return the name of a call in a comparison, and in a refusal, with all that decides its time.
+
+    That is how its ops take memory too: a filter stays transformed in a workspace that its op owns, and under
+    a tight limit memory goes back and forth, also for other layers. And in a frozen graph PyTorch's own is
+    another one. Later looks have names of their own.
+    """
+    names = [f"{op}={divisions[op].key}" for op in ConvOp if op in divisions]
+    limits = [f"{op}<={n_bytes}" for op, n_bytes in call.limits(divisions).items()]
+    lost_bytes = call.lost_bytes(divisions)
+    signs = {
+        "sharing": call.is_sharing,
+        "frozen": call.is_frozen,
+        f"lost={lost_bytes}": lost_bytes > 0,
+        f"look{call.look}": call.look > 1,
+    }
+    return " ".join([*names, *(sign for sign, holds in signs.items() if holds), *limits])
+
+
+def call_trial(call: ModelCall, divisions: Divisions) -> Trial:
+    """Return the trial as which a call whose divisions break together is kept."""
+    return Trial(call.problem, call_key(call, divisions), whole=True)
+
+
+def division_trial(problem: ConvProblem, division: Division) -> Trial:
+    """Return the trial as which a finished division that is too large, or breaks, is kept."""
+    return Trial(problem, division.key, whole=True)
+
+
+def packed_trial(problem: ConvProblem, own: str) -> Trial:
+    """Return the trial as which it is kept what PyTorch's own takes with its filter packed beforehand."""
+    return Trial(problem, f"{undivided(own, problem.batch).key} packed", whole=True)
+
+
+def is_composed(trial: Trial) -> bool:
+    """Return whether a trial stands for a finished division, or a call of several, not for an algorithm."""
+    return "@" in trial.algorithm
+
+
+def is_settled(record: Record | None, limit_bytes: int) -> bool:
+    """Return whether a record answers under the limit: a refusal for size does up to its own limit."""
+    if record is None:
+        return False
+    if record.refusal is None or record.is_broken:
+        return True
+    return record.limit_bytes is not None and record.limit_bytes >= limit_bytes
+
+
+def judged(record: Record, own: str, max_error: float | None) -> Record:
+    """Return the record, or one that is refused if its error is larger than the user wants.
+
+    Args:
+        record: of any trial.
+        own: id of PyTorch's own convolution, whose error is what there is.
+        max_error: that is wanted; None for no bound beside the backend's.
+    """
+    trial, error = record.trial, record.error
+    if max_error is None or error is None or error <= max_error or trial.algorithm == own:
+        return record
+    reason = f"its error is {error:.1e}, and {max_error:.1e} are allowed"
+    refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
+    return Record(trial, record.workspace_bytes, refusal=refusal)
+
+
+def fits_as_seen(seen_bytes: int | None, limit_bytes: int) -> bool:
+    """Return whether what a finished division was seen to take is within the limit; None is not."""
+    return seen_bytes is not None and seen_bytes <= limit_bytes + _WEIGHING_NOISE_BYTES

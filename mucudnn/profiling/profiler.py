@@ -1,0 +1,362 @@
+"""Knowing what is asked for: the store is asked first, and whoever measures only for what it lacks."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+from mucudnn.choices import Policy, Search
+from mucudnn.division import Division
+from mucudnn.errors import DeviceLostError, UnmeasuredError
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
+from mucudnn.profiling.measurer import (
+    Divisions,
+    Limits,
+    Measurer,
+    ModelCall,
+    call_key,
+    call_trial,
+    division_trial,
+    fits_as_seen,
+    is_settled,
+    judged,
+    packed_trial,
+)
+from mucudnn.profiling.outcome import Outcome
+from mucudnn.store import Store
+from mucudnn.timing import nothing
+
+
+class Profiler:
+    """Has one measurer measure under one limit, and keeps what it measures in a store.
+
+    Attributes:
+        environment: in which it measures.
+        limit_bytes: the limit, inclusive.
+        policy: which micro-batch sizes are tried.
+        search: which algorithms are tried.
+        max_error: of candidates but PyTorch's own; None for no bound beside the backend's.
+        own: id of PyTorch's own convolution.
+        on_wait: called when it has to wait for somebody else who measures on the same device.
+    """
+
+    def __init__(
+        self,
+        measurer: Measurer,
+        store: Store,
+        limit_bytes: int,
+        policy: Policy,
+        search: Search = Search.HEURISTIC,
+        max_error: float | None = None,
+    ) -> None:
+        """Remember whom to ask; nothing is measured yet."""
+        self.environment: Environment = measurer.environment()
+        self.limit_bytes = limit_bytes
+        self.policy = policy
+        self.search = search
+        self.max_error = max_error
+        self.own = measurer.own
+        self.on_wait: Callable[[], None] = nothing
+        self._measurer = measurer
+        self._store = store
+        self._errors: dict[ConvProblem, dict[tuple[str, int], float]] = {}
+
+    @property
+    def measured(self) -> int:
+        """Trials and divisions that were really run, so far."""
+        return self._measurer.measured
+
+    def complaint(self) -> str | None:
+        """Return what others did while times were measured, if that may have moved them."""
+        return self._measurer.complaint()
+
+    def forget(self, problems: Iterable[ConvProblem]) -> None:
+        """Have the store forget what it knows here of mini-batches of `problems` and of their parts."""
+        parts = {problem.part(size) for problem in problems for size in self.policy.sizes(problem.batch)}
+        self._store.forget(self.environment, parts)
+
+    def profile(self, problem: ConvProblem) -> Profile:
+        """Return the candidates of `problem` within the limit, at all sizes of the policy.
+
+        Raises:
+            BackendError: a candidate cannot be measured.
+        """
+        trials = self._trials(problem)
+        known = self._store.records(self.environment, trials)
+        if self._missing(trials, known):
+            known = self._measured(problem, trials)
+        records = [judged(known[trial], self.own, self.max_error) for trial in trials]
+        self._errors[problem] = {
+            (trial.algorithm, trial.problem.batch): error
+            for trial in trials
+            if (error := known[trial].error) is not None
+        }
+        return _profile(problem, self.environment, records, self.limit_bytes)
+
+    def _missing(self, trials: Sequence[Trial], known: Mapping[Trial, Record]) -> list[Trial]:
+        return [trial for trial in trials if not is_settled(known.get(trial), self.limit_bytes)]
+
+    def _measured(self, problem: ConvProblem, trials: Sequence[Trial]) -> dict[Trial, Record]:
+        """Return the records of all trials, measured as far as nobody else has while this one waited."""
+        with self._alone():
+            known = self._store.records(self.environment, trials)
+            fresh = self._measure(problem, self._missing(trials, known))
+            self._store.add_records(self.environment, fresh)
+            # What is kept is what others may have written first, so that all plan from the same. What was
+            # known stays known, should the store have lost it since: one that measures anew forgets, too.
+            seen = known | {record.trial: record for record in fresh}
+            return seen | self._store.records(self.environment, trials)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        return self._measurer.alone(self.on_wait)
+
+    def _measure(self, problem: ConvProblem, missing: Sequence[Trial]) -> list[Record]:
+        """Have `missing` measured; what has broken the device is kept as refused, at every size."""
+        try:
+            return self._measurer.measure(problem, missing, self.limit_bytes)
+        except DeviceLostError as lost:
+            broken = [_broken(trial, lost) for trial in missing if trial.algorithm == lost.algorithm]
+            self._store.add_records(self.environment, broken)
+            raise
+
+    def known_workspaces(self, problem: ConvProblem) -> list[Candidate]:
+        """Return every algorithm at every size with the workspace that it needs, as far as known, untimed.
+
+        It is what tells the least limit that would do when none fits. What was refused for another reason
+        than its size is left out.
+        """
+        trials = self._trials(problem)
+        known = self._store.records(self.environment, trials)
+        records = [
+            judged(
+                known.get(trial) or Record(trial, self._measurer.declared_bytes(trial)),
+                self.own,
+                self.max_error,
+            )
+            for trial in trials
+        ]
+        return [
+            Candidate(record.trial.algorithm, record.trial.problem.batch, 0.0, record.workspace_bytes)
+            for record in records
+            if record.workspace_bytes is not None and not record.is_broken
+        ]
+
+    def compare(
+        self, problem: ConvProblem, divisions: Sequence[Division], rooms: Mapping[str, int] | None = None
+    ) -> Outcome:
+        """Return how finished `divisions` do against one another, the base first, run as they will run.
+
+        A division that was seen to take more than it may has no times in the answer; what it was seen to
+        take stands there if that is known.
+
+        Args:
+            problem: of the mini-batch.
+            divisions: of it.
+            rooms: bytes that some may be seen to take, by their keys; the others have the whole limit.
+
+        Raises:
+            BackendError: a division cannot be measured.
+        """
+        limits = Limits(self.limit_bytes, rooms or {})
+        whole = self._undisputed(problem, divisions, limits)
+        if whole is not None:
+            return Outcome.of(whole)
+        refused, fitting, outcome = self._known_outcome(problem, divisions, limits)
+        if outcome is None:
+            with self._alone():
+                refused, fitting, outcome = self._known_outcome(problem, divisions, limits)
+                if outcome is None:
+                    outcome, too_large = self._compare(problem, fitting, limits)
+                    refused |= too_large
+        seen = {key: n_bytes for key, n_bytes in refused.items() if n_bytes is not None}
+        workspaces = {**seen, **outcome.workspaces}
+        unfit = [each.key for each in fitting if not fits_as_seen(workspaces.get(each.key), limits.of(each))]
+        return Outcome(outcome.estimates, workspaces, outcome.comparison).without(unfit)
+
+    def _undisputed(
+        self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
+    ) -> Comparison | None:
+        """Return the rounds of these divisions, if all fitted and none broke, then or since.
+
+        What was refused since for its size was so in less room, or by the noise of weighing.
+        """
+        whole = self._comparison(problem, divisions)
+        if whole is None or not all(
+            fits_as_seen(whole.workspaces.get(each.key), limits.of(each)) for each in divisions
+        ):
+            return None
+        trials = [division_trial(problem, each) for each in divisions]
+        known = self._store.records(self.environment, trials)
+        return None if any(record.is_broken for record in known.values()) else whole
+
+    def _known_outcome(
+        self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
+    ) -> tuple[dict[str, int | None], list[Division], Outcome | None]:
+        """Return what those take that are known to be refused, the others, and what is known of these."""
+        refused = self._refused(problem, divisions, limits)
+        fitting = [division for division in divisions if division.key not in refused]
+        known = self._comparison(problem, fitting) if fitting else Comparison(problem, {}, {})
+        return refused, fitting, None if known is None else Outcome.of(known)
+
+    def compare_calls(
+        self, call: ModelCall, base: Divisions, divisions: Divisions
+    ) -> Comparison | Record | None:
+        """Return how a convolution does as a model calls it: by the base, and by other divisions.
+
+        Their names in the comparison are those of `call_key`. A record says that the other divisions break.
+        None where that was not measured, and cannot be: the base fails, or memory is lacking.
+
+        Raises:
+            DeviceLostError: the divisions have broken the device.
+        """
+        known = self._known_calls(call, base, divisions)
+        if known is None:
+            with self._alone():
+                known = self._compare_calls(call, base, divisions)
+        return known
+
+    def packed_bytes(self, problem: ConvProblem) -> int | None:
+        """Return what PyTorch's own takes in a graph that torch.compile has frozen, beside its packed filter.
+
+        None where such graphs pack none, it does not fit the limit, or it was not weighed and cannot be.
+        """
+        known = self._known_packed(problem)
+        if not is_settled(known, self.limit_bytes):
+            with self._alone():
+                known = self._weigh_packed(problem)
+        if known is None or known.refusal is not None or known.workspace_bytes is None:
+            return None
+        return known.workspace_bytes if known.workspace_bytes <= self.limit_bytes else None
+
+    def _known_packed(self, problem: ConvProblem) -> Record | None:
+        trial = packed_trial(problem, self.own)
+        return self._store.records(self.environment, [trial]).get(trial)
+
+    def _weigh_packed(self, problem: ConvProblem) -> Record | None:
+        """Have it weighed unless somebody else has, keep what was seen, and return it."""
+        known = self._known_packed(problem)
+        if is_settled(known, self.limit_bytes):
+            return known
+        try:
+            seen = self._measurer.weigh_packed(problem, self.limit_bytes)
+        except UnmeasuredError:
+            return None
+        if seen is None:
+            return None
+        self._store.add_records(self.environment, [seen])
+        return self._known_packed(problem) or seen
+
+    def _known_calls(
+        self, call: ModelCall, base: Divisions, divisions: Divisions
+    ) -> Comparison | Record | None:
+        trial, keys = call_trial(call, divisions), (call_key(call, base), call_key(call, divisions))
+        broken = self._store.records(self.environment, [trial]).get(trial)
+        return broken or self._store.comparison(self.environment, call.problem, keys)
+
+    def _compare_calls(
+        self, call: ModelCall, base: Divisions, divisions: Divisions
+    ) -> Comparison | Record | None:
+        """Have such calls compared unless somebody else has, keep what was seen, and return it."""
+        known = self._known_calls(call, base, divisions)
+        if known is not None:
+            return known
+        try:
+            seen = self._measurer.compare_calls(call, base, divisions)
+        except UnmeasuredError:
+            return None
+        except DeviceLostError as lost:
+            self._store.add_records(self.environment, [_broken(call_trial(call, divisions), lost)])
+            raise
+        if isinstance(seen, Record):
+            self._store.add_records(self.environment, [seen])
+        elif seen is not None:
+            self._store.add_comparison(self.environment, seen)
+            seen = self._store.comparison(self.environment, call.problem, list(seen.times)) or seen
+        return seen
+
+    def errors(self, problem: ConvProblem) -> dict[tuple[str, int], float]:
+        """Return the measured errors of the candidates of `problem`, by algorithm and size.
+
+        They are of the records that its last profile was made of, whatever has become of the store since.
+
+        Raises:
+            KeyError: this profiler has made none.
+        """
+        return self._errors[problem]
+
+    def _comparison(self, problem: ConvProblem, divisions: Sequence[Division]) -> Comparison | None:
+        return self._store.comparison(self.environment, problem, [each.key for each in divisions])
+
+    def _trials(self, problem: ConvProblem) -> list[Trial]:
+        return [
+            Trial(problem.part(size), algorithm, whole=size == problem.batch)
+            for size in self.policy.sizes(problem.batch)
+            for algorithm in self._measurer.algorithms(
+                problem.part(size), self.search, whole=size == problem.batch
+            )
+        ]
+
+    def _refused(
+        self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
+    ) -> dict[str, int | None]:
+        """Return, by key, what those divisions take that are known to take too much, or to break."""
+        trials = {division_trial(problem, division): limits.of(division) for division in divisions}
+        known = self._store.records(self.environment, trials)
+        return {
+            trial.algorithm: record.workspace_bytes
+            for trial, record in known.items()
+            if record.refusal is not None and is_settled(record, trials[trial])
+        }
+
+    def _compare(
+        self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
+    ) -> tuple[Outcome, dict[str, int | None]]:
+        """Have `divisions` compared, and keep what was seen; return it, and what the too large ones take."""
+        try:
+            outcome, refusals = self._measurer.compare(problem, divisions, limits)
+        except DeviceLostError as lost:
+            trials = (division_trial(problem, division) for division in divisions)
+            broken = [_broken(trial, lost) for trial in trials if trial.algorithm == lost.algorithm]
+            self._store.add_records(self.environment, broken)
+            raise
+        self._store.add_records(self.environment, refusals)
+        if outcome.comparison is not None and outcome.comparison.times:
+            self._store.add_comparison(self.environment, outcome.comparison)
+            kept = self._store.comparison(self.environment, problem, outcome.comparison.times)
+            outcome = outcome if kept is None else Outcome.of(kept)
+        return outcome, {record.trial.algorithm: record.workspace_bytes for record in refusals}
+
+
+def _broken(trial: Trial, lost: DeviceLostError) -> Record:
+    reason = f"with {lost.batch} samples it broke the device: {lost.reason}"
+    refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
+    return Record(trial, refusal=refusal)
+
+
+def _profile(
+    problem: ConvProblem, environment: Environment, records: Sequence[Record], limit_bytes: int
+) -> Profile:
+    """Join the records of one problem's trials: medians as times, one set-up time for each algorithm."""
+    fitting = [
+        record
+        for record in records
+        if record.workspace_bytes is not None and record.workspace_bytes <= limit_bytes
+    ]
+    set_ups: dict[str, list[float]] = {}
+    for record in fitting:  # what was measured under a larger limit changes nothing here
+        if record.setup is not None:
+            set_ups.setdefault(record.trial.algorithm, []).append(record.setup.estimate.median)
+    candidates = [
+        Candidate(
+            record.trial.algorithm,
+            record.trial.problem.batch,
+            record.times.estimate.median,
+            record.workspace_bytes,
+            statistics.median(set_ups.get(record.trial.algorithm, [0.0])),
+            record.is_deterministic,
+        )
+        for record in fitting
+        if record.times is not None and record.workspace_bytes is not None
+    ]
+    refusals = [record.refusal for record in records if record.refusal is not None]
+    return Profile(problem, environment, tuple(candidates), tuple(refusals))

@@ -1,0 +1,145 @@
+"""What may run at a site after all: who is timed against whom, in how much room, what the rounds decide."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from mucudnn.division import Division
+from mucudnn.evidence import Evidence
+from mucudnn.intervals import Verdict
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate
+from mucudnn.profiling.measurer import fits_as_seen
+from mucudnn.profiling.outcome import Outcome
+from mucudnn.solvers import least_workspace_bytes, solve_reuse
+
+
+class Proven(NamedTuple):
+    """A division that may run at a site, and what was seen of it."""
+
+    division: Division
+    evidence: Evidence
+
+    @property
+    def workspace_bytes(self) -> int:
+        """What it declares, or was seen to take if that is more."""
+        return max(self.division.workspace_bytes, self.evidence.workspace_bytes or 0)
+
+
+class Confirmed(NamedTuple):
+    """What runs at a site after all.
+
+    Attributes:
+        chosen: the fastest, by what was timed of this op alone.
+        own: PyTorch's own, undivided, which may take its place; None where it may not run.
+    """
+
+    chosen: Proven
+    own: Proven | None
+
+    @property
+    def heavier(self) -> Proven:
+        """Of what may run here after all, what takes more."""
+        return max(
+            (each for each in (self.chosen, self.own) if each is not None),
+            key=lambda each: each.workspace_bytes,
+        )
+
+
+class Pool:
+    """What sharing mode has left of the limit when every site has what its division declares.
+
+    Sites whose divisions are seen to take more than they declare draw on it; what a division is seen to take
+    is known to the noise of weighing.
+    """
+
+    def __init__(self, limit_bytes: int, divisions: Iterable[Division]) -> None:
+        self._spare_bytes = limit_bytes - sum(division.workspace_bytes for division in divisions)
+
+    def room(self, division: Division, sites: int) -> int:
+        """Return what each of so many sites that are alike may be seen to take."""
+        return division.workspace_bytes + max(self._spare_bytes, 0) // sites
+
+    def settle(self, division: Division, found: Proven, sites: int) -> None:
+        """Take what these sites take beyond what was allotted to them, or give back what they leave of it."""
+        taken, seen = found.division.workspace_bytes, found.evidence.workspace_bytes
+        if seen is not None and not fits_as_seen(seen, taken):
+            taken = min(seen, self.room(division, sites))  # what is above is noise
+        self._spare_bytes -= sites * (taken - division.workspace_bytes)
+
+
+def rivals_of(
+    problem: ConvProblem, division: Division, fitting: Sequence[Candidate], own: str
+) -> dict[str, Division]:
+    """Return the best undivided candidate, the best division without PyTorch's own, and the division, by key.
+
+    The second is there because profiles are quick and noisy: what was measured slow by chance gets a
+    second chance.
+    """
+    rivals = []
+    wholes = [each for each in fitting if each.batch == problem.batch]
+    others = [each for each in fitting if each.algorithm != own]
+    for candidates in (wholes, others):
+        if least_workspace_bytes(candidates, problem.batch) is not None:
+            most_bytes = max(each.workspace_bytes for each in candidates)
+            rivals.append(solve_reuse(candidates, problem.batch, most_bytes))
+    return {rival.key: rival for rival in (*rivals, division)}
+
+
+def lesser(fitting: Sequence[Candidate], division: Division, tried: Iterable[Division]) -> list[Candidate]:
+    """Return candidates for a division in the place of those that do not fit; none if there is none.
+
+    Those with less workspace, or, as what was tried may have failed, those of other algorithms.
+    """
+    failed = {part.algorithm for each in tried for part in each.parts}
+    for less in (
+        [each for each in fitting if each.workspace_bytes < division.workspace_bytes],
+        [each for each in fitting if each.algorithm not in failed],
+    ):
+        if least_workspace_bytes(less, division.batch) is not None:
+            return less
+    return []
+
+
+def winner(rivals: Mapping[str, Division], outcome: Outcome, base: str) -> Division:
+    """Return the first rival, unless a later one is FASTER than it, and than the best before.
+
+    Medians of quotients are not transitive: what is FASTER than something that is FASTER than the first may
+    still be told apart from the first by nothing. Where the base may not run, the first is one whose time is
+    known, if there is one: what has left a race at once has no lower end that anything could beat.
+
+    Args:
+        rivals: by key.
+        outcome: of all of them.
+        base: key of PyTorch's own, undivided, which stays in doubt.
+    """
+    known = [key for key in rivals if key == base or outcome.estimates[key].low > 0]
+    first = next(iter(known or rivals))
+    best = first
+    for key in rivals:
+        if all(outcome.verdict(each, key) is Verdict.FASTER for each in {first, best}):
+            best = key
+    return rivals[best]
+
+
+def evidence_of(chosen: Division, outcome: Outcome, own: str, error: float | None) -> Evidence:
+    """Return what an outcome shows for what was chosen.
+
+    Args:
+        chosen: one of its divisions.
+        outcome: of the rounds, or a prediction.
+        own: key of PyTorch's own convolution, undivided.
+        error: largest of the chosen algorithms' errors; None if one is not known.
+    """
+    estimates, workspaces = outcome.estimates, outcome.workspaces
+    has_reference = own in estimates
+    return Evidence(
+        reference=estimates.get(own),
+        chosen=estimates[chosen.key],
+        verdict=outcome.verdict(own, chosen.key) if has_reference else None,
+        reference_workspace_bytes=workspaces.get(own) if has_reference else None,
+        workspace_bytes=workspaces.get(chosen.key),
+        error=error,
+        rejected=tuple((key, estimates[key]) for key in sorted(estimates) if key not in (own, chosen.key)),
+        speedups=outcome.speedups(own),
+        is_predicted=outcome.is_predicted,
+    )

@@ -1,0 +1,98 @@
+"""Tuning single convolutions when they are first met."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from mucudnn.backends import backend_for
+from mucudnn.convolutions.calls import autocast_dtype, without_autocast
+from mucudnn.examining.extraction import Extraction, SiteCall
+from mucudnn.live.measurer import LiveMeasurer
+from mucudnn.locks import ForkSafeLock
+from mucudnn.patching.routing import NotNowError
+from mucudnn.plan import Plan
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.progress import progress_for
+from mucudnn.store import Store, in_memory, open_store
+from mucudnn.tuning.options import Settings, StoreOption
+from mucudnn.tuning.run import Tuning
+
+
+@contextlib.contextmanager
+def opened(store: StoreOption) -> Iterator[Store]:
+    """Yield the store that was asked for; one that was passed in open stays open."""
+    found = open_store(store)
+    try:
+        yield found
+    finally:
+        if store is None or isinstance(store, str | os.PathLike):
+            found.close()
+
+
+class Learner:
+    """Tunes convolutions one by one, in reuse mode; threads take turns.
+
+    The store's file is open only meanwhile. Once it cannot be used, the store in memory that takes its place
+    stays, lest equal problems be measured again. Copies and pickles know the same settings, and try the file
+    anew.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Remember how to tune."""
+        self._settings = settings
+        self._store = settings.store
+        self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
+        self._turn = ForkSafeLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep all but the lock, and but what is in the place of a file."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_store", "_turn")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._store = self._settings.store
+        self._turn = ForkSafeLock()
+
+    def __call__(
+        self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
+    ) -> Plan:
+        """Return the plan for some ops of a convolution on a device.
+
+        Args:
+            device: where its tensors lie.
+            name: of the site.
+            number: which shape of that site it is.
+            problem: of the forward pass.
+            ops: by the problem's names.
+
+        Raises:
+            InfeasibleError: nothing fits the limit.
+            NotNowError: the call is being captured in a CUDA graph, where nothing may be measured.
+        """
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise NotNowError
+        settings = self._settings
+        extraction = Extraction((SiteCall(name, number, problem, ops),), ())
+        # Whoever meets a convolution under autocast wants measurements of its own type.
+        plain = without_autocast(device, autocast_dtype(device))
+        with self._turn, plain, self._opened() as store, progress_for(settings.progress) as shown:
+            measurer = LiveMeasurer(backend_for(settings.backend, device))
+            profiler = settings.profiler(measurer, store)
+            tuning = Tuning(profiler, settings.mode, extraction, shown)
+            known = (profiler.environment.key, problem, ops)
+            if settings.again and known not in self._renewed:  # once: layers may be equal
+                tuning.forget()
+                self._renewed.add(known)
+            return tuning.plan()
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Store]:
+        """Yield the store, and remember what has taken its place."""
+        with opened(self._store) as store:
+            try:
+                yield store
+            finally:
+                self._store = in_memory(store) or self._store

@@ -1,0 +1,396 @@
+"""One run of the tuner: profile a model's problems, solve, confirm what was chosen, write it into a plan."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mucudnn.choices import Mode
+from mucudnn.division import Division, common_buffer_bytes, undivided
+from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
+from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
+from mucudnn.examining.extraction import Extraction, SiteCall
+from mucudnn.plan import Assignment, ConvSite, Plan
+from mucudnn.problem import ConvProblem, problems_of
+from mucudnn.profile import Candidate, Profile
+from mucudnn.profiling.measurer import Divisions, fits_as_seen
+from mucudnn.profiling.outcome import Outcome
+from mucudnn.profiling.profiler import Profiler
+from mucudnn.progress import Progress, Work
+from mucudnn.solvers import (
+    division_front,
+    least_workspace_bytes,
+    solve_reuse,
+    solve_sharing,
+)
+from mucudnn.tuning.confirming import Confirmed, Pool, Proven, evidence_of, lesser, rivals_of, winner
+from mucudnn.tuning.whole_calls import LOOKS, Called, taken_before
+from mucudnn.version import __version__
+
+_ADVICE = "again=True (mucudnn tune --again) measures anew, when the machine is idle."
+
+_PROFILING_SHARE = 6.0
+"""How many times as long as a confirmation profiling takes: of a ResNet-18 on a processor, in batches of 16,
+profiles took 47 s, finished divisions 10 s and whole calls 7 s."""
+
+_FIXED_FLOPS = 10**8
+"""What each problem takes beside its own FLOPs, in the same measure: about 0.2 s of profiling there."""
+
+
+class _Solution(NamedTuple):
+    """What a solver chose for a site, and the candidates that fit into the same workspace."""
+
+    division: Division
+    fitting: Sequence[Candidate]
+
+
+class Tuning:
+    """One run of the tuner: what a model computes, and a profiler that measures it under a limit."""
+
+    def __init__(
+        self,
+        profiler: Profiler,
+        mode: Mode,
+        extraction: Extraction,
+        progress: Progress,
+        *,
+        may_be_frozen: bool = False,
+    ) -> None:
+        """Collect the sites and their problems.
+
+        Args:
+            profiler: it has the limit and the policy.
+            mode: whose the limit is.
+            extraction: what the model computes.
+            progress: who is told.
+            may_be_frozen: whether graphs that torch.compile freezes for inference may ask the plan.
+        """
+        self._profiler = profiler
+        self._mode = mode
+        self._extraction = extraction
+        self._problems = dict(extraction.problems)
+        profiler.on_wait = self._wait
+        self._unmeasured: list[tuple[str, str]] = []
+        self._calls: dict[SiteCall, CallEvidence] = {}
+        self._may_be_frozen = may_be_frozen
+        self._is_sharing = mode is Mode.SHARING
+        self._called = Called(profiler, mode)
+        self._work = Work(progress, self._steps())
+
+    def forget(self) -> None:
+        """Forget what was measured of these convolutions, so that all of it is measured anew."""
+        called = (call.problem for call in self._extraction.calls)  # as which calls are known, tuned or not
+        self._profiler.forget([*self._problems.values(), *called])
+
+    def plan(self) -> Plan:
+        """Profile, solve, confirm; return the checked plan.
+
+        A site that cannot be measured stays as it is, with a warning.
+
+        Raises:
+            InfeasibleError: nothing fits the limit.
+            UnmeasuredError: no site can be measured.
+            DeviceLostError: an algorithm has broken the device.
+        """
+        distinct = list(dict.fromkeys(self._problems.values()))
+        profiles = dict(self._profiles(distinct))
+        solution = self._solve(profiles)
+        confirmed = dict(self._confirmed(profiles, solution))
+        for look in LOOKS:
+            for call in self._extraction.calls:
+                confirmed |= self._as_called(call, confirmed, look)
+        assignments = tuple(
+            Assignment(site, problem, found.division, tuple(sorted(solution[site].fitting)), found.evidence)
+            for site, problem in self._problems.items()
+            for found in [confirmed[site].chosen]
+        )
+        plan = Plan(
+            mode=self._mode,
+            policy=self._profiler.policy,
+            limit_bytes=self._profiler.limit_bytes,
+            environment=dataclasses.replace(self._profiler.environment, soft={}),
+            assignments=assignments,
+            untouched=(*self._extraction.untouched, *self._unmeasured),
+            version=__version__,
+            max_error=self._profiler.max_error,
+            calls=tuple(self._calls[call] for call in self._extraction.calls if call in self._calls),
+            frozen=tuple(self._frozen(assignments)),
+        )
+        plan.check()
+        self._work.end(self._profiler.measured)
+        complaint = self._profiler.complaint()
+        if complaint is not None:
+            warn_user(f"{complaint} {_ADVICE}", BusyWarning)
+        return plan
+
+    def _steps(self) -> dict[Hashable, float]:
+        """Return what there is to do, in FLOPs that take about as long; what is equal is done once."""
+        costs = {problem: problem.flops + _FIXED_FLOPS for problem in self._problems.values()}
+        steps: dict[Hashable, float] = {
+            **{("profile", problem): _PROFILING_SHARE * cost for problem, cost in costs.items()},
+            **{("confirm", problem): cost for problem, cost in costs.items()},
+        }
+        for look in LOOKS:
+            for call in self._extraction.calls:
+                steps[_step(call, look)] = sum(costs[problems_of(call.problem)[op]] for op in call.ops)
+            for call in self._inferences():
+                steps[_frozen_step(call, look)] = costs[problems_of(call.problem)[call.problem.op]]
+        return steps
+
+    def _profiles(self, problems: Sequence[ConvProblem]) -> Iterator[tuple[ConvProblem, Profile]]:
+        """Yield the profiles of those problems that can be measured."""
+        for problem in problems:
+            try:
+                yield problem, self._profile(problem)
+            except UnmeasuredError as error:
+                self._leave(problem, error)
+
+    def _leave(self, problem: ConvProblem, error: UnmeasuredError) -> None:
+        """Leave the sites of a problem as they are.
+
+        Raises:
+            UnmeasuredError: there are no others.
+        """
+        sites = [site for site, each in self._problems.items() if each == problem]
+        self._work.finish(("profile", problem), ("confirm", problem))
+        for site in sites:
+            del self._problems[site]
+            if (site.path, str(error)) not in self._unmeasured:
+                self._unmeasured.append((site.path, str(error)))
+        if not self._problems:
+            raise error
+        names = ", ".join(map(str, sites))
+        warn_user(f"Not measured, and so left as they are: {names} ({error}).", UntunedWarning)
+
+    def _confirmed(
+        self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, _Solution]
+    ) -> Iterator[tuple[ConvSite, Confirmed]]:
+        """Yield what each site runs; equal problems with equal divisions are confirmed once."""
+        solved = {site: solution[site].division for site in self._problems}
+        pool = Pool(self._profiler.limit_bytes, solved.values()) if self._is_sharing else None
+        alike = Counter((problem, solved[site].key) for site, problem in self._problems.items())
+        confirmed: dict[tuple[ConvProblem, str], Confirmed] = {}
+        for site, problem in [*self._problems.items()]:
+            key, (division, fitting) = (problem, solved[site].key), solution[site]
+            if site not in self._problems:
+                continue  # it was left with one that is alike
+            if key not in confirmed:
+                room_bytes = self._profiler.limit_bytes if pool is None else pool.room(division, alike[key])
+                base = self._base(profiles[problem])
+                try:
+                    confirmed[key] = self._confirm(site, division, fitting, base, room_bytes)
+                except UnmeasuredError as error:
+                    self._leave(problem, error)
+                    continue
+                if pool is not None:
+                    pool.settle(division, confirmed[key].heavier, alike[key])
+            self._work.finish(("confirm", problem))
+            yield site, confirmed[key]
+
+    def _as_called(
+        self, call: SiteCall, confirmed: Mapping[ConvSite, Confirmed], look: int
+    ) -> dict[ConvSite, Confirmed]:
+        """Return what some of a convolution's sites run instead: PyTorch's own, where it may.
+
+        That is so unless all of its sites together are faster. Each was timed alone, without what a call
+        costs beside computing, and PyTorch's own computes both gradients at once.
+        """
+        sites = {op: ConvSite(call.path, op, call.variant) for op in call.ops}
+        found = {op: confirmed[site] for op, site in sites.items() if site in self._problems}
+        own = {op: each.own for op, each in found.items() if each.own is not None}
+        untuned = {op: undivided(self._profiler.own, call.problem.batch) for op in call.computed}
+        divisions = untuned | {op: each.chosen.division for op, each in found.items()}
+        base = divisions | {op: each.division for op, each in own.items()}
+        is_worth_it = True
+        if base != divisions:
+            self._work.at(f"confirming {call.path or 'the model itself'}")
+            running = {site: each.chosen.division for site, each in confirmed.items()}
+            taken_bytes = self._taken_before(call, running)
+            is_worth_it = self._is_worth_it(call, base, divisions, look, taken_bytes)
+        self._work.finish(_step(call, look))
+        return {} if is_worth_it else {sites[op]: Confirmed(each, each) for op, each in own.items()}
+
+    def _taken_before(self, call: SiteCall, running: Mapping[ConvSite, Division]) -> int:
+        """Return what other layers take for which the common buffer makes room, if there is one."""
+        if self._is_sharing:
+            return 0
+        known = {
+            site: (self._problems[site], each) for site, each in running.items() if site in self._problems
+        }
+        return taken_before(call, known, self._profiler.own, self._profiler.limit_bytes)
+
+    def _is_worth_it(
+        self, call: SiteCall, base: Divisions, divisions: Divisions, look: int, taken_bytes: int
+    ) -> bool:
+        """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
+
+        Where the whole call cannot be timed they count as faster: each of them was, for itself.
+        """
+        times = self._called.times(call, base, divisions, look=look, taken_bytes=taken_bytes)
+        if not isinstance(times, CallTimes):
+            if times is not None:
+                self._calls.pop(call, None)  # they broke, though once they were faster
+            return times is None
+        self._calls[call] = CallEvidence(**vars(times), path=call.path, variant=call.variant)
+        return times.is_faster
+
+    def _frozen(self, assignments: Sequence[Assignment]) -> Iterable[FrozenEvidence]:
+        """Return what those convolutions are in frozen graphs that inference does not run as it comes."""
+        divisions = {each.site: each.division for each in assignments}
+        sites = [(each.problem, each.division) for each in assignments]
+        common_bytes = common_buffer_bytes(sites, self._profiler.own)
+        found: dict[SiteCall, FrozenEvidence] = {}
+        for look in LOOKS:
+            for call in self._inferences():
+                division = divisions.get(ConvSite(call.path, call.problem.op, call.variant))
+                is_open = look == LOOKS[0] or (call in found and not found[call].is_own)
+                if is_open and division is not None:
+                    taken_bytes = self._taken_before(call, divisions)
+                    seen = self._seen_frozen(call, division, common_bytes, look, taken_bytes)
+                    found |= {} if seen is None else {call: seen}
+                self._work.finish(_frozen_step(call, look))
+        return found.values()
+
+    def _seen_frozen(
+        self, call: SiteCall, division: Division, common_bytes: int, look: int, taken_bytes: int
+    ) -> FrozenEvidence | None:
+        """Return what a convolution is in frozen graphs; None where they hold what runs elsewhere."""
+        if self._called.is_unpatched(division, common_bytes):
+            return None
+        self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
+        return self._called.frozen(call, division, common_bytes, look=look, taken_bytes=taken_bytes)
+
+    def _inferences(self) -> list[SiteCall]:
+        """Return the calls of which graphs that are frozen may ask the plan: forward passes alone."""
+        calls = self._extraction.calls if self._may_be_frozen else ()
+        return [call for call in calls if call.ops == call.computed == (call.problem.op,)]
+
+    def _wait(self) -> None:
+        self._work.at("waiting for another process of yours that measures on this device")
+
+    def _profile(self, problem: ConvProblem) -> Profile:
+        self._work.at(f"profiling {problem}")
+        profile = self._profiler.profile(problem)
+        self._work.finish(("profile", problem))
+        return profile
+
+    def _solve(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
+        """Return a division for every site, and the candidates that fit where it does."""
+        self._check_feasible(profiles)
+        if self._is_sharing:
+            return self._solve_sharing(profiles)
+        limit_bytes = self._profiler.limit_bytes
+        solved = {
+            problem: _Solution(
+                solve_reuse(profile.candidates, problem.batch, limit_bytes), profile.candidates
+            )
+            for problem, profile in profiles.items()
+        }
+        return {site: solved[problem] for site, problem in self._problems.items()}
+
+    def _solve_sharing(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
+        limit_bytes = self._profiler.limit_bytes
+        fronts = {
+            problem: division_front(profile.candidates, problem.batch, limit_bytes)
+            for problem, profile in profiles.items()
+        }
+        divisions = solve_sharing(
+            {site: fronts[problem] for site, problem in self._problems.items()}, limit_bytes
+        )
+        return {
+            site: _Solution(division, _within(profiles[self._problems[site]].candidates, division))
+            for site, division in divisions.items()
+        }
+
+    def _check_feasible(self, profiles: Mapping[ConvProblem, Profile]) -> None:
+        """Raise an InfeasibleError if some batch has no division, or all divisions share too little.
+
+        It names the site that needs most, and a limit with which all sites may do.
+        """
+        limit_bytes, is_sharing = self._profiler.limit_bytes, self._is_sharing
+        leasts = {
+            problem: least_workspace_bytes(profile.candidates, problem.batch)
+            for problem, profile in profiles.items()
+        }
+        known = [least for problem in self._problems.values() if (least := leasts[problem]) is not None]
+        if len(known) == len(self._problems) and (not is_sharing or sum(known) <= limit_bytes):
+            return
+        needs: dict[ConvSite, int] = {}
+        for site, problem in self._problems.items():
+            least = least_workspace_bytes(self._profiler.known_workspaces(problem), problem.batch)
+            if least is None:
+                raise InfeasibleError(limit_bytes, None, str(site))
+            needs[site] = least
+        neediest = max(needs, key=needs.__getitem__)
+        least_bytes = sum(needs.values()) if is_sharing else needs[neediest]
+        raise InfeasibleError(limit_bytes, least_bytes, str(neediest), is_sharing)
+
+    def _base(self, profile: Profile) -> Division | None:
+        """PyTorch's own convolution, undivided, if the limit allows to run it."""
+        own = (each for each in profile.candidates if each.algorithm == self._profiler.own)
+        return next((Division((each,)) for each in own if each.batch == profile.problem.batch), None)
+
+    def _confirm(
+        self,
+        site: ConvSite,
+        division: Division,
+        fitting: Sequence[Candidate],
+        base: Division | None,
+        room_bytes: int,
+    ) -> Confirmed:
+        """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
+
+        The rivals, in the order in which each must beat the best before it, and the first: PyTorch's own
+        undivided, the best undivided candidate, the best division without PyTorch's own, the division. A
+        base that does not fit the site's share is timed for comparison only. If all were seen to take more
+        than the room, whatever they declared, the best division with less workspace takes their place.
+        """
+        problem = self._problems[site]
+        self._work.at(f"confirming {problem}")
+        rivals = rivals_of(problem, division, fitting, self._profiler.own)
+        if base is not None:
+            rivals = {base.key: base} | rivals
+        rooms = {key: room_bytes for key in rivals if base is None or key != base.key}
+        outcome = self._profiler.compare(problem, list(rivals.values()), rooms)
+        fits = {key: rival for key, rival in rivals.items() if key in outcome.estimates}
+        if base is not None and not (
+            base.parts[0] in fitting and fits_as_seen(outcome.workspaces.get(base.key), room_bytes)
+        ):
+            fits.pop(base.key, None)  # it ran to compare only
+        if not fits:
+            less = lesser(fitting, division, rivals.values())
+            if not less:
+                raise self._nothing_fits(site, outcome)
+            smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
+            return self._confirm(site, smaller, less, base, room_bytes)
+        own = None if base is None or base.key not in fits else self._proven(problem, base, outcome)
+        chosen = winner(fits, outcome, undivided(self._profiler.own, problem.batch).key)
+        return Confirmed(self._proven(problem, chosen, outcome), own)
+
+    def _proven(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Proven:
+        errors = self._profiler.errors(problem)
+        known = [errors[key] for part in division.parts if (key := (part.algorithm, part.batch)) in errors]
+        worst = max(known) if len(known) == len(division.parts) else None
+        own = undivided(self._profiler.own, problem.batch).key
+        return Proven(division, evidence_of(division, outcome, own, worst))
+
+    def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
+        limit_bytes = self._profiler.limit_bytes
+        if self._is_sharing:  # that one site would do says nothing about what all would need
+            return InfeasibleError(limit_bytes, None, str(site), is_total=True)
+        larger = (seen for seen in outcome.workspaces.values() if not fits_as_seen(seen, limit_bytes))
+        return InfeasibleError(limit_bytes, min(larger, default=None), str(site))  # others fit, but broke
+
+
+def _step(call: SiteCall, look: int) -> Hashable:
+    """Return what the call is timed as: equal convolutions with equal gradients are timed once."""
+    return ("call", call.problem, call.ops, call.computed, look)
+
+
+def _frozen_step(call: SiteCall, look: int) -> Hashable:
+    """Return what the call is timed as in frozen graphs."""
+    return ("frozen", call.problem, look)
+
+
+def _within(candidates: Iterable[Candidate], division: Division) -> list[Candidate]:
+    return [each for each in candidates if each.workspace_bytes <= division.workspace_bytes]

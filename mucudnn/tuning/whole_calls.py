@@ -1,0 +1,133 @@
+"""What convolutions take as they are called: by a model, and by graphs that torch.compile freezes."""
+
+from collections.abc import Mapping
+
+from mucudnn.choices import Mode
+from mucudnn.division import Division, common_buffer_bytes, has_room, tight_limit, undivided
+from mucudnn.evidence import CallTimes, FrozenEvidence
+from mucudnn.examining.extraction import SiteCall
+from mucudnn.plan import ConvSite
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Comparison, Record
+from mucudnn.profiling.measurer import Divisions, ModelCall, call_key
+from mucudnn.profiling.outcome import Outcome
+from mucudnn.profiling.profiler import Profiler
+
+LOOKS = (1, 2)
+"""At whole calls: what was faster is looked at again, after all others were.
+
+Other guests of a host take caches, and the other half of a core, for seconds, of which the kernel knows
+nothing. Rounds last tenths of a second, and then all show what is gone later: of 150 later looks at 38 calls
+of U-Nets that had been FASTER, 23 did not find them so, and 12 found them SLOWER. A convolution that is tuned
+alone, as `autotune` and `dynamic=True` do, is looked at again at once, in memory of its own."""
+
+
+class Called:
+    """Has whole calls timed, PyTorch's own against divisions."""
+
+    def __init__(self, profiler: Profiler, mode: Mode) -> None:
+        """Remember whom to ask, and whose the limit is."""
+        self._profiler = profiler
+        self._own, self._limit_bytes = profiler.own, profiler.limit_bytes
+        self._is_sharing = mode is Mode.SHARING
+
+    def times(
+        self,
+        call: SiteCall,
+        base: Divisions,
+        divisions: Divisions,
+        *,
+        look: int,
+        is_frozen: bool = False,
+        taken_bytes: int = 0,
+    ) -> CallTimes | Record | None:
+        """Return how a call does by a base and by divisions, elsewhere or in frozen graphs.
+
+        Before each call PyTorch's own of other layers takes `taken_bytes`. What a recording does not know so
+        it may know without that.
+
+        The last look counts, of those that are possible; it is for calls that were FASTER in all before it,
+        whose samples, having chosen, prove nothing. A record says that the divisions break. None where
+        nothing was measured, and nothing can be.
+        """
+        asked = ModelCall(
+            call.problem, self._own, self._is_sharing, self._limit_bytes, is_frozen, taken_bytes=taken_bytes
+        )
+        times: CallTimes | None = None
+        for number in range(1, look + 1):
+            each = asked._replace(look=number)
+            seen = self._profiler.compare_calls(each, base, divisions)
+            if seen is None and each.lost_bytes(divisions):
+                each = each._replace(taken_bytes=0)
+                seen = self._profiler.compare_calls(each, base, divisions)
+            if isinstance(seen, Record):
+                return seen
+            if seen is None:
+                break
+            times = _times(seen, call_key(each, base), call_key(each, divisions))
+        return times
+
+    def is_unpatched(self, division: Division, common_bytes: int) -> bool:
+        """Return whether a forward pass is PyTorch's own as it comes, beside which memory always suffices.
+
+        Args:
+            division: what runs in inference.
+            common_bytes: what the common buffer may come to.
+        """
+        bound = tight_limit(division, self._own, self._limit_bytes, common_bytes, is_sharing=self._is_sharing)
+        return division.is_only(self._own) and bound is None
+
+    def frozen(
+        self, call: SiteCall, division: Division, common_bytes: int, *, look: int, taken_bytes: int = 0
+    ) -> FrozenEvidence | None:
+        """Return what a forward pass is in frozen graphs; None where PyTorch's own may not run there.
+
+        It has no times where PyTorch's own runs elsewhere too, or the division cannot be timed there.
+        """
+        n_bytes = self._profiler.packed_bytes(call.problem)
+        if n_bytes is None or not has_room(
+            n_bytes, division, self._own, self._limit_bytes, common_bytes, is_sharing=self._is_sharing
+        ):
+            return None
+        op, times = call.problem.op, None
+        if not division.is_only(self._own):
+            base = {op: undivided(self._own, call.problem.batch)}
+            times = self.times(call, base, {op: division}, look=look, is_frozen=True, taken_bytes=taken_bytes)
+        known = times if isinstance(times, CallTimes) else None
+        return FrozenEvidence(call.path, call.variant, n_bytes, known)
+
+
+def taken_before(
+    call: SiteCall,
+    running: Mapping[ConvSite, tuple[ConvProblem, Division]],
+    own: str,
+    limit_bytes: int,
+) -> int:
+    """Return the most that PyTorch's own of other layers takes for which the common buffer makes room.
+
+    Whoever runs next takes the end of the buffer anew, page by page.
+
+    Args:
+        call: before which it does.
+        running: what all sites compute, and by what.
+        own: id of PyTorch's own convolution.
+        limit_bytes: for the workspace, inclusive.
+    """
+    common_bytes = common_buffer_bytes(running.values(), own)
+    taken = (
+        part.workspace_bytes
+        for site, (_, division) in running.items()
+        for part in division.parts
+        if part.algorithm == own and (site.path, site.variant) != (call.path, call.variant)
+    )
+    return max((each for each in taken if each + common_bytes > limit_bytes), default=0)
+
+
+def _times(seen: Comparison, before: str, now: str) -> CallTimes:
+    outcome = Outcome.of(seen)
+    return CallTimes(
+        reference=outcome.estimates[before],
+        divided=outcome.estimates[now],
+        speedup=seen.speedup(before, now),
+        verdict=outcome.verdict(before, now),
+    )

@@ -1,0 +1,387 @@
+"""Training steps on a card on paper: what is compared with what, and what is kept of it."""
+
+import dataclasses
+import json
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bench.gpu import steps
+from bench.gpu.step_rows import PairRow, StepRow, summary, told
+from bench.gpu.step_ways import Room, Way, rooms_seen, step_of
+from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
+from bench.record import STORE, TimeIsUpError, Watch, keep_cost
+from bench.workloads import SETTINGS, Workload
+from mucudnn.backends import backend_of
+from mucudnn.backends.cudnn.library import load_library
+from mucudnn.division import undivided
+from mucudnn.errors import BackendError
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
+from mucudnn.intervals import Verdict
+from mucudnn.sizes import format_bytes
+from mucudnn.timing import SamplingRule
+from tests.models import on_one_thread
+from tests.operands import a_convolution, operands_of
+from tests.paper_ground import PaperGround
+
+pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
+
+STRICT = next(each for each in SETTINGS if each.name == "float32-nchw")
+CPU = torch.device("cpu")
+ENDLESS = Watch(math.inf)
+
+
+def network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(),
+        nn.Dropout(0.5), nn.Linear(4 * 36, 5),
+    )  # fmt: skip
+
+
+SMALL = Workload("small", network, (4, 3, 8, 8))
+DENSE = Workload("dense", lambda: nn.Conv3d(2, 3, 3, padding=1), (2, 2, 4, 4, 4))
+
+
+class Memory:
+    """An allocator that holds 1000 bytes, and 300 more at the peak of a step."""
+
+    def settle(self) -> None:
+        pass
+
+    def allocated_bytes(self) -> int:
+        return 1000
+
+    def peak_bytes(self) -> int:
+        return 1300
+
+
+def a_ground() -> PaperGround:
+    made = PaperGround(load_library())
+    made.allocator = Memory()
+    used = iter(range(0, 10**6, 40))
+    made.used_bytes = lambda: next(used)
+    made.captured = captured
+    return made
+
+
+def captured(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """As on a card nothing is computed until the first replay."""
+    loss = torch.zeros(())
+
+    def replay() -> None:
+        loss.copy_(call())
+
+    return replay, loss
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_rounds() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(steps, "ROUNDS", SamplingRule(looks=(6,), precision=1.0, min_span_ns=0, warmups=1))
+        yield
+
+
+@pytest.fixture
+def ground() -> PaperGround:
+    return a_ground()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a recording and of results, in which all is tuned once."""
+    return tmp_path_factory.mktemp("steps")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[StepRow | PairRow]:
+    """All that is found of one network, which takes some seconds."""
+    with torch.random.fork_rng(), on_one_thread():
+        rows, is_well = run(a_ground(), [SMALL], [STRICT], ["1MiB"], (folder, folder), ENDLESS)
+    assert is_well
+    return rows
+
+
+@pytest.fixture
+def ways(found: list[StepRow | PairRow]) -> list[StepRow]:
+    return [row for row in found if isinstance(row, StepRow)]
+
+
+def a_trial(ground: PaperGround, folder: Path, watch: Watch = ENDLESS) -> Trial:
+    return Trial(ground, SMALL, STRICT, "1MiB", folder, watch)
+
+
+def test_all_ways_run_in_the_same_rounds_and_again_in_graphs(ways: list[StepRow]) -> None:
+    assert [row.way for row in ways] == [
+        PYTORCH, BENCHMARK, UNDIVIDED, DIVIDED, f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph",
+    ]  # fmt: skip
+    assert all(row.failure is None and row.time is not None for row in ways)
+    assert {row.network for row in ways} == {"small 4x3x8x8"}
+    assert ways[0].conditions == {"SM clock": "0 MHz"}
+
+
+def test_divided_is_compared_with_undivided_too(found: list[StepRow | PairRow]) -> None:
+    pairs = [row for row in found if isinstance(row, PairRow)]
+
+    assert [(row.base, row.way) for row in pairs] == [
+        (PYTORCH, BENCHMARK), (PYTORCH, UNDIVIDED), (PYTORCH, DIVIDED), (UNDIVIDED, DIVIDED),
+        (f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph"),
+    ]  # fmt: skip
+    assert {(row.ratio, row.verdict) for row in pairs} == {(1.0, Verdict.SAME)}  # by the clock on paper
+
+
+def test_all_ways_have_the_losses_of_their_twins(ways: list[StepRow]) -> None:
+    assert len(set(ways[0].losses)) == 6  # it learns
+    assert ways[0].difference == 0
+    assert all(row.difference < 1e-4 for row in ways)
+    assert all(len(row.losses) == 6 for row in ways)
+
+
+def test_all_ways_have_the_weights_of_their_twins(ways: list[StepRow]) -> None:
+    assert ways[0].weights == 0
+    assert all(row.weights < 1e-4 for row in ways[:4])
+    assert len({row.spread for row in ways[:4]}) == 1
+    assert 0 < ways[0].spread < 1e-4  # what a rounding of the first weights comes to
+
+
+def test_every_op_of_a_patched_model_is_weighed_with_its_buffer_and_without_its_result(
+    ground: PaperGround,
+) -> None:
+    problem = a_convolution(batch=4)
+    runner = Runner(backend_of("cpu:"), problem, undivided("cpu:im2col", 4))
+    workspace, operands = Workspace(CPU), operands_of(problem)
+    result = runner(workspace, *operands)
+
+    with rooms_seen(ground) as taken:
+        again = runner(workspace, *operands)
+    runner(workspace, *operands)
+
+    assert torch.equal(again, result)
+    assert workspace.held_bytes > 0
+    beside = workspace.held_bytes - result.nbytes
+    assert taken == [Room(beside + 300, beside + 40)]
+
+
+def test_a_way_that_fails_takes_too_much_or_learns_something_else_is_not_well(
+    ground: PaperGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = StepRow("small", "float32-nchw", 2**20, DIVIDED, room_bytes=2**20)
+    others = (
+        (dataclasses.replace(row, room_bytes=2**20 + 2**16), False),
+        (dataclasses.replace(row, weights=3.5e-7, spread=1e-7), False),
+        (dataclasses.replace(row, weights=2.5e-7, spread=1e-7), True),
+        (dataclasses.replace(row, failure="It failed."), False),
+    )
+    for seen, expected in ((row, True), *others):
+        monkeypatch.setattr(steps, "_rows_of", lambda *_, seen=seen: iter([seen]))
+
+        _, is_well = run(ground, [SMALL], [STRICT], ["1MiB"], (tmp_path, tmp_path), ENDLESS)
+
+        assert is_well is expected
+
+
+def test_memory_is_what_a_step_takes_beside_what_was_there(ways: list[StepRow]) -> None:
+    assert {(row.peak_bytes, row.used_bytes) for row in ways[:4]} == {(300, 40)}
+
+
+def test_tuning_counts_with_what_it_had_cost_before(
+    ways: list[StepRow], ground: PaperGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [row.way for row in ways if row.tuning_s is not None] == [UNDIVIDED, DIVIDED]
+    assert {row.break_even for row in ways if row.tuning_s is not None} == {math.inf}  # nothing is saved
+    assert [row.divided is None for row in ways] == [True, True, False, False, True, True]
+    keep_cost(tmp_path, SMALL, STRICT, "8MiB-reuse", 1000.0, 7)
+
+    rows = [*a_trial(ground, tmp_path).rows()]
+    more = [*a_trial(ground, tmp_path).rows()]
+
+    first, second, third, fourth = (
+        row.tuning_s for row in (*rows, *more) if getattr(row, "tuning_s", None) is not None
+    )
+    assert 1000 < first < second <= third <= fourth < 1100  # what is known takes almost nothing
+
+
+def test_rows_tell_for_which_of_several_limits_they_are(
+    ground: PaperGround, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copy(folder / STORE, tmp_path / STORE)
+
+    rows, _ = run(ground, [SMALL], [STRICT], ["512KiB", "1MiB"], (tmp_path, tmp_path), ENDLESS)
+
+    for kind in (StepRow, PairRow):
+        limits = [row.limit_bytes for row in rows if isinstance(row, kind)]
+        assert limits == sorted(limits)
+        assert {*limits} == {2**19, 2**20}
+    assert "small 4x3x8x8  float32-nchw  512 KiB" in told(rows[0])
+    assert summary(rows).count("small 4x3x8x8, float32-nchw, 512 KiB") == 2
+
+
+def test_rows_are_kept_one_by_one_under_their_conditions(
+    found: list[StepRow | PairRow], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *kept = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+    assert header["environment"]["backend"] == "cudnn"
+    assert {"date", "version", "commit", "command"} <= header.keys()
+    assert [row["way"] for row in kept] == [row.way for row in found]
+    assert len(kept[0]["time"]["spans_ns"]) == 6
+
+
+def test_the_summary_tells_ways_and_pairs(found: list[StepRow | PairRow]) -> None:
+    text = summary(found)
+
+    assert f"small 4x3x8x8, float32-nchw, {format_bytes(2**20)}" in text
+    assert text.count("SAME") == 5
+    assert text.count("in a graph") == 4
+
+
+def test_each_row_is_told_in_a_line_of_its_own(found: list[StepRow | PairRow]) -> None:
+    for row in found:
+        line = told(row)
+        assert line.startswith(f"small 4x3x8x8  float32-nchw  1 MiB  {row.way}  ")
+        assert "\n" not in line
+        assert ("x1.000 [" in line) == isinstance(row, PairRow)
+
+
+def test_every_voxel_has_a_class_where_every_voxel_is_scored() -> None:
+    assert math.isfinite(float(step_of(DENSE, STRICT, CPU).train()))
+
+
+def test_equal_arguments_give_equal_steps_without_dropout() -> None:
+    one, other = (step_of(SMALL, STRICT, CPU) for _ in range(2))
+
+    assert [float(one.train()) for _ in range(2)] == [float(other.train()) for _ in range(2)]
+
+
+def test_a_way_has_a_thread_of_its_own_for_both_passes_and_the_flag_alone(ground: PaperGround) -> None:
+    seen: list[tuple[int, bool]] = []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: seen.append((threading.get_ident(), torch.backends.cudnn.benchmark)))
+
+    def call() -> int:
+        (x * 2).sum().backward()
+        return threading.get_ident()
+
+    step = step_of(SMALL, STRICT, CPU)
+    ways = Way(ground, step), Way(ground, step, has_benchmark=True)
+    threads = [way.run(call) for way in (*ways, *ways)]
+    for way in ways:
+        way.close()
+
+    assert seen == list(zip(threads, [False, True, False, True], strict=True))
+    assert threads[:2] == threads[2:]
+    assert len({*threads, threading.get_ident()}) == 3
+    assert not torch.backends.cudnn.benchmark
+
+
+def test_a_step_that_cannot_be_captured_is_told_and_the_others_go_on(
+    ground: PaperGround, folder: Path, found: list[StepRow | PairRow]
+) -> None:
+    def refuse(call: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    ground.captured = refuse
+
+    rows = [*a_trial(ground, folder).rows()]
+
+    failed = [row for row in rows if isinstance(row, StepRow) and row.failure is not None]
+    assert [row.way for row in failed] == [f"{way}, in a graph" for way in (PYTORCH, DIVIDED)]
+    assert all("not permitted" in row.failure for row in failed)
+    assert "not permitted" in summary(rows)
+
+
+def test_a_replay_that_does_not_learn_as_the_eager_step_does_is_seen(
+    ground: PaperGround, folder: Path, found: list[StepRow | PairRow]
+) -> None:
+    def forget(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        return lambda: None, call()
+
+    ground.captured = forget
+
+    rows = [row for row in a_trial(ground, folder).rows() if isinstance(row, StepRow)]
+
+    assert [row.difference > 1e-3 for row in rows] == [False] * 4 + [True] * 2
+
+
+def test_time_that_is_up_ends_the_run(
+    ground: PaperGround, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = Watch(time.monotonic() - 1)
+
+    assert run(ground, [SMALL], [STRICT], ["1MiB"], (tmp_path, tmp_path), over) == ([], True)
+    assert "The time is up" in capsys.readouterr().out
+    with pytest.raises(TimeIsUpError):
+        [*a_trial(ground, tmp_path, over).rows()]
+
+
+def test_a_network_that_cannot_be_tuned_is_a_row_and_the_next_one_goes_on(
+    ground: PaperGround, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really, asked = steps.tune, []
+
+    def fail_once(*given: object, **named: object) -> object:
+        asked.append(given)
+        if len(asked) == 1:
+            raise BackendError("Nothing could be measured.")
+        return really(*given, **named)
+
+    monkeypatch.setattr(steps, "tune", fail_once)
+    other = dataclasses.replace(SMALL, name="other")
+
+    rows, is_well = run(ground, [SMALL, other], [STRICT], ["1MiB"], (folder, tmp_path), ENDLESS)
+
+    assert not is_well
+    assert [(rows[0].network, rows[0].failure)] == [("small", "Nothing could be measured.")]
+    assert {row.network for row in rows[1:]} == {"other 4x3x8x8"}
+
+
+def test_a_broken_card_ends_the_run(
+    ground: PaperGround, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_it(*_: object, **__: object) -> None:
+        def broken() -> int:
+            raise RuntimeError("an illegal memory access was encountered")
+
+        ground.card.clock = broken
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(steps, "tune", break_it)
+
+    rows, is_well = run(ground, [SMALL, SMALL], [STRICT], ["1MiB"], (tmp_path, tmp_path), ENDLESS)
+
+    assert not is_well
+    assert [row.failure for row in rows] == ["an illegal memory access was encountered"]
+    assert "The card works no more; run the same command again." in capsys.readouterr().out
+
+
+def test_without_a_gpu_one_sentence_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+    assert steps.main([]) == 1
+    assert capsys.readouterr().err.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [(["--networks", "lenet"], 2, "no network or no setting"), (["--limit", "64"], 1, "bench.gpu.steps: ")],
+)
+def test_a_users_mistake_is_a_sentence(
+    arguments: list[str],
+    status: int,
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps, "obstacle", lambda: None)
+
+    assert steps.main(arguments) == status
+    assert told in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""PyTorch's own convolution put back into a plan."""
+
+import dataclasses
+
+import pytest
+
+from mucudnn.choices import Mode
+from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes
+from mucudnn.comparing.taking_back import taken_back
+from mucudnn.division import Division
+from mucudnn.evidence import CallEvidence, CallTimes, Evidence, FrozenEvidence
+from mucudnn.intervals import Estimate, Verdict
+from mucudnn.plan import Assignment, ConvSite, Plan
+from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate
+from mucudnn.standing import is_kept, may_stay
+from tests.examples import a_plan, a_problem
+
+OWN = "cpu:aten"
+WHOLE = Candidate(OWN, 32, 0.010, 3000)
+HALF = Candidate("cpu:winograd4", 16, 0.002, 1000)
+SLOW, FAST = Estimate(0.010, 0.009, 0.011, 10), Estimate(0.005, 0.004, 0.006, 10)
+TIMES = CallTimes(SLOW, FAST, FAST, Verdict.FASTER)
+
+
+def assigned(path: str, op: ConvOp = ConvOp.FPROP, **changes: object) -> Assignment:
+    """A site that runs in two parts, faster than PyTorch's own."""
+    evidence = dataclasses.replace(
+        Evidence(SLOW, FAST, Verdict.FASTER, 3000, 1000, error=2e-6, rejected=(("cpu:z@32*1", SLOW),)),
+        **changes,
+    )
+    problem = a_problem(op=op, batch=32)
+    return Assignment(ConvSite(path, op), problem, Division((HALF, HALF)), (WHOLE, HALF), evidence)
+
+
+WITHIN = PairedTimes((100,) * 6, (150,) * 6)
+
+
+def slower(*paths: str) -> list[LayerComparison]:
+    return [LayerComparison(path, WITHIN) for path in paths]
+
+
+def planned(*assignments: Assignment, mode: Mode = Mode.REUSE) -> Plan:
+    calls = tuple(CallEvidence(**vars(TIMES), path=path, variant=0) for path in ("one", "two"))
+    frozen = tuple(FrozenEvidence(path, 0, 100, TIMES) for path in ("one", "two"))
+    return dataclasses.replace(
+        a_plan(), mode=mode, limit_bytes=10000, assignments=assignments, calls=calls, frozen=frozen
+    )
+
+
+def test_all_sites_of_a_module_run_pytorchs_own_again() -> None:
+    plan = planned(assigned("one"), assigned("one", ConvOp.WGRAD), assigned("two"))
+
+    back = taken_back(plan, slower("one"), OWN)
+
+    assert [each.division.parts for each in back.assignments] == [(WHOLE,), (WHOLE,), (HALF, HALF)]
+    assert [is_kept(each) for each in back.assignments] == [True, True, False]
+    back.check()
+
+
+def test_the_evidence_is_that_of_pytorchs_own() -> None:
+    first = taken_back(planned(assigned("one")), slower("one"), OWN).assignments[0].evidence
+
+    assert first is not None
+    assert (first.reference, first.chosen, first.verdict) == (SLOW, SLOW, Verdict.SAME)
+    assert (first.workspace_bytes, first.error) == (3000, None)
+    assert first.rejected == (("cpu:winograd4@16*2", FAST), ("cpu:z@32*1", SLOW))
+
+
+def test_what_was_seen_of_the_call_gives_way_to_what_the_step_has_shown() -> None:
+    back = taken_back(planned(assigned("one"), assigned("two")), slower("one"), OWN)
+
+    two, one = back.calls
+    assert (two.path, one.path, one.verdict, one.is_faster) == ("two", "one", Verdict.SLOWER, False)
+    assert (one.reference, one.divided, one.speedup) == (WITHIN.before, WITHIN.now, WITHIN.speedup)
+    assert [(seen.path, seen.times) for seen in back.frozen] == [("one", None), ("two", TIMES)]
+
+
+def test_a_module_that_must_stay_keeps_all_that_is_known_of_it() -> None:
+    plan = planned(assigned("one"), assigned("two", reference=None))
+
+    back = taken_back(plan, slower("one", "two"), OWN)
+
+    assert back.assignments[1] == plan.assignments[1]
+    assert back.calls[0] == plan.calls[1]
+    assert back.frozen[1] == plan.frozen[1]
+
+
+def test_a_module_goes_back_as_a_whole_or_not_at_all() -> None:
+    plan = planned(assigned("one"), assigned("one", ConvOp.WGRAD, reference=None))
+
+    assert taken_back(plan, slower("one"), OWN) is plan
+
+
+@pytest.mark.parametrize("seen_bytes", [None, 0])
+def test_in_sharing_mode_what_was_profiled_counts_as_much_as_what_was_seen(seen_bytes: int | None) -> None:
+    plan = planned(assigned("one", reference_workspace_bytes=seen_bytes), mode=Mode.SHARING)
+
+    assert taken_back(plan, slower("one"), OWN) is plan
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [(Mode.REUSE, {"reference": None}), (Mode.SHARING, {}), (Mode.SHARING, {"reference": None})],
+    ids=["over the limit", "over its share", "over both"],
+)
+def test_no_site_gets_more_than_it_may_take(mode: Mode, changes: dict[str, object]) -> None:
+    plan = planned(assigned("one", **changes), mode=mode)
+
+    assert not may_stay(plan.assignments[0], mode)
+    assert taken_back(plan, slower("one"), OWN) is plan
+
+
+def test_in_sharing_mode_what_fits_the_share_goes_back() -> None:
+    small = dataclasses.replace(WHOLE, workspace_bytes=500)
+    site = assigned("one", reference_workspace_bytes=500)
+    plan = planned(dataclasses.replace(site, candidates=(small, HALF)), mode=Mode.SHARING)
+
+    assert taken_back(plan, slower("one"), OWN).assignments[0].division.parts == (small,)
+
+
+def test_a_site_without_a_profile_stays() -> None:
+    plan = planned(dataclasses.replace(assigned("one"), candidates=()))
+
+    assert taken_back(plan, slower("one"), OWN) is plan
+
+
+@pytest.mark.parametrize("paths", [[], ["three"]])
+def test_nothing_changes_where_nothing_is_taken_back(paths: list[str]) -> None:
+    plan = planned(assigned("one"))
+
+    assert taken_back(plan, slower(*paths), OWN) is plan

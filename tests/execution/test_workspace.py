@@ -1,0 +1,316 @@
+"""What becomes of buffers that captured graphs use; capturing is played here."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from mucudnn.backends import backend_of
+from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.division import Division
+from mucudnn.execution import workspace as room
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace, release_workspaces, workspace_of
+from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate
+from tests.operands import a_convolution, operands_of
+
+CPU = torch.device("cpu")
+
+
+class Capture:
+    """Whether a graph is being captured."""
+
+    is_on = False
+
+
+@pytest.fixture
+def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
+    played = Capture()
+    monkeypatch.setattr(room, "_is_capturing", lambda _: played.is_on)
+    monkeypatch.setattr(room, "_kept_for_graphs", [])
+    yield played
+    release_workspaces()
+
+
+class Address:
+    """Binds the buffer, as a weak reference and its address."""
+
+    def __init__(self) -> None:
+        self.seen: weakref.ref[Tensor] | None = None
+
+    def bind(self, buffer: Tensor) -> int:
+        self.seen = weakref.ref(buffer)
+        return buffer.data_ptr()
+
+
+def lives(binder: Address) -> bool:
+    gc.collect()
+    return binder.seen is not None and binder.seen() is not None
+
+
+def test_a_buffer_goes_when_a_larger_one_comes(capture: Capture) -> None:
+    workspace, binder = Workspace(CPU), Address()
+    workspace.reserve(100)
+    workspace.bound(binder)
+
+    workspace.reserve(200)
+
+    assert not lives(binder)
+
+
+def test_a_buffer_that_a_graph_uses_stays_when_a_larger_one_comes(capture: Capture) -> None:
+    workspace, binder = Workspace(CPU), Address()
+    workspace.reserve(100)
+    capture.is_on = True
+    workspace.reserve(100)
+    workspace.bound(binder)
+    capture.is_on = False
+
+    workspace.reserve(200)
+
+    assert lives(binder)
+
+
+def test_a_buffer_that_grew_inside_of_a_capture_stays_and_the_one_before_goes(capture: Capture) -> None:
+    workspace, before, inside = Workspace(CPU), Address(), Address()
+    workspace.reserve(100)
+    workspace.bound(before)
+    capture.is_on = True
+    workspace.reserve(200)
+    workspace.bound(inside)
+    capture.is_on = False
+
+    workspace.reserve(300)
+
+    assert [lives(before), lives(inside)] == [False, True]
+
+
+def test_a_buffer_that_a_graph_uses_survives_the_release_of_all_others(capture: Capture) -> None:
+    binder = Address()
+    workspace = workspace_of(backend_of("cpu:"))
+    capture.is_on = True
+    workspace.reserve(100)
+    workspace.bound(binder)
+    capture.is_on = False
+
+    del workspace
+    release_workspaces()
+
+    assert lives(binder)
+
+
+class Kernel:
+    """Something that is bound."""
+
+
+class Kernels:
+    """Binds one kernel."""
+
+    def bind(self, buffer: Tensor) -> Kernel:
+        return Kernel()
+
+
+def test_kernels_that_a_graph_was_captured_with_stay_with_it(capture: Capture) -> None:
+    workspace, binder = Workspace(CPU), Kernels()
+    workspace.reserve(100)
+    capture.is_on = True
+    kernel = weakref.ref(workspace.bound(binder))
+    capture.is_on = False
+
+    workspace.reserve(200)
+    gc.collect()
+
+    assert kernel() is not None
+
+
+class Device(CpuBackend):
+    """The processor, as if its memory came in one piece, like a card's; it notes what it is given back."""
+
+    takes_memory_by_pages = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released: list[int] = []
+
+    def release(self, tail: Tensor) -> None:
+        self.released.append(tail.numel())
+        tail.untyped_storage().resize_(0)
+
+
+def test_a_device_gives_back_a_whole_buffer_and_takes_what_is_needed_next(capture: Capture) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+
+    workspace.make_room(900, 1000, backend)
+    workspace.reserve(50)
+    workspace.make_room(900, 1000, backend)  # 50 and 900 fit
+    workspace.reserve(500)
+    workspace.make_room(900, 1000, backend)
+
+    assert backend.released == [900, 400]
+
+
+def test_what_could_not_be_taken_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace, binder = Workspace(CPU), Address()
+    workspace.reserve(100)
+    make = room._bytes
+
+    def fail(n_bytes: int, device: torch.device) -> Tensor:
+        if n_bytes > 100:
+            raise RuntimeError("out of memory")
+        return make(n_bytes, device)
+
+    monkeypatch.setattr(room, "_bytes", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        workspace.reserve(1000)
+
+    workspace.reserve(50)
+
+    assert workspace.held_bytes >= 50
+    workspace.bound(binder)
+
+
+def test_what_did_not_come_again_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+    workspace.make_room(1000, 1000, backend)
+    workspace.reserve(10)
+    resize = torch.UntypedStorage.resize_
+
+    def fail(storage: torch.UntypedStorage, n_bytes: int) -> None:
+        if n_bytes > 100:
+            raise RuntimeError("out of memory")
+        resize(storage, n_bytes)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        workspace.reserve(500)
+
+    workspace.reserve(10)
+
+    assert workspace.held_bytes >= 10
+
+
+class Pages(CpuBackend):
+    """The processor; it notes which bytes it is given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released: list[tuple[int, int]] = []
+
+    def release(self, tail: Tensor) -> None:
+        self.released.append((tail.storage_offset(), tail.numel()))
+
+
+def test_on_the_processor_the_end_goes_back_once_and_again_when_it_was_touched() -> None:
+    workspace, backend = Workspace(CPU), Pages()
+    workspace.reserve(1000)
+
+    workspace.make_room(0, 1000, backend)  # all fits
+    workspace.make_room(900, 1000, backend)
+    workspace.make_room(900, 1000, backend)  # has gone already
+    workspace.make_room(950, 1000, backend)
+    workspace.reserve(500)
+    workspace.make_room(900, 1000, backend)
+
+    assert backend.released == [(100, 900), (50, 50), (100, 400)]
+
+
+def test_what_a_part_touches_after_room_was_made_for_one_before_it_goes_back_again() -> None:
+    problem, workspace, backend = a_convolution(batch=4), Workspace(CPU), Pages()
+    needed = backend.buffer_bytes(problem.with_batch(2), "cpu:im2col")
+    parts = Candidate("cpu:aten", 2, 0.0, 1000), Candidate("cpu:im2col", 2, 0.0, needed)
+    mixed, own = (
+        Runner(backend, problem, division, limit_bytes=needed)
+        for division in (Division(parts), Division((Candidate("cpu:aten", 4, 0.0, 1000),)))
+    )
+    mixed(workspace, *operands_of(problem))
+    before = [*backend.released]
+
+    own(workspace, *operands_of(problem))
+
+    assert before == [(needed - 1000, 1000)]
+    assert backend.released == before * 2
+
+
+def test_what_a_graph_uses_is_not_given_back_to_make_room(capture: Capture) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    capture.is_on = True
+    workspace.reserve(1000)
+    capture.is_on = False
+
+    workspace.make_room(900, 1000, backend)
+
+    assert backend.released == []
+
+
+@pytest.fixture
+def resizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """From how many bytes to how many any storage is resized."""
+    seen: list[tuple[int, int]] = []
+    own = torch.UntypedStorage.resize_
+
+    def resize(storage: torch.UntypedStorage, n_bytes: int) -> None:
+        seen.append((storage.nbytes(), n_bytes))
+        own(storage, n_bytes)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", resize)
+    return seen
+
+
+def test_a_device_never_holds_a_buffer_of_two_sizes_at_once(
+    capture: Capture, resizes: list[tuple[int, int]]
+) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+    workspace.make_room(900, 1000, backend)
+
+    workspace.reserve(50)
+    workspace.reserve(500)
+
+    assert resizes[0] == (1000, 0)
+    assert [after for before, after in resizes if before == 0] == [0, 50, 500]
+    assert all(before == 0 or after == 0 for before, after in resizes)
+
+
+def test_a_buffer_that_a_graph_uses_never_moves(capture: Capture) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+    workspace.make_room(1000, 1000, backend)
+    workspace.reserve(50)  # all that came again
+    capture.is_on = True
+    workspace.reserve(50)
+    captured = workspace.bound(Whole())
+    address = captured.data_ptr()
+    capture.is_on = False
+
+    workspace.reserve(500)
+
+    assert (captured.data_ptr(), captured.numel()) == (address, 50)
+    assert workspace.bound(Whole()).data_ptr() != address
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_buffer_and_elsewhere_are_within_the_limit_on_a_device_from_the_first_run_on(
+    capture: Capture, op: ConvOp
+) -> None:
+    problem = a_convolution(batch=4, op=op)
+    parts = Candidate("cpu:aten", 2, 0.0, 600_000), Candidate("cpu:im2col", 2, 0.0, 400_000)
+    runner = Runner(Device(), problem, Division(parts), limit_bytes=1_000_000, capacity_bytes=900_000)
+    workspace, other = Workspace(CPU), 900_000
+
+    for _ in range(2):
+        runner(workspace, *operands_of(problem)[:2])
+        assert runner.buffer_bytes <= workspace.bound(Whole()).untyped_storage().nbytes() <= 400_000
+        workspace.reserve(other, other)
+
+
+class Whole:
+    """Binds the whole buffer."""
+
+    def bind(self, buffer: Tensor) -> Tensor:
+        return buffer

@@ -1,0 +1,70 @@
+"""What results are compared with: the definition of a convolution, in little memory."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from mucudnn.backends.base import Job
+from mucudnn.backends.cpu.footprint import FootprintMeter
+from mucudnn.live.reference import convolve_sample
+from mucudnn.problem import ConvOp, ConvProblem
+from tests.backends.test_footprint import Work
+from tests.contracts.test_backend import PROBLEMS
+from tests.operands import a_convolution, operands_of, reference, relative_error, small_integers
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EXACT = {
+    **{name: dataclasses.replace(problem, batch=1, dtype="float64") for name, problem in PROBLEMS.items()},
+    "depthwise": a_convolution(batch=1, in_channels=4, out_channels=8, groups=4, dtype="float64"),
+    "all at once": a_convolution(
+        batch=1, in_channels=4, out_channels=2, input_size=(13, 12), kernel_size=(3, 2), stride=(2, 3),
+        padding=(0, 4), dilation=(3, 2), groups=2, dtype="float64",
+    ),
+    "rows that no window meets": a_convolution(batch=1, input_size=(9, 12), stride=(3, 5), dtype="float64"),
+}  # fmt: skip
+
+LARGE = a_convolution(
+    batch=1, in_channels=64, out_channels=64, input_size=(96, 96), kernel_size=(5, 5), padding=(2, 2),
+    dtype="float64",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("problem", EXACT.values(), ids=EXACT)
+def test_it_is_the_convolution_that_pytorch_computes_exactly(problem: ConvProblem, op: ConvOp) -> None:
+    problem = problem.with_op(op)
+    operands = operands_of(problem, small_integers)
+
+    result = convolve_sample(problem, *operands)
+
+    assert result.dtype is torch.float64
+    assert torch.equal(result, reference(problem, *operands))
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_it_is_as_exact_as_float64(op: ConvOp) -> None:
+    problem = LARGE.with_op(op)
+    operands = operands_of(problem)
+
+    error = relative_error(convolve_sample(problem, *operands), reference(problem, *operands))
+    assert error <= 2 * math.sqrt(problem.terms) * 2**-53  # of both, as roundings add up
+
+
+def one_sample(payload: dict[str, str]) -> Work:
+    problem = LARGE.with_op(ConvOp(payload["op"]))
+    operands = operands_of(problem)
+    result = convolve_sample(problem, *operands)
+    return Work(lambda: convolve_sample(problem, *operands), result.nbytes)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_it_takes_no_more_than_three_samples_and_two_filters(op: ConvOp) -> None:
+    with FootprintMeter() as meter:
+        seen = meter.measure(Job("tests.live.test_reference:one_sample", {"op": op.value}), None).n_bytes
+
+    sample_bytes = 64 * 96 * 96 * 8
+    assert seen is not None
+    assert sample_bytes < seen < 3 * sample_bytes + 2 * LARGE.filter_bytes

@@ -1,0 +1,456 @@
+"""The stand finds out every algorithm that is wrong, by algorithms each of which is wrong in one way."""
+
+import dataclasses
+import gc
+import math
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+
+from mucudnn.algorithms import GradientSum
+from mucudnn.algorithms.own import own_convolution
+from mucudnn.backends import PartKernel, PartSumKernel, backend_of
+from mucudnn.backends.base import OnSlices, SumOnSlices
+from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.choices import Search
+from mucudnn.division import Division
+from mucudnn.live.stand import Stand, relative_error
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate, Trial
+from tests.operands import a_convolution
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BACKEND = backend_of("cpu:")
+PROBLEM = a_convolution(batch=6, in_channels=8, out_channels=8)
+SLICES = (ConvOp.FPROP, ConvOp.DGRAD)
+SIZES = (1, 2, 4, 6)
+
+BOUND = BACKEND.error_bound(PROBLEM, "cpu:winograd4")
+"""Above it, whoever asked for the error refuses the algorithm."""
+
+GRAIN_SIZE = 2**15
+"""Elements of which PyTorch gives each thread at least so many, in a simple operation."""
+
+DOUBLE = "cpu:double"
+BUFFER_BYTES = 64
+
+
+class Slices:
+    """A right kernel of fprop and dgrad, to be spoilt."""
+
+    def __init__(self, problem: ConvProblem, buffer: Tensor) -> None:
+        self.problem = problem
+        self.buffer = buffer
+
+    def prepare(self, weight: Tensor) -> None:
+        self.weight = weight
+
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        out.copy_(own_convolution(self.problem, image, self.weight, bias))
+        return True
+
+
+class Sums:
+    """A right kernel of wgrad, to be spoilt. It keeps its sum beside its workspace."""
+
+    def __init__(self, problem: ConvProblem, buffer: Tensor) -> None:
+        self.problem = problem
+        self.buffer = buffer
+        self.sum = torch.zeros(problem.filter_shape)
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        dw = own_convolution(self.problem, image, gradient)
+        self.sum = dw if first else self.sum + dw
+
+    def finish(self, into: GradientSum) -> bool:
+        into.take(self.sum)
+        return True
+
+
+class OnAnotherDevice(CpuBackend):
+    """The processor under the name of a card."""
+
+    device = torch.device("cuda")
+
+
+class BackendWith(CpuBackend):
+    """The processor, with one more algorithm."""
+
+    def __init__(self, kernel: Callable[[ConvProblem, Tensor], object]) -> None:
+        super().__init__()
+        self._kernel = kernel
+
+    def algorithms(
+        self,
+        problem: ConvProblem,
+        search: Search = Search.HEURISTIC,
+        whole: bool = True,  # in both roles the same
+    ) -> tuple[str, ...]:
+        return (*super().algorithms(problem), DOUBLE)
+
+    def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
+        return BUFFER_BYTES if algorithm == DOUBLE else super().buffer_bytes(problem, algorithm)
+
+    def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
+        return OnSlices(self._kernel(problem, buffer))  # type: ignore[arg-type]  # the test chose the op
+
+    def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
+        return SumOnSlices(self._kernel(problem, buffer))  # type: ignore[arg-type]  # the test chose the op
+
+
+def error_of(kernel: Callable[[ConvProblem, Tensor], object], problem: ConvProblem, size: int = 6) -> float:
+    """The error that a stand finds in an algorithm at one size."""
+    stand = Stand(BackendWith(kernel), problem, buffer_bytes=BUFFER_BYTES)
+    return stand.run(Trial(problem.with_batch(size), DOUBLE, whole=size == problem.batch)).error()
+
+
+def for_op(problem: ConvProblem, op: ConvOp) -> ConvProblem:
+    return dataclasses.replace(problem, op=op, bias=problem.bias and op is ConvOp.FPROP)
+
+
+# What is right.
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", ConvOp)
+def test_what_is_right_is_found_right(op: ConvOp, layout: Layout, size: int) -> None:
+    problem = dataclasses.replace(for_op(PROBLEM, op), layout=layout, filter_layout=layout)
+    part = problem.with_batch(size)
+    algorithms = BACKEND.algorithms(part)
+    stand = Stand(BACKEND, problem, max(BACKEND.buffer_bytes(part, name) for name in algorithms))
+
+    for name in algorithms:
+        error = stand.run(Trial(part, name, whole=size == problem.batch)).error()
+
+        assert error <= BOUND
+
+
+@pytest.mark.parametrize("name", ["cpu:aten", "cpu:im2col", "cpu:winograd4", "cpu:cc_winograd4"])
+def test_a_bias_is_added(name: str) -> None:
+    problem = dataclasses.replace(PROBLEM, bias=True)
+    stand = Stand(BACKEND, problem, BACKEND.buffer_bytes(problem, name))
+
+    assert stand.run(Trial(problem, name, whole=True)).error() <= BOUND
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("op", ConvOp)
+def test_every_type_has_a_bound_that_pytorchs_own_keeps(op: ConvOp, dtype: str) -> None:
+    problem = dataclasses.replace(for_op(PROBLEM, op), dtype=dtype)
+    stand = Stand(BACKEND, problem, buffer_bytes=0)
+
+    for size in SIZES:
+        error = stand.run(Trial(problem.with_batch(size), BACKEND.own, whole=size == 6)).error()
+
+        assert error <= BACKEND.error_bound(problem, BACKEND.own)
+
+
+def test_the_doubles_of_these_tests_are_right_as_long_as_nobody_spoils_them() -> None:
+    assert error_of(Slices, PROBLEM) <= BOUND
+    assert error_of(Sums, for_op(PROBLEM, ConvOp.WGRAD)) <= BOUND
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_trials_that_ran_before_make_no_difference_to_an_error(op: ConvOp) -> None:
+    problem = for_op(PROBLEM, op)
+    trials = [
+        Trial(problem.with_batch(size), name, whole=size == 6)
+        for size in SIZES
+        for name in BACKEND.algorithms(problem)
+    ]
+    n_bytes = max(BACKEND.buffer_bytes(trial.problem, trial.algorithm) for trial in trials)
+    fresh = [Stand(BACKEND, problem, n_bytes).run(trial).error() for trial in trials]
+    stand = Stand(BACKEND, problem, n_bytes)
+    runs = [stand.run(trial) for trial in trials]
+    for run in runs:
+        run.setup()
+        run.part()
+
+    # The reference, in float64, may be added up in another order.
+    assert [run.error() for run in runs] == pytest.approx(fresh, rel=1e-6)
+
+
+def test_the_same_seed_makes_the_same_operands() -> None:
+    first, second, other = (Stand(BACKEND, PROBLEM, buffer_bytes=0, seed=seed) for seed in (1, 1, 2))
+
+    assert torch.equal(first.first, second.first)
+    assert not torch.equal(first.first, other.first)
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_finished_division_runs_as_in_a_model(op: ConvOp) -> None:
+    problem = for_op(PROBLEM, op)
+    parts = (Candidate("cpu:winograd4", 4, 0.0, 0), Candidate("cpu:im2col", 2, 0.0, 0))
+
+    Stand(BACKEND, problem, buffer_bytes=0).division(Division(parts))()  # raises nothing
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("size", [3, 6], ids=["a part", "the whole"])
+def test_pytorchs_own_is_not_timed_with_an_operand_that_autograd_has_at_hand(op: ConvOp, size: int) -> None:
+    stand, own = Stand(BACKEND, for_op(PROBLEM, op), buffer_bytes=0), BACKEND.own
+    division = Division((Candidate(own, size, 0.0, 0),) * (6 // size))
+    runs = stand.run(Trial(stand.problem.part(size), own, whole=size == 6)).part, stand.division(division)
+    for run in runs:
+        run()
+
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, record_shapes=True) as recording:
+        for run in runs:
+            run()
+
+    convolution = "aten::conv2d" if op is ConvOp.FPROP else "aten::convolution_backward"
+    made = [event for event in recording.events() if event.name.startswith("aten::empty")]
+    within = [event for event in made if convolution in _around(event)]
+    # A result in parts is made beforehand, as autograd's caller would make it; nothing else is.
+    assert len(made) - len(within) == (size < 6)
+
+
+def _around(event: FunctionEvent) -> set[str]:
+    """The names of what an event happened in."""
+    parent = event.cpu_parent
+    return set() if parent is None else {parent.name} | _around(parent)
+
+
+def test_an_ordinary_operation_of_the_processor_is_of_all_threads() -> None:
+    operation = Stand(BACKEND, PROBLEM, buffer_bytes=0).ordinary_operation
+
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True, record_shapes=True) as recording:
+        operation()
+
+    (multiplication,) = [event for event in recording.events() if event.name == "aten::mul_"]
+    assert multiplication.input_shapes[0] == [GRAIN_SIZE * torch.get_num_threads()]
+
+
+def test_an_ordinary_operation_is_nothing_on_another_device() -> None:
+    stand = Stand(BACKEND, PROBLEM, buffer_bytes=0)
+    stand.backend = OnAnotherDevice()
+
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recording:
+        stand.ordinary_operation()
+
+    assert not recording.events()
+
+
+# What is wrong.
+
+
+class SlightlyWrongSlices(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
+        out.mul_(1.0001)
+        return True
+
+
+class SlicesWithoutTheLastSample(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
+        out[-1] = float("nan")
+        return True
+
+
+class SlicesThatWriteNothing(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        return True
+
+
+class SlicesWithOneWrongSize(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
+        if self.problem.batch == 2:
+            out[0].zero_()
+        return True
+
+
+class SlicesWithoutBias(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        return super().run(image, weight, out, None)
+
+
+class SlicesThatAddToTheResult(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        out.add_(own_convolution(self.problem, image, self.weight, bias))
+        return True
+
+
+def write_beyond(buffer: Tensor) -> None:
+    """Change the byte right behind the buffer."""
+    buffer.as_strided((1,), (1,), buffer.storage_offset() + buffer.numel()).add_(1)
+
+
+class SlicesThatWriteBeyond(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        write_beyond(self.buffer)
+        return super().run(image, weight, out, bias)
+
+
+class SlicesThatReadWhatNobodyWrote(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
+        out.add_(self.buffer.view(torch.float32)[0])
+        return True
+
+
+@pytest.mark.parametrize("op", SLICES)
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        SlightlyWrongSlices,
+        SlicesWithoutTheLastSample,
+        SlicesThatWriteNothing,
+        SlicesThatAddToTheResult,
+        SlicesThatWriteBeyond,
+        SlicesThatReadWhatNobodyWrote,
+    ],
+)
+def test_slices_that_are_wrong_are_found_out(kernel: type[Slices], op: ConvOp) -> None:
+    assert not error_of(kernel, for_op(PROBLEM, op)) <= BOUND
+
+
+def test_slices_without_their_bias_are_found_out() -> None:
+    assert not error_of(SlicesWithoutBias, dataclasses.replace(PROBLEM, bias=True)) <= BOUND
+
+
+@pytest.mark.parametrize("op", SLICES)
+def test_slices_that_are_wrong_at_one_size_are_wrong_at_that_size_only(op: ConvOp) -> None:
+    problem = for_op(PROBLEM, op)
+
+    wrong = [size for size in SIZES if not error_of(SlicesWithOneWrongSize, problem, size) <= BOUND]
+
+    assert wrong == [2]
+
+
+class SlightlyWrongSums(Sums):
+    def finish(self, into: GradientSum) -> bool:
+        self.sum = self.sum * 1.0001
+        return super().finish(into)
+
+
+class SumsThatNeverAccumulate(Sums):
+    def finish(self, into: GradientSum) -> bool:
+        return super().finish(GradientSum(into.total))
+
+
+class SumsThatAlwaysAccumulate(Sums):
+    def finish(self, into: GradientSum) -> bool:
+        return super().finish(GradientSum(into.total, accumulate=True))
+
+
+class SumsOfTheLastPart(Sums):
+    """The classic mistake: each part overwrites the sum."""
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        super().add(image, gradient, into, first=True)
+
+
+class SumsThatNeverStartAnew(Sums):
+    """Whatever the workspace held is part of the sum."""
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        self.sum = self.sum + self.buffer.view(torch.float32)[0]
+        super().add(image, gradient, into, first=False)
+
+
+class SumsThatBreakWhenTheyAccumulate(Sums):
+    def finish(self, into: GradientSum) -> bool:
+        super().finish(into)
+        if into.accumulate:
+            into.total[0] = float("nan")
+        return True
+
+
+class SumsWithOneWrongSize(Sums):
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        super().add(image, gradient, into, first)
+        if self.problem.batch == 2:
+            self.sum = 2 * self.sum
+
+
+class SumsThatWriteBeyond(Sums):
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        write_beyond(self.buffer)
+        super().add(image, gradient, into, first)
+
+
+class SumsThatWriteBeyondInTheEnd(Sums):
+    def finish(self, into: GradientSum) -> bool:
+        write_beyond(self.buffer)
+        return super().finish(into)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        SlightlyWrongSums,
+        SumsThatNeverAccumulate,
+        SumsThatAlwaysAccumulate,
+        SumsOfTheLastPart,
+        SumsThatNeverStartAnew,
+        SumsThatBreakWhenTheyAccumulate,
+        SumsThatWriteBeyond,
+        SumsThatWriteBeyondInTheEnd,
+    ],
+)
+@pytest.mark.parametrize("size", [2, 4, 6])
+def test_sums_that_are_wrong_are_found_out(kernel: type[Sums], size: int) -> None:
+    assert not error_of(kernel, for_op(PROBLEM, ConvOp.WGRAD), size) <= BOUND
+
+
+def test_sums_that_are_wrong_at_one_size_are_wrong_at_that_size_only() -> None:
+    problem = for_op(PROBLEM, ConvOp.WGRAD)
+
+    wrong = [size for size in SIZES if not error_of(SumsWithOneWrongSize, problem, size) <= BOUND]
+
+    assert wrong == [2]
+
+
+@pytest.mark.parametrize("kernel", [SlicesThatWriteBeyond, SumsThatWriteBeyond])
+def test_whoever_writes_beyond_its_workspace_has_an_infinite_error(kernel: type[Slices | Sums]) -> None:
+    op = ConvOp.FPROP if issubclass(kernel, Slices) else ConvOp.WGRAD
+
+    assert error_of(kernel, for_op(PROBLEM, op)) == math.inf
+
+
+class SlicesThatCannotRun(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        raise RuntimeError("could not create a primitive")
+
+
+def test_what_breaks_breaks_with_its_own_words() -> None:
+    with pytest.raises(RuntimeError, match="could not create a primitive"):
+        error_of(SlicesThatCannotRun, PROBLEM)
+
+
+# The measure.
+
+
+def test_an_error_is_relative_to_the_reference() -> None:
+    assert relative_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]).double()) == pytest.approx(0.1)
+
+
+def test_an_error_is_absolute_where_the_reference_is_nothing() -> None:
+    assert relative_error(torch.tensor([0.0, 0.5]), torch.zeros(2).double()) == 0.5
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_an_error_is_not_finite_where_a_result_is_not(value: float) -> None:
+    assert not math.isfinite(relative_error(torch.tensor([1.0, value]), torch.ones(2).double()))
+
+
+def test_a_stand_and_its_operands_go_with_their_last_user() -> None:
+    stand = Stand(BACKEND, PROBLEM, buffer_bytes=BUFFER_BYTES)
+    stand.run(Trial(PROBLEM, BACKEND.own, whole=True)).error()
+    operand = weakref.ref(stand.first)
+
+    gc.disable()
+    del stand
+    gone = operand() is None
+    gc.enable()
+
+    assert gone

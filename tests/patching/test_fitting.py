@@ -1,0 +1,164 @@
+"""What a site runs within its plan's memory: a smaller batch by the same profile."""
+
+import pytest
+
+from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.choices import Mode, Policy
+from mucudnn.division import Division
+from mucudnn.errors import BackendError
+from mucudnn.patching.fitting import Memory, division_for
+from mucudnn.plan import Assignment, ConvSite, Plan
+from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate
+from mucudnn.solvers.exhaustive import fastest_division
+from tests.examples import a_candidate, a_problem
+from tests.operands import a_convolution
+
+
+@pytest.mark.parametrize("batch", range(1, 8))
+def test_a_smaller_batch_gets_the_best_division_within_the_workspace(batch: int) -> None:
+    candidates = tuple(
+        Candidate(name, size, time_s * size + 1, workspace_bytes * size)
+        for name, time_s, workspace_bytes in (
+            ("cpu:aten", 1.0, 0),
+            ("cpu:im2col", 0.5, 100),
+            ("cpu:fft16", 0.1, 500),
+        )
+        for size in (1, 2, 4, 8)
+    )
+    division = Division((Candidate("cpu:im2col", 4, 3.0, 400),) * 2)
+    assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), division, candidates)
+
+    found = division_for(assigned, batch, "cpu:aten", share_bytes=400)
+
+    assert found == fastest_division(candidates, batch, limit_bytes=400)
+
+
+def test_where_pytorchs_own_has_won_undivided_it_serves_smaller_batches_undivided() -> None:
+    won = Division((Candidate("cpu:aten", 8, 1.0, 0),))
+    rival = Candidate("cpu:im2col", 4, 0.1, 0)
+    assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), won, (rival, *won.parts))
+
+    assert division_for(assigned, 4, "cpu:aten", share_bytes=0).key == "cpu:aten@4*1"
+
+
+def _assigned(*candidates: Candidate, chosen: int = 0, times: int = 1) -> Assignment:
+    """A site that is profiled, with one of the candidates chosen so many times."""
+    division = Division((candidates[chosen],) * times)
+    return Assignment(
+        ConvSite("conv", ConvOp.FPROP), a_problem(batch=division.batch), division, tuple(sorted(candidates))
+    )
+
+
+@pytest.mark.parametrize(
+    ("own_s", "share_bytes", "expected"),
+    [
+        pytest.param(3.0, 900, "cpu:im2col@4*1+cpu:im2col@1*3", id="own takes 2.6 s, parts 2.5 s"),
+        pytest.param(2.8, 900, "cpu:aten@7*1", id="own takes 2.45 s"),
+        pytest.param(2.8, 899, "cpu:im2col@4*1+cpu:im2col@1*3", id="own does not fit"),
+    ],
+)
+def test_a_smaller_batch_is_divided_only_where_that_should_be_faster_than_pytorchs_own(
+    own_s: float, share_bytes: int, expected: str
+) -> None:
+    assigned = _assigned(
+        Candidate("cpu:im2col", 8, 1.0, 8),
+        Candidate("cpu:im2col", 4, 1.0, 4),
+        Candidate("cpu:im2col", 1, 0.5, 1),
+        Candidate("cpu:aten", 8, own_s, 900),
+    )
+
+    assert division_for(assigned, 7, "cpu:aten", share_bytes).key == expected
+
+
+def test_no_algorithm_but_pytorchs_own_runs_at_a_size_that_was_never_checked() -> None:
+    parts = Candidate("cpu:im2col", 4, 1.0, 0), Candidate("cpu:aten", 8, 9.0, 900)
+    assigned = _assigned(*parts, times=2)
+
+    assert division_for(assigned, 5, "cpu:aten", share_bytes=900).key == "cpu:aten@5*1"
+    with pytest.raises(
+        BackendError, match="5 samples cannot be made of the sizes that were measured and fit: 4"
+    ):
+        division_for(assigned, 5, "cpu:aten", share_bytes=899)
+
+
+def _divided_as_it_comes(*singles: Candidate) -> Assignment:
+    """A site of 8 samples that runs PyTorch's own in pairs, beside what computes one sample."""
+    return _assigned(Candidate("cpu:aten", 2, 1.0, 60), *singles, times=4)
+
+
+def test_single_samples_may_take_more_than_the_pairs_that_were_chosen() -> None:
+    assigned = _divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90), Candidate("cpu:fft16", 1, 0.1, 101))
+
+    assert division_for(assigned, 3, "cpu:aten", 100, 90).key == "cpu:aten@2*1+cpu:im2col@1*1"
+
+
+def test_smaller_batches_take_no_more_of_the_buffer_than_others_reckon_with() -> None:
+    small, large = Candidate("cpu:im2col", 1, 1.0, 40), Candidate("cpu:winograd2", 1, 0.1, 50)
+    assigned = _divided_as_it_comes(small, large)
+
+    assert division_for(assigned, 3, "cpu:aten", 100, 49).key == "cpu:aten@2*1+cpu:im2col@1*1"
+    assert division_for(assigned, 3, "cpu:aten", 100, 50).key == "cpu:winograd2@1*3"
+
+
+LIMIT_BYTES = 100
+SUM_BYTES = 2**16
+
+
+def _memory_of(*assigned: Assignment) -> Memory:
+    environment = CpuBackend().environment()
+    plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, LIMIT_BYTES, environment, assigned, (), "0")
+    return Memory.of(plan, "cpu:aten", is_growing=False)
+
+
+def test_smaller_batches_do_not_enlarge_the_buffer_that_tuning_reckoned_with() -> None:
+    known = _memory_of(_divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90)))
+
+    assert (known.buffer_bytes, known.capacity_bytes) == (0, 0)
+
+
+def _gradients_in_16_bits(division: Division, *singles: Candidate) -> Assignment:
+    """A site that sums weight gradients of bfloat16 in 64 KiB of float32, if in parts."""
+    problem = a_convolution(
+        op=ConvOp.WGRAD, batch=8, in_channels=64, out_channels=64, input_size=(4, 4), kernel_size=(2, 2),
+        padding=(0, 0), dtype="bfloat16",
+    )  # fmt: skip
+    assert problem.running_sum_bytes == SUM_BYTES
+    return Assignment(ConvSite("conv", ConvOp.WGRAD), problem, division, (*division.parts[:1], *singles))
+
+
+def test_sums_of_16_bit_gradients_lie_in_the_buffer_whoever_computes_the_parts() -> None:
+    pairs = Division((Candidate("cpu:aten", 2, 1.0, SUM_BYTES + 10),) * 4)
+
+    assert _memory_of(_gradients_in_16_bits(pairs)).buffer_bytes == SUM_BYTES
+
+
+def test_a_smaller_batch_has_no_parts_whose_sum_the_buffer_has_no_room_for() -> None:
+    whole = Division((Candidate("cpu:onednn_nhwc", 8, 1.0, 10),))
+    assigned = _gradients_in_16_bits(whole, Candidate("cpu:aten", 1, 1.0, SUM_BYTES + 10))
+
+    assert division_for(assigned, 3, "cpu:aten", 2 * SUM_BYTES, SUM_BYTES).key == "cpu:aten@1*3"
+    with pytest.raises(BackendError, match="measured and fit: none"):
+        division_for(assigned, 3, "cpu:aten", 2 * SUM_BYTES, SUM_BYTES - 1)
+
+
+def test_a_division_that_comes_without_a_profile_is_cut_off() -> None:
+    parts = (Candidate("cpu:im2col", 4, 1.0, 0),) * 2
+    assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), Division(parts))
+
+    assert division_for(assigned, 5, "cpu:aten", share_bytes=0).key == "cpu:im2col@4*1+cpu:im2col@1*1"
+
+
+def memory(*, is_sharing: bool) -> Memory:
+    """Of a plan of 100 bytes, whose common buffer comes to 60."""
+    return Memory(CpuBackend().environment(), "cpu:aten", is_sharing, 100, 60, 60)
+
+
+def test_what_takes_memory_beside_the_buffer_shares_the_limit_with_it() -> None:
+    division = Division((a_candidate(workspace_bytes=30),))
+
+    assert [memory(is_sharing=False).has_room(division, n_bytes) for n_bytes in (40, 41)] == [True, False]
+    own = Division((a_candidate(algorithm="cpu:aten", workspace_bytes=30),))
+    sharing = memory(is_sharing=True)
+    assert [sharing.has_room(division, n_bytes) for n_bytes in (0, 1)] == [True, False]
+    assert [sharing.has_room(own, n_bytes) for n_bytes in (30, 31)] == [True, False]

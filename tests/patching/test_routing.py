@@ -1,0 +1,84 @@
+"""What runs a call: what is remembered of it, and when it is asked again."""
+
+import pytest
+import torch
+
+from mucudnn.backends import Backend
+from mucudnn.convolutions.calls import ConvArguments
+from mucudnn.convolutions.modules import Call
+from mucudnn.functional import DividedConvolution
+from mucudnn.patching.routing import Decide, NotNowError, Router
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.tuning.learning import Learner
+from mucudnn.tuning.options import Settings
+from tests.examples import a_problem
+
+ARGUMENTS = ConvArguments.of(2, 1, 0, 1, 1)
+
+
+def a_call() -> Call:
+    return Call.of(torch.zeros(2, 3, 5, 5), torch.zeros(4, 3, 3, 3), None, ARGUMENTS)
+
+
+class Asked:
+    """Decides that PyTorch's own serves a call, from the second time that it is asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, backend: Backend, problem: ConvProblem) -> DividedConvolution | None:
+        self.times += 1
+        if self.times == 1:
+            raise NotNowError
+        return None
+
+
+def test_what_cannot_be_decided_now_is_asked_again_and_what_was_decided_is_not() -> None:
+    router, asked = Router(("cpu",), None), Asked()
+
+    results = [router.served(a_call(), asked) for _ in range(4)]
+
+    assert results == [None] * 4
+    assert asked.times == 2
+
+
+def remembering(asked: list[ConvProblem]) -> Decide:
+    """Decides that PyTorch's own serves whatever is asked, and remembers what was."""
+
+    def decide(backend: Backend, problem: ConvProblem) -> None:
+        asked.append(problem)
+
+    return decide
+
+
+def test_calls_that_differ_in_what_decides_are_told_apart() -> None:
+    router, asked = Router(("cpu",), None), list[ConvProblem]()
+    image, filters = torch.zeros(2, 3, 5, 5), [torch.zeros(k, 3, 3, 3) for k in (4, 5)]
+    biases = [None, torch.zeros(4)]
+
+    for _ in range(2):
+        for weight in filters:  # of equal strides
+            router.served(Call.of(image, weight, None, ARGUMENTS), remembering(asked))
+        for bias in biases:
+            router.served(Call.of(image, filters[0], bias, ARGUMENTS), remembering(asked))
+        for needs in ("dx", "dw"):
+            router.served(Call.of(image, filters[1], None, ARGUMENTS), remembering(asked), needs)
+
+    assert [(each.out_channels, each.bias) for each in asked] == [
+        (4, False),
+        (5, False),
+        (4, True),
+        (5, False),
+        (5, False),
+    ]
+
+
+def test_nothing_is_tuned_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    settings = Settings.of(
+        "1MiB", mode="reuse", policy="all", search="heuristic", max_error=None, ops="auto",
+        backend="auto", store=None, again=False, progress=False,
+    )  # fmt: skip
+
+    with pytest.raises(NotNowError):
+        Learner(settings)(torch.device("cuda"), "conv", 0, a_problem(), (ConvOp.FPROP,))

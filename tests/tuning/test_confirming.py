@@ -1,0 +1,67 @@
+"""Which of the rivals at a site wins, by rounds that are written down."""
+
+import dataclasses
+
+import pytest
+
+from mucudnn.division import Division
+from mucudnn.intervals import Verdict
+from mucudnn.profile import Candidate, Comparison, Measurement
+from mucudnn.profiling.outcome import Outcome
+from mucudnn.tuning.confirming import winner
+from tests.examples import a_problem
+
+
+def _outcome(**spans_ms: list[int]) -> tuple[dict[str, Division], Outcome]:
+    """Rivals of these names, undivided, and rounds in which they took so many milliseconds."""
+    problem = a_problem(batch=8)
+    rivals = {name: Division((Candidate(name, 8, 0.0, 0),)) for name in spans_ms}
+    times = {
+        rival.key: Measurement(tuple(span * 10**6 for span in spans_ms[name]))
+        for name, rival in rivals.items()
+    }
+    keyed = {rival.key: rival for rival in rivals.values()}
+    return keyed, Outcome.of(Comparison(problem, times, dict.fromkeys(times, 0)))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third", "wins"),
+    [
+        ([100] * 10, [90] * 10, [80] * 10, "third"),
+        ([100] * 10, [80] * 10, [90] * 10, "second"),
+        ([100] * 10, [99] * 10, [90] * 10, "third"),
+        ([100] * 10, [99] * 10, [100] * 10, "first"),
+        ([100] * 10, [90] * 10, [89] * 10, "second"),
+    ],
+)
+def test_the_first_rival_wins_unless_a_later_one_is_faster_than_the_best_before(
+    first: list[int], second: list[int], third: list[int], wins: str
+) -> None:
+    rivals, outcome = _outcome(first=first, second=second, third=third)
+
+    assert winner(rivals, outcome, "first@8*1").key == f"{wins}@8*1"
+
+
+def test_what_is_faster_than_the_best_but_not_than_the_first_does_not_win() -> None:
+    # Medians of quotients are not transitive: 0.8 or 1.8 of the first may be 0.89 of 0.9 of it.
+    rivals, outcome = _outcome(own=[100] * 10, steady=[200, *[90] * 9], wavering=[180, 180, *[80] * 8])
+
+    assert outcome.verdict("own@8*1", "steady@8*1") is Verdict.FASTER
+    assert outcome.verdict("steady@8*1", "wavering@8*1") is Verdict.FASTER
+    assert outcome.verdict("own@8*1", "wavering@8*1") is Verdict.AMBIGUOUS
+    assert winner(rivals, outcome, "own@8*1").key == "steady@8*1"
+
+
+def _unbounded(outcome: Outcome, name: str) -> Outcome:
+    """The outcome, with nothing known of how fast one of them may be, as of one that left a race at once."""
+    estimate = dataclasses.replace(outcome.estimates[name], low=0.0)
+    return dataclasses.replace(outcome, estimates={**outcome.estimates, name: estimate}, comparison=None)
+
+
+def test_where_the_base_may_not_run_the_first_is_one_whose_time_is_known() -> None:
+    rivals, outcome = _outcome(once=[450] * 10, others=[5] * 10, parted=[2] * 10)
+    unknown = _unbounded(outcome, "once@8*1")
+
+    assert unknown.verdict("once@8*1", "parted@8*1") is not Verdict.FASTER
+    assert winner(rivals, unknown, "own@8*1").key == "parted@8*1"
+    assert winner(rivals, unknown, "once@8*1").key == "once@8*1"

@@ -1,0 +1,105 @@
+"""Convolutions that are tuned when they are first met, and where what was measured of them stays."""
+
+import contextlib
+import copy
+import pickle
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from mucudnn.errors import StoreWarning
+from mucudnn.problem import ConvOp
+from mucudnn.store import SqliteStore, sqlite
+from mucudnn.tuning.learning import Learner
+from mucudnn.tuning.options import StoreOption
+from tests.models import Listener
+from tests.operands import a_convolution
+from tests.tuning.test_options import settings_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def _learner(store: StoreOption, listener: Listener) -> Learner:
+    return Learner(settings_of(store=store, progress=listener))
+
+
+def _meet(learn: Learner, *, batch: int = 8) -> None:
+    """Have a convolution of `batch` samples tuned."""
+    learn(torch.device("cpu"), "conv", 0, a_convolution(batch=batch), (ConvOp.FPROP,))
+
+
+def _measured(listener: Listener, learn: Learner, *, batch: int = 8) -> bool:
+    """Return whether anything is measured when `learn` meets a convolution of `batch` samples."""
+    _meet(learn, batch=batch)
+    return bool(listener.measured)
+
+
+def _in_the_way(path: Path) -> Path:
+    """Return a path below a file, `path`, where no store can be made."""
+    path.touch()
+    return path / "profiles.sqlite3"
+
+
+def test_equal_problems_are_measured_once_where_no_store_can_be_made(tmp_path: Path) -> None:
+    listener = Listener()
+    learn = _learner(_in_the_way(tmp_path / "file"), listener)
+
+    with pytest.warns(StoreWarning, match="What is measured now is not kept") as told:
+        measured = [_measured(listener, learn, batch=batch) for batch in (8, 8, 4, 8, 4)]
+
+    assert measured == [True, False, True, False, False]
+    assert len(told) == 1
+
+
+def test_equal_problems_are_measured_once_where_the_file_fails_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_S", 0.05)
+    path = tmp_path / "profiles.sqlite3"
+    SqliteStore(path).close()
+
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+
+        class Rival(Listener):
+            """Locks the file as soon as something is to be measured, and keeps it locked."""
+
+            def begin(self, work: float) -> None:
+                super().begin(work)
+                if not other.in_transaction:
+                    other.execute("BEGIN IMMEDIATE")
+
+        listener = Rival()
+        learn = _learner(path, listener)
+        with pytest.warns(StoreWarning, match="What is measured from now on is not kept: .* is locked"):
+            measured = [_measured(listener, learn) for _ in range(2)]
+
+    assert measured == [True, False]
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda learn: pickle.loads(pickle.dumps(learn))])
+def test_a_copy_tries_the_file_anew(tmp_path: Path, way: Callable[[Learner], Learner]) -> None:
+    path = _in_the_way(tmp_path / "file")
+    learn = _learner(path, Listener())
+    with pytest.warns(StoreWarning, match="What is measured now is not kept"):
+        _meet(learn)
+    path.parent.unlink()
+
+    _meet(way(learn))
+
+    with SqliteStore(path, read_only=True) as store:
+        assert store.count() > 0
+
+
+def test_learners_of_one_file_know_what_each_of_them_has_measured(tmp_path: Path) -> None:
+    listener = Listener()
+    first, second = (_learner(tmp_path / "profiles.sqlite3", listener) for _ in range(2))
+
+    measured = [
+        _measured(listener, learn, batch=batch)
+        for learn, batch in ((first, 8), (second, 8), (second, 4), (first, 4))
+    ]
+
+    assert measured == [True, False, True, False]

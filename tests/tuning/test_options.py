@@ -1,0 +1,74 @@
+"""What is made of the options before any work is done."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mucudnn.progress import ProgressOption
+from mucudnn.store import MemoryStore
+from mucudnn.tuning.options import Settings, StoreOption
+from tests.models import Listener
+
+
+def settings_of(**options: Any) -> Settings:
+    """Return the settings that `options` make; whatever they leave out is as simple as can be."""
+    others: dict[str, Any] = {
+        "mode": "reuse", "policy": "undivided", "search": "heuristic", "max_error": None, "ops": "auto",
+        "backend": "auto", "store": None, "again": False, "progress": False,
+    }  # fmt: skip
+    return Settings.of("1MiB", **{**others, **options})
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_relative_path_means_the_file_in_the_folder_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[str] | type[Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert settings_of(store=kind("profiles.sqlite3")).store == tmp_path / "profiles.sqlite3"
+
+
+def test_a_tilde_stands_for_the_users_folder_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert settings_of(store="~/profiles.sqlite3").store == tmp_path / "profiles.sqlite3"
+
+
+@pytest.mark.parametrize("store", [None, MemoryStore()])
+def test_a_store_and_the_default_stay_as_they_are(store: StoreOption) -> None:
+    assert settings_of(store=store).store is store
+
+
+def test_a_default_that_is_a_relative_path_means_the_file_in_the_folder_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MUCUDNN_STORE", "profiles.sqlite3")
+
+    assert settings_of(store=None).store == tmp_path / "profiles.sqlite3"
+
+
+COPYING = pytest.mark.parametrize(
+    "way", [copy.copy, copy.deepcopy, lambda settings: pickle.loads(pickle.dumps(settings))]
+)
+
+
+@COPYING
+@pytest.mark.parametrize("progress", [True, False, None])
+def test_a_copy_is_equal(way: Callable[[Settings], Settings], progress: ProgressOption) -> None:
+    settings = settings_of(progress=progress, again=True, max_error=1e-6)
+
+    assert way(settings) == settings
+
+
+@COPYING
+def test_a_copy_tells_nobody_that_was_passed_in(way: Callable[[Settings], Settings]) -> None:
+    listener = Listener()
+    settings = settings_of(progress=listener)
+
+    assert way(settings) == settings_of(progress=None)
+    assert settings.progress is listener
