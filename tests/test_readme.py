@@ -17,6 +17,11 @@ from tests.models import a_batch, a_chain
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+READMES = [
+    path.relative_to(ROOT)
+    for folder in ("", "mucudnn", "mucudnn/algorithms", "mucudnn/backends/cudnn", "bench/results")
+    for path in (ROOT / folder).glob("*.md")
+]
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -75,12 +80,20 @@ def test_every_room_is_on_the_picture() -> None:
     } == set()
 
 
-def test_every_link_leads_somewhere() -> None:
-    headings = re.findall(r"^#+ (.*)$", TEXT, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+@pytest.mark.parametrize("path", sorted(READMES), ids=str)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
 
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        if target.startswith("#"):
-            assert target[1:] in anchors
-        elif not target.startswith("http"):
-            assert (ROOT / target).exists()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        place = (ROOT / path).parent / file if file else ROOT / path
+        assert place.exists(), target
+        if anchor:
+            assert anchor in anchors_of(place.read_text(encoding="utf-8"))
+
+
+def anchors_of(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
