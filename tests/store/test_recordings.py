@@ -159,11 +159,12 @@ def test_the_demonstration_is_replayed_in_both_modes_and_layouts_and_by_both_sol
     assert not all(is_kept(each) for each in plans[0].assignments)
 
 
+@pytest.mark.parametrize("name", ["epyc", "xeon"])
 def test_what_was_compiled_on_the_recorded_machine_is_replayed_without_a_compiler(
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mucudnn.algorithms.compiled.tiles.compiler", lambda: None)
 
-    plan = mucudnn.tune(resnet18(), a_batch(64, 3, 32), "16MiB", backend="replay:xeon", progress=False)
+    plan = mucudnn.tune(resnet18(), a_batch(64, 3, 32), "16MiB", backend=f"replay:{name}", progress=False)
 
-    assert any(name.startswith("cpu:cc_winograd") for name in algorithms_of(plan))
+    assert any(each.startswith("cpu:cc_winograd") for each in algorithms_of(plan))
