@@ -1,4 +1,4 @@
-"""The words among which a user chooses how to tune, and objects of his own that he may give instead."""
+"""The words among which a user chooses how to tune, and whether an object will do instead."""
 
 from enum import StrEnum
 from typing import TypeVar

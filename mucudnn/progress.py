@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 
 ProgressOption = bool | Progress | None
-"""True or False, whether it is told; None: where there is a terminal; or who is told."""
+"""Whether progress is told (None: where there is a terminal), or who is told."""
 
 
 def check_progress(progress: object) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 PURE = (
-    "errors", "sizes", "problem", "intervals", "timing", "profile", "plan", "store", "solvers", "forecast",
-    "profiling.profiler", "profiling.replay", "tuning.confirming", "comparing.taking_back", "report",
+    "errors", "sizes", "problem", "intervals", "timing", "profile", "plan", "standing", "store", "solvers",
+    "forecast", "profiling.profiler", "profiling.replay", "live.turns", "tuning.confirming",
+    "comparing.taking_back", "report",
 )  # fmt: skip
 
 

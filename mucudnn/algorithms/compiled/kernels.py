@@ -144,7 +144,7 @@ class CompiledSliceKernel(_Kernel):
         self._put_filter(weight)
         self._run("prepare")
 
-    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # transformed
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
         """Write the part's result into `out`; return whether it is finite."""
         image = self._checked(image, self._image_shape)
         _put_image(self._call.x, image)
