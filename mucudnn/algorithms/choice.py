@@ -3,18 +3,22 @@
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.base import Algorithm
 from mucudnn.algorithms.columns import ColumnAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles
 from mucudnn.algorithms.compiled.shares import MOST_LANES
+from mucudnn.algorithms.compiled.tiles import is_deep
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import FOURIER_INPUTS, TileAlgorithm
 from mucudnn.problem import ConvProblem, Layout
+
+_Winograd = TypeVar("_Winograd", bound=TileAlgorithm | CompiledTiles)
 
 _TILES = re.compile(
     r"(?P<family>winograd(?P<outputs>[2456])|fft(?P<inputs>[1-9]\d))"
@@ -58,6 +62,9 @@ with 11x11 78 with 24, 99 with 38, 105 with 32 and 125 with 16.
 _USUAL_OUTPUTS = 4
 """m of the form that is always tried: of few multiplications, and of few digits lost."""
 
+_LEAST_OUTPUTS = 2
+"""m of the form whose filter is smallest: in three dimensions 8/27 of F(4)'s, where that is large."""
+
 _WORTH_OF_ANOTHER = 0.9
 """Share of its multiplications below which another form is tried too."""
 
@@ -67,13 +74,15 @@ _FILTER_BYTES = (2**24, 2**23, 2**22)
 _FEW_FILTER_BYTES = 2**21
 """The same for blocks of rows, for whose sake memory must be short: each transforms the filter anew."""
 
-_COMPILED_BYTES = (2**20, 2**22)
-"""Sizes of a block in C, of x and y transformed: 8 to 32 rows of tiles of the layers of a ResNet-18."""
+_COMPILED_BLOCKS = ((2**20, 24), (2**22, 48))
+"""Bytes of a block in C, x and y transformed, and its least tiles: of a ResNet-18's layers 8 to 48 lines."""
 
 _COMPILED_FILTER_BYTES = (2**23, 2**22, 2**21)
 """Of a larger filter, transformed: as many channels of y are computed at once."""
 
 _WINOGRAD = tuple(TileAlgorithm(outputs=m) for m in (4, 5, 6, 2))
+
+_COMPILED_FORMS = tuple(CompiledTiles(m) for m in (4, 5, 6, 2))
 
 _FOURIER = tuple(TileAlgorithm(inputs=t) for t in FOURIER_INPUTS)
 
@@ -125,18 +134,21 @@ def offered(
         whole: whether the micro-batch is the whole mini-batch.
         exhaustive: whether to yield all families that may win, at all sizes, and not only what is likely to.
         compiles: whether there is a C compiler. Winograd's convolution is faster in C wherever channels fill
-            vectors; of the others those stay then that need less workspace.
+            vectors; of torch's operations those stay then that need less workspace.
     """
     in_blocks = whole or problem.batch == 1
     families = _families(problem) if exhaustive else _likely_families(problem)
-    in_c = [each for each in families if compiles and _is_for_vectors(each, problem)]
+    in_c = _compiled_families(problem, exhaustive) if compiles else []
     for family in in_c:
         yield from _compiled_variants(family, problem, threads, in_blocks or exhaustive)
     tiles = (
         variant
         for family in families
         for variant in _variants(family, problem, threads, in_blocks or exhaustive)
-        if exhaustive or family not in in_c or variant.summed or (variant.rows and variant.channels)
+        if exhaustive
+        or not (in_c and family.outputs)
+        or variant.summed
+        or (variant.rows and variant.channels)
     )
     for other in (*_OTHERS, *_bands(problem)) if in_blocks or exhaustive else ():
         if other.refusal(problem) is None:
@@ -200,14 +212,15 @@ def likely_winograd(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> list
         problem: of any batch.
         able: to compute it.
     """
-    winograd = sorted(
-        (each for each in able if each.outputs), key=lambda each: _multiplications(each, problem)
-    )
+    return _usual([each for each in able if each.outputs], lambda each: _multiplications(each, problem))
+
+
+def _usual(winograd: Sequence[_Winograd], cost: Callable[[_Winograd], float]) -> list[_Winograd]:
+    """Return F(4), and the form that costs least if that is far less; where there is no F(4), that alone."""
     usual = [each for each in winograd if each.outputs == _USUAL_OUTPUTS]
-    if not usual:
-        return winograd[:1]
-    worth = _multiplications(usual[0], problem) * _WORTH_OF_ANOTHER
-    return [*usual, *(each for each in winograd[:1] if _multiplications(each, problem) < worth)]
+    worth = cost(usual[0]) * _WORTH_OF_ANOTHER if usual else math.inf
+    cheapest = sorted(winograd, key=cost)[:1]
+    return [*usual, *(each for each in cheapest if cost(each) < worth)]
 
 
 def likely_fourier(
@@ -264,27 +277,39 @@ def _variants(
         yield dataclasses.replace(rows[-1], channels=few)
 
 
-def _is_for_vectors(family: TileAlgorithm, problem: ConvProblem) -> bool:
-    """Whether there is such a family in C, and its vectors are filled."""
-    has_family = family.outputs > 0 and CompiledTiles(family.outputs).refusal(problem) is None
-    return has_family and min(problem.in_channels, problem.out_channels) >= MOST_LANES
+def _compiled_families(problem: ConvProblem, exhaustive: bool) -> list[CompiledTiles]:
+    """Winograd's forms in C that compute the problem, if channels fill vectors: all, or the likely ones.
+
+    These are for small limits as well, where a filter of three dimensions takes much memory.
+    """
+    if min(problem.in_channels, problem.out_channels) < MOST_LANES:
+        return []
+    able = [each for each in _COMPILED_FORMS if each.refusal(problem) is None]
+    if exhaustive:
+        return able
+    likely = _usual(able, lambda each: each.shares(problem).multiplications)
+    most = max((each.shares(problem).filter_bytes for each in likely), default=0)
+    is_too_large = is_deep(problem) and most > max(_COMPILED_FILTER_BYTES)
+    smallest_forms = [each for each in able if is_too_large and each.outputs == _LEAST_OUTPUTS]
+    return list(dict.fromkeys([*likely, *smallest_forms]))
 
 
 def _compiled_variants(
-    family: TileAlgorithm, problem: ConvProblem, threads: int, in_blocks: bool
+    family: CompiledTiles, problem: ConvProblem, threads: int, in_blocks: bool
 ) -> Iterator[CompiledTiles]:
     """A family in C, in blocks that fit a cache, and by channels of y where the filter is large."""
-    geometry = TileGeometry(family, problem)
-    tiles_h, tiles_w = geometry.tiles
-    whole = CompiledTiles(family.outputs, workers=threads)
-    channels = geometry.x_channels + geometry.y_channels
-    line_bytes = geometry.planes * tiles_w * channels * problem.itemsize
-    share = -(-problem.batch * tiles_h // threads)
+    whole = dataclasses.replace(family, workers=threads)
+    shares = whole.shares(problem)
+    channels = shares.x_channels + shares.y_channels
+    line_bytes = shares.planes * shares.tiles[-1] * channels * problem.itemsize
+    share = -(-shares.total_lines // threads)
     blocks = [
-        max(round(some_bytes / line_bytes), -(-_LEAST_TILES // tiles_w)) for some_bytes in _COMPILED_BYTES
+        max(round(some_bytes / line_bytes), -(-tiles // shares.tiles[-1]))
+        for some_bytes, tiles in _COMPILED_BLOCKS
     ]
     sizes = dict.fromkeys(lines if lines < share else 0 for lines in blocks)
-    groups = (_channels_of(geometry, some_bytes) for some_bytes in _COMPILED_FILTER_BYTES)
+    channel_bytes = shares.planes * shares.x_channels * problem.itemsize
+    groups = (_some_of(shares.y_channels, channel_bytes, some_bytes) for some_bytes in _COMPILED_FILTER_BYTES)
     few = dict.fromkeys(each for each in groups if each >= MOST_LANES)
     able = [dataclasses.replace(whole, lines=lines) for lines in sizes] if in_blocks else []
     for each in (*able, *(dataclasses.replace(whole, channels=group) for group in few)):
@@ -295,7 +320,12 @@ def _compiled_variants(
 def _channels_of(geometry: TileGeometry, some_bytes: int) -> int:
     """Return of how many channels of y the transformed filter takes so many bytes; 0 if of none or of all."""
     channel_bytes = geometry.taps[0] * geometry.planes * geometry.x_channels * geometry.problem.itemsize
-    if channel_bytes <= some_bytes < channel_bytes * geometry.y_channels:
+    return _some_of(geometry.y_channels, channel_bytes, some_bytes)
+
+
+def _some_of(channels: int, channel_bytes: int, some_bytes: int) -> int:
+    """Return a power of two of channels that take so many bytes; 0 if it is none or all of them."""
+    if channel_bytes <= some_bytes < channel_bytes * channels:
         return int(2 ** int(math.log2(some_bytes / channel_bytes)))
     return 0
 

@@ -22,18 +22,19 @@ FOURIER_INPUTS = range(16, 65, 2)
 """t of the forms that there are."""
 
 
-def refusal_of_tiles(problem: ConvProblem, taps: range) -> str | None:
+def refusal_of_tiles(problem: ConvProblem, taps: range, axes: int = 2) -> str | None:
     """Return why tiles cannot compute the problem, or None if they can.
 
     Args:
         problem: of any batch.
-        taps: numbers of taps of the longer axis for which the family of tiles is good.
+        taps: numbers of taps of the longest axis for which the family of tiles is good.
+        axes: along how many of the last ones images are cut into tiles.
     """
     if problem.dtype not in _DTYPES:
         return f"{problem.dtype} would lose too many digits in tiles"
     if any(step != 1 for step in (*problem.stride, *problem.dilation)) or problem.groups != 1:
         return "tiles need stride 1, dilation 1 and one group"
-    if max(problem.kernel_size[-2:]) not in taps:
+    if max(problem.kernel_size[-axes:]) not in taps:
         return f"it is for filters of {taps[0]} to {taps[-1]} taps"
     pairs = zip(problem.padding, problem.kernel_size, strict=True)
     if problem.op is ConvOp.DGRAD and any(p >= r for p, r in pairs):

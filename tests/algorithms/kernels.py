@@ -128,6 +128,8 @@ PROBLEMS = {
     "3x3x3, one slice": a_double(input_size=(1, 6, 5), kernel_size=(3, 3, 3), padding=(1, 1, 1)),
     "1x3x3": a_double(input_size=(3, 5, 6), kernel_size=(1, 3, 3), padding=(0, 1, 1)),
     "3x1x3": a_double(input_size=(4, 5, 6), kernel_size=(3, 1, 3), padding=(1, 0, 2)),
+    "3x1x1": a_double(input_size=(9, 3, 4), kernel_size=(3, 1, 1), padding=(1, 0, 0)),
+    "3x2x2": a_double(input_size=(6, 5, 7), kernel_size=(3, 2, 2), padding=(1, 0, 1), bias=True),
     "2x5x9": a_double(input_size=(3, 7, 25), kernel_size=(2, 5, 9), padding=(0, 2, 4)),
 }
 
@@ -151,6 +153,16 @@ BLOCKED = {
     "3x3x3, one sample": for_blocks(batch=1, input_size=(3, 9, 7), kernel_size=(3, 3, 3), padding=(0, 1, 0)),
     "1x3x3": for_blocks(input_size=(3, 9, 8), kernel_size=(1, 3, 3), padding=(0, 1, 1)),
     "1x3x3, depth padding 2": for_blocks(input_size=(2, 9, 8), kernel_size=(1, 3, 3), padding=(2, 1, 1)),
+    "3x3x3, vectors of channels and a rest": for_blocks(
+        batch=2,
+        in_channels=20,
+        out_channels=36,
+        input_size=(9, 9, 6),
+        kernel_size=(3, 3, 3),
+        padding=(1, 1, 0),
+        bias=True,
+    ),
+    "3x1x1": for_blocks(input_size=(17, 3, 4), kernel_size=(3, 1, 1), padding=(2, 0, 0), bias=True),
     "3x1x3": for_blocks(input_size=(6, 5, 7), kernel_size=(3, 1, 3), padding=(1, 0, 1), bias=True),
 }
 """For variants, of which each accepts some."""

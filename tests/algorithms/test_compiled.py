@@ -15,7 +15,7 @@ from mucudnn.algorithms.compiled import compiler as compilers
 from mucudnn.algorithms.compiled.compiler import compiler, description, library
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import source_of
-from mucudnn.algorithms.forms import cook_toom, identity
+from mucudnn.algorithms.forms import BilinearForm, cook_toom, identity
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.kernels import algorithm_of, compute
@@ -47,10 +47,11 @@ def _forget() -> None:
 
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("depth", [identity(), cook_toom(2, 3)], ids=["flat", "deep"])
 def test_the_source_is_c_without_a_warning_whatever_the_vectors(
-    vector_bytes: int, dtype: str, tmp_path: Path
+    depth: BilinearForm, vector_bytes: int, dtype: str, tmp_path: Path
 ) -> None:
-    source = source_of((identity(), cook_toom(4, 3)), dtype, vector_bytes)
+    source = source_of((depth, identity(), cook_toom(4, 3)), dtype, vector_bytes)
 
     strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
     subprocess.run(
@@ -68,8 +69,9 @@ def _words() -> tuple[str, ...]:
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
 @pytest.mark.parametrize("op", ConvOp)
 @pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("size", [(9, 21), (6, 3, 13)], ids=["2-D", "3-D"])
 def test_vectors_of_any_length_compute_the_same(
-    vector_bytes: int, op: ConvOp, layout: Layout, monkeypatch: pytest.MonkeyPatch
+    vector_bytes: int, op: ConvOp, layout: Layout, size: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mucudnn.algorithms.compiled import kernels
 
@@ -77,9 +79,11 @@ def test_vectors_of_any_length_compute_the_same(
     assert found is not None
     monkeypatch.setattr(kernels, "needed_compiler", lambda: found._replace(vector_bytes=vector_bytes))
     kernels._functions.cache_clear()
-    problem = a_layer(
-        op=op, in_channels=24, out_channels=20, input_size=(9, 21), layout=layout, dtype="float64"
-    )
+    ones, threes = (1,) * len(size), (3,) * len(size)
+    problem = a_convolution(
+        op=op, in_channels=24, out_channels=20, input_size=size, layout=layout, dtype="float64",
+        kernel_size=threes, stride=ones, dilation=ones, padding=ones,
+    )  # fmt: skip
 
     result, is_good = compute(algorithm_of("cc_winograd4_rows2"), problem, *operands_of(problem))
 

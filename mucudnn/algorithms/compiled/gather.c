@@ -1,37 +1,40 @@
-/* Windows of an image, transformed: left x window x right', one value to each plane.
+/* Windows of an image, transformed along d, h and w, one value to each plane.
  *
- * Made for every form, and for VALUE, which is `lanes`, neighbouring channels, or `real`, one channel.
+ * Made for every form, and for VALUE, which is `lanes`, neighbouring channels, or `real`, one channel. Loops over
+ * slices are unrolled where there is but one, and stay loops elsewhere, since the code would fill the cache.
  */
 
-/* Rows [top, bottom) and columns [left, right) of the window lie in the image; all others are zero. */
+/* What lies outside of `inside` is zero. */
 INLINE void NAME(window)(
-    const real *window, const int64_t step_h, const int64_t step_w, const int64_t step_c, const int top,
-    const int bottom, const int left, const int right, real *planes, const int64_t plane)
+    const real *window, const steps_t step, const box_t inside, real *planes, const int64_t plane)
 {
-    VALUE middle[ROWS * COLUMNS_IN];
-    UNROLL for (int j = 0; j < COLUMNS_IN; ++j) {
-        VALUE line[ROWS_IN];
-        UNROLL for (int i = 0; i < ROWS_IN; ++i) {
-            const int is_inside = top <= i && i < bottom && left <= j && j < right;
-            line[i] = is_inside ? LOAD(window + i * step_h + j * step_w, step_c) : (VALUE){0};
+    VALUE slices[SLICES_IN][ROWS * COLUMNS];
+    OVER_SLICES for (int d = 0; d < SLICES_IN; ++d) {
+        VALUE middle[ROWS * COLUMNS_IN];
+        UNROLL for (int j = 0; j < COLUMNS_IN; ++j) {
+            VALUE line[ROWS_IN];
+            UNROLL for (int i = 0; i < ROWS_IN; ++i)
+                line[i] = holds(inside, d, i, j) ? LOAD(window + d * step.d + i * step.h + j * step.w, step.c)
+                                                 : (VALUE){0};
+            ALONG_H(line, 1, middle + j, COLUMNS_IN);
         }
-        LEFT(line, 1, middle + j, COLUMNS_IN);
+        UNROLL for (int i = 0; i < ROWS; ++i) ALONG_W(middle + i * COLUMNS_IN, 1, slices[d] + i * COLUMNS, 1);
     }
-    UNROLL for (int i = 0; i < ROWS; ++i) {
-        VALUE sums[COLUMNS];
-        RIGHT(middle + i * COLUMNS_IN, 1, sums, 1);
-        UNROLL for (int j = 0; j < COLUMNS; ++j) STORE(planes + (i * COLUMNS + j) * plane, 1, sums[j]);
+    OVER_SLICES for (int p = 0; p < ROWS * COLUMNS; ++p) {
+        VALUE sums[SLICES];
+        ALONG_D(slices[0] + p, ROWS * COLUMNS, sums, 1);
+        UNROLL for (int d = 0; d < SLICES; ++d) STORE(planes + (d * ROWS * COLUMNS + p) * plane, 1, sums[d]);
     }
 }
 
 static void NAME(gather)(
-    const real *window, const int64_t step_h, const int64_t step_w, const int64_t step_c, const int top,
-    const int bottom, const int left, const int right, real *planes, const int64_t plane)
+    const real *window, const steps_t step, const box_t inside, real *planes, const int64_t plane)
 {
-    if (top > 0 || bottom < ROWS_IN || left > 0 || right < COLUMNS_IN)
-        NAME(window)(window, step_h, step_w, step_c, top, bottom, left, right, planes, plane);
-    else if (step_c == 1)
-        NAME(window)(window, step_h, step_w, 1, 0, ROWS_IN, 0, COLUMNS_IN, planes, plane);
+    const box_t whole = {0, SLICES_IN, 0, ROWS_IN, 0, COLUMNS_IN};
+    if (!is_equal(inside, whole))
+        NAME(window)(window, step, inside, planes, plane);
+    else if (step.c == 1)
+        NAME(window)(window, (steps_t){step.d, step.h, step.w, 1}, whole, planes, plane);
     else
-        NAME(window)(window, step_h, step_w, step_c, 0, ROWS_IN, 0, COLUMNS_IN, planes, plane);
+        NAME(window)(window, step, whole, planes, plane);
 }

@@ -8,7 +8,7 @@ autograd's hooks have made of a saved one may be of another type or shape, and s
 import ctypes
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,14 +46,13 @@ class _Share(ctypes.Structure):
 
 
 @functools.cache
-def _functions(outputs: int, taps: tuple[int, int], dtype: str) -> dict[str, _Function]:
+def _functions(outputs: int, taps: tuple[int, ...], dtype: str) -> dict[str, _Function]:
     """Return the functions of a form's library by their names; each takes a call and a share.
 
     Raises:
         BackendError: it cannot be compiled.
     """
-    tiling = Tiling(outputs=outputs)
-    forms = tiling.form(taps[0]), tiling.form(taps[1])
+    forms = [Tiling(outputs=outputs).form(each) for each in taps]
     loaded = library(source_of(forms, dtype, needed_compiler().vector_bytes))
     types: dict[str, Any] = dict.fromkeys(("prepare", "gather", "add"))
     types.update(dict.fromkeys(("slices", "grouped_slices", "finish", "grouped_sums"), ctypes.c_double))
@@ -66,9 +65,8 @@ class _Kernel:
 
     def __init__(self, shares: Shares, buffer: Tensor) -> None:
         problem = shares.problem
-        h, w = shares.forms
-        outputs = max(h.outputs, w.outputs)  # an axis of one tap has one
-        self._functions = _functions(outputs, (h.taps, w.taps), problem.dtype)
+        outputs = max(form.outputs for form in shares.forms)  # an axis of one tap has one
+        self._functions = _functions(outputs, tuple(form.taps for form in shares.forms), problem.dtype)
         self._space = carve(buffer, shares.regions)
         self._is_dgrad = problem.op is ConvOp.DGRAD
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
@@ -76,8 +74,8 @@ class _Kernel:
         self._gradient_shape = problem.output_shape
         self._filter_shape = problem.filter_shape
         self._call = _Call(
-            tiles_h=shares.tiles[0], tiles_w=shares.tiles[1],
-            padding_h=shares.padding[0], padding_w=shares.padding[1],
+            **dict(zip(("tiles_d", "tiles_h", "tiles_w"), shares.tiles, strict=True)),
+            **dict(zip(("padding_d", "padding_h", "padding_w"), shares.padding, strict=True)),
             gemm=product_of_matrices(problem.dtype),
         )  # fmt: skip
         self._call.x.channels, self._call.y.channels = shares.x_channels, shares.y_channels
@@ -125,14 +123,14 @@ class _Kernel:
 
     def _put_filter(self, tensor: Tensor) -> None:
         """Tell where the filter lies, or its gradient. In dgrad it is turned round, and x is dy."""
-        weight = _flat(tensor)
-        call, (k, c, h, w) = self._call, weight.stride()
-        start = weight.data_ptr()
+        call, start = self._call, tensor.data_ptr()
+        k, c, *steps = tensor.stride()
         if self._is_dgrad:
-            rows, columns = weight.shape[2:]
-            start += ((rows - 1) * h + (columns - 1) * w) * weight.element_size()
-            k, c, h, w = c, k, -h, -w
-        call.filter, call.filter_x, call.filter_y, call.filter_h, call.filter_w = start, c, k, h, w
+            last = sum((taps - 1) * step for taps, step in zip(tensor.shape[2:], steps, strict=True))
+            start += last * tensor.element_size()
+            k, c, steps = c, k, [-step for step in steps]
+        call.filter, call.filter_x, call.filter_y = start, c, k
+        call.filter_d, call.filter_h, call.filter_w = _three(steps, 0)
 
 
 class CompiledSliceKernel(_Kernel):
@@ -231,14 +229,14 @@ class GroupedSumKernel(_Kernel):
         return all(map(math.isfinite, self._found))
 
 
-def _put_image(into: _Image, tensor: Tensor) -> None:
+def _put_image(into: _Image, image: Tensor) -> None:
     """Tell where an image lies, and how."""
-    image = _flat(tensor)
     into.start = image.data_ptr()
-    into.height, into.width = image.shape[2:]
-    into.step_n, into.step_c, into.step_h, into.step_w = image.stride()
+    into.step_n, into.step_c, *steps = image.stride()
+    into.step_d, into.step_h, into.step_w = _three(steps, 0)
+    into.depth, into.height, into.width = _three(image.shape[2:], 1)
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """View images and filters of one dimension as those of two."""
-    return tensor if tensor.dim() == 4 else tensor.unsqueeze(2)
+def _three(sizes: Sequence[int], missing: int) -> Sequence[int]:
+    """Return sizes or steps of d, h and w, of which the first may be missing."""
+    return (*(missing,) * (3 - len(sizes)), *sizes)

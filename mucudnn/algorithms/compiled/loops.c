@@ -5,6 +5,10 @@
  * thread with a share of its own; the functions' names are those that Python calls.
  */
 
+static const box_t ALL_TAPS = {0, TAPS_D, 0, TAPS_H, 0, TAPS_W};
+
+static const steps_t NO_MARGIN = {0, 0, 0, 0};
+
 /* Transform products into lines of y; return NaN if one was not finite. */
 static double scatter_lines(
     const call_t *call, const int64_t first, const int64_t last, const int64_t channel, const int64_t channels,
@@ -14,31 +18,30 @@ static double scatter_lines(
     lanes total = {0};
     real rest = 0;
     for (int64_t line = first; line < last; ++line) {
-        const int64_t n = line / call->tiles_h, top = line % call->tiles_h * OUTPUTS_H;
-        const int rows = (int)least(OUTPUTS_H, image->height - top);
+        const line_t at = line_of(call, line);
+        const int64_t slice = at.d * OUTPUTS_D, row = at.h * OUTPUTS_H;
+        const int slices = (int)least(OUTPUTS_D, image->depth - slice);
+        const int rows = (int)least(OUTPUTS_H, image->height - row);
         for (int64_t c = 0, next; c < channels; c = next) {
             const int is_vector = c + LANES <= channels, is_staged = is_vector && image->step_c != 1;
             next = c + (is_vector ? LANES : 1);
-            real *start = image->start + n * image->step_n + (channel + c) * image->step_c + top * image->step_h;
+            real *start = pixel_of(image, at.n, channel + c, slice, row);
             real *to = is_staged ? stage : start;
-            const int64_t step_h = is_staged ? image->width * LANES : image->step_h;
-            const int64_t step_w = is_staged ? LANES : image->step_w, step_c = is_staged ? 1 : image->step_c;
+            const steps_t step = is_staged ? steps_of_stage(image, rows) : steps_of(image);
             lanes shift = {0};
             for (int i = 0; call->bias && i < next - c; ++i)
                 shift[i] = call->bias[(channel + c + i) * call->bias_step];
             for (int64_t tile = 0; tile < call->tiles_w; ++tile) {
                 const int64_t left = tile * OUTPUTS_W;
-                const int columns = (int)least(OUTPUTS_W, image->width - left);
+                const box_t inside = {0, slices, 0, rows, 0, (int)least(OUTPUTS_W, image->width - left)};
                 const real *from = planes + ((line - first) * call->tiles_w + tile) * channels + c;
-                real *pixels = to + left * step_w;
+                real *pixels = to + left * step.w;
                 if (is_vector)
-                    total = scatter_y_lanes(
-                        from, plane, 1, 0, shift, 0, rows, columns, pixels, step_h, step_w, step_c, total);
+                    total = scatter_y_lanes(from, plane, 1, 0, shift, 0, inside, pixels, step, total);
                 else
-                    rest = scatter_y_real(
-                        from, plane, 1, 0, shift[0], 0, rows, columns, pixels, step_h, step_w, step_c, rest);
+                    rest = scatter_y_real(from, plane, 1, 0, shift[0], 0, inside, pixels, step, rest);
             }
-            if (is_staged) turn_rows(image, start, stage, rows, 0);
+            if (is_staged) turn_box(image, start, stage, slices, rows, 0);
         }
     }
     return sum_of(total) + rest;
@@ -49,13 +52,14 @@ static void gather_filter(
     const call_t *call, const int64_t channel, const int64_t channels, real *u, const int64_t plane,
     const int64_t row)
 {
+    const steps_t step = {call->filter_d, call->filter_h, call->filter_w, call->filter_y};
     for (int64_t k = 0, next; k < channels; k = next) {
         const int is_vector = k + LANES <= channels;
         next = k + (is_vector ? LANES : 1);
         for (int64_t c = 0; c < call->x.channels; ++c)
             (is_vector ? gather_w_lanes : gather_w_real)(
-                call->filter + c * call->filter_x + (channel + k) * call->filter_y, call->filter_h, call->filter_w,
-                call->filter_y, 0, TAPS_H, 0, TAPS_W, u + c * row + k, plane);
+                call->filter + c * call->filter_x + (channel + k) * call->filter_y, step, ALL_TAPS,
+                u + c * row + k, plane);
     }
 }
 
@@ -66,6 +70,7 @@ static double scatter_filter(
 {
     const int64_t x_channels = call->x.channels;
     const int adds = call->adds != 0;
+    const steps_t step = {call->filter_d, call->filter_h, call->filter_w, call->filter_x};
     lanes total = {0};
     real rest = 0;
     for (int64_t k = 0; k < channels; ++k)
@@ -75,13 +80,9 @@ static double scatter_filter(
             real *taps = call->filter + c * call->filter_x + (channel + k) * call->filter_y;
             const real *from = sums + k * x_channels + c;
             if (is_vector)
-                total = scatter_w_lanes(
-                    from, plane, addends, addend, (lanes){0}, adds, TAPS_H, TAPS_W, taps, call->filter_h,
-                    call->filter_w, call->filter_x, total);
+                total = scatter_w_lanes(from, plane, addends, addend, (lanes){0}, adds, ALL_TAPS, taps, step, total);
             else
-                rest = scatter_w_real(
-                    from, plane, addends, addend, 0, adds, TAPS_H, TAPS_W, taps, call->filter_h, call->filter_w,
-                    call->filter_x, rest);
+                rest = scatter_w_real(from, plane, addends, addend, 0, adds, ALL_TAPS, taps, step, rest);
         }
     return sum_of(total) + rest;
 }
@@ -112,9 +113,8 @@ static void multiply_sums(
 
 static void gather_x(const call_t *call, const share_t *share, const int64_t first, const int64_t last, real *to)
 {
-    lines_x(
-        call, &call->x, call->padding_h, call->padding_w, first, last, 0, call->x.channels, to, share->x_plane,
-        share->stage);
+    const steps_t margin = {call->padding_d, call->padding_h, call->padding_w, 0};
+    lines_x(call, &call->x, margin, first, last, 0, call->x.channels, to, share->x_plane, share->stage);
 }
 
 /* Transform this thread's channels of the filter, for all threads. */
@@ -167,7 +167,7 @@ void add(const call_t *call, const share_t *share)
         const int64_t end = least(line + share->lines, share->last);
         gather_x(call, share, line, end, share->x);
         lines_y(
-            call, &call->y, 0, 0, line, end, 0, call->y.channels, share->y, share->y_plane, share->stage);
+            call, &call->y, NO_MARGIN, line, end, 0, call->y.channels, share->y, share->y_plane, share->stage);
         multiply_sums(call, share, (end - line) * call->tiles_w, call->y.channels, adds);
         adds = 1;
     }
@@ -191,7 +191,7 @@ double grouped_sums(const call_t *call, const share_t *share)
     for (int64_t channel = share->channel; channel < share->last_channel; channel += share->group) {
         const int64_t channels = least(share->group, share->last_channel - channel);
         lines_y(
-            call, &call->y, 0, 0, 0, share->lines, channel, channels, share->y, share->y_plane, share->stage);
+            call, &call->y, NO_MARGIN, 0, share->lines, channel, channels, share->y, share->y_plane, share->stage);
         multiply_sums(call, share, share->lines * call->tiles_w, channels, 0);
         found += scatter_filter(call, channel, channels, share->sums, share->sums_plane, 1, 0);
     }

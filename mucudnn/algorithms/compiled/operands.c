@@ -8,9 +8,60 @@ typedef struct { FIELDS_OF_IMAGE } image_t;
 typedef struct { image_t x, y; FIELDS_OF_CALL } call_t;
 typedef struct { FIELDS_OF_SHARE } share_t;
 
+/* Elements from one slice, row, column, channel to the next; or so many pixels. */
+typedef struct { int64_t d, h, w, c; } steps_t;
+
+/* What of a window or tile lies in its image: slices [front, back), rows [top, bottom), columns [left, right). */
+typedef struct { int front, back, top, bottom, left, right; } box_t;
+
+/* What of one axis of a window lies in its image, and where in the image that starts. */
+typedef struct { int64_t start; int first, last; } run_t;
+
+/* The image of a line, and which row of tiles it is there. */
+typedef struct { int64_t n, d, h; } line_t;
+
 INLINE int64_t least(const int64_t a, const int64_t b) { return a < b ? a : b; }
 
 INLINE int64_t most(const int64_t a, const int64_t b) { return a < b ? b : a; }
+
+INLINE int holds(const box_t box, const int d, const int h, const int w)
+{
+    return box.front <= d && d < box.back && box.top <= h && h < box.bottom && box.left <= w && w < box.right;
+}
+
+INLINE int is_equal(const box_t a, const box_t b)
+{
+    return a.front == b.front && a.back == b.back && a.top == b.top && a.bottom == b.bottom && a.left == b.left
+           && a.right == b.right;
+}
+
+INLINE run_t run_of(const int64_t begin, const int64_t length, const int64_t size)
+{
+    const int64_t start = least(most(begin, 0), size), end = most(least(begin + length, size), start);
+    return (run_t){start, (int)(start - begin), (int)(end - begin)};
+}
+
+INLINE line_t line_of(const call_t *call, const int64_t line)
+{
+    const int64_t slice = line / call->tiles_h;
+    return (line_t){slice / call->tiles_d, slice % call->tiles_d, line % call->tiles_h};
+}
+
+INLINE steps_t steps_of(const image_t *image)
+{
+    return (steps_t){image->step_d, image->step_h, image->step_w, image->step_c};
+}
+
+/* The same where LANES channels of so many rows of each slice lie in a stage. */
+INLINE steps_t steps_of_stage(const image_t *image, const int64_t rows)
+{
+    return (steps_t){rows * image->width * LANES, image->width * LANES, LANES, 1};
+}
+
+INLINE real *pixel_of(const image_t *image, const int64_t n, const int64_t c, const int64_t d, const int64_t h)
+{
+    return image->start + n * image->step_n + c * image->step_c + d * image->step_d + h * image->step_h;
+}
 
 static double sum_of(const lanes total)
 {
@@ -50,4 +101,12 @@ INLINE void turn_rows(
         turn_pixels(
             outside + piece * image->step_h, image->step_w, image->step_c, stage + piece * pixels * LANES, pixels,
             is_way_in);
+}
+
+/* The same for rows of slices. */
+INLINE void turn_box(
+    const image_t *image, real *outside, real *stage, const int64_t slices, const int64_t rows, const int is_way_in)
+{
+    for (int64_t d = 0; d < slices; ++d)
+        turn_rows(image, outside + d * image->step_d, stage + d * rows * image->width * LANES, rows, is_way_in);
 }

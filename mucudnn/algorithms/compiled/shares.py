@@ -6,10 +6,10 @@ each thread's own. With groups the threads transform all of x together first; th
 y, a group at a time, with the part of the filter that belongs to them.
 """
 
+import math
 from functools import cached_property
 
 from mucudnn.algorithms.base import Region
-from mucudnn.algorithms.forms import BilinearForm
 from mucudnn.algorithms.tile_geometry import TileGeometry, plane_length
 from mucudnn.algorithms.tiling import Tiling
 from mucudnn.problem import ConvOp, ConvProblem
@@ -30,10 +30,11 @@ class Shares:
 
     Attributes:
         problem, workers: the same.
-        forms: of h and w.
-        tiles: of an image (h, w).
-        padding: zeros before x (h, w).
+        forms: of d, h and w.
+        tiles: of an image (d, h, w).
+        padding: zeros before x (d, h, w).
         x_channels, y_channels: of x, which is cut into windows, and y; dgrad's x is dy, and its y is dx.
+        planes: multiplications of one tile.
         total_lines: of all images.
         is_grouped: whether there are groups.
         group: channels of y that are computed at once.
@@ -41,19 +42,32 @@ class Shares:
     """
 
     def __init__(self, problem: ConvProblem, outputs: int, lines: int, channels: int, workers: int) -> None:
-        geometry = TileGeometry(Tiling(outputs=outputs), problem)
+        tiling = Tiling(outputs=outputs)
+        geometry = TileGeometry(tiling, problem)
         self.problem, self.workers = problem, workers
-        self.forms: tuple[BilinearForm, BilinearForm] = geometry.forms
-        self.tiles = (geometry.tiles[0], geometry.tiles[1])
-        self.padding = (geometry.padding[1], geometry.padding[2])
+        self.forms = tuple(tiling.form(taps) for taps in geometry.taps)
+        self.tiles = tuple(
+            -(-size // form.outputs) for size, form in zip(geometry.y_size, self.forms, strict=True)
+        )
+        self.padding = geometry.padding
         self.x_channels, self.y_channels = geometry.x_channels, geometry.y_channels
-        self.total_lines = problem.batch * self.tiles[0]
+        self.total_lines = problem.batch * self.tiles[0] * self.tiles[1]
         self.is_grouped = channels > 0
         self.group = min(channels or self.y_channels, self.y_channels)
         most = -(-self.total_lines // (1 if self.is_grouped else workers))
         self.block = min(lines or most, most)
-        self._widths = geometry.x_size[2], geometry.y_size[2]
-        self._planes = geometry.planes
+        self._x_size, self._y_size = geometry.x_size, geometry.y_size
+        self.planes = math.prod(form.rank for form in self.forms)
+
+    @property
+    def multiplications(self) -> float:
+        """For each value of y and channel of x, edges and all."""
+        return self.planes * math.prod(self.tiles) / math.prod(self._y_size)
+
+    @property
+    def filter_bytes(self) -> int:
+        """Of a whole filter, transformed."""
+        return self.planes * self.x_channels * self.y_channels * self.problem.itemsize
 
     def lines_of(self, worker: int) -> tuple[int, int]:
         """Return a thread's first line, and the first that is no more its own; it may have none."""
@@ -76,17 +90,17 @@ class Shares:
     @property
     def x_plane(self) -> int:
         """Elements from one plane of x to the next: (tiles of a block, channels)."""
-        return plane_length(self.block * self.tiles[1] * self.x_channels)
+        return plane_length(self.block * self.tiles[2] * self.x_channels)
 
     @property
     def y_plane(self) -> int:
         """Elements from one plane of y to the next: (tiles of a block, channels at once)."""
-        return plane_length(self.block * self.tiles[1] * self.group)
+        return plane_length(self.block * self.tiles[2] * self.group)
 
     @cached_property
     def regions(self) -> tuple[Region, ...]:
         """The workspace: what outlives a part lies first, in the same place for every batch."""
-        x, y, u = (self._planes * each for each in (self.x_plane, self.y_plane, self.u_plane))
+        x, y, u = (self.planes * each for each in (self.x_plane, self.y_plane, self.u_plane))
         is_sum, own = self.problem.op is ConvOp.WGRAD, range(self.workers)
         of_filter = [(f"{'sums' if is_sum else 'u'}{each}", u) for each in own]
         sizes = [("found", self.workers)] if is_sum else []
@@ -104,8 +118,10 @@ class Shares:
     @property
     def _stage(self) -> int:
         """Elements of the rows that a line reads of x, or computes of y, of one vector of channels."""
-        h = self.forms[0]
-        return MOST_LANES * max(h.inputs * self._widths[0], h.outputs * self._widths[1])
+        d, h, _ = self.forms
+        return MOST_LANES * max(
+            d.inputs * h.inputs * self._x_size[2], d.outputs * h.outputs * self._y_size[2]
+        )
 
 
 def _part(total: int, number: int, count: int) -> tuple[int, int]:

@@ -5,7 +5,8 @@ and is made for each by the preprocessor. The transforms are written out from th
 """
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mucudnn.algorithms.forms import BilinearForm, Matrix
@@ -15,15 +16,16 @@ FIELDS = {
     "image": {
         "start": "address",
         **dict.fromkeys(
-            ("step_n", "step_c", "step_h", "step_w", "height", "width", "channels"),
+            ("step_n", "step_c", "step_d", "step_h", "step_w", "depth", "height", "width", "channels"),
             "number",
         ),
     },
     "call": {
         "filter": "address",
-        **dict.fromkeys(("filter_x", "filter_y", "filter_h", "filter_w"), "number"),
+        **dict.fromkeys(("filter_x", "filter_y", "filter_d", "filter_h", "filter_w"), "number"),
         "bias": "address",
-        **dict.fromkeys(("bias_step", "adds", "tiles_h", "tiles_w", "padding_h", "padding_w"), "number"),
+        **dict.fromkeys(("bias_step", "adds"), "number"),
+        **dict.fromkeys(("tiles_d", "tiles_h", "tiles_w", "padding_d", "padding_h", "padding_w"), "number"),
         "gemm": "function",
     },
     "share": {
@@ -34,7 +36,8 @@ FIELDS = {
 }
 """What the loops are told, all of 64 bits, in order.
 
-image: where its elements are: steps are elements from one sample, channel, row, column to the next.
+image: where its elements are: steps are elements from one sample, channel, slice, row,
+column to the next.
 
 call: of all threads. The filter or its gradient, with its steps from one channel of x, of y, from one tap to
 the next; whether to add to what is there; tiles of an image; zeros before x; BLAS's product of matrices.
@@ -92,39 +95,39 @@ INLINE void store_lanes(real *to, const int64_t step, const lanes value)
 """
 
 
-def source_of(forms: tuple[BilinearForm, BilinearForm], dtype: str, vector_bytes: int) -> str:
+def source_of(forms: Sequence[BilinearForm], dtype: str, vector_bytes: int) -> str:
     """Return the source of a library for one form of each axis.
 
     Args:
-        forms: of h and w, with at most 8 inputs.
+        forms: of d, h and w, with at most 8 inputs.
         dtype: of all values, float32 or float64.
         vector_bytes: of a register, or of as many as are used as one.
     """
-    h, w = forms
     itemsize = 4 if dtype == "float32" else 8
     lanes = vector_bytes // itemsize
     sizes = {
-        "OUTPUTS_H": h.outputs, "OUTPUTS_W": w.outputs, "TAPS_H": h.taps, "TAPS_W": w.taps,
-        "PLANES": h.rank * w.rank,
-    }  # fmt: skip
+        **{f"OUTPUTS_{axis}": form.outputs for axis, form in zip("DHW", forms, strict=True)},
+        **{f"TAPS_{axis}": form.taps for axis, form in zip("DHW", forms, strict=True)},
+        "PLANES": math.prod(form.rank for form in forms),
+    }
     fields = {
         f"FIELDS_OF_{name.upper()}": " ".join(f"{_IN_C[kind]} {each};" for each, kind in of.items())
         for name, of in FIELDS.items()
     }
-    inputs = h.input_transform, w.input_transform
-    outputs = h.output_transform, w.output_transform
-    filters = h.filter_transform, w.filter_transform
+    inputs = [form.input_transform for form in forms]
+    outputs = [form.output_transform for form in forms]
+    filters = [form.filter_transform for form in forms]
     return "\n".join(
         [
             _HEAD.format(lanes=lanes, real=TYPES[dtype], n_bytes=vector_bytes, place=f"int{8 * itemsize}_t"),
             _transposition(lanes),
             _with(_text("operands"), **fields),
-            *_transforms("gather", "x", *inputs),
-            *_transforms("gather", "y", *(each.T for each in outputs)),
-            *_transforms("scatter", "y", *outputs),
-            *_transforms("gather", "w", *filters),
-            *_transforms("scatter", "w", *(each.T for each in filters)),
-            *(_with(_text("lines"), **_named(image), **_sizes(*of), **sizes)
+            *_transforms("gather", "x", inputs),
+            *_transforms("gather", "y", [each.T for each in outputs]),
+            *_transforms("scatter", "y", outputs),
+            *_transforms("gather", "w", filters),
+            *_transforms("scatter", "w", [each.T for each in filters]),
+            *(_with(_text("lines"), **_named(image), **_sizes(of), **sizes)
               for image, of in (("x", inputs), ("y", [each.T for each in outputs]))),
             _with(_text("loops"), **sizes),
         ]
@@ -146,22 +149,24 @@ def _named(image: str) -> dict[str, str]:
     return {"NAME(name)": f"name##_{image}", "NAME_OF(name, value)": f"name##_{image}_##value"}
 
 
-def _sizes(left: Matrix, right: Matrix) -> dict[str, int]:
-    (rows, rows_in), (columns, columns_in) = left.shape, right.shape
-    return {"ROWS": rows, "ROWS_IN": rows_in, "COLUMNS": columns, "COLUMNS_IN": columns_in}
+def _sizes(matrices: Sequence[Matrix]) -> dict[str, int]:
+    names = ("SLICES", "ROWS", "COLUMNS")
+    results = {name: each.shape[0] for name, each in zip(names, matrices, strict=True)}
+    return results | {f"{name}_IN": each.shape[1] for name, each in zip(names, matrices, strict=True)}
 
 
-def _transforms(kind: str, image: str, left: Matrix, right: Matrix) -> Iterator[str]:
+def _transforms(kind: str, image: str, matrices: Sequence[Matrix]) -> Iterator[str]:
     """Yield a transform for vectors and for single values, from an image to planes or back."""
     for value in ("lanes", "real"):
-        names = [f"{side}_{kind}_{image}_{value}" for side in ("left", "right")]
-        for name, matrix in zip(names, (left, right), strict=True):
+        names = {f"ALONG_{axis}": f"{kind}_{image}_{value}_along_{axis.lower()}" for axis in "DHW"}
+        for name, matrix in zip(names.values(), matrices, strict=True):
             yield product_in_c(name, matrix, value)
         yield _with(
             _text(kind),
             **{"NAME(name)": f"name##_{image}_{value}"},
-            VALUE=value, LOAD=f"load_{value}", STORE=f"store_{value}", LEFT=names[0], RIGHT=names[1],
-            **_sizes(left, right),
+            VALUE=value, LOAD=f"load_{value}", STORE=f"store_{value}",
+            OVER_SLICES="" if max(matrices[0].shape) > 1 else "UNROLL",
+            **names, **_sizes(matrices),
         )  # fmt: skip
 
 
