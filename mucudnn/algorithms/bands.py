@@ -12,7 +12,6 @@ of zeros: these are multiplied here, and the product of zero and infinity is no 
 """
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from mucudnn.algorithms.base import Region, SliceKernel, SumKernel, carve, total_bytes
+from mucudnn.algorithms.cutting import band_problems, bands_of
 from mucudnn.algorithms.layouts import laid_out
 from mucudnn.algorithms.own import are_finite, find_extremes, own_convolution
 from mucudnn.problem import ConvOp, ConvProblem
@@ -78,8 +78,7 @@ class BandAlgorithm:
 
     def own_problems(self, problem: ConvProblem) -> tuple[ConvProblem, ...]:
         """Return what PyTorch computes: bands of one size or two, the larger first, padded along w alone."""
-        sizes = sorted(set(_rows_of_bands(problem, self.rows)), reverse=True)
-        return tuple(_band_problem(problem, rows) for rows in sizes)
+        return band_problems(problem, self.rows)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs; PyTorch takes more."""
@@ -96,21 +95,6 @@ class BandAlgorithm:
             ValueError: always.
         """
         raise ValueError(f"{self.name} computes fprop only, but got {problem}.")
-
-
-def _rows_of_bands(problem: ConvProblem, most: int) -> list[int]:
-    """Return the rows of y of each band: as few bands as `most` rows allow, as equal as they can be."""
-    total = problem.output_size[0]
-    count = -(-total // most)
-    ends = [total * each // count for each in range(count + 1)]
-    return [end - start for start, end in itertools.pairwise(ends)]
-
-
-def _band_problem(problem: ConvProblem, rows: int) -> ConvProblem:
-    """Return the convolution that gives so many rows of y of one image."""
-    reach = (problem.kernel_size[0] - 1) * problem.dilation[0] + 1
-    size = ((rows - 1) * problem.stride[0] + reach, problem.input_size[1])
-    return dataclasses.replace(problem, batch=1, input_size=size, padding=(0, problem.padding[1]))
 
 
 def _regions(band: ConvProblem) -> tuple[Region, ...]:
@@ -146,17 +130,9 @@ class _BandKernel:
 
 
 def _bands(problem: ConvProblem, most: int, memory: Tensor) -> Iterator[_Band]:
-    """Yield the bands of an image, one below the other; all windows share the memory."""
-    y_row = 0
-    for rows in _rows_of_bands(problem, most):
-        band = _band_problem(problem, rows)
-        first = y_row * problem.stride[0] - problem.padding[0]
-        last = first + band.input_size[0]
-        start, stop = (min(max(row, 0), problem.input_size[0]) for row in (first, last))
-        before = min(max(-first, 0), band.input_size[0])
+    """Yield the bands of an image; all windows share the memory."""
+    for band, before, x_rows, y_rows in bands_of(problem, most):
+        rows = x_rows.stop - x_rows.start
         window = laid_out(memory[: math.prod(band.input_shape)], band.input_shape, band.layout)
-        above, filled, below = window.split(
-            [before, stop - start, band.input_size[0] - before - stop + start], 2
-        )
-        yield _Band(band, window, (above, below), filled, slice(start, stop), slice(y_row, y_row + rows))
-        y_row += rows
+        above, filled, below = window.split([before, rows, band.input_size[0] - before - rows], 2)
+        yield _Band(band, window, (above, below), filled, x_rows, y_rows)

@@ -33,7 +33,15 @@ _COMPILED = re.compile(
     re.ASCII,
 )
 
+_COLUMNS = re.compile(r"im2col_rows([1-9]\d*)", re.ASCII)
+
 _BANDS = re.compile(r"aten_rows([1-9]\d*)", re.ASCII)
+
+_COLUMN_BYTES = 2**22
+"""Of the rows whose columns are tried at a time where those of an image take more than twice as much.
+
+The upsampling of a 3-D U-Net (2x2x2, stride 2, 128 channels, 32x48x48) takes 9.5 MiB so instead of 72.5.
+"""
 
 _LEAST_BANDED_BYTES = 2**20
 """Of an image and its result above which bands of its rows are tried: halves, and bands of about so much."""
@@ -103,6 +111,8 @@ def named(name: str) -> Algorithm | None:
             return each
     if found := _BANDS.fullmatch(name):
         return BandAlgorithm(int(found[1]))
+    if found := _COLUMNS.fullmatch(name):
+        return ColumnAlgorithm(int(found[1]))
     if found := _COMPILED.fullmatch(name):
         numbers = {key: int(value or 0) for key, value in found.groupdict().items()}
         return CompiledTiles(**{**numbers, "workers": numbers["workers"] or 1})
@@ -145,17 +155,25 @@ def offered(
         variant
         for family in families
         for variant in _variants(family, problem, threads, in_blocks or exhaustive)
-        if exhaustive
-        or not (in_c and family.outputs)
-        or variant.summed
-        or (variant.rows and variant.channels)
+        if exhaustive or not (in_c and family.outputs) or _is_for_small_limits(variant)
     )
-    for other in (*_OTHERS, *_bands(problem)) if in_blocks or exhaustive else ():
+    others = (*_OTHERS, *_column_bands(problem), *_bands(problem))
+    for other in others if in_blocks or exhaustive else ():
         if other.refusal(problem) is None:
             yield other
     for each in dict.fromkeys(tiles):
         if each.refusal(problem) is None and _has_its_blocks(each, problem):
             yield each
+
+
+def _column_bands(problem: ConvProblem) -> Iterator[ColumnAlgorithm]:
+    """Columns of some rows at a time, where those of an image are many."""
+    size = problem.output_size
+    taps = math.prod(problem.kernel_size)
+    row_bytes = problem.in_channels * taps * math.prod(size[1:]) * problem.itemsize
+    rows = max(round(_COLUMN_BYTES / row_bytes), 1) if row_bytes else 0
+    if row_bytes * size[0] > 2 * _COLUMN_BYTES and rows < size[0]:
+        yield ColumnAlgorithm(rows)
 
 
 def _bands(problem: ConvProblem) -> Iterator[BandAlgorithm]:
@@ -168,6 +186,10 @@ def _bands(problem: ConvProblem) -> Iterator[BandAlgorithm]:
     counts = (2, -(-image_bytes // _LEAST_BANDED_BYTES))
     for rows in dict.fromkeys(-(-problem.output_size[0] // count) for count in counts):
         yield BandAlgorithm(rows)
+
+
+def _is_for_small_limits(variant: TileAlgorithm) -> bool:
+    return variant.summed > 0 or (variant.rows > 0 and variant.channels > 0)
 
 
 def _has_its_blocks(algorithm: TileAlgorithm, problem: ConvProblem) -> bool:

@@ -7,18 +7,21 @@ the filter (k, c·r·s) and Y the output (k, p·q) of an image
     dgrad  dX = W' dY, each column added back to where it came from
     wgrad  dW = dY X'
 
-One image is taken at a time, so the workspace does not grow with the micro-batch. Filters of one tap that
-need no copy have an algorithm of their own (`pointwise`). Source: Chellapilla, Puri, Simard, IWFHR 2006.
+One image is taken at a time, so the workspace does not grow with the micro-batch, or some rows of its result,
+whose columns a cache may hold. Filters of one tap that need no copy have an algorithm of their own
+(`pointwise`). Source: Chellapilla, Puri, Simard, IWFHR 2006.
 """
 
 import dataclasses
 import itertools
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, Region, SliceKernel, SumKernel, carve, total_bytes
+from mucudnn.algorithms.cutting import Band, band_problems, bands_of
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _DTYPES = ("float32", "float64")
@@ -26,9 +29,18 @@ _DTYPES = ("float32", "float64")
 
 @dataclasses.dataclass(frozen=True)
 class ColumnAlgorithm:
-    """Explicit im2col and GEMM; the reference among the algorithms, and the one for every stride."""
+    """Explicit im2col and GEMM; the reference among the algorithms, and the one for every stride.
 
-    name: str = "im2col"
+    Attributes:
+        rows: of a result, in three dimensions slices, whose columns are made at once; 0 for all.
+    """
+
+    rows: int = 0
+
+    @property
+    def name(self) -> str:
+        """Id without the backend's prefix, such as im2col_rows8."""
+        return f"im2col_rows{self.rows}" if self.rows else "im2col"
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""
@@ -38,31 +50,40 @@ class ColumnAlgorithm:
             return "columns of several groups need contiguous tensors"
         if 0 in (*problem.output_size, *problem.input_size, problem.batch):
             return "there is nothing to compute"
+        if self.rows >= problem.output_size[0]:
+            return "there are no more rows than that"
         return None
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""
-        return total_bytes(_regions(problem))
+        return total_bytes(_regions(problem, self._largest_band(problem)))
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
         kind = _ColumnFprop if problem.op is ConvOp.FPROP else _ColumnDgrad
-        return kind(_Columns(problem, buffer))
+        return kind(self._bands(problem, buffer))
 
     def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:
         """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
-        return _ColumnWgrad(_Columns(problem, buffer))
+        return _ColumnWgrad(self._bands(problem, buffer))
+
+    def _largest_band(self, problem: ConvProblem) -> ConvProblem:
+        return band_problems(problem, self.rows or problem.output_size[0])[0]
+
+    def _bands(self, problem: ConvProblem, buffer: Tensor) -> "_Bands":
+        space = carve(buffer, _regions(problem, self._largest_band(problem)))
+        return _Bands(problem, self.rows or problem.output_size[0], space)
 
 
-def _padded_size(problem: ConvProblem) -> tuple[int, ...]:
-    return tuple(size + 2 * pad for size, pad in zip(problem.input_size, problem.padding, strict=True))
+def _padded_size(band: ConvProblem) -> tuple[int, ...]:
+    return tuple(size + 2 * pad for size, pad in zip(band.input_size, band.padding, strict=True))
 
 
-def _regions(problem: ConvProblem) -> tuple[Region, ...]:
+def _regions(problem: ConvProblem, band: ConvProblem) -> tuple[Region, ...]:
     """The workspace; "filter" is W or the sum of dW, which outlives a part, as does the sum of W's values."""
-    taps, pixels = math.prod(problem.kernel_size), math.prod(problem.output_size)
+    taps, pixels = math.prod(problem.kernel_size), math.prod(band.output_size)
     needs_padded = any(problem.padding) or problem.op is ConvOp.DGRAD
-    padded = (problem.in_channels, *_padded_size(problem)) if needs_padded else (0,)
+    padded = (problem.in_channels, *_padded_size(band)) if needs_padded else (0,)
     return (
         Region("filter", (math.prod(problem.filter_shape),), problem.dtype),
         Region("filter_sum", (1,), problem.dtype),
@@ -72,63 +93,68 @@ def _regions(problem: ConvProblem) -> tuple[Region, ...]:
 
 
 class _Columns:
-    """The tensors of one image in the workspace, in the order in which the image's own elements lie."""
+    """The tensors of one band in the workspace, in the order in which the image's own elements lie.
 
-    def __init__(self, problem: ConvProblem, buffer: Tensor) -> None:
-        space = carve(buffer, _regions(problem))
-        self.problem = problem
-        self._is_last = problem.layout is Layout.CHANNELS_LAST
-        k, c, *taps = problem.filter_shape
-        self.filter = self._ordered(space["filter"], (k,), (c, *taps))
-        self.filter_sum = space["filter_sum"][0]
-        self.filter_matrix = space["filter"].view(problem.groups, k // problem.groups, -1)
-        self.padded = self._ordered(space["padded"], (), (problem.in_channels, *_padded_size(problem)))
+    Attributes:
+        x_rows: of the image, of which the columns are made.
+        y_rows: of the result, which they give.
+        matrix: (groups, c·r·s / groups, pixels).
+    """
+
+    def __init__(self, band: Band, space: Mapping[str, Tensor]) -> None:
+        self.problem = band.problem
+        self.x_rows, self.y_rows = band.x_rows, band.y_rows
+        self._before = band.before
         self._bind_columns(space["columns"])
+        padded = (band.problem.in_channels, *_padded_size(band.problem))
+        self._padded = _ordered(space["padded"][: math.prod(padded)], (), padded, band.problem.layout)
 
-    def _bind_columns(self, columns: Tensor) -> None:
+    def _bind_columns(self, memory: Tensor) -> None:
         problem = self.problem
-        c, pixels = problem.in_channels, math.prod(problem.output_size)
-        if self._is_last:  # memory: pixels, taps, channels
+        c, pixels, rank = problem.in_channels, math.prod(problem.output_size), len(problem.output_size)
+        columns = memory[: c * math.prod(problem.kernel_size) * pixels]
+        if problem.layout is Layout.CHANNELS_LAST:  # memory: pixels, taps, channels
             lying = columns.view(*problem.output_size, *problem.kernel_size, c)
-            rank = len(problem.output_size)
-            order = (2 * rank, *range(rank, 2 * rank), *range(rank))
-            self.columns = lying.permute(order)
+            self._columns = lying.permute(2 * rank, *range(rank, 2 * rank), *range(rank))
             self.matrix = columns.view(1, pixels, -1).transpose(1, 2)
         else:
-            self.columns = columns.view(c, *problem.kernel_size, *problem.output_size)
+            self._columns = columns.view(c, *problem.kernel_size, *problem.output_size)
             self.matrix = columns.view(problem.groups, -1, pixels)
 
-    def _ordered(self, flat: Tensor, outer: tuple[int, ...], inner: tuple[int, ...]) -> Tensor:
-        """View `flat` as (*outer, *inner), where `inner` starts with channels that may lie innermost."""
-        if not flat.numel() or not self._is_last:
-            return flat.view(*outer, *inner) if flat.numel() else flat
-        lying = flat.view(*outer, *inner[1:], inner[0])
-        return lying.movedim(-1, len(outer))
-
     def fill(self, image: Tensor) -> Tensor:
-        """Return the matrix of columns (groups, c·r·s / groups, pixels) of an image (c, *size)."""
-        source = image
-        if any(self.problem.padding):
-            source = self.padded
-            source.zero_()
-            self.inside().copy_(image)
-        self.columns.copy_(self.windows(source))
+        """Return the matrix of columns of an image (c, *size)."""
+        source = image[:, self.x_rows]
+        if self._padded.numel():
+            self._padded.zero_()
+            self._inside().copy_(source)
+            source = self._padded
+        self._columns.copy_(self._windows(source))
         return self.matrix
 
-    def pixels(self, image: Tensor, channels: int) -> Tensor:
-        """View an image (channels, *size) as (groups, channels / groups, pixels)."""
-        return image.view(self.problem.groups, channels // self.problem.groups, -1)
+    def add_back(self) -> Tensor:
+        """Add the columns up to the rows of an image (c, rows, …) that they were made of, and return it."""
+        self._padded.zero_()
+        windows = self._windows(self._padded)
+        for tap in itertools.product(*(range(count) for count in self.problem.kernel_size)):
+            place: tuple[slice | int, ...] = (slice(None), *tap)
+            windows[place].add_(self._columns[place])
+        return self._inside()
 
-    def inside(self) -> Tensor:
+    def pixels(self, result: Tensor) -> Tensor:
+        """View the band's rows of a result (k, *size) as (groups, k / groups, pixels)."""
+        groups = self.problem.groups
+        return result[:, self.y_rows].view(groups, self.problem.out_channels // groups, -1)
+
+    def _inside(self) -> Tensor:
         """The padded image without its padding."""
-        view = self.padded
-        for axis, (size, pad) in enumerate(
-            zip(self.problem.input_size, self.problem.padding, strict=True), start=1
-        ):
+        rows = self.x_rows.stop - self.x_rows.start
+        view = self._padded.narrow(1, self._before, rows)
+        others = zip(self.problem.input_size[1:], self.problem.padding[1:], strict=True)
+        for axis, (size, pad) in enumerate(others, start=2):
             view = view.narrow(axis, pad, size)
         return view
 
-    def windows(self, source: Tensor) -> Tensor:
+    def _windows(self, source: Tensor) -> Tensor:
         """View (c, *taps, *output_size) of a padded image (c, *padded_size)."""
         problem = self.problem
         along_taps = [s * d for s, d in zip(source.stride()[1:], problem.dilation, strict=True)]
@@ -138,11 +164,43 @@ class _Columns:
         return source.as_strided(shape, strides, source.storage_offset())
 
 
+class _Bands:
+    """The bands of an image, one after another in the same workspace, and what they share.
+
+    Attributes:
+        problem: of the micro-batch.
+        columns: of each band.
+        filter: W, or the sum of dW, in the order in which the image's own elements lie.
+        filter_matrix: the same as (groups, k / groups, c·r·s / groups).
+        filter_sum: of all weights.
+    """
+
+    def __init__(self, problem: ConvProblem, most: int, space: Mapping[str, Tensor]) -> None:
+        k, c, *taps = problem.filter_shape
+        self.problem = problem
+        self.columns = [_Columns(band, space) for band in bands_of(problem, most)]
+        self.filter = _ordered(space["filter"], (k,), (c, *taps), problem.layout)
+        self.filter_matrix = space["filter"].view(problem.groups, k // problem.groups, -1)
+        self.filter_sum = space["filter_sum"][0]
+
+
+def _ordered(flat: Tensor, outer: tuple[int, ...], inner: tuple[int, ...], layout: Layout) -> Tensor:
+    """View `flat` as (*outer, *inner), where `inner` starts with channels, which may lie last.
+
+    What has no elements stays as it is.
+    """
+    if not flat.numel():
+        return flat
+    if layout is Layout.CONTIGUOUS:
+        return flat.view(*outer, *inner)
+    return flat.view(*outer, *inner[1:], inner[0]).movedim(-1, len(outer))
+
+
 class _ColumnSlices:
     """What fprop and dgrad share: the filter as a matrix."""
 
-    def __init__(self, columns: _Columns) -> None:
-        self._columns = columns
+    def __init__(self, bands: _Bands) -> None:
+        self._bands = bands
 
     def prepare(self, weight: Tensor) -> None:
         """Lay the filter out as a matrix; once per mini-batch, before the first part.
@@ -150,11 +208,11 @@ class _ColumnSlices:
         An infinite weight times a zero of the padding is no number here, while PyTorch's own leaves the
         padding out; all else comes out alike.
         """
-        self._columns.filter.copy_(weight)
-        torch.sum(self._columns.filter_matrix, (0, 1, 2), out=self._columns.filter_sum)
+        self._bands.filter.copy_(weight)
+        torch.sum(self._bands.filter_matrix, (0, 1, 2), out=self._bands.filter_sum)
 
     def _is_sound(self) -> bool:
-        return math.isfinite(self._columns.filter_sum.item())
+        return math.isfinite(self._bands.filter_sum.item())
 
 
 class _ColumnFprop(_ColumnSlices):
@@ -168,12 +226,13 @@ class _ColumnFprop(_ColumnSlices):
         bias: Tensor | None,
     ) -> bool:
         """Write the part's result into `out`; return whether it is sound."""
-        columns = self._columns
+        shift = None if bias is None else bias.view(self._bands.problem.groups, -1, 1)
         for x, y in zip(image, out, strict=True):
-            product = columns.pixels(y, columns.problem.out_channels)
-            torch.bmm(columns.filter_matrix, columns.fill(x), out=product)
-            if bias is not None:
-                product.add_(bias.view(columns.problem.groups, -1, 1))
+            for columns in self._bands.columns:
+                product = columns.pixels(y)
+                torch.bmm(self._bands.filter_matrix, columns.fill(x), out=product)
+                if shift is not None:
+                    product.add_(shift)
         return self._is_sound()
 
 
@@ -190,45 +249,43 @@ class _ColumnDgrad(_ColumnSlices):
         """Write the part's result into `out`; return whether it is sound."""
         if bias is not None:
             raise ValueError("dgrad has no bias, but got one.")
-        columns = self._columns
+        turned = self._bands.filter_matrix.transpose(1, 2)
+        whole = slice(0, self._bands.problem.input_size[0])
+        is_whole = [columns.x_rows for columns in self._bands.columns] == [whole]
         for dy, dx in zip(image, out, strict=True):
-            gradient = columns.pixels(dy, columns.problem.out_channels)
-            torch.bmm(columns.filter_matrix.transpose(1, 2), gradient, out=columns.matrix)
-            self._add_back()
-            dx.copy_(columns.inside())
+            if not is_whole:
+                dx.zero_()  # bands overlap, and there may be rows of which nothing is made
+            for columns in self._bands.columns:
+                torch.bmm(turned, columns.pixels(dy), out=columns.matrix)
+                if is_whole:
+                    dx.copy_(columns.add_back())
+                else:
+                    dx[:, columns.x_rows].add_(columns.add_back())
         return self._is_sound()
-
-    def _add_back(self) -> None:
-        columns = self._columns
-        columns.padded.zero_()
-        windows = columns.windows(columns.padded)
-        taps = columns.problem.kernel_size
-        for tap in itertools.product(*(range(count) for count in taps)):
-            place: tuple[slice | int, ...] = (slice(None), *tap)
-            windows[place].add_(columns.columns[place])
 
 
 class _ColumnWgrad:
     """dW = dY X', summed over the images."""
 
-    def __init__(self, columns: _Columns) -> None:
-        self._columns = columns
+    def __init__(self, bands: _Bands) -> None:
+        self._bands = bands
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's dw to the running sum, or start the sum with it if it is the `first`."""
-        columns = self._columns
-        total = columns.filter_matrix
-        for number, (x, dy) in enumerate(zip(image, gradient, strict=True)):
-            left = columns.pixels(dy, columns.problem.out_channels)
-            right = columns.fill(x).transpose(1, 2)
-            if first and number == 0:
-                torch.bmm(left, right, out=total)
-            else:
-                total.baddbmm_(left, right)
+        total = self._bands.filter_matrix
+        is_start = first
+        for x, dy in zip(image, gradient, strict=True):
+            for columns in self._bands.columns:
+                left, right = columns.pixels(dy), columns.fill(x).transpose(1, 2)
+                if is_start:
+                    torch.bmm(left, right, out=total)
+                else:
+                    total.baddbmm_(left, right)
+                is_start = False
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite (if not, `into` is untouched)."""
-        summed = self._columns.filter
+        summed = self._bands.filter
         if not math.isfinite(summed.sum().item()):  # a false alarm where finite values overflow, never a miss
             return False
         into.take(summed)

@@ -30,6 +30,7 @@ FAMILIES = (
 )
 
 VARIANTS = (
+    *("im2col_rows1", "im2col_rows2", "im2col_rows5"),
     *("winograd4_rows1", "winograd4_rows2", "winograd6_rows1", "fft16_rows1"),
     *("winograd4_images1", "winograd4_images2"),
     *("winograd4_slices1", "winograd4_slices2"),
@@ -42,6 +43,7 @@ VARIANTS = (
 """In blocks, by channels, and on workers: of each kind of family one or more."""
 
 KINDS = (
+    "im2col_rows2",
     *("winograd4_rows1", "winograd4_images1", "winograd4_slices1", "winograd4_k2"),
     *("winograd4_c2", "winograd4_mt2", "winograd4_rows1_mt2"),
     *("cc_winograd4_rows1", "cc_winograd4_mt2", "cc_winograd4_k2"),
@@ -55,7 +57,7 @@ IN_BLOCKS = tuple(name for name in OF_TORCH if any(axis in name for axis in ("ro
 
 EVERY = (*FAMILIES, *VARIANTS)
 
-TILES = tuple(name for name in (*FAMILIES, *KINDS) if name != "im2col")
+TILES = tuple(name for name in (*FAMILIES, *KINDS) if not name.startswith("im2col"))
 
 GROUPED = tuple(name for name in VARIANTS if "_k" in name)
 """These cut a micro-batch into equal chunks, whose size is not a matter of its size alone."""
@@ -161,6 +163,14 @@ BLOCKED = {
         kernel_size=(3, 3, 3),
         padding=(1, 1, 0),
         bias=True,
+    ),
+    "stride 2": for_blocks(stride=(2, 2), bias=True),
+    "stride 3, rows between": for_blocks(
+        input_size=(17, 11), kernel_size=(2, 2), stride=(3, 3), padding=(0, 0)
+    ),
+    "dilation and groups": for_blocks(dilation=(2, 1), padding=(2, 1), groups=2),
+    "2x2x2, stride 2": for_blocks(
+        input_size=(7, 4, 6), kernel_size=(2, 2, 2), stride=(2, 2, 2), padding=(0, 0, 0)
     ),
     "3x1x1": for_blocks(input_size=(17, 3, 4), kernel_size=(3, 1, 1), padding=(2, 0, 0), bias=True),
     "3x1x3": for_blocks(input_size=(6, 5, 7), kernel_size=(3, 1, 3), padding=(1, 0, 1), bias=True),

@@ -212,6 +212,40 @@ def test_large_filters_are_tried_some_channels_at_a_time() -> None:
     assert [name for name in found if "_k" in name] == [f"cc_winograd4_k{k}" for k in (128, 64, 32)]
 
 
+def a_volume(channels: int, **changes: object) -> ConvProblem:
+    threes, ones = (3, 3, 3), (1, 1, 1)
+    shape = {"batch": 2, "in_channels": channels, "out_channels": channels, "input_size": (16, 24, 24)}
+    return a_convolution(
+        **{**shape, "kernel_size": threes, "stride": ones, "dilation": ones, "padding": ones, **changes}
+    )
+
+
+def test_in_three_dimensions_a_large_filter_is_tried_by_smaller_tiles_too() -> None:
+    assert {name.partition("_r")[0] for name in winograd(names(a_volume(32), compiles=True))} == {
+        "cc_winograd4"
+    }
+    small, large = (winograd(names(a_volume(channels), compiles=True)) for channels in (64, 128))
+    assert small == ["cc_winograd4_rows4", "cc_winograd4_rows8", "cc_winograd4_k32"]
+    assert [name for name in large if "winograd2" in name] == [
+        *("cc_winograd2_rows2", "cc_winograd2_rows5", "cc_winograd2_k64")
+    ]
+
+
+@pytest.mark.parametrize("kernel", [(3, 1, 1), (1, 3, 3), (1, 1, 3)])
+def test_filters_may_reach_along_any_axis_of_a_volume(kernel: tuple[int, ...]) -> None:
+    problem = a_volume(32, kernel_size=kernel, padding=tuple(taps // 2 for taps in kernel))
+
+    assert any(name.startswith("cc_winograd4") for name in names(problem, compiles=True))
+
+
+@pytest.mark.parametrize(("name", "taps"), [("cc_winograd4", 4), ("cc_winograd5", 3), ("cc_winograd6", 3)])
+def test_long_tiles_along_three_axes_would_lose_too_many_digits(name: str, taps: int) -> None:
+    flat, deep = (a_volume(32, kernel_size=(deep, taps, taps), padding=(0, 1, 1)) for deep in (1, 2))
+
+    assert algorithm_of(name).refusal(flat) is None
+    assert "lose too many digits" in str(algorithm_of(name).refusal(deep))
+
+
 @pytest.mark.parametrize("changes", [{"in_channels": 3}, {"dtype": "bfloat16"}, {"stride": (2, 2)}])
 def test_what_would_not_fill_vectors_or_is_not_for_tiles_is_not_tried_in_c(
     changes: dict[str, object],
