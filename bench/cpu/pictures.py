@@ -13,7 +13,6 @@ from bench.cpu.looks import PATCHED, UNPATCHED
 from bench.cpu.markdown import spread
 from bench.cpu.means import pair, total
 from bench.cpu.settings import SETTINGS
-from bench.cpu.step_cases import LIMIT_BYTES
 from bench.cpu.step_lines import DIVIDED, OWN, StepMeasured
 from bench.cpu.step_tables import known_steps
 from bench.cpu.way_pictures import ways_figure
@@ -79,8 +78,7 @@ def steps_figure(steps: Sequence[StepMeasured]) -> "Figure":
     axes.set_xlim(left=0)
     axes.grid()
     axes.set_title(
-        f"A training step in seconds, {format_bytes(LIMIT_BYTES)} each convolution: median and "
-        f"{drawing.PERCENT} interval; on the right unpatched / patched",
+        f"A training step in seconds, median and {drawing.PERCENT} interval; right: unpatched / patched",
         loc="left",
     )
     drawing.add_legend(figure, [UNPATCHED, *looks])
@@ -88,7 +86,8 @@ def steps_figure(steps: Sequence[StepMeasured]) -> "Figure":
 
 
 def _where(step: StepMeasured) -> str:
-    return f"{step.case.network}, {step.case.layout}, {SETTINGS[step.case.setting].text}"
+    case, limit = step.case, format_bytes(step.limit_bytes)
+    return f"{case.network}, {limit}, {case.layout}, {SETTINGS[case.setting].text}"
 
 
 def layers_figure(groups: Sequence[tuple[str, Sequence[Measured]]]) -> "Figure":

@@ -11,12 +11,19 @@ from mucudnn.problem import Layout
 LIMIT_BYTES = 16 * 2**20
 """Of each convolution's workspace: the limit of the targets."""
 
+_LIMIT_OF_VOLUMES = 64 * 2**20
+"""Filters of a 3-D U-Net take up to 21 MiB themselves."""
+
 _DIGITS = (
     "scikit-learn's handwritten digits, enlarged to 3x32x32, in memory; each step gathers its batch in a "
     "shuffled order and lays it out"
 )
 _MOSAICS = (
     "mosaics of 4x4 handwritten digits, ink against paper, in memory; each step gathers its batch in a "
+    "shuffled order and lays it out"
+)
+_STACKS = (
+    "stacks of 32 handwritten digits, ink against paper, in memory; each step gathers its batch in a "
     "shuffled order and lays it out"
 )
 
@@ -30,12 +37,14 @@ class Network:
         recipe: `module:function` that returns its `bench.cpu.step_models.Recipe`.
         source: where it comes from, and why its sizes are usual.
         data: what it reads, and where that lies.
+        limit_bytes: of each convolution's workspace.
     """
 
     name: str
     recipe: str
     source: str
     data: str
+    limit_bytes: int = LIMIT_BYTES
 
 
 _MODELS = "bench.cpu.step_models"
@@ -59,6 +68,14 @@ NETWORKS: tuple[Network, ...] = (
         "2-D U-Net with padding and batch norm, 64 channels and more (Ronneberger et al. 2015), batch 4, "
         "patches of 128x128: small ones, as are cut from larger images where memory is short",
         _MOSAICS,
+    ),
+    Network(
+        "unet3d",
+        f"{_MODELS}:unet3d_on_stacks",
+        "3-D U-Net with padding and batch norm, 32 channels and more (Çiçek et al. 2016), batch 2, volumes "
+        "of 32x32x32",
+        _STACKS,
+        _LIMIT_OF_VOLUMES,
     ),
 )
 """In the order in which they are measured: the first is the one that has targets."""

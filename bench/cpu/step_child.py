@@ -32,11 +32,11 @@ class StepTask:
 
 def work(task: StepTask) -> None:
     """Measure the step of `task` and write its line."""
-    folder, recipe = Path(task.folder), task.network.recipe
+    folder = Path(task.folder)
     case_child.work(
         task.case.setting,
         folder / LINES,
-        functools.partial(measure, task.case, recipe, folder),
+        functools.partial(measure, task.case, task.network, folder),
         functools.partial(StepFailed, task.case),
         told,
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from bench.data import IMAGE_SIZE, batches, load
-from bench.networks import resnet18, resnet50, unet2d, vgg11
+from bench.networks import resnet18, resnet50, unet2d, unet3d, vgg11
 from mucudnn.backends import backend_of
 from mucudnn.patching.applying import apply
 from mucudnn.plan import Plan
@@ -19,13 +19,14 @@ from mucudnn.problem import Layout
 SEED = 0
 """Of weights and of the order of the data: equal recipes give equal steps."""
 
-FORMATS = {Layout.CONTIGUOUS: torch.contiguous_format, Layout.CHANNELS_LAST: torch.channels_last}
-
 _BATCH = 64
 _MOSAIC_BATCH = 4
+_STACK_BATCH = 2
 _NOISE_BATCH = 8
 _MOSAIC_SIDE = 4
 """Digits along each side of a mosaic, of 32x32 pixels each."""
+
+_IMAGE_AXES = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,9 +34,9 @@ class Recipe:
     """A model with what it is trained on.
 
     Attributes:
-        model: maps images to scores before softmax, shape (n, classes) or (n, classes, h, w).
-        images: of the whole data set, shape (n, c, h, w).
-        targets: classes, shape (n,) or (n, h, w).
+        model: maps images to scores before softmax, shape (n, classes[, d][, h, w]).
+        images: of the whole data set, shape (n, c[, d], h, w).
+        targets: classes, shape (n[, d][, h, w]).
         batch: samples in a step.
     """
 
@@ -63,6 +64,12 @@ def unet_on_mosaics() -> Recipe:
     return Recipe(unet2d(), mosaics, (mosaics.squeeze(1) > 0).long(), _MOSAIC_BATCH)
 
 
+def unet3d_on_stacks() -> Recipe:
+    """Return the 3-D U-Net, and stacks of digits whose voxels are ink or paper."""
+    stacks = stacks_of(load().train_images)
+    return Recipe(unet3d(1, 2), stacks, (stacks.squeeze(1) > 0).long(), _STACK_BATCH)
+
+
 def resnet50_on_noise() -> Recipe:
     """Return ResNet-50 for images of 224 x 224, and normal random images."""
     images = torch.randn(_NOISE_BATCH, 3, 224, 224, generator=torch.Generator().manual_seed(SEED))
@@ -80,6 +87,22 @@ def mosaics_of(images: Tensor) -> Tensor:
     return tiles.transpose(2, 3).reshape(whole, 1, side * size, side * size)
 
 
+def stacks_of(images: Tensor) -> Tensor:
+    """Return images (n, 3, 32, 32) of equal channels as grey volumes (n // 32, 1, 32, 32, 32), one a slice.
+
+    Images that do not fill a volume are left out.
+    """
+    whole = len(images) // IMAGE_SIZE
+    return images[: whole * IMAGE_SIZE, 0].reshape(whole, 1, IMAGE_SIZE, IMAGE_SIZE, IMAGE_SIZE)
+
+
+def format_of(layout: Layout, images: Tensor) -> torch.memory_format:
+    """Return PyTorch's name for that layout of images (n, c, h, w) or volumes (n, c, d, h, w)."""
+    if layout is Layout.CONTIGUOUS:
+        return torch.contiguous_format
+    return torch.channels_last if images.dim() == _IMAGE_AXES else torch.channels_last_3d
+
+
 def prepared(recipe: str, layout: Layout) -> "ReadingStep":
     """Return the step of the `module:function` that returns a `Recipe`, with its model in that layout.
 
@@ -88,7 +111,8 @@ def prepared(recipe: str, layout: Layout) -> "ReadingStep":
     module, _, function = recipe.partition(":")
     torch.manual_seed(SEED)
     found: Recipe = getattr(importlib.import_module(module), function)()
-    found.model.train().to(memory_format=FORMATS[layout])  # type: ignore[call-overload]  # torch's stub forgets it
+    memory_format = format_of(layout, found.images)
+    found.model.train().to(memory_format=memory_format)  # type: ignore[call-overload]  # torch's stub forgets it
     return ReadingStep(found, layout)
 
 
@@ -120,7 +144,7 @@ class ReadingStep:
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the next batch as the model takes it: images and targets."""
         images, targets = next(self._stream)
-        return images.to(memory_format=FORMATS[self._layout]), targets
+        return images.to(memory_format=format_of(self._layout, images)), targets
 
     def train(self, images: Tensor, targets: Tensor) -> None:
         """Change the weights by one step."""

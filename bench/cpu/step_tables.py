@@ -29,7 +29,7 @@ def section(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # 
     lines = known_steps(recording)
     if lines:
         yield from _PREFACE
-        yield f"Each convolution may take {format_bytes(LIMIT_BYTES)}. Comparisons: {len(lines)}."
+        yield f"The limit is that of each convolution. Comparisons: {len(lines)}."
         yield ""
         tables = (_times, _parts, _changes, _tuning)
         yield from (text for each in tables for text in (*each(lines), ""))
@@ -149,13 +149,14 @@ _WHERE = ("network", "layout", "threads")
 def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
     wanted = {aim.case: f"{aim.wanted:.2f}" for aim in AIMS}
     headings = (
-        *(*_WHERE, "batch", "unpatched, ms", "patched, ms", "x", "verdict", "wanted", "rounds"),
+        *(*_WHERE, "batch", "limit", "unpatched, ms", "patched, ms", "x", "verdict", "wanted", "rounds"),
         "processors that others took",
     )
     rows = [
         (
             *_where(line),
             str(line.batch),
+            format_bytes(line.limit_bytes),
             milliseconds(line.seconds_of(OWN)),
             milliseconds(line.seconds_of(DIVIDED)),
             spread(line.speedup),

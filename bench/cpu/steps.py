@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.cpu.rounds import Rounds
-from bench.cpu.step_cases import LIMIT_BYTES
+from bench.cpu.step_cases import LIMIT_BYTES, Network
 from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepMeasured, Tuned
 from bench.cpu.step_models import ReadingStep, prepared
 from bench.steps import TrainingStep, copy_of, differences, double
@@ -32,12 +32,12 @@ STEPS = SamplingRule(looks=(15, 20, 30), precision=0.01, warmups=1)
 _UNCAPPED = 1 << 50
 
 
-def measure(case: StepCase, recipe: str, folder: Path) -> StepMeasured:
+def measure(case: StepCase, network: Network, folder: Path) -> StepMeasured:
     """Return what is found of a training step.
 
     Args:
         case: its layout counts, and its name for files.
-        recipe: `module:function` that returns a `bench.cpu.step_models.Recipe`.
+        network: of the case.
         folder: where profiles and plan are kept; profiles of an earlier run are used.
 
     Raises:
@@ -47,20 +47,21 @@ def measure(case: StepCase, recipe: str, folder: Path) -> StepMeasured:
     """
     start = time.perf_counter()
     backend = backend_of("cpu:")
-    own = prepared(recipe, case.layout)
+    own = prepared(network.recipe, case.layout)
     sample, targets = own.copy().read()
-    plan, cost = tuned(own.model, sample, backend, folder / str(case).replace(" ", "_"))
+    place = folder / str(case).replace(" ", "_")
+    plan, cost = tuned(own.model, sample, backend, place, network.limit_bytes)
     divided = own.copy()
     apply(divided.model, plan)
     single, present = (TrainingStep(step.copy().model, sample, targets) for step in (own, divided))
     changed, rounding = differences(present, copy_of(single)), differences(single, double(single))
     rounds = timed(own, divided, backend.neighbours())
     shares = _shares(own)
-    payload = {"recipe": recipe, "layout": str(case.layout)}
+    payload = {"recipe": network.recipe, "layout": str(case.layout)}
     return StepMeasured(
         case=case,
         batch=own.batch,
-        limit_bytes=LIMIT_BYTES,
+        limit_bytes=network.limit_bytes,
         tuned=cost,
         rounds=rounds,
         convolutions=shares.convolutions,
@@ -74,11 +75,13 @@ def measure(case: StepCase, recipe: str, folder: Path) -> StepMeasured:
     )
 
 
-def tuned(model: nn.Module, sample: torch.Tensor, backend: Backend, path: Path) -> tuple[Plan, Tuned]:
+def tuned(
+    model: nn.Module, sample: torch.Tensor, backend: Backend, path: Path, limit_bytes: int = LIMIT_BYTES
+) -> tuple[Plan, Tuned]:
     """Tune a model; `path` is where to keep profiles and plan, without the files' endings."""
     with open_store(path.with_name(f"{path.name}.sqlite3")) as store:
         known, peak, start = store.count(), _peak_bytes(), time.perf_counter()
-        plan = tune(model, sample, LIMIT_BYTES, store=store, progress=False)
+        plan = tune(model, sample, limit_bytes, store=store, progress=False)
         seconds = time.perf_counter() - start
         trials = store.count() - known
     plan.save(path.with_name(f"{path.name}.json"))

@@ -331,8 +331,12 @@ def _compiled_variants(
     ]
     sizes = dict.fromkeys(lines if lines < share else 0 for lines in blocks)
     channel_bytes = shares.planes * shares.x_channels * problem.itemsize
-    groups = (_some_of(shares.y_channels, channel_bytes, some_bytes) for some_bytes in _COMPILED_FILTER_BYTES)
-    few = dict.fromkeys(each for each in groups if each >= MOST_LANES)
+    least_bytes = channel_bytes * MOST_LANES
+    groups = (
+        _some_of(shares.y_channels, channel_bytes, max(some_bytes, least_bytes))
+        for some_bytes in _COMPILED_FILTER_BYTES
+    )
+    few = [each for each in dict.fromkeys(groups) if each]
     able = [dataclasses.replace(whole, lines=lines) for lines in sizes] if in_blocks else []
     for each in (*able, *(dataclasses.replace(whole, channels=group) for group in few)):
         if each.refusal(problem) is None:

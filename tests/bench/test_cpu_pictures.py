@@ -34,7 +34,10 @@ def test_a_step_is_a_line_with_both_times_and_the_speedup() -> None:
     figure = steps_figure([a_step(), a_step(100.0, 200.0, "unet")])
 
     (axes,) = figure.axes
-    assert names(axes) == ["resnet18, channels_last, 1 thread", "unet, channels_last, 1 thread"]
+    assert names(axes) == [
+        "resnet18, 16 MiB, channels_last, 1 thread",
+        "unet, 16 MiB, channels_last, 1 thread",
+    ]
     assert behind(axes) == ["2.00 [2.00, 2.00]", "0.50 [0.50, 0.50]"]
     assert [(dot.line, dot.value, dot.colour, dot.is_hollow) for dot in dots(axes)] == [
         (0, pytest.approx(2.5), GREY, True),

@@ -19,7 +19,7 @@ from bench.cpu.rounds import Rounds
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, Network, cases_of
 from bench.cpu.step_child import LINES, StepTask, work
 from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
-from bench.cpu.step_models import Recipe, mosaics_of, prepared, unet_on_mosaics
+from bench.cpu.step_models import Recipe, mosaics_of, prepared, stacks_of, unet_on_mosaics
 from bench.cpu.steps import measure, timed
 from bench.differences import Differences
 from bench.networks import conv_norm
@@ -110,8 +110,9 @@ def one_thread() -> Iterator[None]:
 
 def test_the_cases_are_every_network_in_every_setting_and_layout_network_by_network() -> None:
     cases = cases_of(NETWORKS, ("1-thread", "2-threads", "2-threads-spin"), tuple(Layout))
-    assert len(cases) == len(set(cases)) == 3 * 3 * 2
-    assert [each.network for each in cases] == ["resnet18"] * 6 + ["vgg11"] * 6 + ["unet"] * 6
+    assert len(cases) == len(set(cases)) == 4 * 3 * 2
+    names = ("resnet18", "vgg11", "unet", "unet3d")
+    assert [each.network for each in cases] == [name for name in names for _ in range(6)]
     assert cases[0] == case()
 
 
@@ -129,7 +130,7 @@ def test_every_network_scores_its_data_and_learns_from_them(network: Network) ->
     step.train(images[:2], targets[:2])
     assert 0 < step.loss < 20
     assert all(weight.grad is not None for weight in step.model.parameters())
-    assert any(isinstance(layer, nn.BatchNorm2d) for layer in step.model.modules())
+    assert any(isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d) for layer in step.model.modules())
 
 
 def test_a_mosaic_has_sixteen_images_row_by_row_and_what_is_left_over_is_left_out() -> None:
@@ -143,6 +144,22 @@ def test_a_mosaic_has_sixteen_images_row_by_row_and_what_is_left_over_is_left_ou
         [28, 29, 30, 31],
     ]
     assert torch.equal(mosaics[0, 0, :32, 32:64], images[1, 0])
+
+
+def test_a_stack_has_an_image_in_each_slice_and_what_is_left_over_is_left_out() -> None:
+    images = torch.arange(70.0).reshape(70, 1, 1, 1).expand(70, 3, 32, 32)
+    stacks = stacks_of(images)
+    assert stacks.shape == (2, 1, 32, 32, 32)
+    assert stacks[:, 0, :, 5, 7].tolist() == [list(range(32)), list(range(32, 64))]
+
+
+def test_volumes_and_filters_have_the_layout_asked_for() -> None:
+    step = prepared("bench.cpu.step_models:unet3d_on_stacks", Layout.CHANNELS_LAST)
+    volumes, targets = step.read()
+    assert volumes.shape == (2, 1, 32, 32, 32)
+    assert targets.shape == (2, 32, 32, 32)
+    filters = [each for each in step.model.parameters() if each.dim() == 5]
+    assert all(each.is_contiguous(memory_format=torch.channels_last_3d) for each in (volumes, *filters))
 
 
 def test_ink_and_paper_of_the_mosaics_are_told_apart_pixel_by_pixel() -> None:
@@ -185,7 +202,7 @@ def test_a_step_changes_the_weights() -> None:
 
 
 def test_a_small_step_is_measured_from_end_to_end(tmp_path: Path) -> None:
-    line = measure(case("tiny"), TINY.recipe, tmp_path)
+    line = measure(case("tiny"), TINY, tmp_path)
     assert len(line.rounds.samples_s(OWN)) == len(line.rounds.samples_s(DIVIDED)) >= 15
     assert line.tuned.known == 0
     assert line.tuned.trials > 0
@@ -333,6 +350,7 @@ def test_absolute_times_stand_first_and_shares_memory_and_tuning_follow() -> Non
     times, parts, changes, tuning = row_of(("resnet18", "channels_last", "1 thread"), text)
     assert times[3:] == [
         "64",
+        "16 MiB",
         "2500 [2500, 2500]",
         "1250 [1250, 1250]",
         "2.00 [2.00, 2.00]",
@@ -351,7 +369,7 @@ def test_a_loss_stands_as_plainly_as_a_gain() -> None:
         ("vgg11", "contiguous", "2 threads"),
         shown(measured(case("vgg11", "2-threads", Layout.CONTIGUOUS), 600.0, 750.0)),
     )
-    assert times[4:9] == ["600 [600, 600]", "750 [750, 750]", "0.80 [0.80, 0.80]", "SLOWER", "–"]
+    assert times[5:10] == ["600 [600, 600]", "750 [750, 750]", "0.80 [0.80, 0.80]", "SLOWER", "–"]
     assert tuning[-1] == "∞ [∞, ∞]"
 
 
@@ -467,7 +485,7 @@ def test_the_program_writes_the_steps_that_it_knows_beside_the_layers(
     assert (tmp_path / "second" / "steps.jsonl").read_text() == to_text(measured(case())) + "\n"
     assert (tmp_path / "second" / "layers.jsonl").read_text() == ""
     assert (
-        "| resnet18 | channels_last | 1 thread | 64 | 2500"
+        "| resnet18 | channels_last | 1 thread | 64 | 16 MiB | 2500"
         in (tmp_path / "second" / "summary.md").read_text()
     )
     assert json.loads((tmp_path / "second" / "env.json").read_text())["step code"] == step_code()
@@ -500,8 +518,8 @@ def test_only_what_is_measured_anew_is_set_aside(
 @pytest.mark.parametrize(
     ("arguments", "networks", "layers"),
     [
-        ([], {"resnet18", "vgg11", "unet"}, True),
-        (["--steps"], {"resnet18", "vgg11", "unet"}, False),
+        ([], {"resnet18", "vgg11", "unet", "unet3d"}, True),
+        (["--steps"], {"resnet18", "vgg11", "unet", "unet3d"}, False),
         (["--steps", "vgg11"], {"vgg11"}, False),
         (["--layers", "vgg16/*"], set(), True),
         (["--ops", "fprop"], set(), True),
