@@ -24,11 +24,6 @@ INLINE int64_t least(const int64_t a, const int64_t b) { return a < b ? a : b; }
 
 INLINE int64_t most(const int64_t a, const int64_t b) { return a < b ? b : a; }
 
-INLINE int holds(const box_t box, const int d, const int h, const int w)
-{
-    return box.front <= d && d < box.back && box.top <= h && h < box.bottom && box.left <= w && w < box.right;
-}
-
 INLINE int is_equal(const box_t a, const box_t b)
 {
     return a.front == b.front && a.back == b.back && a.top == b.top && a.bottom == b.bottom && a.left == b.left

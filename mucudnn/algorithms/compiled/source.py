@@ -59,6 +59,7 @@ _HEAD = """\
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#define APART static __attribute__((noinline))
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -165,7 +166,7 @@ def _transforms(kind: str, image: str, matrices: Sequence[Matrix]) -> Iterator[s
             _text(kind),
             **{"NAME(name)": f"name##_{image}_{value}"},
             VALUE=value, LOAD=f"load_{value}", STORE=f"store_{value}",
-            OVER_SLICES="" if max(matrices[0].shape) > 1 else "UNROLL",
+            WIDTH="(int)(sizeof(VALUE) / sizeof(real))", IS_FLAT="(SLICES == 1 && SLICES_IN == 1)",
             **names, **_sizes(matrices),
         )  # fmt: skip
 
