@@ -12,7 +12,7 @@ from fractions import Fraction
 from mucudnn.problem import ConvOp, ConvProblem
 
 _NAME = re.compile(
-    r"cpu:(cc_)?(?P<family>winograd|fft|im2col|gemm|aten)(?P<size>\d*)(_(images|slices|rows|k|c|mt)\d+)*"
+    r"cpu:(?P<compiled>cc_)?(?P<family>winograd|fft|im2col|gemm|aten)(?P<size>\d*)(_(images|slices|rows|k|c|mt)\d+)*"
 )
 """What follows the size says how the work is cut (`_rows4`, `_k128`, `_c64`, `_mt2`), not how much there is.
 
@@ -23,7 +23,10 @@ oneDNN chooses its algorithm itself.
 _PART = re.compile(r"(?P<algorithm>.+)@(?P<batch>\d+)\*(?P<count>\d+)")
 
 _PLANE = 2
-"""Dimensions that tiles have at most; taps along a third one are added up directly."""
+"""Dimensions that tiles of torch's operations have at most; taps along a third one are added up directly."""
+
+_SPACE = 3
+"""The same in C."""
 
 _PRODUCTS = 3
 """Real multiplications of a product of two complex numbers, at least."""
@@ -58,30 +61,30 @@ def algorithm_saving(problem: ConvProblem, algorithm: str) -> Fraction | None:
     if found is None or (found["family"] in ("winograd", "fft")) is not bool(found["size"]):
         return None
     if found["family"] == "winograd":
-        return _winograd(problem, int(found["size"]))
+        return _winograd(_axes(problem, _SPACE if found["compiled"] else _PLANE), int(found["size"]))
     if found["family"] == "fft":
-        return _fft(problem, int(found["size"]))
+        return _fft(_axes(problem, _PLANE), int(found["size"]))
     return Fraction(1)
 
 
-def _axes(problem: ConvProblem) -> list[tuple[int, int]]:
-    """Return (outputs, taps) along the axes that tiles cut; dgrad's outputs are the pixels of dx."""
+def _axes(problem: ConvProblem, most: int) -> list[tuple[int, int]]:
+    """Return (outputs, taps) along the last axes, which tiles cut; dgrad's outputs are the pixels of dx."""
     outputs = problem.input_size if problem.op is ConvOp.DGRAD else problem.output_size
-    return list(zip(outputs, problem.kernel_size, strict=True))[-_PLANE:]
+    return list(zip(outputs, problem.kernel_size, strict=True))[-most:]
 
 
-def _winograd(problem: ConvProblem, outputs: int) -> Fraction:
+def _winograd(axes: Sequence[tuple[int, int]], outputs: int) -> Fraction:
     """F(m, r) along each axis: m + r - 1 multiplications for m outputs, the last tile whole."""
     factors = [
         Fraction(pixels * taps, _tiles(pixels, outputs) * (outputs + taps - 1)) if taps > 1 else Fraction(1)
-        for pixels, taps in _axes(problem)
+        for pixels, taps in axes
     ]
     return math.prod(factors, start=Fraction(1))
 
 
-def _fft(problem: ConvProblem, length: int) -> Fraction | None:
+def _fft(every: Sequence[tuple[int, int]], length: int) -> Fraction | None:
     """Tiles of t x t values whose spectra have t(t/2 + 1) complex numbers, as they are of real values."""
-    axes = [(pixels, taps) for pixels, taps in _axes(problem) if taps > 1]
+    axes = [(pixels, taps) for pixels, taps in every if taps > 1]
     if not axes or any(taps > length for _, taps in axes):
         return None
     numbers = length ** (len(axes) - 1) * (length // 2 + 1)

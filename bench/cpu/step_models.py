@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 
 from bench.data import IMAGE_SIZE, batches, load
 from bench.networks import resnet18, resnet50, unet2d, unet3d, vgg11
+from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import backend_of
 from mucudnn.patching.applying import apply
 from mucudnn.plan import Plan
@@ -25,8 +26,6 @@ _STACK_BATCH = 2
 _NOISE_BATCH = 8
 _MOSAIC_SIDE = 4
 """Digits along each side of a mosaic, of 32x32 pixels each."""
-
-_IMAGE_AXES = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,13 +95,6 @@ def stacks_of(images: Tensor) -> Tensor:
     return images[: whole * IMAGE_SIZE, 0].reshape(whole, 1, IMAGE_SIZE, IMAGE_SIZE, IMAGE_SIZE)
 
 
-def format_of(layout: Layout, images: Tensor) -> torch.memory_format:
-    """Return PyTorch's name for that layout of images (n, c, h, w) or volumes (n, c, d, h, w)."""
-    if layout is Layout.CONTIGUOUS:
-        return torch.contiguous_format
-    return torch.channels_last if images.dim() == _IMAGE_AXES else torch.channels_last_3d
-
-
 def prepared(recipe: str, layout: Layout) -> "ReadingStep":
     """Return the step of the `module:function` that returns a `Recipe`, with its model in that layout.
 
@@ -111,8 +103,8 @@ def prepared(recipe: str, layout: Layout) -> "ReadingStep":
     module, _, function = recipe.partition(":")
     torch.manual_seed(SEED)
     found: Recipe = getattr(importlib.import_module(module), function)()
-    memory_format = format_of(layout, found.images)
-    found.model.train().to(memory_format=memory_format)  # type: ignore[call-overload]  # torch's stub forgets it
+    lying = memory_format(layout, found.images.dim())
+    found.model.train().to(memory_format=lying)  # type: ignore[call-overload]  # torch's stub forgets it
     return ReadingStep(found, layout)
 
 
@@ -144,7 +136,7 @@ class ReadingStep:
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the next batch as the model takes it: images and targets."""
         images, targets = next(self._stream)
-        return images.to(memory_format=format_of(self._layout, images)), targets
+        return images.to(memory_format=memory_format(self._layout, images.dim())), targets
 
     def train(self, images: Tensor, targets: Tensor) -> None:
         """Change the weights by one step."""

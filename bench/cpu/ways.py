@@ -24,13 +24,14 @@ from bench.cpu.process import reason_of
 from bench.cpu.rounds import Rounds
 from bench.cpu.step_cases import LIMIT_BYTES
 from bench.cpu.step_lines import Tuned
-from bench.cpu.step_models import ReadingStep, Recipe, format_of, prepared
+from bench.cpu.step_models import ReadingStep, Recipe, prepared
 from bench.cpu.steps import tuned
 from bench.cpu.way_cases import AS_IT_COMES, Form, Use, Way, WayCase, ways_of
 from bench.cpu.way_lines import COPY, OWN, PATCHED, WayMeasured, Within
 from bench.cpu.within import within
 from bench.differences import largest
 from mucudnn import Plan, apply
+from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import Backend, backend_of
 from mucudnn.intervals import Estimate, estimate
 from mucudnn.problem import Layout
@@ -65,7 +66,9 @@ class Scoring:
     def __init__(self, recipe: Recipe, batch: int, layout: Layout) -> None:
         """Take a recipe whose model is in that layout."""
         self.model = recipe.model.eval().requires_grad_(requires_grad=False)
-        self.images = recipe.images[:batch].contiguous(memory_format=format_of(layout, recipe.images))
+        self.images = recipe.images[:batch].contiguous(
+            memory_format=memory_format(layout, recipe.images.dim())
+        )
 
     def result(self) -> Tensor:
         """Return the scores, shape (n, classes[, h, w])."""

@@ -3,22 +3,18 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.base import Algorithm
 from mucudnn.algorithms.columns import ColumnAlgorithm
-from mucudnn.algorithms.compiled import CompiledTiles
-from mucudnn.algorithms.compiled.shares import MOST_LANES
-from mucudnn.algorithms.compiled.tiles import is_deep
+from mucudnn.algorithms.compiled import CompiledTiles, offers
+from mucudnn.algorithms.likely import likely_forms, some_channels
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import FOURIER_INPUTS, TileAlgorithm
 from mucudnn.problem import ConvProblem, Layout
-
-_Winograd = TypeVar("_Winograd", bound=TileAlgorithm | CompiledTiles)
 
 _TILES = re.compile(
     r"(?P<family>winograd(?P<outputs>[2456])|fft(?P<inputs>[1-9]\d))"
@@ -38,9 +34,9 @@ _COLUMNS = re.compile(r"im2col_rows([1-9]\d*)", re.ASCII)
 _BANDS = re.compile(r"aten_rows([1-9]\d*)", re.ASCII)
 
 _COLUMN_BYTES = 2**22
-"""Of the rows whose columns are tried at a time where those of an image take more than twice as much.
+"""Of columns that are made at once, where those of an image take more than twice as much.
 
-The upsampling of a 3-D U-Net (2x2x2, stride 2, 128 channels, 32x48x48) takes 9.5 MiB so instead of 72.5.
+So the input gradient of 2x2x2 of stride 2, of 128 channels and 32x48x48, takes 9.5 MiB instead of 72.5.
 """
 
 _LEAST_BANDED_BYTES = 2**20
@@ -67,30 +63,13 @@ channels and 56x56 pixels took, with 15x15, 92 ms with t = 28, 118 with 24, 114 
 with 11x11 78 with 24, 99 with 38, 105 with 32 and 125 with 16.
 """
 
-_USUAL_OUTPUTS = 4
-"""m of the form that is always tried: of few multiplications, and of few digits lost."""
-
-_LEAST_OUTPUTS = 2
-"""m of the form whose filter is smallest: in three dimensions 8/27 of F(4)'s, where that is large."""
-
-_WORTH_OF_ANOTHER = 0.9
-"""Share of its multiplications below which another form is tried too."""
-
 _FILTER_BYTES = (2**24, 2**23, 2**22)
 """Of a transformed filter that is larger: as many channels of y are tried at once."""
 
 _FEW_FILTER_BYTES = 2**21
 """The same for blocks of rows, for whose sake memory must be short: each transforms the filter anew."""
 
-_COMPILED_BLOCKS = ((2**20, 24), (2**22, 48))
-"""Bytes of a block in C, x and y transformed, and its least tiles: of a ResNet-18's layers 8 to 48 lines."""
-
-_COMPILED_FILTER_BYTES = (2**23, 2**22, 2**21)
-"""Of a larger filter, transformed: as many channels of y are computed at once."""
-
 _WINOGRAD = tuple(TileAlgorithm(outputs=m) for m in (4, 5, 6, 2))
-
-_COMPILED_FORMS = tuple(CompiledTiles(m) for m in (4, 5, 6, 2))
 
 _FOURIER = tuple(TileAlgorithm(inputs=t) for t in FOURIER_INPUTS)
 
@@ -148,9 +127,9 @@ def offered(
     """
     in_blocks = whole or problem.batch == 1
     families = _families(problem) if exhaustive else _likely_families(problem)
-    in_c = _compiled_families(problem, exhaustive) if compiles else []
+    in_c = offers.likely_families(problem, exhaustive) if compiles else []
     for family in in_c:
-        yield from _compiled_variants(family, problem, threads, in_blocks or exhaustive)
+        yield from offers.variants(family, problem, threads, in_blocks or exhaustive)
     tiles = (
         variant
         for family in families
@@ -234,15 +213,7 @@ def likely_winograd(problem: ConvProblem, able: Sequence[TileAlgorithm]) -> list
         problem: of any batch.
         able: to compute it.
     """
-    return _usual([each for each in able if each.outputs], lambda each: _multiplications(each, problem))
-
-
-def _usual(winograd: Sequence[_Winograd], cost: Callable[[_Winograd], float]) -> list[_Winograd]:
-    """Return F(4), and the form that costs least if that is far less; where there is no F(4), that alone."""
-    usual = [each for each in winograd if each.outputs == _USUAL_OUTPUTS]
-    worth = cost(usual[0]) * _WORTH_OF_ANOTHER if usual else math.inf
-    cheapest = sorted(winograd, key=cost)[:1]
-    return [*usual, *(each for each in cheapest if cost(each) < worth)]
+    return likely_forms([each for each in able if each.outputs], lambda each: _multiplications(each, problem))
 
 
 def likely_fourier(
@@ -299,61 +270,10 @@ def _variants(
         yield dataclasses.replace(rows[-1], channels=few)
 
 
-def _compiled_families(problem: ConvProblem, exhaustive: bool) -> list[CompiledTiles]:
-    """Winograd's forms in C that compute the problem, if channels fill vectors: all, or the likely ones.
-
-    These are for small limits as well, where a filter of three dimensions takes much memory.
-    """
-    if min(problem.in_channels, problem.out_channels) < MOST_LANES:
-        return []
-    able = [each for each in _COMPILED_FORMS if each.refusal(problem) is None]
-    if exhaustive:
-        return able
-    likely = _usual(able, lambda each: each.shares(problem).multiplications)
-    most = max((each.shares(problem).filter_bytes for each in likely), default=0)
-    is_too_large = is_deep(problem) and most > max(_COMPILED_FILTER_BYTES)
-    smallest_forms = [each for each in able if is_too_large and each.outputs == _LEAST_OUTPUTS]
-    return list(dict.fromkeys([*likely, *smallest_forms]))
-
-
-def _compiled_variants(
-    family: CompiledTiles, problem: ConvProblem, threads: int, in_blocks: bool
-) -> Iterator[CompiledTiles]:
-    """A family in C, in blocks that fit a cache, and by channels of y where the filter is large."""
-    whole = dataclasses.replace(family, workers=threads)
-    shares = whole.shares(problem)
-    channels = shares.x_channels + shares.y_channels
-    line_bytes = shares.planes * shares.tiles[-1] * channels * problem.itemsize
-    share = -(-shares.total_lines // threads)
-    blocks = [
-        max(round(some_bytes / line_bytes), -(-tiles // shares.tiles[-1]))
-        for some_bytes, tiles in _COMPILED_BLOCKS
-    ]
-    sizes = dict.fromkeys(lines if lines < share else 0 for lines in blocks)
-    channel_bytes = shares.planes * shares.x_channels * problem.itemsize
-    least_bytes = channel_bytes * MOST_LANES
-    groups = (
-        _some_of(shares.y_channels, channel_bytes, max(some_bytes, least_bytes))
-        for some_bytes in _COMPILED_FILTER_BYTES
-    )
-    few = [each for each in dict.fromkeys(groups) if each]
-    able = [dataclasses.replace(whole, lines=lines) for lines in sizes] if in_blocks else []
-    for each in (*able, *(dataclasses.replace(whole, channels=group) for group in few)):
-        if each.refusal(problem) is None:
-            yield each
-
-
 def _channels_of(geometry: TileGeometry, some_bytes: int) -> int:
     """Return of how many channels of y the transformed filter takes so many bytes; 0 if of none or of all."""
     channel_bytes = geometry.taps[0] * geometry.planes * geometry.x_channels * geometry.problem.itemsize
-    return _some_of(geometry.y_channels, channel_bytes, some_bytes)
-
-
-def _some_of(channels: int, channel_bytes: int, some_bytes: int) -> int:
-    """Return a power of two of channels that take so many bytes; 0 if it is none or all of them."""
-    if channel_bytes <= some_bytes < channel_bytes * channels:
-        return int(2 ** int(math.log2(some_bytes / channel_bytes)))
-    return 0
+    return some_channels(geometry.y_channels, channel_bytes, some_bytes)
 
 
 def _summed_of(geometry: TileGeometry) -> int:

@@ -170,6 +170,7 @@ class _Bands:
     Attributes:
         problem: of the micro-batch.
         columns: of each band.
+        is_whole: whether there is one band, which reads the whole image.
         filter: W, or the sum of dW, in the order in which the image's own elements lie.
         filter_matrix: the same as (groups, k / groups, c·r·s / groups).
         filter_sum: of all weights.
@@ -179,6 +180,7 @@ class _Bands:
         k, c, *taps = problem.filter_shape
         self.problem = problem
         self.columns = [_Columns(band, space) for band in bands_of(problem, most)]
+        self.is_whole = [each.x_rows for each in self.columns] == [slice(0, problem.input_size[0])]
         self.filter = _ordered(space["filter"], (k,), (c, *taps), problem.layout)
         self.filter_matrix = space["filter"].view(problem.groups, k // problem.groups, -1)
         self.filter_sum = space["filter_sum"][0]
@@ -250,8 +252,7 @@ class _ColumnDgrad(_ColumnSlices):
         if bias is not None:
             raise ValueError("dgrad has no bias, but got one.")
         turned = self._bands.filter_matrix.transpose(1, 2)
-        whole = slice(0, self._bands.problem.input_size[0])
-        is_whole = [columns.x_rows for columns in self._bands.columns] == [whole]
+        is_whole = self._bands.is_whole
         for dy, dx in zip(image, out, strict=True):
             if not is_whole:
                 dx.zero_()  # bands overlap, and there may be rows of which nothing is made

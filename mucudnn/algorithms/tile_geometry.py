@@ -21,6 +21,7 @@ kept, where V is the larger of the two.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -93,11 +94,11 @@ class TileGeometry:
         self.problem = problem
         self.workers = tiling.workers
         self.batch = problem.batch
-        self.taps = _three(problem.kernel_size, 1)
+        self.taps = three(problem.kernel_size, 1)
         self.forms = (tiling.form(self.taps[1]), tiling.form(self.taps[2]))
-        self.x_size, self.y_size = _three(problem.input_size, 1), _three(problem.output_size, 1)
+        self.x_size, self.y_size = three(problem.input_size, 1), three(problem.output_size, 1)
         self.x_channels, self.y_channels = problem.in_channels, problem.out_channels
-        self.padding = _three(problem.padding, 0)
+        self.padding = three(problem.padding, 0)
         if problem.op is ConvOp.DGRAD:
             self.x_size, self.y_size = self.y_size, self.x_size
             self.x_channels, self.y_channels = self.y_channels, self.x_channels
@@ -375,7 +376,8 @@ class TileGeometry:
         return {"front": max(front), "back": max(back), "y_front": y_tiles, "kept": kept, "sum": products}
 
 
-def _three(sizes: tuple[int, ...], missing: int) -> tuple[int, ...]:
+def three(sizes: Sequence[int], missing: int) -> tuple[int, ...]:
+    """Return sizes, or whatever there is, of d, h and w, of which the first may be missing."""
     return (*(missing,) * (3 - len(sizes)), *sizes)
 
 

@@ -50,6 +50,8 @@ KINDS = (
 )
 """One variant of each kind."""
 
+COMPILED = tuple(name for name in (*FAMILIES, *VARIANTS) if name.startswith("cc_"))
+
 OF_TORCH = tuple(name for name in VARIANTS if not name.startswith("cc_"))
 """Those that are composed of torch's operations."""
 
@@ -186,7 +188,10 @@ VARIED = {
 }
 """One of each kind: for what does not depend on every detail of the shape."""
 
-BLOCKED_NAMES = ("3x3", "5 tile rows", "7x7", "1-D, 3 taps", "3x3x3", "vectors of channels and a rest")
+BLOCKED_NAMES = (
+    *("3x3", "5 tile rows", "7x7", "1-D, 3 taps", "3x3x3", "vectors of channels and a rest"),
+    *("3x3x3, vectors of channels and a rest", "stride 2", "dilation and groups"),
+)
 
 BLOCKED_VARIED = {name: BLOCKED[name] for name in BLOCKED_NAMES}
 

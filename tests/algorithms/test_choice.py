@@ -47,6 +47,13 @@ NONSENSE = (
         "winograd4__k2",
     ),
     *("winograd4_rows1\u0661", "winograd4_k1\uff12", "winograd4_mt1\u0662", "im2col_mt2", "gemm_rows2"),
+    *(
+        "im2col_rows0",
+        "im2col_rows01",
+        "im2col_rows\u0661",
+        "cc_winograd4_rows0",
+        "cc_winograd4_rows2_images2",
+    ),
 )
 """The digits of the last row are Arabic and wide ones, which `int` understands."""
 
@@ -59,7 +66,11 @@ def test_what_is_no_name_of_an_algorithm_has_none(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["im2col", "gemm", *FAMILIES, "winograd4_rows8_mt2", "fft16_images4_k64", "fft16_rows2_c13"]
+    "name",
+    [
+        *("im2col", "im2col_rows12", "gemm", *FAMILIES),
+        *("winograd4_rows8_mt2", "fft16_images4_k64", "fft16_rows2_c13", "cc_winograd4_rows8_mt2"),
+    ],
 )
 def test_an_algorithm_is_found_by_its_name(name: str) -> None:
     found = named(name)

@@ -224,10 +224,9 @@ def test_in_three_dimensions_a_large_filter_is_tried_by_smaller_tiles_too() -> N
     assert {name.partition("_r")[0] for name in winograd(names(a_volume(32), compiles=True))} == {
         "cc_winograd4"
     }
-    small, large = (winograd(names(a_volume(channels), compiles=True)) for channels in (64, 128))
-    assert small == ["cc_winograd4_rows4", "cc_winograd4_rows8", "cc_winograd4_k32"]
-    assert [name for name in large if "winograd2" in name] == [
-        *("cc_winograd2_rows2", "cc_winograd2_rows5", "cc_winograd2_k64")
+    assert winograd(names(a_volume(64), compiles=True)) == [
+        *("cc_winograd4_rows4", "cc_winograd4_rows8", "cc_winograd4_k32"),
+        *("cc_winograd2_rows3", "cc_winograd2_rows11"),
     ]
 
 

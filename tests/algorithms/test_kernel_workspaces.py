@@ -10,6 +10,7 @@ from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.problem import ConvOp, ConvProblem
 from tests.algorithms.kernels import (
+    COMPILED,
     EVERY,
     FLOAT64_BOUND,
     GROUPED,
@@ -34,6 +35,25 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @accepted(VARIED)
 def test_nothing_is_written_beyond_the_declared_workspace(algorithm: Algorithm, problem: ConvProblem) -> None:
+    buffer = GuardedBuffer(algorithm.workspace_bytes(problem))
+
+    compute(algorithm, problem, *operands_of(problem), buffer=buffer.inside)
+
+    assert buffer.is_intact
+
+
+VOLUMES = {
+    "3-D, whole vectors": a_convolution(
+        batch=2, in_channels=32, out_channels=16, input_size=(9, 6, 10), kernel_size=(3, 3, 3),
+        stride=(1, 1, 1), padding=(1, 1, 1), dilation=(1, 1, 1),
+    ),
+}  # fmt: skip
+
+
+@accepted(VOLUMES, blocked=VOLUMES, dtype="float32", names=COMPILED)
+def test_images_are_turned_round_in_the_declared_workspace(
+    algorithm: Algorithm, problem: ConvProblem
+) -> None:
     buffer = GuardedBuffer(algorithm.workspace_bytes(problem))
 
     compute(algorithm, problem, *operands_of(problem), buffer=buffer.inside)

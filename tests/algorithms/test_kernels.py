@@ -218,6 +218,14 @@ def float32_bound(algorithm: Algorithm) -> float:
 DEEP_ACCURACY = {
     "1-D": a_double(in_channels=24, input_size=(41,), kernel_size=(3,), padding=(1,)),
     "3-D": a_double(in_channels=24, input_size=(5, 9, 9), kernel_size=(3, 3, 3), padding=(1, 1, 1)),
+    "3-D, many channels": a_double(
+        batch=1,
+        in_channels=256,
+        out_channels=128,
+        input_size=(4, 5, 9),
+        kernel_size=(3, 3, 3),
+        padding=(1, 1, 1),
+    ),
 }
 ACCURACY_OF_BLOCKS = {
     "3x3": for_blocks(in_channels=24, out_channels=16, input_size=(14, 13)),
@@ -248,7 +256,7 @@ def test_fourier_tiles_lose_no_digits_however_large(algorithm: Algorithm, proble
     assert relative_error(result, reference(problem, *operands)) <= FLOAT32_BOUND
 
 
-@accepted(PROBLEMS, dtype="float32", names=("im2col",))
+@accepted(PROBLEMS, dtype="float32", names=("im2col", "im2col_rows2"), blocked=BLOCKED)
 def test_columns_of_integers_are_computed_bit_by_bit(algorithm: Algorithm, problem: ConvProblem) -> None:
     operands = operands_of(problem, small_integers)
 
@@ -276,6 +284,8 @@ HOT_BLOCKS = {
     "3x3": for_blocks(in_channels=8, out_channels=12, bias=True, input_size=(18, 21)),
     "7x7": for_blocks(input_size=(24, 21), kernel_size=(7, 7), padding=(3, 3)),
     "1-D": for_blocks(in_channels=8, input_size=(70,), kernel_size=(3,), padding=(1,)),
+    "stride 2": for_blocks(in_channels=8, input_size=(18, 21), stride=(2, 2), bias=True),
+    "groups": for_blocks(in_channels=8, out_channels=12, groups=4, input_size=(18, 21)),
     "3-D": for_blocks(in_channels=8, input_size=(5, 9, 8), kernel_size=(3, 3, 3), padding=(1, 1, 1)),
 }
 LARGE = {

@@ -33,6 +33,12 @@ def a_problem(op: ConvOp = ConvOp.FPROP, **changes: object) -> ConvProblem:
     return ConvProblem(op=op, **{**fields, **changes})
 
 
+def a_volume(**changes: object) -> ConvProblem:
+    threes, ones = (3, 3, 3), (1, 1, 1)
+    shape = {"input_size": (16, 32, 32), "kernel_size": threes, "padding": ones}
+    return a_problem(**{**shape, "stride": ones, "dilation": ones, **changes})
+
+
 def test_there_are_at_least_40_core_layers_with_names_of_their_own() -> None:
     assert len(CORE) >= 40
     assert len({layer.name for layer in ALL}) == len(ALL)
@@ -139,17 +145,10 @@ def test_one_dimension_has_no_channels_last() -> None:
         (a_problem(), "cpu:cc_winograd4_rows8_mt2", Fraction(4)),
         (a_problem(kernel_size=(5, 5), padding=(2, 2)), "cpu:winograd4", Fraction(25 * 16, 64)),
         (a_problem(kernel_size=(1, 3), padding=(0, 1)), "cpu:winograd4", Fraction(2)),
-        (
-            a_problem(
-                input_size=(16, 32, 32),
-                kernel_size=(3, 3, 3),
-                stride=(1, 1, 1),
-                padding=(1, 1, 1),
-                dilation=(1, 1, 1),
-            ),
-            "cpu:winograd4",
-            Fraction(4),
-        ),
+        (a_volume(), "cpu:winograd4", Fraction(4)),
+        (a_volume(), "cpu:cc_winograd4_rows4_mt2", Fraction(8)),
+        (a_volume(), "cpu:cc_winograd2_k32", Fraction(27, 8)),
+        (a_volume(kernel_size=(3, 1, 1), padding=(1, 0, 0)), "cpu:cc_winograd4", Fraction(2)),
         (
             a_problem(kernel_size=(11, 11), padding=(5, 5)),
             "cpu:fft32",

@@ -6,7 +6,7 @@
 
 INLINE void NAME(window)(const real *window, const steps_t step, real *planes, const int64_t plane)
 {
-    VALUE slices[SLICES_IN][ROWS * COLUMNS];
+    VALUE slices[SLICES_IN * ROWS * COLUMNS];
     for (int d = 0; d < SLICES_IN; ++d) {
         VALUE middle[ROWS * COLUMNS_IN];
         UNROLL for (int j = 0; j < COLUMNS_IN; ++j) {
@@ -22,12 +22,12 @@ INLINE void NAME(window)(const real *window, const steps_t step, real *planes, c
                 if (IS_FLAT)
                     STORE(planes + (i * COLUMNS + j) * plane, 1, sums[j]);
                 else
-                    slices[d][i * COLUMNS + j] = sums[j];
+                    slices[(d * ROWS + i) * COLUMNS + j] = sums[j];
         }
     }
     for (int p = 0; !IS_FLAT && p < ROWS * COLUMNS; ++p) {
         VALUE sums[SLICES];
-        ALONG_D(slices[0] + p, ROWS * COLUMNS, sums, 1);
+        ALONG_D(slices + p, ROWS * COLUMNS, sums, 1);
         UNROLL for (int d = 0; d < SLICES; ++d) STORE(planes + (d * ROWS * COLUMNS + p) * plane, 1, sums[d]);
     }
 }

@@ -8,7 +8,7 @@ autograd's hooks have made of a saved one may be of another type or shape, and s
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import FIELDS, source_of
 from mucudnn.algorithms.libraries import product_of_matrices
+from mucudnn.algorithms.tile_geometry import three
 from mucudnn.algorithms.tiling import Tiling
 from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.errors import BackendError
@@ -130,7 +131,7 @@ class _Kernel:
             start += last * tensor.element_size()
             k, c, steps = c, k, [-step for step in steps]
         call.filter, call.filter_x, call.filter_y = start, c, k
-        call.filter_d, call.filter_h, call.filter_w = _three(steps, 0)
+        call.filter_d, call.filter_h, call.filter_w = three(steps, 0)
 
 
 class CompiledSliceKernel(_Kernel):
@@ -233,10 +234,5 @@ def _put_image(into: _Image, image: Tensor) -> None:
     """Tell where an image lies, and how."""
     into.start = image.data_ptr()
     into.step_n, into.step_c, *steps = image.stride()
-    into.step_d, into.step_h, into.step_w = _three(steps, 0)
-    into.depth, into.height, into.width = _three(image.shape[2:], 1)
-
-
-def _three(sizes: Sequence[int], missing: int) -> Sequence[int]:
-    """Return sizes or steps of d, h and w, of which the first may be missing."""
-    return (*(missing,) * (3 - len(sizes)), *sizes)
+    into.step_d, into.step_h, into.step_w = three(steps, 0)
+    into.depth, into.height, into.width = three(image.shape[2:], 1)

@@ -5,7 +5,7 @@
  */
 
 static void NAME(lines)(
-    const call_t *call, const image_t *image, const steps_t margin, const int64_t first, const int64_t last,
+    const call_t *call, const image_t *image, const margin_t margin, const int64_t first, const int64_t last,
     const int64_t channel, const int64_t channels, real *planes, const int64_t plane, real *stage)
 {
     for (int64_t line = first; line < last; ++line) {

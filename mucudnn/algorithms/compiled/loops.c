@@ -7,7 +7,7 @@
 
 static const box_t ALL_TAPS = {0, TAPS_D, 0, TAPS_H, 0, TAPS_W};
 
-static const steps_t NO_MARGIN = {0, 0, 0, 0};
+static const margin_t NO_MARGIN = {0, 0, 0};
 
 /* Transform products into lines of y; return NaN if one was not finite. */
 static double scatter_lines(
@@ -113,7 +113,7 @@ static void multiply_sums(
 
 static void gather_x(const call_t *call, const share_t *share, const int64_t first, const int64_t last, real *to)
 {
-    const steps_t margin = {call->padding_d, call->padding_h, call->padding_w, 0};
+    const margin_t margin = {call->padding_d, call->padding_h, call->padding_w};
     lines_x(call, &call->x, margin, first, last, 0, call->x.channels, to, share->x_plane, share->stage);
 }
 

@@ -8,8 +8,11 @@ typedef struct { FIELDS_OF_IMAGE } image_t;
 typedef struct { image_t x, y; FIELDS_OF_CALL } call_t;
 typedef struct { FIELDS_OF_SHARE } share_t;
 
-/* Elements from one slice, row, column, channel to the next; or so many pixels. */
+/* Elements from one slice, row, column, channel to the next. */
 typedef struct { int64_t d, h, w, c; } steps_t;
+
+/* Slices, rows and columns of zeros before an image. */
+typedef struct { int64_t d, h, w; } margin_t;
 
 /* What of a window or tile lies in its image: slices [front, back), rows [top, bottom), columns [left, right). */
 typedef struct { int front, back, top, bottom, left, right; } box_t;

@@ -5,6 +5,7 @@
  * zero: NaN if one was not finite.
  */
 
+/* The sum of `addends` values, so many elements apart. */
 INLINE VALUE NAME(sum)(const real *value, const int64_t addends, const int64_t addend)
 {
     VALUE sum = LOAD(value, 1);
@@ -16,12 +17,12 @@ INLINE VALUE NAME(tile)(
     const real *planes, const int64_t plane, const int64_t addends, const int64_t addend, const VALUE shift,
     real *pixels, const steps_t step, VALUE total)
 {
-    VALUE slices[SLICES][ROWS_IN * COLUMNS_IN];
+    VALUE slices[SLICES * ROWS_IN * COLUMNS_IN];
     for (int p = 0; !IS_FLAT && p < ROWS_IN * COLUMNS_IN; ++p) {
         VALUE line[SLICES_IN];
         UNROLL for (int d = 0; d < SLICES_IN; ++d)
             line[d] = NAME(sum)(planes + (d * ROWS_IN * COLUMNS_IN + p) * plane, addends, addend);
-        ALONG_D(line, 1, slices[0] + p, ROWS_IN * COLUMNS_IN);
+        ALONG_D(line, 1, slices + p, ROWS_IN * COLUMNS_IN);
     }
     for (int d = 0; d < SLICES; ++d) {
         VALUE middle[ROWS * COLUMNS_IN];
@@ -29,7 +30,7 @@ INLINE VALUE NAME(tile)(
             VALUE line[ROWS_IN];
             UNROLL for (int i = 0; i < ROWS_IN; ++i) {
                 const int p = i * COLUMNS_IN + j;
-                line[i] = IS_FLAT ? NAME(sum)(planes + p * plane, addends, addend) : slices[d][p];
+                line[i] = IS_FLAT ? NAME(sum)(planes + p * plane, addends, addend) : slices[d * ROWS_IN * COLUMNS_IN + p];
             }
             ALONG_H(line, 1, middle + j, COLUMNS_IN);
         }
@@ -50,7 +51,7 @@ APART VALUE NAME(scatter)(
     const real *planes, const int64_t plane, const int64_t addends, const int64_t addend, const VALUE shift,
     const int adds, const box_t inside, real *pixels, const steps_t step, VALUE total)
 {
-    if (is_equal(inside, (box_t){0, SLICES, 0, ROWS, 0, COLUMNS}) && addends == 1 && !adds && step.c == 1)
+    if (is_equal(inside, (box_t){0, SLICES, 0, ROWS, 0, COLUMNS}) && addends == 1 && !adds && (WIDTH == 1 || step.c == 1))
         return NAME(tile)(planes, plane, 1, 0, shift, pixels, step, total);
     VALUE tile[SLICES][ROWS][COLUMNS];
     const steps_t within = {ROWS * COLUMNS * WIDTH, COLUMNS * WIDTH, WIDTH, 1};

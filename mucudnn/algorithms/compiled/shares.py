@@ -1,9 +1,9 @@
 """Who computes what of a convolution by tiles in C, and where: lines and channels of each thread, workspace.
 
-A line is a row of tiles of one image. Without groups of channels every thread takes some lines and computes
-them block by block, with all channels; the filter's transform is common to all, the sums of a gradient are
-each thread's own. With groups the threads transform all of x together first; then each takes some channels of
-y, a group at a time, with the part of the filter that belongs to them.
+A line is a row of tiles of one image, or of a slice of tiles of a volume. Without groups of channels every
+thread takes some lines and computes them block by block, with all channels; the filter's transform is common
+to all, the sums of a gradient are each thread's own. With groups the threads transform all of x together
+first; then each takes some channels of y, a group at a time, with their part of the filter.
 """
 
 import math
@@ -117,7 +117,7 @@ class Shares:
 
     @property
     def _stage(self) -> int:
-        """Elements of the rows that a line reads of x, or computes of y, of one vector of channels."""
+        """Elements of a vector of channels in all rows that a line reads of x, or computes of y."""
         d, h, _ = self.forms
         return MOST_LANES * max(
             d.inputs * h.inputs * self._x_size[2], d.outputs * h.outputs * self._y_size[2]

@@ -17,7 +17,8 @@ from mucudnn.algorithms.libraries import product_of_matrices
 from mucudnn.algorithms.tiles import WINOGRAD_TAPS, refusal_of_tiles
 from mucudnn.problem import ConvProblem
 
-_DIMENSIONS = 3
+_AXES = 3
+"""Along which images are cut into tiles, at most."""
 
 _MOST_INPUTS = 6
 """Along each of three axes: in float32 F(4, 3) errs by 5e-6 at most, F(5, 3) and F(4, 4) by 1.5e-5."""
@@ -29,7 +30,7 @@ class CompiledTiles:
 
     Attributes:
         outputs: m of the form.
-        lines: rows of tiles of a block, of any images; 0 for as many as each thread has.
+        lines: rows of tiles of a block, of any slices and images; 0 for as many as each thread has.
         channels: of y, that are computed at once, from all of x and their part of the filter; 0 for all.
         workers: threads.
     """
@@ -48,7 +49,7 @@ class CompiledTiles:
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""
-        if refused := refusal_of_tiles(problem, WINOGRAD_TAPS[self.outputs], axes=_DIMENSIONS):
+        if refused := refusal_of_tiles(problem, WINOGRAD_TAPS[self.outputs], axes=_AXES):
             return refused
         if is_deep(problem) and self.outputs + max(problem.kernel_size) - 1 > _MOST_INPUTS:
             return f"in three dimensions tiles of more than {_MOST_INPUTS} inputs lose too many digits"
@@ -82,4 +83,4 @@ class CompiledTiles:
 
 def is_deep(problem: ConvProblem) -> bool:
     """Whether tiles overlap along three axes."""
-    return len(problem.kernel_size) == _DIMENSIONS and min(problem.kernel_size) > 1
+    return len(problem.kernel_size) == _AXES and min(problem.kernel_size) > 1
