@@ -12,7 +12,7 @@ LIMIT_BYTES = 16 * 2**20
 """Of each convolution's workspace: the limit of the targets."""
 
 _LIMIT_OF_VOLUMES = 64 * 2**20
-"""Within 16 MiB nothing fits at a weight gradient of the 3-D U-Net, of 768 to 256 channels."""
+"""Within 16 MiB nothing fits, on two threads, at a weight gradient of the 3-D U-Net of 768 channels."""
 
 _DIGITS = (
     "scikit-learn's handwritten digits, enlarged to 3x32x32, in memory; each step gathers its batch in a "

@@ -1,4 +1,4 @@
-"""Rules of thumb that hold for all of Winograd's convolutions, whatever computes them."""
+"""Rules of thumb that tiles in C and those of torch's operations share."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -11,8 +11,8 @@ is the same with the filter turned round and the padding r - 1 - p. wgrad is the
     D = A_h' dy_{p,k} A_w       dw_{k,c} = G_h' [ sum over p of D * V ] G_w
 
 whose sum over p runs over the parts of a division for free, in the transformed domain. In three dimensions
-the tiles are slices; the taps along the depth add up in the transformed domain as well, from rows of V that
-lie whole slices apart. In one dimension the tiles have a single row.
+the tiles of torch's operations are slices; the taps along the depth add up in the transformed domain as
+well, from rows of V that lie whole slices apart. In one dimension the tiles have a single row.
 
 What pays is that V, the products and U stay in the cache from one step to the next. So a micro-batch runs
 in blocks, of some images or some tile rows of one image, and large filters run some channels of y at a time,

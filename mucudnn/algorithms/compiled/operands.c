@@ -20,7 +20,7 @@ typedef struct { int front, back, top, bottom, left, right; } box_t;
 /* What of one axis of a window lies in its image, and where in the image that starts. */
 typedef struct { int64_t start; int first, last; } run_t;
 
-/* The image of a line, and which row of tiles it is there. */
+/* The image of a line, and which slice and row of tiles it is there. */
 typedef struct { int64_t n, d, h; } line_t;
 
 INLINE int64_t least(const int64_t a, const int64_t b) { return a < b ? a : b; }

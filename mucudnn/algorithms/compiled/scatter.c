@@ -30,7 +30,8 @@ INLINE VALUE NAME(tile)(
             VALUE line[ROWS_IN];
             UNROLL for (int i = 0; i < ROWS_IN; ++i) {
                 const int p = i * COLUMNS_IN + j;
-                line[i] = IS_FLAT ? NAME(sum)(planes + p * plane, addends, addend) : slices[d * ROWS_IN * COLUMNS_IN + p];
+                line[i] = IS_FLAT ? NAME(sum)(planes + p * plane, addends, addend)
+                                  : slices[d * ROWS_IN * COLUMNS_IN + p];
             }
             ALONG_H(line, 1, middle + j, COLUMNS_IN);
         }
@@ -51,7 +52,8 @@ APART VALUE NAME(scatter)(
     const real *planes, const int64_t plane, const int64_t addends, const int64_t addend, const VALUE shift,
     const int adds, const box_t inside, real *pixels, const steps_t step, VALUE total)
 {
-    if (is_equal(inside, (box_t){0, SLICES, 0, ROWS, 0, COLUMNS}) && addends == 1 && !adds && (WIDTH == 1 || step.c == 1))
+    const int is_whole = is_equal(inside, (box_t){0, SLICES, 0, ROWS, 0, COLUMNS});
+    if (is_whole && addends == 1 && !adds && (WIDTH == 1 || step.c == 1))
         return NAME(tile)(planes, plane, 1, 0, shift, pixels, step, total);
     VALUE tile[SLICES][ROWS][COLUMNS];
     const steps_t within = {ROWS * COLUMNS * WIDTH, COLUMNS * WIDTH, WIDTH, 1};
