@@ -56,7 +56,7 @@ class ColumnAlgorithm:
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""
-        return total_bytes(_regions(problem, self._largest_band(problem)))
+        return total_bytes(self._regions(problem))
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
@@ -67,12 +67,15 @@ class ColumnAlgorithm:
         """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
         return _ColumnWgrad(self._bands(problem, buffer))
 
-    def _largest_band(self, problem: ConvProblem) -> ConvProblem:
-        return band_problems(problem, self.rows or problem.output_size[0])[0]
+    def _regions(self, problem: ConvProblem) -> tuple[Region, ...]:
+        return _regions(problem, band_problems(problem, self._most(problem))[0])
 
     def _bands(self, problem: ConvProblem, buffer: Tensor) -> "_Bands":
-        space = carve(buffer, _regions(problem, self._largest_band(problem)))
-        return _Bands(problem, self.rows or problem.output_size[0], space)
+        return _Bands(problem, self._most(problem), carve(buffer, self._regions(problem)))
+
+    def _most(self, problem: ConvProblem) -> int:
+        """Rows of a band."""
+        return self.rows or problem.output_size[0]
 
 
 def _padded_size(band: ConvProblem) -> tuple[int, ...]:

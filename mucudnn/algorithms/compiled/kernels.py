@@ -79,7 +79,8 @@ class _Kernel:
             **dict(zip(("padding_d", "padding_h", "padding_w"), shares.padding, strict=True)),
             gemm=product_of_matrices(problem.dtype),
         )  # fmt: skip
-        self._call.x.channels, self._call.y.channels = shares.x_channels, shares.y_channels
+        for image, channels in ((self._call.x, shares.x_channels), (self._call.y, shares.y_channels)):
+            image.channels, image.depth, image.height = channels, 1, 1
         self._shares = [self._share(shares, worker) for worker in range(shares.workers)]
 
     def _share(self, shares: Shares, worker: int) -> _Share:
@@ -231,8 +232,11 @@ class GroupedSumKernel(_Kernel):
 
 
 def _put_image(into: _Image, image: Tensor) -> None:
-    """Tell where an image lies, and how."""
+    """Tell where an image lies, and how; of one slice or row it is told already."""
+    shape, steps = image.shape, image.stride()
     into.start = image.data_ptr()
-    into.step_n, into.step_c, *steps = image.stride()
-    into.step_d, into.step_h, into.step_w = three(steps, 0)
-    into.depth, into.height, into.width = three(image.shape[2:], 1)
+    into.step_n, into.step_c, into.step_w, into.width = steps[0], steps[1], steps[-1], shape[-1]
+    if len(shape) > 3:  # samples, channels, rows, columns
+        into.step_h, into.height = steps[-2], shape[-2]
+    if len(shape) > 4:
+        into.step_d, into.depth = steps[-3], shape[-3]
