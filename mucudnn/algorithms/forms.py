@@ -8,6 +8,10 @@ inputs as
 with an elementwise product. Forms of two axes nest: the Kronecker products of their matrices are a form
 of the two-dimensional correlation with rank_h · rank_w multiplications for m_h · m_w outputs.
 
+A correlation of stride s is the sum of s correlations of stride 1, one of each phase q: of every s-th input
+with the taps q, q + s, ... (its polyphase decomposition). Its transpose in x and y, the gradient of the
+input, is as many correlations, each of which writes every s-th output. Both are forms again.
+
 Sources: Winograd, "Arithmetic Complexity of Computations", 1980; Lavin and Gray, arXiv 1509.09308;
 Blahut, "Fast Algorithms for Signal Processing", chapter 5 (Cook-Toom) and 2010.
 """
@@ -15,6 +19,7 @@ Blahut, "Fast Algorithms for Signal Processing", chapter 5 (Cook-Toom) and 2010.
 import dataclasses
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +109,102 @@ def cook_toom(outputs: int, taps: int) -> BilinearForm:
         _matrix([*filter_rows, [Fraction(j == taps - 1) for j in range(taps)]]),
         _matrix(input_rows),
     )
+
+
+def strided(outputs: int, taps: int, stride: int) -> BilinearForm:
+    """Return the form of y_j = sum over i of x_{sj+i} w_i for m outputs, from t = s (m - 1) + r inputs.
+
+    Its rank is the sum of those of F(m, r_q), where r_q taps are of phase q: 2m + 1 for three taps and stride
+    2, which take 3m multiplications directly.
+
+    Raises:
+        ValueError: the form of a phase needs more points than there are.
+    """
+    phases = _phases(outputs, taps, stride)
+    places = [_Place(slice(None), slice(q, None, stride), slice(q, None, stride)) for q in range(len(phases))]
+    return _assembled(phases, places, (outputs, taps, stride * (outputs - 1) + taps))
+
+
+class Transposed(NamedTuple):
+    """The form of a strided correlation's transpose, of s · m outputs.
+
+    Attributes:
+        form: that takes the filter turned round, as w_{r-1-i}.
+        margin: inputs of the first tile's window that lie before y_0.
+    """
+
+    form: BilinearForm
+    margin: int
+
+
+def transposed(outputs: int, taps: int, stride: int, padding: int) -> Transposed:
+    """Return the form of x_u, the sum of y_j w_i over sj + i = u + p, for u from 0 to s · m - 1.
+
+    It is the transpose of y_j = sum over i of x_{sj+i-p} w_i. The x_u of which u + p is of phase q are a
+    correlation of y with the taps of that phase, turned round; one window of y serves all phases.
+
+    Args:
+        outputs: m, of each phase.
+        taps: r.
+        stride: s.
+        padding: p.
+
+    Raises:
+        ValueError: the form of a phase needs more points than there are.
+    """
+    phases = _phases(outputs, taps, stride)
+    before, offset = divmod(padding, stride)
+    # The j whose tap q reaches the first output of its phase, and the first j that does with any tap.
+    firsts = [int(q < offset) for q in range(len(phases))]
+    starts = [first - phase.taps + 1 for first, phase in zip(firsts, phases, strict=True)]
+    lead = -min(starts)
+    inputs = lead + max(start + phase.inputs for start, phase in zip(starts, phases, strict=True))
+    places = [
+        _Place(
+            slice(stride * first + q - offset, None, stride),
+            slice((taps - 1 - q) % stride, None, stride),
+            slice(lead + start, lead + start + phase.inputs),
+        )
+        for q, (phase, first, start) in enumerate(zip(phases, firsts, starts, strict=True))
+    ]
+    return Transposed(_assembled(phases, places, (stride * outputs, taps, inputs)), lead - before)
+
+
+class _Place(NamedTuple):
+    """Which outputs, taps and inputs of a form a phase has."""
+
+    outputs: slice
+    taps: slice
+    inputs: slice
+
+
+def _assembled(
+    phases: Sequence[BilinearForm], places: Sequence[_Place], sizes: tuple[int, int, int]
+) -> BilinearForm:
+    """Return the form of so many outputs, taps and inputs that has the products of all phases."""
+    outputs, taps, inputs = sizes
+    rank = sum(phase.rank for phase in phases)
+    A, G, B = np.zeros((outputs, rank)), np.zeros((rank, taps)), np.zeros((rank, inputs))
+    row = 0
+    for phase, place in zip(phases, places, strict=True):
+        here = slice(row, row + phase.rank)
+        A[place.outputs, here] = phase.output_transform
+        G[here, place.taps] = phase.filter_transform
+        B[here, place.inputs] = phase.input_transform
+        row += phase.rank
+    return BilinearForm(A, G, B)
+
+
+def _phases(outputs: int, taps: int, stride: int) -> list[BilinearForm]:
+    """Return the form of each phase that has taps."""
+    return [_of_taps(outputs, -(-(taps - q) // stride)) for q in range(min(stride, taps))]
+
+
+def _of_taps(outputs: int, taps: int) -> BilinearForm:
+    """Return F(m, r), also of one tap."""
+    if taps > 1:
+        return cook_toom(outputs, taps)
+    return BilinearForm(np.eye(outputs), np.ones((outputs, 1)), np.eye(outputs))
 
 
 def fourier(inputs: int, taps: int) -> BilinearForm:

@@ -1,6 +1,7 @@
 """The forms give the correlation, with as many multiplications as they claim."""
 
 import itertools
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mucudnn.algorithms.forms import POINTS, BilinearForm, cook_toom, fourier, identity
+from mucudnn.algorithms.forms import (
+    POINTS,
+    BilinearForm,
+    cook_toom,
+    fourier,
+    identity,
+    strided,
+    transposed,
+)
 
 COOK_TOOM_SIZES = [
     (m, r) for m, r in itertools.product(range(1, 9), repeat=2) if 2 <= m + r - 1 <= len(POINTS) + 1
@@ -98,6 +107,53 @@ def test_a_fourier_form_has_small_entries_however_long_the_filter(inputs: int, t
 
     for matrix in (form.output_transform, form.filter_transform, form.input_transform):
         assert np.abs(matrix).max() <= 2
+
+
+STRIDED_SIZES = [
+    (m, r, s) for m, r, s in itertools.product((1, 2, 4), range(1, 8), (1, 2, 3)) if -(-r // s) + m - 2 <= 7
+]
+"""Outputs, taps and stride."""
+
+
+def entries(form: BilinearForm) -> Iterator[tuple[int, int, int, Fraction]]:
+    """Every output, input and tap, and the coefficient of their product, exactly."""
+    A, G, B = (
+        exact(matrix) for matrix in (form.output_transform, form.filter_transform, form.input_transform)
+    )
+    for o, i, k in itertools.product(range(form.outputs), range(form.inputs), range(form.taps)):
+        yield o, i, k, sum((A[o][p] * B[p][i] * G[p][k] for p in range(form.rank)), Fraction(0))
+
+
+@pytest.mark.parametrize(("outputs", "taps", "stride"), STRIDED_SIZES)
+def test_a_strided_form_is_the_strided_correlation_exactly(outputs: int, taps: int, stride: int) -> None:
+    form = strided(outputs, taps, stride)
+
+    assert (form.outputs, form.taps, form.inputs) == (outputs, taps, stride * (outputs - 1) + taps)
+    assert all(value == (i == stride * o + k) for o, i, k, value in entries(form))
+
+
+@pytest.mark.parametrize("padding", [0, 1, 2, 3])
+@pytest.mark.parametrize(("outputs", "taps", "stride"), STRIDED_SIZES)
+def test_a_transposed_form_is_the_transpose_of_a_strided_correlation_exactly(
+    outputs: int, taps: int, stride: int, padding: int
+) -> None:
+    form, margin = transposed(outputs, taps, stride, padding)
+
+    assert (form.outputs, form.taps) == (stride * outputs, taps)
+    for u, i, turned, value in entries(form):
+        assert value == (stride * (i - margin) + taps - 1 - turned == u + padding)
+
+
+@pytest.mark.parametrize(
+    ("taps", "stride", "rank"), [(3, 2, 9), (4, 2, 10), (5, 2, 11), (5, 3, 14), (2, 2, 8)]
+)
+def test_the_phases_of_a_stride_multiply_each_for_itself(taps: int, stride: int, rank: int) -> None:
+    assert strided(4, taps, stride).rank == transposed(4, taps, stride, 1).form.rank == rank
+
+
+def test_of_stride_1_both_are_the_cook_toom_form() -> None:
+    for form in (strided(4, 3, 1), transposed(4, 3, 1, 0).form):
+        np.testing.assert_array_equal(response(form), response(cook_toom(4, 3)))
 
 
 @st.composite
