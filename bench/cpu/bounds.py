@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 from mucudnn.problem import ConvOp, ConvProblem
 
@@ -67,33 +68,54 @@ def algorithm_saving(problem: ConvProblem, algorithm: str) -> Fraction | None:
     return Fraction(1)
 
 
-def _axes(problem: ConvProblem, most: int) -> list[tuple[int, int]]:
-    """Return (outputs, taps) along the last axes, which tiles cut; dgrad's outputs are the pixels of dx."""
-    outputs = problem.input_size if problem.op is ConvOp.DGRAD else problem.output_size
-    return list(zip(outputs, problem.kernel_size, strict=True))[-most:]
+class _Axis(NamedTuple):
+    """One axis that tiles cut.
+
+    Attributes:
+        outputs: of y or dy.
+        pixels: of the image that tiles make: y, but for dgrad dx.
+        taps: of the filter.
+        stride: of the convolution.
+        tile: pixels of that image for each of the m outputs of F(m, r): the stride in dgrad, else 1.
+    """
+
+    outputs: int
+    pixels: int
+    taps: int
+    stride: int
+    tile: int
+
+    @property
+    def direct(self) -> int:
+        """Multiplications of the direct algorithm."""
+        return self.outputs * self.taps
+
+    def winograd(self, outputs: int) -> int:
+        """F(m, r) of each phase of the stride, m + r - 1 of each, the last tile whole."""
+        m = outputs if self.taps > self.stride else 1
+        return (self.stride * (m - 1) + self.taps) * _tiles(self.pixels, m * self.tile)
 
 
-def _winograd(axes: Sequence[tuple[int, int]], outputs: int) -> Fraction:
-    """F(m, r) along each axis: m + r - 1 multiplications for m outputs, the last tile whole."""
-    factors = [
-        Fraction(pixels * taps, _tiles(pixels, outputs) * (outputs + taps - 1)) if taps > 1 else Fraction(1)
-        for pixels, taps in axes
-    ]
-    return math.prod(factors, start=Fraction(1))
+def _axes(problem: ConvProblem, most: int) -> list[_Axis]:
+    """Return the last axes, which tiles cut."""
+    is_dgrad = problem.op is ConvOp.DGRAD
+    pixels = problem.input_size if is_dgrad else problem.output_size
+    sizes = zip(problem.output_size, pixels, problem.kernel_size, problem.stride, strict=True)
+    return [_Axis(*each, each[-1] if is_dgrad else 1) for each in sizes][-most:]
 
 
-def _fft(every: Sequence[tuple[int, int]], length: int) -> Fraction | None:
+def _winograd(axes: Sequence[_Axis], outputs: int) -> Fraction:
+    return math.prod((Fraction(axis.direct, axis.winograd(outputs)) for axis in axes), start=Fraction(1))
+
+
+def _fft(every: Sequence[_Axis], length: int) -> Fraction | None:
     """Tiles of t x t values whose spectra have t(t/2 + 1) complex numbers, as they are of real values."""
-    axes = [(pixels, taps) for pixels, taps in every if taps > 1]
-    if not axes or any(taps > length for _, taps in axes):
+    axes = [axis for axis in every if axis.taps > 1]
+    if not axes or any(axis.taps > length for axis in axes):
         return None
     numbers = length ** (len(axes) - 1) * (length // 2 + 1)
-    tiles = math.prod(_tiles(pixels, length - taps + 1) for pixels, taps in axes)
-    return Fraction(_direct(axes), _PRODUCTS * numbers * tiles)
-
-
-def _direct(axes: Sequence[tuple[int, int]]) -> int:
-    return math.prod(pixels * taps for pixels, taps in axes)
+    tiles = math.prod(_tiles(axis.pixels, length - axis.taps + 1) for axis in axes)
+    return Fraction(math.prod(axis.direct for axis in axes), _PRODUCTS * numbers * tiles)
 
 
 def _tiles(pixels: int, outputs: int) -> int:
