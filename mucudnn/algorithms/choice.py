@@ -136,7 +136,8 @@ def offered(
         for variant in _variants(family, problem, threads, in_blocks or exhaustive)
         if exhaustive or not (in_c and family.outputs) or _is_for_small_limits(variant)
     )
-    others = (*_OTHERS, *_column_bands(problem), *_bands(problem))
+    bands = () if in_c and not exhaustive else _bands(problem)
+    others = (*_OTHERS, *_column_bands(problem), *bands)
     for other in others if in_blocks or exhaustive else ():
         if other.refusal(problem) is None:
             yield other

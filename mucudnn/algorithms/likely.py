@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 
 class _Form(Protocol):
@@ -12,19 +12,31 @@ class _Form(Protocol):
 
 _Winograd = TypeVar("_Winograd", bound=_Form)
 
-_USUAL_OUTPUTS = 4
-"""m of the form that is always tried: of few multiplications, and of few digits lost."""
 
-_WORTH_OF_ANOTHER = 0.9
-"""Share of its multiplications below which another form is tried too."""
+class Usual(NamedTuple):
+    """The form that is always tried, and when another one is tried too.
+
+    Attributes:
+        outputs: m of the form.
+        worth: share of its multiplications below which another form is tried too.
+    """
+
+    outputs: int
+    worth: float
 
 
-def likely_forms(winograd: Sequence[_Winograd], cost: Callable[[_Winograd], float]) -> list[_Winograd]:
-    """Return F(4), and the form that costs least if that is far less; where there is no F(4), that alone."""
-    usual = [each for each in winograd if each.outputs == _USUAL_OUTPUTS]
-    worth = cost(usual[0]) * _WORTH_OF_ANOTHER if usual else math.inf
+USUAL = Usual(4, 0.9)
+"""Of few multiplications, and of few digits lost."""
+
+
+def likely_forms(
+    winograd: Sequence[_Winograd], cost: Callable[[_Winograd], float], usual: Usual = USUAL
+) -> list[_Winograd]:
+    """Return the usual form, and the one that costs least if that is far less; without it, that alone."""
+    tried = [each for each in winograd if each.outputs == usual.outputs]
+    most = cost(tried[0]) * usual.worth if tried else math.inf
     cheapest = sorted(winograd, key=cost)[:1]
-    return [*usual, *(each for each in cheapest if cost(each) < worth)]
+    return [*tried, *(each for each in cheapest if cost(each) < most)]
 
 
 def some_channels(channels: int, channel_bytes: int, some_bytes: int) -> int:

@@ -96,12 +96,9 @@ class TileGeometry:
         self.batch = problem.batch
         self.taps = three(problem.kernel_size, 1)
         self.forms = (tiling.form(self.taps[1]), tiling.form(self.taps[2]))
-        self.x_size, self.y_size = three(problem.input_size, 1), three(problem.output_size, 1)
-        self.x_channels, self.y_channels = problem.in_channels, problem.out_channels
+        self.x_size, self.y_size, self.x_channels, self.y_channels = sides_of(problem)
         self.padding = three(problem.padding, 0)
         if problem.op is ConvOp.DGRAD:
-            self.x_size, self.y_size = self.y_size, self.x_size
-            self.x_channels, self.y_channels = self.y_channels, self.x_channels
             self.padding = tuple(r - 1 - p for p, r in zip(self.padding, self.taps, strict=True))
         self.tiles = tuple(
             -(-size // form.outputs) for size, form in zip(self.y_size[1:], self.forms, strict=True)
@@ -374,6 +371,28 @@ class TileGeometry:
             back, y_tiles = [*back, y_tiles], 0
         products = self.planes * self.y_plane if self.is_summed else 0
         return {"front": max(front), "back": max(back), "y_front": y_tiles, "kept": kept, "sum": products}
+
+
+class Sides(NamedTuple):
+    """The two images of a problem: x, which is cut into windows, and y, which is made of tiles.
+
+    Attributes:
+        x_size, y_size: pixels (d, h, w).
+        x_channels, y_channels: channels.
+    """
+
+    x_size: tuple[int, ...]
+    y_size: tuple[int, ...]
+    x_channels: int
+    y_channels: int
+
+
+def sides_of(problem: ConvProblem) -> Sides:
+    """Return x and y, which are the problem's own but for dgrad, where x is its dy and y its dx."""
+    x_size, y_size = three(problem.input_size, 1), three(problem.output_size, 1)
+    if problem.op is ConvOp.DGRAD:
+        return Sides(y_size, x_size, problem.out_channels, problem.in_channels)
+    return Sides(x_size, y_size, problem.in_channels, problem.out_channels)
 
 
 def three(sizes: Sequence[int], missing: int) -> tuple[int, ...]:

@@ -22,20 +22,12 @@ FOURIER_INPUTS = range(16, 65, 2)
 """t of the forms that there are."""
 
 
-def refusal_of_tiles(problem: ConvProblem, taps: range, axes: int = 2) -> str | None:
-    """Return why tiles cannot compute the problem, or None if they can.
-
-    Args:
-        problem: of any batch.
-        taps: numbers of taps of the longest axis for which the family of tiles is good.
-        axes: along how many of the last ones images are cut into tiles.
-    """
+def refusal_of_tiles(problem: ConvProblem) -> str | None:
+    """Return why no tiles can compute the problem, whatever its taps and strides; None if they may."""
     if problem.dtype not in _DTYPES:
         return f"{problem.dtype} would lose too many digits in tiles"
-    if any(step != 1 for step in (*problem.stride, *problem.dilation)) or problem.groups != 1:
-        return "tiles need stride 1, dilation 1 and one group"
-    if max(problem.kernel_size[-axes:]) not in taps:
-        return f"it is for filters of {taps[0]} to {taps[-1]} taps"
+    if any(step != 1 for step in problem.dilation) or problem.groups != 1:
+        return "tiles need dilation 1 and one group"
     pairs = zip(problem.padding, problem.kernel_size, strict=True)
     if problem.op is ConvOp.DGRAD and any(p >= r for p, r in pairs):
         return "dgrad by tiles needs a padding smaller than the filter"
@@ -73,8 +65,13 @@ class TileAlgorithm(Tiling):
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""
-        if refused := refusal_of_tiles(problem, self.taps_range):
+        if any(step != 1 for step in problem.stride):
+            return "tiles of torch's operations need stride 1"
+        if refused := refusal_of_tiles(problem):
             return refused
+        able = self.taps_range
+        if max(problem.kernel_size[-2:]) not in able:
+            return f"it is for filters of {able[0]} to {able[-1]} taps"
         if self.summed and problem.op is ConvOp.WGRAD:
             return "a weight gradient has no sum over channels"
         return self._refusal_of_blocks(TileGeometry(self, problem))

@@ -5,30 +5,31 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from mucudnn.algorithms import Algorithm, named, offered
+from mucudnn.algorithms import Algorithm, named
 from mucudnn.algorithms.compiled import compiler as compilers
+from mucudnn.algorithms.compiled.axes import Axis
 from mucudnn.algorithms.compiled.compiler import compiler, description, library
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import source_of
-from mucudnn.algorithms.forms import BilinearForm, cook_toom, identity
 from mucudnn.errors import BackendError
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.problem import ConvOp, Layout
 from tests.algorithms.kernels import algorithm_of, compute
+from tests.algorithms.tried import a_layer, a_volume, names, winograd
 from tests.operands import a_convolution, operands_of, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ONES = {"stride": (1, 1), "dilation": (1, 1)}
+ONE_TAP = Axis(outputs=1, taps=1, stride=1, padding=0, is_transposed=False)
 
+UNSTRIDED = Axis(outputs=4, taps=3, stride=1, padding=1, is_transposed=False)
 
-def a_layer(**changes: object) -> ConvProblem:
-    shape = {"batch": 4, "in_channels": 64, "out_channels": 64, "input_size": (16, 16), "padding": (1, 1)}
-    return a_convolution(**{"kernel_size": (3, 3), **ONES, **shape, **changes})
+STRIDED = [replace(UNSTRIDED, outputs=2, stride=2, is_transposed=is_dgrad) for is_dgrad in (False, True)]
 
 
 @pytest.fixture
@@ -47,11 +48,12 @@ def _forget() -> None:
 
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("depth", [identity(), cook_toom(2, 3)], ids=["flat", "deep"])
+@pytest.mark.parametrize("depth", [ONE_TAP, replace(UNSTRIDED, outputs=2)], ids=["flat", "deep"])
+@pytest.mark.parametrize("width", [UNSTRIDED, *STRIDED], ids=["stride 1", "stride 2", "stride 2, dgrad"])
 def test_the_source_is_c_without_a_warning_whatever_the_vectors(
-    depth: BilinearForm, vector_bytes: int, dtype: str, tmp_path: Path
+    width: Axis, depth: Axis, vector_bytes: int, dtype: str, tmp_path: Path
 ) -> None:
-    source = source_of((depth, identity(), cook_toom(4, 3)), dtype, vector_bytes)
+    source = source_of((depth, ONE_TAP, width), dtype, vector_bytes)
 
     strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
     subprocess.run(
@@ -191,14 +193,6 @@ def test_fewer_lines_and_fewer_channels_at_once_need_less_workspace() -> None:
     assert needed("cc_winograd4_k16") < needed("cc_winograd4_k32") < needed("cc_winograd4_k32_mt2")
 
 
-def names(problem: ConvProblem, threads: int = 1, *, compiles: bool, exhaustive: bool = False) -> list[str]:
-    return [each.name for each in offered(problem, threads, exhaustive=exhaustive, compiles=compiles)]
-
-
-def winograd(found: list[str]) -> list[str]:
-    return [name for name in found if "winograd" in name]
-
-
 def test_with_a_compiler_winograd_is_tried_in_c_alone() -> None:
     assert not any(name.startswith("cc_") for name in names(a_layer(), compiles=False))
     assert winograd(names(a_layer(), compiles=True)) == ["cc_winograd4_rows14", "cc_winograd4"]
@@ -210,14 +204,6 @@ def test_large_filters_are_tried_some_channels_at_a_time() -> None:
     found = winograd(names(a_layer(in_channels=256, out_channels=256), compiles=True))
 
     assert [name for name in found if "_k" in name] == [f"cc_winograd4_k{k}" for k in (128, 64, 32)]
-
-
-def a_volume(channels: int, **changes: object) -> ConvProblem:
-    threes, ones = (3, 3, 3), (1, 1, 1)
-    shape = {"batch": 2, "in_channels": channels, "out_channels": channels, "input_size": (16, 24, 24)}
-    return a_convolution(
-        **{**shape, "kernel_size": threes, "stride": ones, "dilation": ones, "padding": ones, **changes}
-    )
 
 
 def test_in_three_dimensions_a_large_filter_is_tried_by_smaller_tiles_too() -> None:
@@ -245,7 +231,7 @@ def test_long_tiles_along_three_axes_would_lose_too_many_digits(name: str, taps:
     assert "lose too many digits" in str(algorithm_of(name).refusal(deep))
 
 
-@pytest.mark.parametrize("changes", [{"in_channels": 3}, {"dtype": "bfloat16"}, {"stride": (2, 2)}])
+@pytest.mark.parametrize("changes", [{"in_channels": 3}, {"dtype": "bfloat16"}, {"groups": 2}])
 def test_what_would_not_fill_vectors_or_is_not_for_tiles_is_not_tried_in_c(
     changes: dict[str, object],
 ) -> None:

@@ -441,11 +441,11 @@ def test_a_division_of_another_batch_is_refused() -> None:
     "algorithm", ["cpu:winograd4", "cpu:cc_winograd4", "cpu:fft16", "cpu:fft32", "cpu:unknown"]
 )
 def test_an_algorithm_that_does_not_compute_the_problem_is_refused(algorithm: str) -> None:
-    problem = a_convolution(stride=(2, 2))
+    problem = a_convolution(dilation=(2, 2))
 
     with pytest.raises(
         BackendError,
-        match=f"stride 2x2.* must be one of cpu:aten, .*, but got '{algorithm}'",
+        match=f"dilation 2x2.* must be one of cpu:aten, .*, but got '{algorithm}'",
     ):
         Runner(BACKEND, problem, equal_parts(algorithm, 1, 1))
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
+from mucudnn.algorithms.compiled.axes import Axis
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import FIELDS, source_of
 from mucudnn.algorithms.libraries import product_of_matrices
 from mucudnn.algorithms.tile_geometry import three
-from mucudnn.algorithms.tiling import Tiling
 from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp
@@ -47,14 +47,13 @@ class _Share(ctypes.Structure):
 
 
 @functools.cache
-def _functions(outputs: int, taps: tuple[int, ...], dtype: str) -> dict[str, _Function]:
-    """Return the functions of a form's library by their names; each takes a call and a share.
+def _functions(axes: tuple[Axis, ...], dtype: str) -> dict[str, _Function]:
+    """Return the functions of a library by their names; each takes a call and a share.
 
     Raises:
         BackendError: it cannot be compiled.
     """
-    forms = [Tiling(outputs=outputs).form(each) for each in taps]
-    loaded = library(source_of(forms, dtype, needed_compiler().vector_bytes))
+    loaded = library(source_of(axes, dtype, needed_compiler().vector_bytes))
     types: dict[str, Any] = dict.fromkeys(("prepare", "gather", "add"))
     types.update(dict.fromkeys(("slices", "grouped_slices", "finish", "grouped_sums"), ctypes.c_double))
     pointers = ctypes.POINTER(_Call), ctypes.POINTER(_Share)
@@ -66,8 +65,7 @@ class _Kernel:
 
     def __init__(self, shares: Shares, buffer: Tensor) -> None:
         problem = shares.problem
-        outputs = max(form.outputs for form in shares.forms)  # an axis of one tap has one
-        self._functions = _functions(outputs, tuple(form.taps for form in shares.forms), problem.dtype)
+        self._functions = _functions(shares.axes, problem.dtype)
         self._space = carve(buffer, shares.regions)
         self._is_dgrad = problem.op is ConvOp.DGRAD
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
@@ -75,8 +73,8 @@ class _Kernel:
         self._gradient_shape = problem.output_shape
         self._filter_shape = problem.filter_shape
         self._call = _Call(
-            **dict(zip(("tiles_d", "tiles_h", "tiles_w"), shares.tiles, strict=True)),
-            **dict(zip(("padding_d", "padding_h", "padding_w"), shares.padding, strict=True)),
+            **{f"tiles_{name}": tiles for name, tiles in zip("dhw", shares.tiles, strict=True)},
+            **{f"margin_{name}": axis.margin for name, axis in zip("dhw", shares.axes, strict=True)},
             gemm=product_of_matrices(problem.dtype),
         )  # fmt: skip
         for image, channels in ((self._call.x, shares.x_channels), (self._call.y, shares.y_channels)):

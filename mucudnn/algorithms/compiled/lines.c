@@ -1,7 +1,7 @@
 /* Lines of windows of an image, transformed into planes of (windows, channels).
  *
- * Made for x and for y. Windows are SLICES_IN x ROWS_IN x COLUMNS_IN pixels, OUTPUTS_D, OUTPUTS_H and OUTPUTS_W
- * apart, and begin `margin` before the image. A line is a row of windows; lines are counted through all images.
+ * Made for x and for y. Windows are SLICES_IN x ROWS_IN x COLUMNS_IN pixels, STEP_D, STEP_H and STEP_W apart,
+ * and begin `margin` before the image. A line is a row of windows; lines are counted through all images.
  */
 
 static void NAME(lines)(
@@ -10,8 +10,8 @@ static void NAME(lines)(
 {
     for (int64_t line = first; line < last; ++line) {
         const line_t at = line_of(call, line);
-        const run_t d = run_of(at.d * OUTPUTS_D - margin.d, SLICES_IN, image->depth);
-        const run_t h = run_of(at.h * OUTPUTS_H - margin.h, ROWS_IN, image->height);
+        const run_t d = run_of(at.d * STEP_D - margin.d, SLICES_IN, image->depth);
+        const run_t h = run_of(at.h * STEP_H - margin.h, ROWS_IN, image->height);
         for (int64_t c = 0, next; c < channels; c = next) {
             const int is_vector = c + LANES <= channels;
             next = c + (is_vector ? LANES : 1);
@@ -22,7 +22,7 @@ static void NAME(lines)(
                 from = stage, step = steps_of_stage(image, h.last - h.first);
             }
             for (int64_t tile = 0; tile < call->tiles_w; ++tile) {
-                const int64_t left = tile * OUTPUTS_W - margin.w;
+                const int64_t left = tile * STEP_W - margin.w;
                 const run_t w = run_of(left, COLUMNS_IN, image->width);
                 const box_t inside = {d.first, d.last, h.first, h.last, w.first, w.last};
                 const real *window = from - d.first * step.d - h.first * step.h + left * step.w;

@@ -9,6 +9,9 @@ static const box_t ALL_TAPS = {0, TAPS_D, 0, TAPS_H, 0, TAPS_W};
 
 static const margin_t NO_MARGIN = {0, 0, 0};
 
+/* A product of planes of u and x, which is a plane of y, or is added to it. */
+static const struct { int u, x, y, adds; } PRODUCT[PLANES] = PRODUCTS;
+
 /* Transform products into lines of y; return NaN if one was not finite. */
 static double scatter_lines(
     const call_t *call, const int64_t first, const int64_t last, const int64_t channel, const int64_t channels,
@@ -87,7 +90,7 @@ static double scatter_filter(
     return sum_of(total) + rest;
 }
 
-/* y = x u for each plane. */
+/* y = x u for each product, or the sum of those of the same y. */
 static void multiply(
     const call_t *call, const share_t *share, const int64_t u_row, const int64_t tiles, const int64_t channels)
 {
@@ -95,11 +98,12 @@ static void multiply(
     const real one = 1, zero = 0;
     for (int i = 0; i < PLANES; ++i)
         call->gemm(
-            "N", "N", &m, &n, &k, &one, share->u + i * share->u_plane, &row, share->x + i * share->x_plane, &k,
-            &zero, share->y + i * share->y_plane, &m);
+            "N", "N", &m, &n, &k, &one, share->u + PRODUCT[i].u * share->u_plane, &row,
+            share->x + PRODUCT[i].x * share->x_plane, &k, PRODUCT[i].adds ? &one : &zero,
+            share->y + PRODUCT[i].y * share->y_plane, &m);
 }
 
-/* sums = y' x for each plane, or that added to them. */
+/* sums = y' x for each product, or that added to them. */
 static void multiply_sums(
     const call_t *call, const share_t *share, const int64_t tiles, const int64_t channels, const int adds)
 {
@@ -107,13 +111,14 @@ static void multiply_sums(
     const real one = 1, kept = adds ? 1 : 0;
     for (int i = 0; i < PLANES; ++i)
         call->gemm(
-            "N", "T", &m, &n, &k, &one, share->x + i * share->x_plane, &m, share->y + i * share->y_plane, &n,
-            &kept, share->sums + i * share->sums_plane, &m);
+            "N", "T", &m, &n, &k, &one, share->x + PRODUCT[i].x * share->x_plane, &m,
+            share->y + PRODUCT[i].y * share->y_plane, &n, &kept, share->sums + PRODUCT[i].u * share->sums_plane,
+            &m);
 }
 
 static void gather_x(const call_t *call, const share_t *share, const int64_t first, const int64_t last, real *to)
 {
-    const margin_t margin = {call->padding_d, call->padding_h, call->padding_w};
+    const margin_t margin = {call->margin_d, call->margin_h, call->margin_w};
     lines_x(call, &call->x, margin, first, last, 0, call->x.channels, to, share->x_plane, share->stage);
 }
 

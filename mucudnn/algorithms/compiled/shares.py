@@ -10,8 +10,8 @@ import math
 from functools import cached_property
 
 from mucudnn.algorithms.base import Region
-from mucudnn.algorithms.tile_geometry import TileGeometry, plane_length
-from mucudnn.algorithms.tiling import Tiling
+from mucudnn.algorithms.compiled.axes import axes_of
+from mucudnn.algorithms.tile_geometry import plane_length, sides_of
 from mucudnn.problem import ConvOp, ConvProblem
 
 MOST_LANES = 16
@@ -30,11 +30,9 @@ class Shares:
 
     Attributes:
         problem, workers: the same.
-        forms: of d, h and w.
+        axes: d, h and w.
         tiles: of an image (d, h, w).
-        padding: zeros before x (d, h, w).
         x_channels, y_channels: of x, which is cut into windows, and y; dgrad's x is dy, and its y is dx.
-        planes: multiplications of one tile.
         total_lines: of all images.
         is_grouped: whether there are groups.
         group: channels of y that are computed at once.
@@ -42,27 +40,43 @@ class Shares:
     """
 
     def __init__(self, problem: ConvProblem, outputs: int, lines: int, channels: int, workers: int) -> None:
-        tiling = Tiling(outputs=outputs)
-        geometry = TileGeometry(tiling, problem)
         self.problem, self.workers = problem, workers
-        self.forms = tuple(tiling.form(taps) for taps in geometry.taps)
+        self._x_size, self._y_size, self.x_channels, self.y_channels = sides_of(problem)
+        self.axes = axes_of(problem, outputs)
         self.tiles = tuple(
-            -(-size // form.outputs) for size, form in zip(geometry.y_size, self.forms, strict=True)
+            -(-size // axis.form.outputs) for size, axis in zip(self._y_size, self.axes, strict=True)
         )
-        self.padding = geometry.padding
-        self.x_channels, self.y_channels = geometry.x_channels, geometry.y_channels
         self.total_lines = problem.batch * self.tiles[0] * self.tiles[1]
         self.is_grouped = channels > 0
         self.group = min(channels or self.y_channels, self.y_channels)
         most = -(-self.total_lines // (1 if self.is_grouped else workers))
         self.block = min(lines or most, most)
-        self._x_size, self._y_size = geometry.x_size, geometry.y_size
-        self.planes = math.prod(form.rank for form in self.forms)
+
+    @cached_property
+    def planes(self) -> int:
+        """Multiplications of one tile, and planes of the filter, transformed."""
+        return math.prod(axis.form.rank for axis in self.axes)
+
+    @cached_property
+    def x_planes(self) -> int:
+        """Planes of x, transformed: with a stride, fewer than products."""
+        return math.prod(axis.of_x.values for axis in self.axes)
+
+    @cached_property
+    def y_planes(self) -> int:
+        """Planes from which y is transformed: with a stride, fewer than products."""
+        return math.prod(axis.of_y.values for axis in self.axes)
 
     @property
     def multiplications(self) -> float:
         """For each value of y and channel of x, edges and all."""
         return self.planes * math.prod(self.tiles) / math.prod(self._y_size)
+
+    @property
+    def line_bytes(self) -> int:
+        """Of a line of x and y, transformed."""
+        values = self.x_planes * self.x_channels + self.y_planes * self.y_channels
+        return self.tiles[2] * values * self.problem.itemsize
 
     @property
     def filter_bytes(self) -> int:
@@ -100,7 +114,8 @@ class Shares:
     @cached_property
     def regions(self) -> tuple[Region, ...]:
         """The workspace: what outlives a part lies first, in the same place for every batch."""
-        x, y, u = (self.planes * each for each in (self.x_plane, self.y_plane, self.u_plane))
+        u = self.planes * self.u_plane
+        x, y = self.x_planes * self.x_plane, self.y_planes * self.y_plane
         is_sum, own = self.problem.op is ConvOp.WGRAD, range(self.workers)
         of_filter = [(f"{'sums' if is_sum else 'u'}{each}", u) for each in own]
         sizes = [("found", self.workers)] if is_sum else []
@@ -118,7 +133,7 @@ class Shares:
     @property
     def _stage(self) -> int:
         """Elements of a vector of channels in all rows that a line reads of x, or computes of y."""
-        d, h, _ = self.forms
+        d, h = (axis.form for axis in self.axes[:2])
         return MOST_LANES * max(
             d.inputs * h.inputs * self._x_size[2], d.outputs * h.outputs * self._y_size[2]
         )

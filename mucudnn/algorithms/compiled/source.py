@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mucudnn.algorithms.forms import BilinearForm, Matrix
+from mucudnn.algorithms.compiled.axes import Axis, Transform
+from mucudnn.algorithms.forms import Matrix
 from mucudnn.algorithms.linear import product_in_c
 
 FIELDS = {
@@ -25,7 +26,7 @@ FIELDS = {
         **dict.fromkeys(("filter_x", "filter_y", "filter_d", "filter_h", "filter_w"), "number"),
         "bias": "address",
         **dict.fromkeys(("bias_step", "adds"), "number"),
-        **dict.fromkeys(("tiles_d", "tiles_h", "tiles_w", "padding_d", "padding_h", "padding_w"), "number"),
+        **dict.fromkeys(("tiles_d", "tiles_h", "tiles_w", "margin_d", "margin_h", "margin_w"), "number"),
         "gemm": "function",
     },
     "share": {
@@ -40,7 +41,8 @@ image: where its elements are: steps are elements from one sample, channel, slic
 column to the next.
 
 call: of all threads. The filter or its gradient, with its steps from one channel of x, of y, from one tap to
-the next; whether to add to what is there; tiles of an image; zeros before x; BLAS's product of matrices.
+the next; whether to add to what is there; tiles of an image; pixels of the first window that lie before x;
+BLAS's product of matrices.
 
 share: of one thread. Lines of tiles from `first` to `last`, so many in a block, or with groups of channels
 all that there are; channels of y from `channel` to `last_channel`, `group` at a time; places for the
@@ -96,27 +98,29 @@ INLINE void store_lanes(real *to, const int64_t step, const lanes value)
 """
 
 
-def source_of(forms: Sequence[BilinearForm], dtype: str, vector_bytes: int) -> str:
+def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
     """Return the source of a library for one form of each axis.
 
     Args:
-        forms: of d, h and w, with at most 8 inputs.
+        axes: d, h and w.
         dtype: of all values, float32 or float64.
         vector_bytes: of a register, or of as many as are used as one.
     """
     itemsize = 4 if dtype == "float32" else 8
     lanes = vector_bytes // itemsize
+    forms = [axis.form for axis in axes]
+    steps = {"x": [axis.step for axis in axes], "y": [form.outputs for form in forms]}
     sizes = {
-        **{f"OUTPUTS_{axis}": form.outputs for axis, form in zip("DHW", forms, strict=True)},
-        **{f"TAPS_{axis}": form.taps for axis, form in zip("DHW", forms, strict=True)},
+        **_by_axis("OUTPUTS", [form.outputs for form in forms]),
+        **_by_axis("TAPS", [form.taps for form in forms]),
         "PLANES": math.prod(form.rank for form in forms),
     }
     fields = {
         f"FIELDS_OF_{name.upper()}": " ".join(f"{_IN_C[kind]} {each};" for each, kind in of.items())
         for name, of in FIELDS.items()
     }
-    inputs = [form.input_transform for form in forms]
-    outputs = [form.output_transform for form in forms]
+    inputs = [axis.of_x.matrix for axis in axes]
+    outputs = [axis.of_y.matrix for axis in axes]
     filters = [form.filter_transform for form in forms]
     return "\n".join(
         [
@@ -128,9 +132,9 @@ def source_of(forms: Sequence[BilinearForm], dtype: str, vector_bytes: int) -> s
             *_transforms("scatter", "y", outputs),
             *_transforms("gather", "w", filters),
             *_transforms("scatter", "w", [each.T for each in filters]),
-            *(_with(_text("lines"), **_named(image), **_sizes(of), **sizes)
+            *(_with(_text("lines"), **_named(image), **_sizes(of), **_by_axis("STEP", steps[image]))
               for image, of in (("x", inputs), ("y", [each.T for each in outputs]))),
-            _with(_text("loops"), **sizes),
+            _with(_text("loops"), **sizes, PRODUCTS=_products(axes)),
         ]
     )  # fmt: skip
 
@@ -144,6 +148,29 @@ def _with(text: str, **macros: object) -> str:
     defined = [f"#define {name} {value}" for name, value in macros.items()]
     names = [name.partition("(")[0] for name in macros]
     return "\n".join([*defined, text, *(f"#undef {name}" for name in names), ""])
+
+
+def _products(axes: Sequence[Axis]) -> str:
+    """Return the products of a tile, those that are summed next to each other: planes of u, x and y.
+
+    The last number is whether a product adds to what is there.
+    """
+    planes = zip(_planes([each.of_x for each in axes]), _planes([each.of_y for each in axes]), strict=True)
+    products = sorted((y, x, u) for u, (x, y) in enumerate(planes))
+    adds = [at > 0 and y == products[at - 1][0] for at, (y, _, _) in enumerate(products)]
+    rows = (f"{{{u}, {x}, {y}, {int(more)}}}" for (y, x, u), more in zip(products, adds, strict=True))
+    return f"{{{', '.join(rows)}}}"
+
+
+def _planes(transforms: Sequence[Transform]) -> list[int]:
+    """Return the plane of each product of all axes together."""
+    counts = [max(each.of_products) + 1 for each in transforms]
+    places = itertools.product(*(each.of_products for each in transforms))
+    return [(d * counts[1] + h) * counts[2] + w for d, h, w in places]
+
+
+def _by_axis(name: str, numbers: Sequence[int]) -> dict[str, int]:
+    return {f"{name}_{axis}": number for axis, number in zip("DHW", numbers, strict=True)}
 
 
 def _named(image: str) -> dict[str, str]:

@@ -1,0 +1,28 @@
+"""Layers with enough channels for tiles in C, and the names of what is tried of a problem."""
+
+from mucudnn.algorithms import offered
+from mucudnn.problem import ConvProblem
+from tests.operands import a_convolution
+
+ONES = {"stride": (1, 1), "dilation": (1, 1)}
+
+
+def a_layer(**changes: object) -> ConvProblem:
+    shape = {"batch": 4, "in_channels": 64, "out_channels": 64, "input_size": (16, 16), "padding": (1, 1)}
+    return a_convolution(**{"kernel_size": (3, 3), **ONES, **shape, **changes})
+
+
+def a_volume(channels: int, **changes: object) -> ConvProblem:
+    threes, ones = (3, 3, 3), (1, 1, 1)
+    shape = {"batch": 2, "in_channels": channels, "out_channels": channels, "input_size": (16, 24, 24)}
+    return a_convolution(
+        **{**shape, "kernel_size": threes, "stride": ones, "dilation": ones, "padding": ones, **changes}
+    )
+
+
+def names(problem: ConvProblem, threads: int = 1, *, compiles: bool, exhaustive: bool = False) -> list[str]:
+    return [each.name for each in offered(problem, threads, exhaustive=exhaustive, compiles=compiles)]
+
+
+def winograd(found: list[str]) -> list[str]:
+    return [name for name in found if "winograd" in name]
