@@ -1,6 +1,7 @@
 """The shapes that a module was tuned for: which of them serves a call, or why none does."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -240,8 +241,14 @@ class TunedShapes:
 
 
 def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
-    """Return whether two problems differ in their batches at most."""
-    return tuned.with_batch(problem.batch) == problem
+    """Return whether two problems differ in their batches at most, and single pixels in their layout.
+
+    Those are in memory the same in both; which of them PyTorch takes depends on strides of axes of length 1,
+    and so on what made them: with dropout or without, in training or not.
+    """
+    has_layout = math.prod(problem.input_size) > 1 or math.prod(problem.output_size) > 1
+    layout = tuned.layout if has_layout else problem.layout
+    return dataclasses.replace(tuned, batch=problem.batch, layout=layout) == problem
 
 
 def _with_its_bias(problem: ConvProblem) -> str:

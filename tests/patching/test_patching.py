@@ -160,6 +160,22 @@ def test_a_filter_of_one_tap_is_served_however_its_model_was_laid_out() -> None:
             apply(each, plan)(images).sum().backward()
 
 
+@pytest.mark.parametrize("taps", [1, 3])
+def test_single_pixels_are_served_whatever_layout_their_strides_say(taps: int) -> None:
+    model = nn.Conv2d(6, 4, taps, padding=taps // 2, dtype=torch.float64)
+    images = torch.randn(4, 6, 1, 1, dtype=torch.float64)
+    as_channels_last = images.as_strided(images.shape, (6, 1, 6, 6))
+    expected = model(as_channels_last)
+    apply(model, a_plan_for(model, images))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        result = model(as_channels_last)
+
+    assert torch.allclose(result, expected, rtol=0, atol=1e-12)
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_channels_last_stays_channels_last() -> None:
     images = _images().to(memory_format=torch.channels_last)
     model, twin = _twins(lambda: nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last), images)
