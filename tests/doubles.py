@@ -135,6 +135,9 @@ class ScriptedBackend:
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         return algorithm in self._recipes
 
+    def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
+        pass
+
     def declares(self, algorithm: str) -> bool:
         return algorithm != self.own
 

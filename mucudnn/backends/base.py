@@ -241,6 +241,13 @@ class Backend(Protocol):
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` computes `problem`, whether or not it would be tried."""
 
+    def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
+        """Do what would take seconds at the first call, such as to compile; nothing if it was done.
+
+        Raises:
+            BackendError: it cannot be done.
+        """
+
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
 

@@ -114,7 +114,10 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
 
 
 def check_runnable(assigned: Assignment, backend: Backend) -> None:
-    """Raise unless every part's algorithm computes it here, in the workspace that the plan allots."""
+    """Raise unless every part's algorithm computes it here, in the workspace that the plan allots.
+
+    What would take seconds at the first call is done now.
+    """
     for part in assigned.division.parts:
         problem = assigned.problem.part(part.batch)
         if not backend.computes(problem, part.algorithm):
@@ -127,6 +130,12 @@ def check_runnable(assigned: Assignment, backend: Backend) -> None:
                 f"The plan allots {part.workspace_bytes} bytes to {part.algorithm} for {assigned.site}, "
                 f"but here it needs {needed}."
             )
+        try:
+            backend.get_ready(problem, part.algorithm)
+        except BackendError as error:
+            raise PlanMismatchError(
+                f"The plan runs {part.algorithm} for {assigned.site}, which cannot be done here: {error}"
+            ) from error
 
 
 def backend_at_home(model: nn.Module, plan: Plan) -> Backend:

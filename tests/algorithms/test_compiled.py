@@ -80,7 +80,7 @@ def test_vectors_of_any_length_compute_the_same(
     found = compiler()
     assert found is not None
     monkeypatch.setattr(kernels, "needed_compiler", lambda: found._replace(vector_bytes=vector_bytes))
-    kernels._functions.cache_clear()
+    kernels.functions.cache_clear()
     ones, threes = (1,) * len(size), (3,) * len(size)
     problem = a_convolution(
         op=op, in_channels=24, out_channels=20, input_size=size, layout=layout, dtype="float64",
@@ -89,7 +89,7 @@ def test_vectors_of_any_length_compute_the_same(
 
     result, is_good = compute(algorithm_of("cc_winograd4_rows2"), problem, *operands_of(problem))
 
-    kernels._functions.cache_clear()
+    kernels.functions.cache_clear()
     assert is_good
     assert relative_error(result, reference(problem, *operands_of(problem))) <= 1e-12
 

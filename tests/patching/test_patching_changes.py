@@ -5,7 +5,8 @@ import dataclasses
 import functools
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from mucudnn.algorithms.compiled import compiler, kernels
 from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
-from mucudnn.errors import PlanError, PlanMismatchError, UntunedWarning
+from mucudnn.errors import BackendError, PlanError, PlanMismatchError, UntunedWarning
 from mucudnn.execution.workspace import workspace_of
 from mucudnn.functional import divided_conv
-from mucudnn.patching.applying import apply, patch, plan_of, restore
+from mucudnn.patching.applying import apply, patch, patched_modules, plan_of, restore
 from mucudnn.patching.routing import NotNowError
 from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Candidate
@@ -313,6 +315,43 @@ def test_a_plan_that_allots_too_little_workspace_is_refused() -> None:
     conv, plan = with_plan(undivided("cpu:im2col", workspace_bytes=0))
     with pytest.raises(PlanMismatchError, match="allots 0 bytes"):
         apply(conv, plan)
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """A process that has compiled nothing, with an empty cache folder; afterwards it has compiled nothing."""
+
+    def forget() -> None:
+        kernels.functions.cache_clear()
+        compiler._known.cache_clear()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    forget()
+    yield monkeypatch
+    forget()
+
+
+def test_what_a_plan_runs_in_c_is_compiled_when_it_is_applied(
+    compiling: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    conv, plan = with_plan(undivided("cpu:cc_winograd4", workspace_bytes=2**20))
+
+    apply(conv, plan)
+
+    (compiled,) = (tmp_path / "mucudnn" / "compiled").iterdir()  # for the forward pass and both gradients
+    assert compiled.suffix == ".so"
+
+
+def test_a_plan_whose_c_cannot_be_compiled_is_refused_before_it_runs(compiling: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise BackendError("gcc could not compile a convolution: no space left.")
+
+    conv, plan = with_plan(undivided("cpu:cc_winograd4", workspace_bytes=2**20))
+    compiling.setattr(compiler, "_compile", fail)
+
+    with pytest.raises(PlanMismatchError, match=r"runs cpu:cc_winograd4 for .*, which .* no space left\."):
+        apply(conv, plan)
+    assert patched_modules(conv) == {}
 
 
 def test_a_plan_for_another_type_is_refused() -> None:

@@ -47,7 +47,7 @@ class _Share(ctypes.Structure):
 
 
 @functools.cache
-def _functions(axes: tuple[Axis, ...], dtype: str) -> dict[str, _Function]:
+def functions(axes: tuple[Axis, ...], dtype: str) -> dict[str, _Function]:
     """Return the functions of a library by their names; each takes a call and a share.
 
     Raises:
@@ -65,7 +65,7 @@ class _Kernel:
 
     def __init__(self, shares: Shares, buffer: Tensor) -> None:
         problem = shares.problem
-        self._functions = _functions(shares.axes, problem.dtype)
+        self._functions = functions(shares.axes, problem.dtype)
         self._space = carve(buffer, shares.regions)
         self._is_dgrad = problem.op is ConvOp.DGRAD
         self._dtype: torch.dtype = getattr(torch, problem.dtype)

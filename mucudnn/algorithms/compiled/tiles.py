@@ -13,6 +13,7 @@ from mucudnn.algorithms.compiled.kernels import (
     CompiledSumKernel,
     GroupedSliceKernel,
     GroupedSumKernel,
+    functions,
 )
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.libraries import product_of_matrices
@@ -100,6 +101,14 @@ class CompiledTiles:
     def shares(self, problem: ConvProblem) -> Shares:
         """Return how the threads share the work on a micro-batch."""
         return Shares(problem, self.outputs, self.lines, self.channels, self.workers)
+
+    def compile(self, problem: ConvProblem) -> None:
+        """Have in the cache folder what computes the problem, of any batch.
+
+        Raises:
+            BackendError: it cannot be compiled.
+        """
+        functions(axes_of(problem, self.outputs), problem.dtype)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""

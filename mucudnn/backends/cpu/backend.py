@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mucudnn.algorithms import Algorithm, named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
+from mucudnn.algorithms.compiled import CompiledTiles
 from mucudnn.algorithms.compiled.compiler import compiler
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
@@ -134,6 +135,12 @@ class CpuBackend:
         """Return whether `algorithm` computes `problem`."""
         found = _found(algorithm)
         return algorithm == self.own or (found is not None and found.refusal(problem) is None)
+
+    def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
+        """Have the algorithm's C compiled, if it is in C."""
+        found = _found(algorithm)
+        if isinstance(found, CompiledTiles):
+            found.compile(problem)
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.

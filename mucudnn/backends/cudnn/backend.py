@@ -148,6 +148,9 @@ class CudnnBackend:
         permitted = found is not None and self._card.rules.permits(found.notes, problem.dtype)
         return permitted and self._card.uses_cudnn
 
+    def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
+        """Do nothing: `computes` has asked cuDNN for the plan."""
+
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
 
