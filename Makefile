@@ -103,5 +103,5 @@ gpu-layers:  ## convolution layers on an NVIDIA GPU, PyTorch's own ways and ours
 	@$(MAKE) --no-print-directory $(GPU)/ready
 	@$(GPU)/bin/python -m bench.gpu.layer_run $(ARGS)
 
-clean:  ## remove the virtual environment and all caches
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove the virtual environment, build/ and what tools keep here
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
