@@ -55,7 +55,7 @@ class Runner:
 
         Raises:
             ValueError: the division is of another batch.
-            BackendError: one of its algorithms does not compute the problem.
+            BackendError: one of its algorithms does not compute the problem, or cannot be made ready to.
         """
         if division.batch != problem.batch:
             raise ValueError(f"The division must be of {problem.batch} samples, but got {division.batch}.")
@@ -64,6 +64,8 @@ class Runner:
         sum_bytes = running_sum_bytes(problem, division)
         groups = groups_of(backend, problem, division, sum_bytes)
         self._groups = groups
+        for step in dict.fromkeys(part.step for group in groups for part in group.parts):
+            backend.get_ready(step.problem, step.algorithm)
         self.is_own = division.is_undivided and all(group.is_own for group in groups)
         buffers = [
             backend.buffer_bytes(part.step.problem, part.step.algorithm)

@@ -22,7 +22,7 @@ from mucudnn.patching.fitting import Memory, is_own
 from mucudnn.patching.patched import GraphServers, PatchedForward
 from mucudnn.patching.routing import NotingRouter
 from mucudnn.patching.shapes import Learn, TunedShapes, Variant
-from mucudnn.patching.suiting import backend_at_home, check_runnable, suiting_module
+from mucudnn.patching.suiting import backend_at_home, check_runnable, get_ready, suiting_module
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 
@@ -41,9 +41,11 @@ FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """Patch `model` in place so that it runs `plan`, and return it; a former plan is replaced as a whole.
 
+    What it runs in C is compiled now, in seconds, unless the user's cache folder has it.
+
     Raises:
-        PlanMismatchError: the plan was made for another model or in another environment; the model is
-            left as it was.
+        PlanMismatchError: the plan was made for another model or in another environment, or something that it
+            runs cannot be compiled; the model is left as it was.
         PlanError: the plan contradicts itself.
         OptionError: either is something else.
     """
@@ -79,6 +81,9 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
         patches[path] = (kind.method, PatchedForward(module, kind, tuned, servers))
     if learn is None:  # what computes as before in any case costs nothing
         patches = {path: patches[path] for path, variants in grouped.items() if _changes(variants, memory)}
+    for each in plan.assignments:
+        if each.site.path in patches:
+            get_ready(each, backend)
     restore(model)
     for path, (method, patched) in patches.items():
         modules[path].__dict__[method] = patched

@@ -165,7 +165,7 @@ class TunedShapes:
         if not served:
             self.tell(*self._why_unserved(problem))
             return None
-        _, number = min(served)
+        number = min(served)[-1]
         try:
             return self._divided(backend, number, self._variants[number], problem)
         except BackendError as error:
@@ -178,7 +178,7 @@ class TunedShapes:
         Shapes that were not tuned are not decided here: they are told of when they come.
         """
         served = self._variants_for(problem)
-        return bool(served) and problem.batch <= self._variants[min(served)[1]].own_when_frozen
+        return bool(served) and problem.batch <= self._variants[min(served)[-1]].own_when_frozen
 
     def _why_unserved(self, problem: ConvProblem) -> tuple[Reason, str]:
         """Return why no shape serves a problem, in words too."""
@@ -189,10 +189,10 @@ class TunedShapes:
         tuned = "; ".join(_with_its_bias(variant.problem) for variant in self._variants)
         return Reason.OTHER_SHAPE, f"was tuned for {tuned}, but meets {_with_its_bias(problem)}"
 
-    def _variants_for(self, problem: ConvProblem) -> list[tuple[int, int]]:
-        """Return the batches and places of the shapes that serve such a problem."""
+    def _variants_for(self, problem: ConvProblem) -> list[tuple[int, bool, int]]:
+        """Return of the shapes that serve such a problem batch, whether the layout is another, and place."""
         return [
-            (variant.problem.batch, number)
+            (variant.problem.batch, variant.problem.layout is not problem.layout, number)
             for number, variant in enumerate(self._variants)
             if _is_like(variant.problem, problem) and problem.batch <= variant.problem.batch
         ]

@@ -114,10 +114,7 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
 
 
 def check_runnable(assigned: Assignment, backend: Backend) -> None:
-    """Raise unless every part's algorithm computes it here, in the workspace that the plan allots.
-
-    What would take seconds at the first call is done now.
-    """
+    """Raise unless every part's algorithm computes it here, in the workspace that the plan allots."""
     for part in assigned.division.parts:
         problem = assigned.problem.part(part.batch)
         if not backend.computes(problem, part.algorithm):
@@ -130,8 +127,17 @@ def check_runnable(assigned: Assignment, backend: Backend) -> None:
                 f"The plan allots {part.workspace_bytes} bytes to {part.algorithm} for {assigned.site}, "
                 f"but here it needs {needed}."
             )
+
+
+def get_ready(assigned: Assignment, backend: Backend) -> None:
+    """Do what would take seconds at the first call, such as to compile.
+
+    Raises:
+        PlanMismatchError: it cannot be done here.
+    """
+    for part in assigned.division.parts:
         try:
-            backend.get_ready(problem, part.algorithm)
+            backend.get_ready(assigned.problem.part(part.batch), part.algorithm)
         except BackendError as error:
             raise PlanMismatchError(
                 f"The plan runs {part.algorithm} for {assigned.site}, which cannot be done here: {error}"

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import pickle
+import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -342,16 +343,34 @@ def test_what_a_plan_runs_in_c_is_compiled_when_it_is_applied(
     assert compiled.suffix == ".so"
 
 
-def test_a_plan_whose_c_cannot_be_compiled_is_refused_before_it_runs(compiling: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise BackendError("gcc could not compile a convolution: no space left.")
+def fail_to_compile(*_: object) -> None:
+    raise BackendError("gcc could not compile a convolution: no space left.")
 
+
+def test_a_plan_whose_c_cannot_be_compiled_is_refused_before_it_runs(compiling: pytest.MonkeyPatch) -> None:
     conv, plan = with_plan(undivided("cpu:cc_winograd4", workspace_bytes=2**20))
-    compiling.setattr(compiler, "_compile", fail)
+    compiling.setattr(compiler, "_compile", fail_to_compile)
 
     with pytest.raises(PlanMismatchError, match=r"runs cpu:cc_winograd4 for .*, which .* no space left\."):
         apply(conv, plan)
     assert patched_modules(conv) == {}
+
+
+def test_what_cannot_be_compiled_later_runs_as_before_with_a_warning(
+    compiling: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    conv, plan = with_plan(undivided("cpu:cc_winograd4", workspace_bytes=2**20))
+    expected = conv(images())
+    apply(conv, plan)
+    shutil.rmtree(tmp_path / "mucudnn")
+    kernels.functions.cache_clear()  # as in another process, or for another form
+    compiler._known.cache_clear()
+    compiling.setattr(compiler, "_compile", fail_to_compile)
+
+    with pytest.warns(UntunedWarning, match="cannot be divided here .*no space left"):
+        result = conv(images())
+
+    assert torch.equal(result, expected)
 
 
 def test_a_plan_for_another_type_is_refused() -> None:

@@ -164,7 +164,7 @@ def _products(axes: Sequence[Axis]) -> str:
 
 def _planes(transforms: Sequence[Transform]) -> list[int]:
     """Return the plane of each product of all axes together."""
-    counts = [max(each.of_products) + 1 for each in transforms]
+    counts = [each.values for each in transforms]
     places = itertools.product(*(each.of_products for each in transforms))
     return [(d * counts[1] + h) * counts[2] + w for d, h, w in places]
 

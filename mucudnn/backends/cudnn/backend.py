@@ -149,7 +149,7 @@ class CudnnBackend:
         return permitted and self._card.uses_cudnn
 
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
-        """Do nothing: `computes` has asked cuDNN for the plan."""
+        """Do nothing: `computes` has asked cuDNN for plans, and tiles are compiled when first launched."""
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
