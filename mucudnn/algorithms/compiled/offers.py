@@ -26,7 +26,7 @@ _USUAL_IN_STRIDES = Usual(_LEAST_OUTPUTS, 0.75)
 """F(4), whose transforms take longer, is tried too where it has less than 0.75 of F(2)'s multiplications.
 
 3x3 of stride 2, where it is 0.81, ran faster with F(2) in all of 30 cases; 4x4 and 5x5, where it is 0.69 and
-0.62, with F(4) in half of 24.
+0.62, with F(4) in 11 of 24.
 """
 
 _MOST_OF_DIRECT = 0.8
