@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mucudnn.algorithms.forms import BilinearForm, Matrix, Transposed, strided, transposed
-from mucudnn.algorithms.tile_geometry import three
+from mucudnn.algorithms.sides import three
 from mucudnn.problem import ConvOp, ConvProblem
 
 

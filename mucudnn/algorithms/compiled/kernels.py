@@ -20,7 +20,7 @@ from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import FIELDS, source_of
 from mucudnn.algorithms.libraries import product_of_matrices
-from mucudnn.algorithms.tile_geometry import three
+from mucudnn.algorithms.sides import three
 from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp

@@ -11,7 +11,8 @@ from functools import cached_property
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.compiled.axes import axes_of
-from mucudnn.algorithms.tile_geometry import plane_length, sides_of
+from mucudnn.algorithms.sides import sides_of
+from mucudnn.algorithms.tile_geometry import plane_length
 from mucudnn.problem import ConvOp, ConvProblem
 
 MOST_LANES = 16
