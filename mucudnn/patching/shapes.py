@@ -189,10 +189,13 @@ class TunedShapes:
         tuned = "; ".join(_with_its_bias(variant.problem) for variant in self._variants)
         return Reason.OTHER_SHAPE, f"was tuned for {tuned}, but meets {_with_its_bias(problem)}"
 
-    def _variants_for(self, problem: ConvProblem) -> list[tuple[int, bool, int]]:
-        """Return of the shapes that serve such a problem batch, whether the layout is another, and place."""
+    def _variants_for(self, problem: ConvProblem) -> list[tuple[bool, int, int]]:
+        """Return the shapes that serve such a problem, the least of which does best.
+
+        Of each whether its layout is another one, its batch, and its place.
+        """
         return [
-            (variant.problem.batch, variant.problem.layout is not problem.layout, number)
+            (variant.problem.layout is not problem.layout, variant.problem.batch, number)
             for number, variant in enumerate(self._variants)
             if _is_like(variant.problem, problem) and problem.batch <= variant.problem.batch
         ]

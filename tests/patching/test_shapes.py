@@ -1,0 +1,53 @@
+"""Which of the shapes that a module was tuned for serves a call."""
+
+import dataclasses
+
+import pytest
+
+from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.convolutions.notices import Notice
+from mucudnn.patching.fitting import Memory
+from mucudnn.patching.shapes import TunedShapes, Variant
+from mucudnn.problem import ConvProblem, Layout
+from tests.operands import a_convolution
+
+PIXELS = a_convolution(batch=4, input_size=(1, 1))
+LAST = dataclasses.replace(PIXELS, layout=Layout.CHANNELS_LAST)
+
+
+def serves(problem: ConvProblem, *tuned: ConvProblem) -> int | None:
+    """The place of the shape that serves a problem, seen by what each holds when frozen; None for none."""
+    backend = CpuBackend()
+    memory = Memory(backend.environment(), backend.own, False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
+    found = []
+    for place in range(len(tuned)):
+        variants = tuple(
+            Variant(each, {}, own_when_frozen=each.batch if number == place else 0)
+            for number, each in enumerate(tuned)
+        )
+        shapes = TunedShapes("conv", variants, memory, Notice(), backend.flags())
+        found += [place] * shapes.is_own_when_frozen(problem)
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize("problem", [PIXELS, LAST], ids=lambda each: str(each.layout))
+def test_single_pixels_of_two_layouts_have_each_their_own_shape(problem: ConvProblem) -> None:
+    for tuned in ((PIXELS, LAST), (LAST, PIXELS), (PIXELS.with_batch(8), LAST), (PIXELS, LAST.with_batch(8))):
+        place = serves(problem, *tuned)
+
+        assert place is not None
+        assert tuned[place].layout is problem.layout
+
+
+def test_single_pixels_are_served_by_the_shape_of_the_other_layout_where_they_have_none() -> None:
+    assert serves(LAST, PIXELS) == serves(PIXELS, LAST) == 0
+
+
+def test_images_of_several_pixels_are_not() -> None:
+    image = dataclasses.replace(PIXELS, input_size=(1, 2))
+
+    assert serves(dataclasses.replace(image, layout=Layout.CHANNELS_LAST), image) is None
+
+
+def test_of_shapes_that_differ_in_their_batches_the_smallest_that_suffices_serves() -> None:
+    assert serves(PIXELS, PIXELS.with_batch(16), PIXELS.with_batch(8), PIXELS.with_batch(2)) == 1
