@@ -31,6 +31,7 @@ def _pairs(configurations: tuple[EngineConfiguration, ...]) -> list[tuple[str, i
     return [(configuration.id, configuration.workspace_bytes) for configuration in configurations]
 
 
+@pytest.mark.lists
 def test_a_list_is_in_cudnns_order_and_without_repetition(enumerator: Enumerator) -> None:
     listed = enumerator.listed(conv())
 
@@ -74,6 +75,7 @@ def test_a_bias_changes_nothing(enumerator: Enumerator) -> None:
     assert enumerator.listed(conv(bias=True)) is enumerator.listed(conv())
 
 
+@pytest.mark.lists
 def test_below_16_bytes_of_alignment_almost_nothing_is_left(enumerator: Enumerator) -> None:
     assert _counts(enumerator, alignment_bytes=16) == [36, 39, 43]
     assert _counts(enumerator, alignment_bytes=8) == [3, 2, 3]
@@ -108,6 +110,7 @@ def test_the_filters_layout_does_not_count_where_it_makes_no_difference(
         assert lists[0] == lists[1]
 
 
+@pytest.mark.lists
 def test_one_dimension_lists_what_one_row_lists(enumerator: Enumerator) -> None:
     row = {
         "input_size": (1, 16),
@@ -123,19 +126,23 @@ def test_one_dimension_lists_what_one_row_lists(enumerator: Enumerator) -> None:
         assert listed == enumerator.listed(conv(op, **row))
 
 
+@pytest.mark.lists
 def test_three_dimensions_are_listed(enumerator: Enumerator) -> None:
     assert [len(enumerator.listed(conv_in(3, op))) for op in ConvOp] == [34, 40, 43]
 
 
+@pytest.mark.lists
 def test_groups_and_depthwise_are_listed(enumerator: Enumerator) -> None:
     assert _counts(enumerator, groups=8) == [24, 22, 25]
     assert _counts(enumerator, groups=64) == [18, 19, 19]
 
 
+@pytest.mark.lists
 def test_dilation_is_listed(enumerator: Enumerator) -> None:
     assert _counts(enumerator, dilation=(2, 2), padding=(2, 2)) == [34, 38, 43]
 
 
+@pytest.mark.lists
 @pytest.mark.parametrize("size", [55, 56])
 def test_a_transposed_convolution_is_dgrad_with_any_output_padding(enumerator: Enumerator, size: int) -> None:
     problem = conv(DGRAD, stride=(2, 2), input_size=(size, size))
@@ -144,6 +151,7 @@ def test_a_transposed_convolution_is_dgrad_with_any_output_padding(enumerator: E
     assert len(enumerator.listed(problem)) == 41
 
 
+@pytest.mark.lists
 def test_mixed_layouts_are_another_problem_with_a_workspace_of_its_own(enumerator: Enumerator) -> None:
     uniform = enumerator.listed(conv())
     mixed = enumerator.listed(conv(filter_layout=Layout.CONTIGUOUS))
@@ -152,6 +160,7 @@ def test_mixed_layouts_are_another_problem_with_a_workspace_of_its_own(enumerato
     assert uniform != mixed
 
 
+@pytest.mark.lists
 def test_double_precision_has_few_engines_and_no_tensor_cores(enumerator: Enumerator) -> None:
     assert _counts(enumerator, dtype="float64") == [4, 6, 5]
     assert not any(
@@ -161,11 +170,13 @@ def test_double_precision_has_few_engines_and_no_tensor_cores(enumerator: Enumer
     )
 
 
+@pytest.mark.lists
 def test_half_has_more_engines_than_bfloat16(enumerator: Enumerator) -> None:
     assert _counts(enumerator, dtype="float16") == [43, 43, 43]
     assert _counts(enumerator, dtype="bfloat16") == [36, 39, 43]
 
 
+@pytest.mark.lists
 def test_without_tf32_float32_lists_what_has_no_tensor_cores(
     library: Library, enumerator: Enumerator
 ) -> None:
@@ -176,6 +187,7 @@ def test_without_tf32_float32_lists_what_has_no_tensor_cores(
     assert _counts(strict, dtype="bfloat16") == [36, 39, 43]
 
 
+@pytest.mark.lists
 def test_determinism_drops_what_is_not_deterministic(library: Library, enumerator: Enumerator) -> None:
     deterministic = Enumerator(library, device_described("h200"), Rules(deterministic=True))
 
@@ -183,12 +195,14 @@ def test_determinism_drops_what_is_not_deterministic(library: Library, enumerato
     assert _counts(deterministic, dtype="float32") == [38, 32, 20]
 
 
+@pytest.mark.lists
 def test_ranks_have_no_gaps_where_the_rules_drop_something(library: Library) -> None:
     strict = Enumerator(library, device_described("h200"), Rules(allow_tf32=False))
 
     assert [configuration.rank for configuration in strict.listed(conv(dtype="float32"))] == list(range(8))
 
 
+@pytest.mark.lists
 def test_other_devices_have_other_lists(library: Library) -> None:
     counts = [_counts(Enumerator(library, device_described(name))) for name in DEVICES]
 
@@ -268,6 +282,7 @@ def test_what_is_not_supported_here_is_not_rebuilt(enumerator: Enumerator) -> No
         enumerator.plan(conv(dtype="float64"), first.engine, first.knobs, accumulate=False)
 
 
+@pytest.mark.lists
 @pytest.mark.parametrize(("op", "listed", "scanned"), [(FPROP, 38, 1), (DGRAD, 34, 3), (WGRAD, 22, 4)])
 def test_an_exhaustive_search_finds_further_engines(
     enumerator: Enumerator, op: ConvOp, listed: int, scanned: int

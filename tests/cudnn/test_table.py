@@ -52,6 +52,7 @@ def test_every_problem_has_a_candidate_without_workspace(table: Mapping[str, Cas
     assert needy == []
 
 
+@pytest.mark.lists
 @pytest.mark.deviceless
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layer", LAYERS)
@@ -62,6 +63,7 @@ def test_cudnn_offers_what_the_table_says(
         assert case_of(library, h200, problem) == table[problem.key], problem
 
 
+@pytest.mark.lists
 @pytest.mark.deviceless
 @pytest.mark.parametrize("layer", LAYERS)
 def test_the_enumerator_lists_what_the_table_says(

@@ -29,10 +29,12 @@ from tests.graphs import Graphs
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
 
-# Dynamo warns of its own use of deprecated functions of torch and Python.
+# Dynamo warns of its own use of deprecated functions of torch and Python, and of the gradients it reads.
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+    ),
 ]
 
 TOLERANCE = 1e-9
@@ -256,7 +258,6 @@ def names_of(model: nn.Module) -> list[str]:
     ]
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, of what a block is given
 def test_equal_blocks_that_are_compiled_one_by_one_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     model, twin, images = equal_blocks(4)
     graphs, seen = Graphs(), list[object]()
