@@ -1,22 +1,17 @@
 """Every algorithm computes every op that it accepts, and allocates nothing on the way."""
 
-import itertools
-import json
-import operator
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from mucudnn.algorithms import Algorithm, GradientSum, SliceKernel, SumKernel, tile_geometry
 from mucudnn.algorithms.tile_filters import multiply_in_parts
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import FOURIER_INPUTS, TileAlgorithm
-from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.problem import ConvOp, ConvProblem
+from tests.algorithms.allocations import ALLOCATION_BOUND, allocated_bytes_of_threads
 from tests.algorithms.kernels import (
     BLOCKED,
     BLOCKED_VARIED,
@@ -42,9 +37,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 FLOAT32_BOUND = 1e-6
 """Some ten roundings of 6e-8: what PyTorch's own loses is 2e-7."""
-
-ALLOCATION_BOUND = 64
-"""Bytes that a thread may take from PyTorch's allocator: the scalars of the checks whether all is finite."""
 
 
 @accepted(PROBLEMS, blocked=BLOCKED, names=EVERY)
@@ -306,43 +298,6 @@ LARGE_BLOCKS = {
 }
 
 
-def allocated_bytes(call: Callable[[], object], folder: Path) -> int:
-    """The most bytes that a call holds at once of what this thread takes from PyTorch's allocator."""
-    call()  # what is made once only
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True, profile_memory=True) as recording:
-        call()
-    return _most_held(recording, folder)
-
-
-def allocated_bytes_of_worker(worker: int, call: Callable[[], object], folder: Path) -> int:
-    """The same of what a worker thread takes, which no other thread's recording sees."""
-    call()
-    recording = profile(activities=[ProfilerActivity.CPU], acc_events=True, profile_memory=True)
-    others: list[Callable[[], None]] = [lambda: None] * worker
-    run_on_workers([*others, recording.start])
-    call()
-    run_on_workers([*others, recording.stop])
-    return _most_held(recording, folder)
-
-
-def _most_held(recording: profile, folder: Path) -> int:
-    trace = folder / "trace.json"
-    recording.export_chrome_trace(str(trace))
-    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "[memory]"]
-    amounts = [event["args"]["Bytes"] for event in sorted(events, key=operator.itemgetter("ts"))]
-    return max(itertools.accumulate(amounts, initial=0))
-
-
-def allocated_bytes_of_threads(
-    algorithm: Algorithm, call: Callable[[], object], folder: Path
-) -> Iterator[int]:
-    """Of each thread that takes part: this one, and workers."""
-    yield allocated_bytes(call, folder)
-    workers = getattr(algorithm, "workers", 1)
-    for worker in range(workers if workers > 1 else 0):
-        yield allocated_bytes_of_worker(worker, call, folder)
-
-
 def hot_call(algorithm: Algorithm, problem: ConvProblem) -> Callable[[], None]:
     """All that a division runs, again and again, on operands that are there."""
     buffer = GuardedBuffer(algorithm.workspace_bytes(problem)).inside
@@ -378,45 +333,23 @@ def sum_call(kernel: SumKernel, problem: ConvProblem) -> Callable[[], None]:
     return call
 
 
-def test_an_allocation_that_is_given_back_at_once_is_seen(tmp_path: Path) -> None:
-    image = torch.ones(1000)
-
-    assert allocated_bytes(lambda: (image + image).sum(), tmp_path) >= image.nbytes
-
-
-@pytest.mark.parametrize("worker", [0, 1])
-def test_an_allocation_by_a_worker_is_seen(worker: int, tmp_path: Path) -> None:
-    images = [torch.ones(1000), torch.ones(3000)]
-
-    def call() -> None:
-        run_on_workers([lambda image=image: (image + image).sum().item() for image in images])
-
-    taken = allocated_bytes_of_worker(worker, call, tmp_path)
-
-    assert images[worker].nbytes <= taken <= images[worker].nbytes + ALLOCATION_BOUND
-
-
 @accepted(HOT, blocked=HOT_BLOCKS, dtype="float32", names=EVERY)
-def test_nothing_is_allocated(algorithm: Algorithm, problem: ConvProblem, tmp_path: Path) -> None:
-    taken = [*allocated_bytes_of_threads(algorithm, hot_call(algorithm, problem), tmp_path)]
+def test_nothing_is_allocated(algorithm: Algorithm, problem: ConvProblem) -> None:
+    taken = [*allocated_bytes_of_threads(algorithm, hot_call(algorithm, problem))]
 
     assert max(taken) <= ALLOCATION_BOUND
 
 
 @accepted(HOT, ConvOp.FPROP, ConvOp.DGRAD, blocked=HOT_BLOCKS, dtype="float32", names=STRIDED)
-def test_nothing_is_allocated_for_filters_of_any_strides(
-    algorithm: Algorithm, problem: ConvProblem, tmp_path: Path
-) -> None:
+def test_nothing_is_allocated_for_filters_of_any_strides(algorithm: Algorithm, problem: ConvProblem) -> None:
     buffer = GuardedBuffer(algorithm.workspace_bytes(problem)).inside
     call = slice_call(algorithm.slice_kernel(problem, buffer), problem, in_a_frame)
 
-    assert max(allocated_bytes_of_threads(algorithm, call, tmp_path)) <= ALLOCATION_BOUND
+    assert max(allocated_bytes_of_threads(algorithm, call)) <= ALLOCATION_BOUND
 
 
 @accepted(LARGE | LARGE_FILTERS, blocked=LARGE_BLOCKS, dtype="float32")
-def test_for_large_tensors_nothing_is_allocated_either(
-    algorithm: Algorithm, problem: ConvProblem, tmp_path: Path
-) -> None:
-    taken = [*allocated_bytes_of_threads(algorithm, hot_call(algorithm, problem), tmp_path)]
+def test_for_large_tensors_nothing_is_allocated_either(algorithm: Algorithm, problem: ConvProblem) -> None:
+    taken = [*allocated_bytes_of_threads(algorithm, hot_call(algorithm, problem))]
 
     assert max(taken) <= ALLOCATION_BOUND

@@ -1,7 +1,6 @@
 """Filters of one tap: matrix products that read the operands and write the result where they lie."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from mucudnn.algorithms.base import GradientSum
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from tests.algorithms.test_kernels import allocated_bytes
+from tests.algorithms.allocations import allocated_bytes
 from tests.operands import (
     a_convolution,
     finite_mask,
@@ -150,7 +149,7 @@ LARGE = pointwise(24, 25, in_channels=64, out_channels=48, dtype="float32", bias
 @each_layout
 @each_op
 def test_nothing_is_allocated_and_nothing_is_copied(
-    op: ConvOp, layout: Layout, filter_layout: Layout, tmp_path: Path
+    op: ConvOp, layout: Layout, filter_layout: Layout
 ) -> None:
     problem = dataclasses.replace(
         LARGE, op=op, layout=layout, filter_layout=filter_layout, bias=op is ConvOp.FPROP
@@ -166,7 +165,7 @@ def test_nothing_is_allocated_and_nothing_is_copied(
         else:
             slices.run(first, second, out, bias)
 
-    assert allocated_bytes(call, tmp_path) == 0
+    assert allocated_bytes(call) == 0
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as recording:
         call()
     names = {event.name for event in recording.events()}
