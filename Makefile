@@ -36,9 +36,8 @@ $(CUDNN): $(READY) constraints-cudnn.txt
 	fi
 	@touch $(CUDNN)
 
-# Two processes of two threads each: those that wait leave the processors to the others.
 test: $(READY) $(if $(filter yes,$(DEVICELESS)),$(CUDNN))  ## run the test suite; DEVICELESS=no leaves out the real cuDNN
-	@OMP_WAIT_POLICY=passive $(BIN)/pytest --numprocesses 2 --dist loadfile $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
 
 check: $(READY)  ## format, lint, types, import rules
 	@$(BIN)/ruff format --check .

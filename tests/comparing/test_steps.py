@@ -27,6 +27,8 @@ from mucudnn.problem import ConvOp
 from mucudnn.progress import Silence
 from mucudnn.timing import Clock
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 IMAGES = torch.randn(4, 4, 6, 6)
 ROUNDS = 6
 
