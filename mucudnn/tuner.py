@@ -88,8 +88,8 @@ def optimize(
         InfeasibleError: nothing fits the limit; it names the convolution and a limit that may do. Of an
             armed model the first call raises it, of a dynamic one any call that meets a new shape.
         BackendError: nothing tunes on the model's device, or `backend` does not.
-        PlanMismatchError: ranks compute different things or in different environments, or what the plan
-            runs can no more be compiled.
+        PlanMismatchError: ranks compute different things or in different environments, which all of them
+            raise, or what the plan runs cannot be compiled on this one.
         StoreError: the store is damaged or newer than this version.
     """
     settings = Settings.of(

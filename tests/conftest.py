@@ -26,13 +26,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_LEFT_OUT] = {}
 
 
+@pytest.hookimpl(trylast=True)  # after what -k and -m leave out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was told to be left out, and what cannot run; the summary says how much that is."""
     if config.getoption("--no-deviceless"):
         _leave_out("deviceless", "of the real cuDNN library (--no-deviceless)", config, items)
     needs_lists = any(item.get_closest_marker("lists") for item in items)
     if needs_lists and not _lists_as_counted():
-        _leave_out("lists", "of what another release of cuDNN lists", config, items)
+        _leave_out("lists", "that count what cuDNN 9.19 and 9.20 list, beside another", config, items)
     needs_gpu = any(item.get_closest_marker("gpu") for item in items)  # else torch is not even loaded
     if needs_gpu and not config.getoption("--require-gpu") and not _has_gpu():
         _leave_out("gpu", "on a GPU, of which there is none", config, items)
@@ -69,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def _lists_as_counted() -> bool:
-    """Tell whether the cuDNN at hand lists what was counted: 9.19 and 9.20 list the same, 9.24 does not."""
+    """Tell whether the cuDNN at hand is 9.19 or 9.20, which list the same; 9.24 has other lists."""
     from mucudnn.backends.cudnn.library import load_library
     from mucudnn.errors import BackendError
 
