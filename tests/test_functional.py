@@ -356,6 +356,8 @@ def test_a_transformed_function_is_left_to_pytorch() -> None:
     assert_close(y[1], torch_conv(x, 2 * w, bias, padding=2))
 
 
+# PyTorch itself calls what it deprecates when a first forward derivative is taken.
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_forward_derivatives_are_left_to_pytorch() -> None:
     x, w, bias = (tensor.detach() for tensor in tensors(PLAIN))
 

@@ -137,6 +137,8 @@ def test_a_scaler_scales_gradients_of_16_bits() -> None:
         torch.testing.assert_close(result, expected, rtol=5e-2, atol=5e-3)
 
 
+# PyTorch itself calls what it deprecates when a first forward derivative is taken.
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_forward_mode_derivatives_are_pytorchs(twins: Twins) -> None:
     tangent = images(2)
     model, twin = (each.eval() for each in twins)

@@ -959,6 +959,7 @@ def _exported(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("way", [_mapped, _counted, _traced, _exported])
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_an_armed_model_that_is_transformed_or_watched_runs_as_it_comes_and_stays_armed(
     tmp_path: Path, way: Callable[[nn.Module], Tensor]
 ) -> None:

@@ -31,17 +31,17 @@ def allocated_bytes_of_worker(worker: int, call: Callable[[], object]) -> int:
     return _most_held(recording)
 
 
-def _most_held(recording: profile) -> int:
-    trace = recording.kineto_results  # making Python's events of it takes seconds
-    assert trace is not None
-    events = [event for event in trace.events() if event.name() == "[memory]"]
-    amounts = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(itertools.accumulate(amounts, initial=0))
-
-
 def allocated_bytes_of_threads(algorithm: Algorithm, call: Callable[[], object]) -> Iterator[int]:
     """Of each thread that takes part: this one, and workers."""
     yield allocated_bytes(call)
     workers = getattr(algorithm, "workers", 1)
     for worker in range(workers if workers > 1 else 0):
         yield allocated_bytes_of_worker(worker, call)
+
+
+def _most_held(recording: profile) -> int:
+    trace = recording.kineto_results  # making Python's events of it takes seconds
+    assert trace is not None
+    events = [event for event in trace.events() if event.name() == "[memory]"]
+    amounts = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(amounts, initial=0))

@@ -6,6 +6,8 @@ import torch
 from mucudnn.algorithms.workers import run_on_workers
 from tests.algorithms.allocations import ALLOCATION_BOUND, allocated_bytes, allocated_bytes_of_worker
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def test_an_allocation_that_is_given_back_at_once_is_seen() -> None:
     image = torch.ones(1000)

@@ -756,6 +756,7 @@ def test_statistics_of_lazy_modules_are_those_of_new_ones() -> None:
     assert norm.num_batches_tracked == 0
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_a_part_in_torchscript_is_no_obstacle() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), torch.jit.script(nn.ReLU()))
 

@@ -405,6 +405,7 @@ def test_a_model_that_needs_values_is_told_of() -> None:
         trace(DependsOnValues(), a_batch())
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_a_convolution_in_torchscript_counts_for_the_module_around_it() -> None:
     model = nn.Sequential(torch.jit.script(nn.Conv2d(3, 4, 3)), nn.Conv2d(4, 4, 3))
     before = [*model.parameters()]
@@ -416,6 +417,7 @@ def test_a_convolution_in_torchscript_counts_for_the_module_around_it() -> None:
     assert type(model(a_batch())) is Tensor
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_a_model_in_torchscript_is_refused_in_a_sentence() -> None:
     with pytest.raises(SampleError, match="The model must run on the sample, but it raised"):
         trace(torch.jit.script(nn.Conv2d(3, 4, 3)), a_batch())

@@ -29,12 +29,10 @@ from tests.graphs import Graphs
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
 
-# Dynamo warns of its own use of deprecated functions of torch and Python, and of the gradients it reads.
+# Dynamo warns of its own use of deprecated functions of torch and Python.
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings(
-        "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-    ),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
 TOLERANCE = 1e-9
@@ -258,6 +256,7 @@ def names_of(model: nn.Module) -> list[str]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, of what a block is given
 def test_equal_blocks_that_are_compiled_one_by_one_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     model, twin, images = equal_blocks(4)
     graphs, seen = Graphs(), list[object]()
@@ -346,6 +345,9 @@ def test_graphs_that_a_compiler_captures_leave_what_has_a_buffer_out() -> None:
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute"
+)  # of what the check itself reads, from torch 2.14 on
 def test_operators_are_what_pytorch_asks_of_them(is_transposed: bool) -> None:
     server = _Own()
     arguments = ConvArguments((2, 1), (1, 0), (1, 1), 1, (1, 0) if is_transposed else None)

@@ -780,6 +780,7 @@ def test_a_plan_that_contradicts_itself_is_refused() -> None:
         apply(model, plan)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
 def test_who_scripts_a_patched_model_is_told_to_restore_it() -> None:
     model, twin = _twins(lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3)), _images())
 
