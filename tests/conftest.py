@@ -1,5 +1,6 @@
 """What holds for every test: no deadlines, no test touches the user's store, nothing is skipped unsaid."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -110,10 +111,20 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Paths of stores that do not exist yet, one after another.
+
+    All lie in one folder, whereas a `tmp_path` costs each test the reading of all that were before it.
+    """
+    folder = tmp_path_factory.mktemp("stores")
+    return (folder / str(number) / "profiles.sqlite3" for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def store_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store_path(stores: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The default store of this test, a file that does not exist yet."""
-    path = tmp_path / "store" / "profiles.sqlite3"
+    path = next(stores)
     monkeypatch.setenv("MUCUDNN_STORE", str(path))
     return path
 
