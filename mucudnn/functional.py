@@ -130,6 +130,8 @@ class DividedConvolution:
         gradient = gradient.contiguous(memory_format=self.order)
         if self._are_gradients_own:
             return own_gradients(gradient, image, weight, self._arguments, needed)
+        if needed[1]:  # a hook of saved tensors may have laid it out otherwise
+            image = image.contiguous(memory_format=self.order)
         x, dy = (gradient, image) if self._arguments.is_transposed else (image, gradient)
         unread = None if self._arguments.is_transposed else image
         dx = self.run(self._input_gradient, gradient, weight, unread=unread) if needed[0] else None

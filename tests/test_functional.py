@@ -411,6 +411,30 @@ def test_saved_tensors_that_come_back_without_memory_are_left_to_pytorch(algorit
         assert_close(result, gradient)
 
 
+def _laid_out_otherwise(tensor: Tensor) -> Tensor:
+    """The same values, of which neither rows nor channels lie next to each other."""
+    return tensor.permute(*reversed(range(tensor.dim()))).contiguous().permute(*reversed(range(tensor.dim())))
+
+
+@pytest.mark.parametrize("first", [contiguous, channels_last])
+@pytest.mark.parametrize("back", [contiguous, channels_last, _laid_out_otherwise])
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [(name, each) for name in ("2-D", "2-D, 1x1") for each in CASES[name].algorithms]
+)
+def test_saved_tensors_that_come_back_in_another_layout_do(
+    name: str, algorithm: str, back: Callable[[Tensor], Tensor], first: Callable[[Tensor], Tensor]
+) -> None:
+    case, wanted = CASES[name], tensors(CASES[name])
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, back):
+        y = divided_conv(first(wanted[0]), *wanted[1:], **case.arguments, **uneven(algorithm))
+
+    results = gradients(y, wanted)
+
+    expected = gradients(torch_conv(*wanted, **case.arguments), wanted)
+    for result, gradient in zip(results, expected, strict=True):
+        assert_close(result, gradient)
+
+
 @pytest.mark.parametrize("algorithm", [OWN, "cpu:winograd4", "cpu:cc_winograd4"])
 def test_saved_tensors_that_come_back_in_another_type_are_refused(algorithm: str) -> None:
     wanted = tensors(PLAIN)

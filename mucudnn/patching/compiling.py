@@ -162,5 +162,4 @@ class GraphServer:
             route = self._router.found(Call.of(image, weight, bias, arguments), self._recall, self._needs)
             if route is None:
                 return own_gradients(gradient, image, weight, arguments, needed)
-            image = image.contiguous(memory_format=route.convolution.order)
             return route.convolution.gradients(gradient, image, weight, needed)
