@@ -15,7 +15,7 @@ part (the transformed filter, the running sum) lies at its start, in the same pl
 
 Both `run` and `finish` return whether the result is sound: false if it may hold a NaN or an infinity where a
 convolution has none. Algorithms that mix neighbouring values spread them further than a convolution does,
-and may overflow where it does not; whoever calls them computes such a part again with PyTorch's own
+and may overflow where it does not; whoever calls them computes the whole batch with PyTorch's own
 convolution. A result that is finite throughout is sound.
 """
 

@@ -8,7 +8,7 @@ The contract, tested on every backend by one suite:
   first part of a division overwrites dw whatever it held, NaN included, and each later part adds exactly
   its own contribution. Each sample counts once; the running sum is held in float32 or wider (float64 for
   float64) and rounded once.
-* A kernel reports a result that is not finite, and whoever runs it computes that part again with PyTorch's
+* A kernel reports a result that is not finite, and whoever runs it computes the whole batch with PyTorch's
   own convolution, so that a NaN or an infinity in the data spreads as it does without mucudnn. A card is not
   waited for to know that: there, algorithms that transform tiles spread what is not finite over a tile.
 * What a library keeps for good for every thread or stream, as cuBLAS does, is no part of a workspace.

@@ -287,6 +287,8 @@ class _SumParts:
     ) -> Tensor:
         """Return dw, shape (k, c / groups, *taps), in a new tensor of the filter's layout.
 
+        Where a kernel finds something that is not finite PyTorch's own computes all of it, as for slices.
+
         Args:
             workspace: with the bytes of the running sum and of the kernels behind it.
             image: x, of the whole mini-batch.
@@ -310,9 +312,9 @@ class _SumParts:
                 continue
             for place, (kernel, part) in enumerate(kernels):
                 kernel.add(image, gradient, into, place == 0, part.here)
-            if not kernel.finish(into):  # what it added to the sum stays there, so all begins anew
-                so_far = [part for each in self._groups[: number + 1] for part in each.parts]
-                self._by_own(so_far, image, gradient, unread, GradientSum(total, scratch=scratch))
+            if not kernel.finish(into):  # something is not finite
+                result = self._backend.own_convolution(self._problem, image, gradient, None, unread)
+                return result.contiguous(memory_format=self._order)
         return dw if running is None else dw.copy_(running)
 
     def _by_own(

@@ -535,6 +535,24 @@ def test_an_infinite_weight_marks_no_more_though_pytorch_computes_small_images_o
     assert_same_numbers(result, own_result(problem, image, weight, bias))
 
 
+@pytest.mark.parametrize("before", ["cpu:winograd6", OWN])
+@pytest.mark.parametrize("algorithm", ["cpu:winograd4", "cpu:winograd4_k8", *IN_C, "cpu:im2col"])
+def test_an_infinite_gradient_marks_no_more_though_pytorch_computes_small_images_otherwise(
+    algorithm: str, before: str
+) -> None:
+    shape = {"in_channels": 3, "out_channels": 16, "input_size": (12, 6), "kernel_size": (3, 3), "groups": 1}
+    problem = dataclasses.replace(
+        for_op(WIDE, ConvOp.WGRAD), batch=3, padding=(1, 1), dtype="float32", **shape
+    )
+    image, gradient, _ = operands_of(problem)
+    gradient[1, 0, 0, 0] = INFINITY
+    division = a_division((before, 1), (algorithm, 1), (algorithm, 1))
+
+    result = Runner(BACKEND, problem, division)(Workspace(CPU), image, gradient)
+
+    assert_same_numbers(result, own_result(problem, image, gradient))
+
+
 @pytest.mark.parametrize("algorithm", ["cpu:winograd4", *IN_C, "cpu:fft16", "cpu:im2col", OWN])
 def test_gradients_of_zeros_without_memory_are_zeros(algorithm: str) -> None:
     problem = dataclasses.replace(for_op(WIDE, ConvOp.DGRAD), dtype="float32")
