@@ -9,6 +9,7 @@ MucudnnError
 ├── SampleError                       the model cannot be run on the sample, or has nothing to tune
 │   └── NothingToTuneError            the model runs on the sample, but has nothing to tune
 ├── BackendError                      a backend or an algorithm cannot be used here
+│   ├── CompilationError              an algorithm's code could not be compiled, now
 │   ├── DeviceLostError               an algorithm has broken the device for this process
 │   └── UnmeasuredError               a convolution cannot be measured now, whatever computes it
 ├── StoreError                        a store that is damaged or newer than this version
@@ -127,6 +128,10 @@ class UnmeasuredError(BackendError):
 
     Memory is lacking for its operands, or PyTorch's own convolution fails.
     """
+
+
+class CompilationError(BackendError):
+    """An algorithm's code could not be compiled for want of room or time: later it may be."""
 
 
 class DeviceLostError(BackendError):

@@ -168,6 +168,7 @@ class RefusalKind(StrEnum):
     OVER_LIMIT = "over limit"
     WRONG = "wrong result"
     FAILED = "failed"
+    NOT_COMPILED = "not compiled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,6 +240,11 @@ class Record:
     def is_broken(self) -> bool:
         """Whether it was refused under any limit, and not for its size."""
         return self.refusal is not None and self.refusal.kind is not RefusalKind.OVER_LIMIT
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it holds in other processes, too: a compiler may have failed for want of room or time."""
+        return self.refusal is None or self.refusal.kind is not RefusalKind.NOT_COMPILED
 
 
 def _check_bytes(*amounts: int | None) -> None:

@@ -16,7 +16,7 @@ from mucudnn.backends.failures import LastTrial, TrialError, is_lack_of_memory
 from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
 from mucudnn.division import Division, undivided
-from mucudnn.errors import DeviceLostError, UnmeasuredError
+from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, UnmeasuredError, warn_user
 from mucudnn.execution.weighing import division_job
 from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.live.turns import turn, turn_path
@@ -70,6 +70,7 @@ class LiveMeasurer:
         self._confirming = _with_span(confirming, backend.least_span_ns)
         self._clock = backend.clock if clock is None else clock
         self._neighbours = backend.neighbours()
+        self._has_told_of_compiler = False
 
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
@@ -312,7 +313,11 @@ class LiveMeasurer:
             raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
         if is_own or is_lack_of_memory(failure):
             raise UnmeasuredError(f"{trial.problem} could not be measured: {failure}") from failure
-        refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, reason)
+        kind = RefusalKind.NOT_COMPILED if isinstance(failure, CompilationError) else RefusalKind.FAILED
+        if kind is RefusalKind.NOT_COMPILED and not self._has_told_of_compiler:
+            self._has_told_of_compiler = True
+            warn_user(f"What cannot be compiled is left out, and tried again later: {reason}", BackendWarning)
+        refusal = Refusal(trial.algorithm, trial.problem.batch, kind, reason)
         return dataclasses.replace(record, times=None, setup=None, refusal=refusal)
 
     def _is_alive(self) -> bool:

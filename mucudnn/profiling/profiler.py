@@ -101,11 +101,15 @@ class Profiler:
         with self._alone():
             known = self._store.records(self.environment, trials)
             fresh = self._measure(problem, self._missing(trials, known))
-            self._store.add_records(self.environment, fresh)
+            self._keep(fresh)
             # What is kept is what others may have written first, so that all plan from the same. What was
             # known stays known, should the store have lost it since: one that measures anew forgets, too.
             seen = known | {record.trial: record for record in fresh}
             return seen | self._store.records(self.environment, trials)
+
+    def _keep(self, records: Iterable[Record]) -> None:
+        """Have the store keep those records that will hold in other processes, too."""
+        self._store.add_records(self.environment, [each for each in records if each.lasts])
 
     def _alone(self) -> AbstractContextManager[None]:
         return self._measurer.alone(self.on_wait)
@@ -116,7 +120,7 @@ class Profiler:
             return self._measurer.measure(problem, missing, self.limit_bytes)
         except DeviceLostError as lost:
             broken = [_broken(trial, lost) for trial in missing if trial.algorithm == lost.algorithm]
-            self._store.add_records(self.environment, broken)
+            self._keep(broken)
             raise
 
     def known_workspaces(self, problem: ConvProblem) -> list[Candidate]:
@@ -243,7 +247,7 @@ class Profiler:
             return None
         if seen is None:
             return None
-        self._store.add_records(self.environment, [seen])
+        self._keep([seen])
         return self._known_packed(problem) or seen
 
     def _known_calls(
@@ -265,10 +269,10 @@ class Profiler:
         except UnmeasuredError:
             return None
         except DeviceLostError as lost:
-            self._store.add_records(self.environment, [_broken(call_trial(call, divisions), lost)])
+            self._keep([_broken(call_trial(call, divisions), lost)])
             raise
         if isinstance(seen, Record):
-            self._store.add_records(self.environment, [seen])
+            self._keep([seen])
         elif seen is not None:
             self._store.add_comparison(self.environment, seen)
             seen = self._store.comparison(self.environment, call.problem, list(seen.times)) or seen
@@ -317,9 +321,9 @@ class Profiler:
         except DeviceLostError as lost:
             trials = (division_trial(problem, division) for division in divisions)
             broken = [_broken(trial, lost) for trial in trials if trial.algorithm == lost.algorithm]
-            self._store.add_records(self.environment, broken)
+            self._keep(broken)
             raise
-        self._store.add_records(self.environment, refusals)
+        self._keep(refusals)
         if outcome.comparison is not None and outcome.comparison.times:
             self._store.add_comparison(self.environment, outcome.comparison)
             kept = self._store.comparison(self.environment, problem, outcome.comparison.times)

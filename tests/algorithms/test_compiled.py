@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,10 @@ import torch
 from mucudnn.algorithms import Algorithm, named
 from mucudnn.algorithms.compiled import compiler as compilers
 from mucudnn.algorithms.compiled.axes import Axis
-from mucudnn.algorithms.compiled.compiler import compiler, description, library
+from mucudnn.algorithms.compiled.compiler import Compiler, compiler, description, library
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import source_of
-from mucudnn.errors import BackendError
+from mucudnn.errors import BackendError, CompilationError
 from mucudnn.problem import ConvOp, Layout
 from tests.algorithms.kernels import algorithm_of, compute
 from tests.algorithms.tried import a_layer, a_volume, names, winograd
@@ -119,8 +120,30 @@ def test_a_compiler_that_cannot_make_a_library_is_none(words: str, asked_anew: p
 
 
 def test_a_compiler_that_fails_is_told_with_its_first_words(asked_anew: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BackendError, match=r"could not compile a convolution: .*error"):
+    with pytest.raises(BackendError, match=r"could not compile a convolution: .*error") as raised:
         library("this is no C")
+
+    assert not isinstance(raised.value, CompilationError)
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        ("echo No space left on device >&2; exit 1", "No space left on device"),
+        ("kill -9 $$", "it ended with -9"),
+    ],
+)
+def test_a_compiler_that_lacks_something_fails_for_now(
+    failure: str, words: str, asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "cc"
+    script.write_text(f'#!/bin/sh\ncase $* in *library.so*) {failure};; esac\nexec gcc "$@"\n')
+    script.chmod(0o700)
+    asked_anew.setenv("CC", str(script))
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    with pytest.raises(CompilationError, match=f"could not compile a convolution: {words}"):
+        library("int five(void) { return 5; }")
 
 
 def test_what_was_compiled_is_compiled_once(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -131,6 +154,43 @@ def test_what_was_compiled_is_compiled_once(asked_anew: pytest.MonkeyPatch, tmp_
 
     assert library("int two(void) { return 2; }").two() == 2
     assert len(list((tmp_path / "mucudnn" / "compiled").iterdir())) == 1
+
+
+def test_threads_that_want_the_same_compile_it_once(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled: list[Path] = []
+
+    def counted(by: Compiler, source: str, place: Path) -> None:
+        compiled.append(place)
+        compile_(by, source, place)
+
+    compile_ = compilers._compile
+    compiler()  # which compiles something of its own
+    asked_anew.setattr(compilers, "_compile", counted)
+    with ThreadPoolExecutor(4) as threads:
+        found = [*threads.map(library, 4 * ["int four(void) { return 4; }"])]
+
+    assert [each.four() for each in found] == [4, 4, 4, 4]
+    assert len(compiled) == 1
+
+
+def test_who_keeps_a_library_while_another_does_has_a_file_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    replace_ = Path.replace
+
+    def interrupted(part: Path, place: Path) -> None:
+        monkeypatch.setattr(Path, "replace", replace_)
+        kept.append(compilers._kept(b"a library", tmp_path, "key"))  # as by another thread, or machine
+        part.replace(place)
+
+    kept: list[Path] = []
+    monkeypatch.setattr(Path, "replace", interrupted)
+    kept.append(compilers._kept(b"a library", tmp_path, "key"))
+
+    assert kept[0] == kept[1]
+    assert [*tmp_path.iterdir()] == kept[:1]
+    assert kept[0].read_bytes() == b"a library"
 
 
 @pytest.mark.parametrize("length", [0, 100, 4096, -100])

@@ -20,7 +20,7 @@ from mucudnn.backends.base import Job
 from mucudnn.backends.cpu.footprint import FootprintMeter, _Child
 from mucudnn.backends.cpu.footprint_child import ALLOWANCE_BYTES, NOISE_BYTES
 from mucudnn.backends.own import own_job
-from mucudnn.errors import BackendError
+from mucudnn.errors import BackendError, CompilationError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux caps and tells memory")
@@ -90,6 +90,10 @@ def crash_when_full(payload: Mapping[str, int]) -> Work:
         ctypes.memset(libc.malloc(ctypes.c_size_t(payload["scratch"])), 1, payload["scratch"])
 
     return Work(work)
+
+
+def uncompiled(payload: Mapping[str, int]) -> Work:
+    raise CompilationError("no space left on device")
 
 
 def onednn_failure(payload: Mapping[str, int]) -> Work:
@@ -309,6 +313,13 @@ def test_a_job_that_fails_for_another_reason_than_memory_is_an_error(
 ) -> None:
     with pytest.raises(BackendError, match=message):
         meter.measure(job, MIB)
+
+
+def test_a_job_whose_code_cannot_be_compiled_now_says_so(meter: FootprintMeter) -> None:
+    with pytest.raises(
+        CompilationError, match="uncompiled could not be weighed: CompilationError: no space left"
+    ):
+        meter.measure(_job(uncompiled), MIB)
 
 
 def test_a_job_that_is_stuck_is_ended() -> None:

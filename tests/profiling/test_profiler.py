@@ -16,7 +16,7 @@ from mucudnn.backends import Job
 from mucudnn.backends.base import Neighbours, NoNeighbours, Result
 from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
-from mucudnn.errors import DeviceLostError, UnmeasuredError
+from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, UnmeasuredError
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment, Profile, Record, Refusal, RefusalKind, Trial
@@ -278,6 +278,24 @@ def test_a_bad_algorithm_is_refused_with_its_reason(
     assert _refused(profile) == {("scripted:bad", size): kind for size in (1, 2, 4, 8)}
     assert all(re.fullmatch(reason, refusal.reason) for refusal in profile.refusals)
     assert {each.algorithm for each in profile.candidates} == {"scripted:own", "scripted:right"}
+
+
+def _fail_to_compile(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
+    raise CompilationError("no space left on device")
+
+
+def test_what_cannot_be_compiled_is_refused_for_this_process_alone() -> None:
+    store = MemoryStore()
+    with pytest.warns(BackendWarning, match="tried again later: no space left on device") as warned:
+        refused = _profiler(_with(_fail_to_compile), store=store).profile(_problem())
+
+    later = _profiler(_with(lambda *_: None), store=store).profile(_problem())
+
+    assert len(warned) == 1
+    assert _refused(refused) == {("scripted:bad", size): RefusalKind.NOT_COMPILED for size in (1, 2, 4, 8)}
+    assert {each.algorithm for each in refused.candidates} == {"scripted:own", "scripted:right"}
+    assert not later.refusals
+    assert {each.algorithm for each in later.candidates} == {"scripted:own", "scripted:right", "scripted:bad"}
 
 
 @pytest.mark.parametrize("op", ConvOp)

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import platformdirs
 
-from mucudnn.errors import BackendError
+from mucudnn.errors import BackendError, CompilationError
+from mucudnn.locks import ForkSafeLock
 
 _OPTIONS = (
     "-O2", "-std=gnu11", "-fno-fast-math", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared",
@@ -35,6 +36,19 @@ _VECTOR_BYTES = (("__AVX512F__", 64), ("__AVX__", 32))
 """By what a compiler says of the processor; 16 elsewhere."""
 
 _TIMEOUT_S = 120
+
+_FOR_NOW = (
+    "No space left",
+    "Disk quota",
+    "Cannot allocate",
+    "out of memory",
+    "memory exhausted",
+    "Killed",
+    "terminated",
+)
+"""What gcc and clang say where the machine lacks something, or one of their processes was ended."""
+
+_compiling = ForkSafeLock()
 
 _TRIAL = "#include <stdint.h>\n#include <string.h>\nint64_t trial(void) { return 0; }\n"
 
@@ -100,9 +114,11 @@ def library(source: str) -> ctypes.CDLL:
     """Return the library of that source: from the cache folder, or compiled in some seconds.
 
     Raises:
-        BackendError: there is no compiler, or it cannot compile it; it is not asked again.
+        BackendError: there is no compiler, or it cannot compile it; this process does not ask again.
+        CompilationError: it could not now, for want of room or time.
     """
-    found = _known(source)
+    with _compiling:  # two threads would compile the same
+        found = _known(source)
     if isinstance(found, BackendError):
         raise found
     return found
@@ -115,7 +131,7 @@ def _known(source: str) -> ctypes.CDLL | BackendError:
     except BackendError as error:
         return error
     except OSError as error:
-        return BackendError(f"A compiled convolution could not be kept or loaded: {error}")
+        return CompilationError(f"A compiled convolution could not be kept or loaded: {error}")
 
 
 def _loaded(source: str) -> ctypes.CDLL:
@@ -193,20 +209,23 @@ def _compile(by: Compiler, source: str, place: Path) -> None:
         )
     except subprocess.CalledProcessError as error:
         first = next(iter(str(error.stderr).splitlines()), f"it ended with {error.returncode}")
-        raise BackendError(f"{by.name} could not compile a convolution: {first}") from error
+        is_for_now = error.returncode < 0 or any(words in error.stderr for words in _FOR_NOW)
+        kind = CompilationError if is_for_now else BackendError
+        raise kind(f"{by.name} could not compile a convolution: {first}") from error
     except (OSError, subprocess.SubprocessError) as error:
-        raise BackendError(f"{by.name} could not compile a convolution: {error}") from error
+        raise CompilationError(f"{by.name} could not compile a convolution: {error}") from error
 
 
 def _kept(content: bytes, folder: Path, key: str) -> Path:
     """Put a library into the cache folder, whole or not at all; return where it is."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     place = folder / _name_of(key, content)
-    part = place.with_suffix(f".{os.getpid()}.part")
+    handle, part = tempfile.mkstemp(dir=folder, suffix=".part")  # of this thread, on whichever machine
     try:
-        part.write_bytes(content)
-        part.replace(place)
-    except OSError:
-        part.unlink(missing_ok=True)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(part).replace(place)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
         raise
     return place

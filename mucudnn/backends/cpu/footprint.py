@@ -20,7 +20,7 @@ from typing import IO, cast
 import torch
 
 from mucudnn.backends.base import Job, JobFailedError
-from mucudnn.errors import BackendError, UnmeasuredError
+from mucudnn.errors import BackendError, CompilationError, UnmeasuredError
 
 CHILD_MODULE = "mucudnn.backends.cpu.footprint_child"
 
@@ -150,7 +150,8 @@ class FootprintMeter:
         if reply["spent"]:
             self._drop_child()
         if "failed" in reply:
-            raise JobFailedError(f"{job.function} could not be weighed: {reply['failed']}")
+            kind = CompilationError if reply["for_now"] else JobFailedError
+            raise kind(f"{job.function} could not be weighed: {reply['failed']}")
         n_bytes, seen_bytes = (cast("int | None", reply[name]) for name in ("n_bytes", "seen_bytes"))
         return Footprint(n_bytes, seen_bytes, str(reply["reason"]))
 

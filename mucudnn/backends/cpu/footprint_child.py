@@ -48,6 +48,7 @@ from mucudnn.algorithms.own import operands
 from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.backends.base import Job, Prepared
 from mucudnn.backends.cpu.footprint import adopt_settings
+from mucudnn.errors import CompilationError
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.sizes import format_bytes, format_exactly
 
@@ -135,7 +136,8 @@ def _answer(meter: "_Scales", request: Mapping[str, object], replies: TextIO) ->
     except _OverLimitError as error:
         return {"n_bytes": None, "seen_bytes": None, "reason": str(error), "spent": meter.is_spent}
     except Exception as error:  # noqa: BLE001  # whatever a job raises is its owner's to judge
-        return {"failed": f"{type(error).__name__}: {error}", "spent": meter.is_spent}
+        is_for_now = isinstance(error, CompilationError)
+        return {"failed": f"{type(error).__name__}: {error}", "for_now": is_for_now, "spent": meter.is_spent}
     reason = "Measured as the growth of a process's address space."
     n_bytes = _at_least(NOISE_BYTES, seen)
     return {"n_bytes": n_bytes, "seen_bytes": seen, "reason": reason, "spent": meter.is_spent}
