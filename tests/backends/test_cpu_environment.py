@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,33 @@ def test_what_libraries_are_told_by_variables_is_in_the_environment(
 
     assert name not in before.policy
     assert before.differences(present_environment()) == [f"setting {name} was unset, is some"]
+
+
+@pytest.fixture
+def precisions() -> Iterator[list[Any]]:
+    """Where PyTorch keeps how convolutions and products may round float32."""
+    backends = torch.backends
+    flags = [backends.mkldnn.conv, backends.mkldnn.matmul, backends.cuda.matmul]
+    before = [flag.fp32_precision for flag in flags]
+    yield flags
+    for flag, precision in zip(flags, before, strict=True):
+        flag.fp32_precision = precision
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_exact_float32_is_the_same_whether_or_not_it_was_asked_for(place: int, precisions: list[Any]) -> None:
+    before = present_environment()
+    precisions[place].fp32_precision = "ieee"
+
+    assert present_environment().key == before.key
+
+
+@pytest.mark.usefixtures("precisions")
+def test_the_highest_precision_of_products_which_is_the_usual_one_changes_nothing() -> None:
+    before = present_environment()
+    torch.set_float32_matmul_precision("highest")
+
+    assert present_environment().key == before.key
 
 
 @pytest.mark.parametrize(

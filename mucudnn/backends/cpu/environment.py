@@ -128,12 +128,15 @@ def _policy() -> dict[str, str]:
 
 
 def fp32_precision(kind: str) -> str:
-    """Return how oneDNN may compute float32: "ieee" or "none" exactly, "bf16" or "tf32" with fewer digits.
+    """Return how oneDNN may compute float32: "none" exactly, "bf16" or "tf32" with fewer digits.
+
+    "ieee" is the same as "none", which stands in plans and stores: nobody has asked for fewer digits.
 
     Args:
         kind: "conv" or "matmul".
     """
-    return str(getattr(torch.backends.mkldnn, kind).fp32_precision)
+    precision = str(getattr(torch.backends.mkldnn, kind).fp32_precision)
+    return "none" if precision == "ieee" else precision
 
 
 def _flushes_denormals() -> bool:
