@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mucudnn
@@ -33,8 +33,8 @@ from tests.models import a_batch, a_chain
 RANKS = 2
 
 RUNS = (
-    "ddp", "fsdp", "ddp_first", "fsdp_first", "other_model", "other_threads", "failing", "nothing",
-    "compared",
+    "ddp", "fsdp", "ddp_first", "fsdp_first", "flat_first", "other_model", "other_threads", "failing",
+    "nothing", "compared",
 )  # fmt: skip
 
 
@@ -138,6 +138,8 @@ def _wrapped(what: str, model: nn.Module) -> Any:
     if what.startswith("fsdp"):
         mesh = init_device_mesh("cpu", (RANKS,))
         return fully_shard(model, mesh=mesh)
+    if what.startswith("flat"):
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
     return DistributedDataParallel(model)
 
 

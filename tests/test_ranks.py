@@ -73,9 +73,12 @@ def test_ranks_that_differ_raise_before_the_first_step(what: str, reason: str, f
     assert re.search(reason, first["error"])
 
 
-def test_a_model_that_is_sharded_already_is_refused(found: Found) -> None:
-    assert [each["error"] for each in found["fsdp_first"]] == [
-        "SampleError: The model must be whole, but it is sharded by fully_shard; optimize it with a sample "
+@pytest.mark.parametrize(
+    ("what", "by"), [("fsdp_first", "fully_shard"), ("flat_first", "FullyShardedDataParallel")]
+)
+def test_a_model_that_is_sharded_already_is_refused(what: str, by: str, found: Found) -> None:
+    assert [each["error"] for each in found[what]] == [
+        f"SampleError: The model must be whole, but it is sharded by {by}; optimize it with a sample "
         "first, and shard then."
     ] * RANKS
 

@@ -113,7 +113,7 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         ops: "auto", or the ops that are wanted, of those that the pass needs.
 
     Raises:
-        SampleError: the model cannot be run on the sample, or not twice, or is sharded by `fully_shard`.
+        SampleError: the model cannot be run on the sample, or not twice, or is sharded by FSDP.
         NothingToTuneError: it can, but has no convolution that can be divided, or none that needs the ops.
         OptionError: `ops` is none of the choices.
     """
@@ -125,8 +125,12 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         )
 
 
+_SHARDED = {"FSDPModule": "fully_shard", "FullyShardedDataParallel": "FullyShardedDataParallel"}
+"""By what a module is sharded that is of such a class; neither need be imported here."""
+
+
 def _check_unsharded(model: nn.Module) -> None:
-    """Verify that no part of the model is sharded by FSDP2.
+    """Verify that no part of the model is sharded by FSDP, of either version.
 
     Its hooks make parameters whole and keep in mind that they are, until a backward pass; after a pass that
     leaves the model as it was, the next step would meet sharded ones.
@@ -135,11 +139,12 @@ def _check_unsharded(model: nn.Module) -> None:
         SampleError: a part is.
     """
     for path, module in model.named_modules():
-        if any(each.__name__ == "FSDPModule" for each in type(module).__mro__):
-            raise SampleError(
-                f"The model must be whole, but {f'its {path}' if path else 'it'} is sharded by fully_shard; "
-                "optimize it with a sample first, and shard then."
-            )
+        for kind in type(module).__mro__:
+            if kind.__name__ in _SHARDED:
+                raise SampleError(
+                    f"The model must be whole, but {f'its {path}' if path else 'it'} is sharded by "
+                    f"{_SHARDED[kind.__name__]}; optimize it with a sample first, and shard then."
+                )
 
 
 def _extracted(
