@@ -8,6 +8,7 @@ import itertools
 import random
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +44,10 @@ _ITEMS: Mapping[type, Callable[[Any], Iterable[object]]] = {
 """How each is looked into, past whatever a class of the user's would do then."""
 
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Names of attributes, such as that of its parameters."""
+
+
 class _FormerModule(NamedTuple):
     """What a module was made of."""
 
@@ -65,6 +70,11 @@ class _FormerModule(NamedTuple):
             {*module._non_persistent_buffers_set},
         )
 
+    @property
+    def own_attributes(self) -> list[Any]:
+        """What its class, or who uses it, has bound to it, without what every module has."""
+        return [value for name, value in self.attributes.items() if name not in _OF_EVERY_MODULE]
+
     def put_back(self) -> None:
         """Have it be made of that again."""
         _replace(self.module.__dict__, self.attributes)
@@ -83,8 +93,10 @@ def left_as_they_were(modules: Iterable[nn.Module], alive: Callable[[], Sequence
     values, with which every later pass fails, or trains nothing. `functional_call` leaves such tensors
     itself, as parameters of modules that lie in a shared one.
 
-    Of containers and objects to which attributes, hooks and the modules' sources lead, what holds such a
-    tensor is put back, and nothing else: others may write to them meanwhile.
+    Containers that are attributes of modules are put back. Of other containers and objects to which
+    attributes, hooks and the modules' sources lead, those are that lead to such a tensor, with the flags and
+    keys beside it, and no others: somebody else may write to them meanwhile. What others wrote to those that
+    are put back is lost.
 
     Args:
         modules: that are run.
@@ -97,16 +109,17 @@ def left_as_they_were(modules: Iterable[nn.Module], alive: Callable[[], Sequence
     ]
     found = _reached(_roots(each.module for each in before))
     kept = [(each, _copied(each)) for each in found if _is_container(each) and not _is_data(each)]
+    own = {id(value) for each in before for value in each.own_attributes}
     try:
         yield
     finally:
         for each in before:
             each.put_back()
         left = alive()
-        if left:
-            holders = _Holders(left)
-            for container, former in kept:
-                _put_back(container, former, holders)
+        due = own | _leading([container for container, _ in kept], left) if left else own
+        for container, former in kept:
+            if id(container) in due:
+                _put_back(container, former)
 
 
 def _roots(modules: Iterable[nn.Module]) -> list[object]:
@@ -151,16 +164,10 @@ def _is_data(thing: Any) -> bool:
     return bool(base.__len__(thing) > _MOST_ITEMS)
 
 
-def _reached(roots: Iterable[object], seen: set[int] | None = None) -> Iterator[object]:
-    """Yield what can be reached, the nearest first, each once, as far as not too much is there.
-
-    Args:
-        roots: where to begin.
-        seen: ids of what was reached before, which is not gone through again; those of this time are added.
-    """
-    seen = set() if seen is None else seen
+def _reached(roots: Iterable[object], most: int = _MOST) -> Iterator[object]:
+    """Yield what can be reached, the nearest first, each once; so many things at most."""
+    seen: set[int] = set()
     left = collections.deque(roots)
-    most = len(seen) + _MOST
     while left and len(seen) < most:
         thing = left.popleft()
         if id(thing) not in seen:
@@ -201,38 +208,36 @@ def _copied(container: Any) -> Container:
     return dict.copy(container) if issubclass(type(container), dict) else list(_inside(container))
 
 
-class _Holders:
-    """Tells what leads to tensors that nobody may keep."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = {id(each) for each in tensors}
-        self._seen: set[int] = set()
-
-    def hold(self, thing: object) -> bool:
-        """Return whether a thing leads to one of them."""
-        passed: list[int] = []
-        for each in _reached([thing], self._seen):
-            passed.append(id(each))
-            if id(each) in self._tensors:
-                self._seen.difference_update(passed)  # others may lead here by the same way
-                return True
-        return False
+def _leading(roots: Sequence[object], tensors: Iterable[Tensor]) -> set[int]:
+    """Return the ids of what lies between `roots` and some tensors, or is one of these."""
+    holders: dict[int, list[int]] = {}
+    for thing in _reached(roots, len(roots) + _MOST):
+        for each in _inside(thing):
+            holders.setdefault(id(each), []).append(id(thing))
+    leading = {id(each) for each in tensors}
+    left = [*leading]
+    while left:
+        found = [each for each in holders.get(left.pop(), ()) if each not in leading]
+        leading.update(found)
+        left.extend(found)
+    return leading
 
 
-def _put_back(container: Any, former: Container, holders: _Holders) -> None:
-    """Put back the items of a container that hold what they must not: of a list or a set all items."""
+def _put_back(container: Any, former: Container) -> None:
+    """Have a container hold again what it held."""
     if isinstance(former, dict):
-        for key, value in [*dict.items(container)]:
-            if former.get(key, container) is not value and holders.hold(value):
-                if key in former:
-                    dict.__setitem__(container, key, former[key])
-                else:
-                    dict.__delitem__(container, key)
+        kind: Any = (
+            OrderedDict if issubclass(type(container), OrderedDict) else dict
+        )  # which keeps an order beside
+        for key in [*dict.keys(container)]:
+            if key not in former:
+                kind.pop(container, key, None)
+        for key, value in former.items():
+            if dict.get(container, key, container) is not value:
+                kind.__setitem__(container, key, value)
+    elif [*map(id, _inside(container))] == [*map(id, former)]:
         return
-    known = {id(each) for each in former}
-    if not any(holders.hold(each) for each in _inside(container) if id(each) not in known):
-        return
-    if issubclass(type(container), list):
+    elif issubclass(type(container), list):
         list.__setitem__(container, slice(None), former)
     else:
         container.clear()

@@ -62,7 +62,10 @@ class Keeper(nn.Module):
         self.cache: dict[str, Any] = {}
         self.slots: list[Tensor | None] = [None]
         self.recent: collections.deque[Tensor] = collections.deque(maxlen=2)
-        self.helper = SimpleNamespace(grid=None)
+        self.helper = SimpleNamespace(grid=None, size=None, is_ready=False, cache={})
+        self.calls: list[torch.Size] = []
+        self.sizes: collections.OrderedDict[torch.Size, int] = collections.OrderedDict()
+        self.helper.means = collections.OrderedDict()
         self.count = [torch.zeros(1)]
         self.teacher = [torch.ones(1)]
         self.array = np.zeros(1, np.float32)
@@ -171,7 +174,53 @@ def by_counting(keeper: Keeper, image: Tensor) -> Tensor:
     return keeper.count[0] * image.shape[0]
 
 
+def by_key_in_helper(keeper: Keeper, image: Tensor) -> Tensor:
+    """What was computed for the last size stays until another size comes."""
+    if keeper.helper.size != image.shape[2:]:
+        keeper.helper.size, keeper.helper.grid = image.shape[2:], image.mean() * image.shape[2]
+    grid: Tensor = keeper.helper.grid
+    return grid
+
+
+def by_flag_in_dict(keeper: Keeper, image: Tensor) -> Tensor:
+    if not keeper.cache.get("is_ready"):
+        keeper.cache["is_ready"] = True
+        keeper.cache["mean"] = image.mean()
+    found: Tensor = keeper.cache["mean"]
+    return found
+
+
+def by_flag_beside_a_dict(keeper: Keeper, image: Tensor) -> Tensor:
+    if not keeper.helper.is_ready:
+        keeper.helper.is_ready = True
+        keeper.helper.cache["mean"] = image.mean()
+    found: Tensor = keeper.helper.cache["mean"]
+    return found
+
+
+def by_latest_sizes(keeper: Keeper, image: Tensor) -> Tensor:
+    """The eldest of three goes when a fourth comes."""
+    keeper.sizes[image.shape] = len(keeper.calls)
+    if len(keeper.sizes) > 3:
+        keeper.sizes.popitem(last=False)
+    return torch.full((), float(len([*keeper.sizes])))
+
+
+def by_latest_means(keeper: Keeper, image: Tensor) -> Tensor:
+    means = keeper.helper.means
+    means[image.shape] = image.mean()
+    means.move_to_end(image.shape, last=False)
+    return torch.stack([*means.values()]).mean()
+
+
+def by_number_of_calls(keeper: Keeper, image: Tensor) -> Tensor:
+    keeper.calls.append(image.shape)
+    return torch.full((), float(len(keeper.calls)))
+
+
 WAYS = (
+    by_key_in_helper, by_flag_in_dict, by_flag_beside_a_dict, by_number_of_calls, by_latest_sizes,
+    by_latest_means,
     by_function, by_global, by_dict, by_nested, by_slot, by_helper, by_deque, by_list, by_class, by_writing,
     by_counting, by_counting_in_a_view, by_numpy, by_resizing, by_teaching, by_used_memory, by_hidden_norm,
 )  # fmt: skip
@@ -199,11 +248,15 @@ def test_what_is_kept_anywhere_has_the_values_of_an_unexamined_model(
     image = torch.randn(2, 3, 4, 4)
     examined, twin = Keeper(way), Keeper(way)
     twin.load_state_dict(examined.state_dict())
+    other = torch.randn(2, 3, 8, 8)
+    before = [examined(other), twin(other)] if way is by_key_in_helper else []
     extract(examined, image)
     result = examined(image)
     _clear()
     assert type(result) is Tensor
     torch.testing.assert_close(result, twin(image), rtol=0, atol=0)
+    assert [*examined.sizes] == [*twin.sizes]
+    assert all(torch.equal(each, before[0]) for each in before)
 
 
 @pytest.mark.parametrize("cache", [ones_like_sample, many_ones_like_sample])
