@@ -52,7 +52,8 @@ def _plain(
     dilation: Numbers = 1,
     groups: int = 1,
 ) -> Call:
-    return Call.of(input, weight, bias, ConvArguments.of(weight.dim() - 2, stride, padding, dilation, groups))
+    rank = _rank(input, weight)
+    return Call.of(input, weight, bias, ConvArguments.of(rank, stride, padding, dilation, groups))
 
 
 def _transposed(
@@ -65,10 +66,21 @@ def _transposed(
     groups: int = 1,
     dilation: Numbers = 1,
 ) -> Call:
-    rank = weight.dim() - 2
+    rank = _rank(input, weight)
     plain = ConvArguments.of(rank, stride, padding, dilation, groups)
     more = numbers(output_padding, rank)
     return Call.of(input, weight, bias, dataclasses.replace(plain, output_padding=more))
+
+
+def _rank(image: object, weight: object) -> int:
+    """Return the number of spatial dimensions.
+
+    Raises:
+        TypeError: these are no tensors, but stand for some where a graph is traced, and note questions.
+    """
+    if not isinstance(image, Tensor) or not isinstance(weight, Tensor):
+        raise TypeError("The image and the weight must be tensors.")
+    return weight.dim() - 2
 
 
 _READERS: dict[object, Callable[..., Call]] = {

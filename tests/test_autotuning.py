@@ -427,3 +427,13 @@ def test_what_computes_after_its_call_cannot_be_decorated(
 ) -> None:
     with pytest.raises(OptionError, match=f"must compute while it is called, but got the {what}"):
         tuned(function)
+
+
+def test_a_graph_that_is_traced_holds_the_convolutions_alone(tuned: Autotune) -> None:
+    def both(image: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return F.conv2d(image, weight, padding=1), F.conv_transpose2d(image, weight)
+
+    with tuned:
+        traced = torch.fx.symbolic_trace(both)
+
+    assert len(traced.graph.nodes) == len(torch.fx.symbolic_trace(both).graph.nodes) == 5

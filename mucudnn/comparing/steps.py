@@ -89,7 +89,9 @@ def compare(
     if not callable(step):
         raise OptionError(f"step must be a function that runs a step, but got {type(step).__name__}.")
     if rounds is not None and (type(rounds) is not int or not rank_of_lower_end(rounds)):
-        raise OptionError(f"rounds must be at least 6, as an interval needs, but got {rounds}.")
+        raise OptionError(
+            f"rounds must be a whole number of at least 6, as an interval needs, but got {rounds!r}."
+        )
     check_progress(progress)
     return compared(model, step, rounds, progress, backend_for("auto", home_of(model)))
 

@@ -132,7 +132,12 @@ class PatchedForward:
             result = None
         elif torch.compiler.is_compiling():
             result = in_graph(call, self._module, self._name)
-        elif is_transformed(call.image, call.weight, call.bias) or overriding_mode() is not None:
+        elif (
+            call.image is None
+            or call.weight is None
+            or is_transformed(call.image, call.weight, call.bias)
+            or overriding_mode() is not None
+        ):
             result = None
             self._router.pass_by()
             self._tell_watcher(call)
@@ -140,7 +145,8 @@ class PatchedForward:
             result = self._router.served(call, self._shapes.convolution)
         if result is not None:
             return result
-        if not self._kind.is_transposed:
+        are_tensors = isinstance(call.image, Tensor) and isinstance(call.weight, Tensor)
+        if not self._kind.is_transposed or not are_tensors:
             return self._kind.own(self._module, *args, **kwargs)
         # The module's own method would read its weight again, which may be one that is computed.
         image, arguments = padded(self._module, call)

@@ -637,6 +637,13 @@ def test_a_sample_that_the_model_rejects_is_refused_with_the_models_own_words() 
         extract(a_chain(), a_batch(channels=5))
 
 
+def test_a_sample_that_is_none_is_refused_with_pytorchs_own_words() -> None:
+    with pytest.raises(
+        SampleError, match=r"it raised TypeError\('conv2d\(\) received an invalid combination"
+    ):
+        extract(a_chain(), None)
+
+
 def test_too_few_arguments_are_refused() -> None:
     with pytest.raises(SampleError, match="missing 1 required positional argument"):
         extract(DependsOnValues(), ())

@@ -810,3 +810,27 @@ def test_a_model_that_moves_to_another_device_runs_pytorchs_own() -> None:
         result = model.to("meta")(_images().to("meta"))
 
     assert (result.device.type, result.shape) == ("meta", (8, 5, 2, 2))
+
+
+class _IntoModules(torch.fx.Tracer):
+    """Traces what PyTorch's own modules do, too."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d, nn.ConvTranspose2d])
+def test_graphs_are_traced_as_before(conv: type[nn.Module]) -> None:
+    model, twin = _twins(lambda: nn.Sequential(conv(3, 4, 3)), _images())
+
+    kinds = [[(node.op, node.target) for node in _IntoModules().trace(each).nodes] for each in (model, twin)]
+
+    assert kinds[0] == kinds[1]
+    assert len(kinds[0]) == 5  # an image, a weight, a bias, a convolution, an output
+
+
+def test_what_is_no_tensor_meets_the_error_of_pytorch() -> None:
+    model, twin = _twins(lambda: nn.Sequential(nn.Conv2d(3, 4, 3)), _images())
+    for each in (model, twin):
+        with pytest.raises(TypeError, match=r"conv2d\(\) received an invalid combination of arguments"):
+            each(None)
