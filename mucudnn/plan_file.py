@@ -147,6 +147,8 @@ def _decode_estimate(value: object, name: str) -> Estimate:
     middle, low, high, samples = _decode_tuple((float, float | None, float | None, int), value, name)
     if 0 < middle < _LEAST_SECONDS:
         raise ValueError(f"{name} must be 0 or at least {_LEAST_SECONDS:g} seconds, but got {middle}")
+    if middle > 0 and high is not None and high <= 0:  # reports divide by it
+        raise ValueError(f"{name} must have an upper end above 0, as its median is {middle}, but got {high}")
     return Estimate(middle, -math.inf if low is None else low, math.inf if high is None else high, samples)
 
 

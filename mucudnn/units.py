@@ -13,11 +13,19 @@ UNITS = {
 }
 
 
+_LEAST = 1023.5 / 1024
+"""Of a unit: four digits of the smaller one would show 1024 of that."""
+
+_MOST_IN_DIGITS = 9999.5
+"""Above it four digits would need an exponent."""
+
+
 def format_bytes(n_bytes: int) -> str:
-    """Return `n_bytes` for people to read, in the largest binary unit that leaves a number of at least 1."""
+    """Return `n_bytes` for people to read, in the largest binary unit that leaves 1 or nearly so."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if abs(n_bytes) >= UNITS[unit]:
-            return f"{n_bytes / UNITS[unit]:.4g} {unit}"
+        number = n_bytes / UNITS[unit]
+        if abs(number) >= _LEAST:
+            return f"{number:.0f} {unit}" if abs(number) >= _MOST_IN_DIGITS else f"{number:.4g} {unit}"
     return f"{n_bytes} B"
 
 

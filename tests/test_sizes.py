@@ -79,7 +79,19 @@ def test_what_is_neither_int_nor_string_is_refused(size: object) -> None:
 
 @pytest.mark.parametrize(
     ("n_bytes", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (64 * 2**20, "64 MiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (64 * 2**20, "64 MiB"),
+        (2**20 - 1, "1 MiB"),
+        (2**20 - 100, "0.9999 MiB"),
+        (1023 * 2**10, "1023 KiB"),
+        (2**30 - 1, "1 GiB"),
+        (-(2**30) + 1, "-1 GiB"),
+        (10_000 * 2**40, "10000 TiB"),
+    ],
 )
 def test_bytes_are_shown_in_the_largest_fitting_unit(n_bytes: int, text: str) -> None:
     assert format_bytes(n_bytes) == text

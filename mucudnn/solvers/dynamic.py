@@ -169,7 +169,7 @@ class Grid:
         workspaces, levels = _numbered([candidate.workspace_bytes for candidate in fitting])
         self.highest_level = len(workspaces) - 1
         self._tie_bits = max(len(workspaces), batch).bit_length()
-        longest_s = _longest_s(fitting, setups_s, batch)
+        longest_s = _longest_s(fitting, {name: setups_s[name] for name in ids}, batch)
         scale = TickScale.for_sums_up_to(longest_s, _PAIR_BITS - self._tie_bits)
         self._setups = scale.ticks([setups_s[name] for name in reversed(ids)]) << self._tie_bits
         self._sizes = np.array(sizes, dtype=np.int64)

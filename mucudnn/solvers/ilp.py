@@ -101,7 +101,8 @@ def solve_sharing(
         InfeasibleError: even the least workspaces exceed the limit, and the error holds their sum; or a
             site, which it names, has no division at all.
         SolverError: the solver failed, or its answers stayed over the limit.
-        ValueError: `limit_bytes` is negative, or the slowest divisions take no finite time together.
+        ValueError: `limit_bytes` is negative, the slowest divisions take no finite time together, or the
+            largest of each site that fit by themselves 2**63 bytes or more.
     """
     if limit_bytes < 0:
         raise ValueError(f"limit_bytes must not be negative, but got {limit_bytes}.")
@@ -109,7 +110,8 @@ def solve_sharing(
     _check_feasible(offers, limit_bytes)
     if not offers:
         return {}
-    choices = Choices.of(list(offers.values()), limit_bytes)
+    fitting = [[each for each in offer if each.workspace_bytes <= limit_bytes] for offer in offers.values()]
+    choices = Choices.of(fitting, limit_bytes)
     prices = Prices.of(choices)
     answer, status = _answer(choices, prices, solver or default_solver())
     try:
@@ -119,7 +121,7 @@ def solve_sharing(
         if status is not Status.OPTIMAL:
             loss = 1 - prices.lower / choices.time_of(answer)
             _log.warning("Another way to share out the workspace may save time, at most %.2g %%.", 100 * loss)
-    return {key: offers[key][c] for key, c in zip(offers, selection, strict=True)}
+    return {key: offer[c] for key, offer, c in zip(offers, fitting, selection, strict=True)}
 
 
 def _check_feasible(offers: Mapping[Key, Sequence[Division]], limit_bytes: int) -> None:

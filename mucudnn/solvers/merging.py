@@ -19,6 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from mucudnn.division import Division
+from mucudnn.sizes import LARGEST
 from mucudnn.solvers.ticks import FloatArray, IntArray, TickScale
 
 Selection: TypeAlias = tuple[int, ...]
@@ -51,7 +52,14 @@ class Choices:
 
     @classmethod
     def of(cls, fronts: Sequence[Sequence[Division]], limit_bytes: int) -> "Choices":
-        """Return the choices among one front or more, none of them empty."""
+        """Return the choices among one front or more, none of them empty.
+
+        Raises:
+            ValueError: the largest workspaces of all sites add up to more than arrays of integers hold.
+        """
+        largest = sum(max(division.workspace_bytes for division in front) for front in fronts)
+        if largest > LARGEST:
+            raise ValueError(f"Workspaces must add up to at most {LARGEST} bytes, but may to {largest}.")
         shape = len(fronts), max(len(front) for front in fronts)
         ticks, extra_bytes = np.full(shape, np.inf), np.zeros(shape, dtype=np.int64)
         longest_s = sum(max(division.time_s for division in front) for front in fronts)

@@ -164,10 +164,10 @@ def test_under_a_limit_a_row_says_if_only_another_plan_fits() -> None:
 
 def test_the_notes_say_what_fits_and_name_what_never_does() -> None:
     rule = lambda problem: plans_of(1)(problem)[:1] if problem.op is WGRAD else plans_of(1)(problem)  # noqa: E731
-    text = render_forecast(a_forecast(rule, a_layer("conv", dtype="float32")), MIB - 1)
+    text = render_forecast(a_forecast(rule, a_layer("conv", dtype="float32")), MIB - 1024)
 
     assert note(text, "limit") == (
-        "Sites that fit into 1024 KiB with the first-ranked plan undivided: 0; with that of a micro-batch: "
+        "Sites that fit into 1023 KiB with the first-ranked plan undivided: 0; with that of a micro-batch: "
         "0; with a lower-ranked plan only: 2; not at all: 1 (conv wgrad)."
     )
 

@@ -220,3 +220,10 @@ def test_a_table_refuses_a_batch_that_it_does_not_cover(batch: int) -> None:
 
     with pytest.raises(ValueError, match=f"batch must be from 0 to 4, but got {batch}"):
         table.division(batch)
+
+
+def test_a_set_up_of_what_does_not_fit_changes_nothing() -> None:
+    faster, slower = Candidate("b", 1, 1.0, 0), Candidate("a", 1, 2.0, 0)
+    too_large = Candidate("c", 1, 1.0, 10**9, setup_s=1e30)
+
+    assert solve_reuse([faster, slower, too_large], 1, 0) == Division((faster,))

@@ -275,3 +275,9 @@ def test_a_site_without_divisions_is_named() -> None:
         solve_sharing({"layer1 fprop": [whole(1, 0)], "layer4 fprop": []}, 5)
 
     assert (caught.value.limit_bytes, caught.value.least_bytes) == (5, None)
+
+
+def test_what_is_larger_than_the_limit_by_itself_is_left_out_however_large() -> None:
+    offers = {name: [whole(2, 0), whole(1, 2**63)] for name in "abcd"}
+
+    assert solve_sharing(offers, 1000) == {name: whole(2, 0) for name in "abcd"}

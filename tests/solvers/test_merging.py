@@ -53,3 +53,10 @@ def test_too_many_sums_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(TooManySumsError, match=r"^$"):
         best_selection(choices, prices, choices.time_of(prices.cheapest))
+
+
+def test_workspaces_that_add_up_beyond_what_arrays_hold_are_refused() -> None:
+    fronts = [[whole(2, 0), whole(1, 2**61)]] * 4
+
+    with pytest.raises(ValueError, match="must add up to at most 9223372036854775807 bytes"):
+        Choices.of(fronts, 2**63 - 1)
