@@ -1,6 +1,8 @@
 """What the programs' options may be."""
 
 import argparse
+import math
+from pathlib import Path
 
 
 def at_least_one(text: str) -> int:
@@ -14,3 +16,30 @@ def at_least_one(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, but got {number}")
     return number
+
+
+def seconds(text: str) -> float:
+    """Return a number of seconds, which may be without an end.
+
+    Raises:
+        argparse.ArgumentTypeError: it is "nan".
+        ValueError: it is no number.
+    """
+    number = float(text)
+    if math.isnan(number):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, but got {text}")
+    return number
+
+
+def plan_file(text: str) -> Path:
+    """Return where a plan is to be written, with a page beside it of the same name that ends with .html.
+
+    Raises:
+        argparse.ArgumentTypeError: it is a folder, or the page's own name.
+    """
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder")
+    if path.with_suffix(".html") == path:
+        raise argparse.ArgumentTypeError(f"{text} is where the plan is drawn; call the plan otherwise")
+    return path

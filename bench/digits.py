@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from bench.arguments import at_least_one
+from bench.arguments import at_least_one, plan_file
 from bench.differences import Differences
 from bench.steps import TrainingStep, copy_of, differences, digits_step, double, in_float64
 from mucudnn import apply, compare, tune
@@ -75,14 +75,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--store", default=None, help="file of profiles (default: the user's cache)")
     parser.add_argument(
-        "--plan", default="build/digits-plan.json", help="plan to write (default: %(default)s)"
+        "--plan",
+        type=plan_file,
+        default=Path("build/digits-plan.json"),
+        help="plan to write, and pages beside it (default: %(default)s)",
     )
     return parser
 
 
 def _demonstrate(options: argparse.Namespace) -> None:
     check_matplotlib()
-    Path(options.plan).parent.mkdir(parents=True, exist_ok=True)  # before all the work
+    options.plan.parent.mkdir(parents=True, exist_ok=True)  # before all the work
     step = digits_step(options.batch, options.layout == Layout.CHANNELS_LAST)
     _say(
         f"ResNet-18 (32x32), training step on {len(step.images)} handwritten digits, {options.layout}, "
@@ -96,7 +99,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
         tuning_s = time.perf_counter() - start
         measured = store.count() - known
         _say(f"Tuned in {tuning_s:.0f} s: {measured} trials were measured, {known} were known.")
-        _keep(plan, Path(options.plan))
+        _keep(plan, options.plan)
         shown = _with_bases(plan, store)
     _say(render_plan(shown))
     without = sum(each.evidence is None or each.evidence.reference is None for each in plan.assignments)
@@ -106,7 +109,7 @@ def _demonstrate(options: argparse.Namespace) -> None:
             "compare; what runs now is the fastest that fits, and may be SLOWER."
         )
         _say("\n".join(render_notes([("before", text)])))
-    page = Path(options.plan).with_suffix(".html")
+    page = options.plan.with_suffix(".html")
     draw_plan(shown, page)
     _say(f"Drawn, with that table: {page}.")
     patched = copy_of(step)

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bench.arguments import seconds
 from bench.attempts import Attempts
 from bench.gpu.results import slug
 from bench.precision import tf32
@@ -303,7 +304,7 @@ def _parser() -> argparse.ArgumentParser:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", type=_device, default=device, help="(default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="after which nothing new is begun (default: no end)"
+        "--seconds", type=seconds, default=math.inf, help="after which nothing new is begun (default: no end)"
     )
     parser.add_argument(
         "--networks", nargs="+", default=["*"], metavar="PATTERN",

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanFormatError
 from mucudnn.evidence import CallEvidence, Evidence, FrozenEvidence
+from mucudnn.files import write_whole
 from mucudnn.plan_file import OPTIONAL, decode, encode, parse
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
@@ -175,17 +175,7 @@ class Plan:
         Raises:
             OSError: the file cannot be written; the error names `path`.
         """
-        try:
-            if is_device(path):
-                Path(path).write_text(self.to_text(), encoding="utf-8")
-                return
-            target = Path(os.path.realpath(path))
-            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-                draft = Path(folder) / target.name
-                draft.write_text(self.to_text(), encoding="utf-8")
-                draft.replace(target)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        write_whole(path, self.to_text().encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
@@ -248,11 +238,6 @@ def _schema(plan: Plan) -> int:
         return 3
     has_speedups = any(each.evidence and each.evidence.speedups for each in plan.assignments)
     return 2 if plan.calls or has_speedups else 1
-
-
-def is_device(path: str | os.PathLike[str]) -> bool:
-    """Return whether `path` names what is neither a file nor a folder, such as a pipe."""
-    return Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
 
 
 @dataclasses.dataclass(frozen=True)

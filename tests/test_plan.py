@@ -5,6 +5,9 @@ import dataclasses
 import json
 import math
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -254,6 +257,48 @@ def test_a_pipe_without_a_name_is_written_to() -> None:
         assert Plan.from_text(reader.read()) == a_plan()
 
 
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_a_file_that_is_open_already_goes_on_where_it_was(mode: str, tmp_path: Path) -> None:
+    file = tmp_path / "all"
+    with file.open(mode, encoding="utf-8") as opened:
+        opened.write("before\n")
+        opened.flush()
+        a_plan().save(f"/dev/fd/{opened.fileno()}")
+        opened.write("after\n")
+
+    assert file.read_text(encoding="utf-8") == f"before\n{a_plan().to_text()}after\n"
+
+
+def test_standard_output_is_written_behind_what_was_printed(tmp_path: Path) -> None:
+    words = [
+        sys.executable,
+        "-c",
+        "import tests.examples as e; print(1); e.a_plan().save('/dev/stdout'); print(2)",
+    ]
+    with (tmp_path / "all").open("w", encoding="utf-8") as output:
+        subprocess.run(words, stdout=output, check=True)
+
+    assert (tmp_path / "all").read_text(encoding="utf-8") == f"1\n{a_plan().to_text()}2\n"
+
+
+def test_a_plan_in_shared_memory_is_replaced_as_any_other() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for _ in range(2):
+            a_plan().save(f"{folder}/plan.json")
+
+        assert Plan.load(f"{folder}/plan.json") == a_plan()
+
+
+def test_a_plan_that_is_saved_again_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    a_plan().save(path)
+    path.chmod(0o640)
+
+    a_plan().save(path)
+
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
 def test_a_loop_of_links_which_name_nothing_gives_way_to_the_plan(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.symlink_to(other)
@@ -405,6 +450,11 @@ def test_what_a_reader_of_json_stumbles_over_is_refused(text: str, message: str)
         (("assignments", 0, "evidence", "error"), "small", "error must be a number, but got a text"),
         (("assignments", 0, "evidence", "chosen", 0), "0.1", r"chosen\[0\] must be a number, but got a text"),
         (("assignments", 0, "evidence", "chosen", 0), 1e-200, "must be 0 or at least 1e-100 seconds"),
+        (
+            ("assignments", 0, "evidence", "chosen", 2),
+            0,
+            "an upper end above 0, as its median is .*, but got 0",
+        ),
         (("assignments", 0, "evidence", "verdict"), "GOOD", "must be one of FASTER, .* but got 'GOOD'"),
         (("assignments", 0, "evidence"), {}, "evidence must have reference, .* but got nothing"),
         (

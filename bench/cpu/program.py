@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.arguments import seconds
 from bench.commit import commit
 from bench.cpu import results, summary, targets, way_cases
 from bench.cpu.case_run import STEPS, WAYS, CaseRun
@@ -264,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--seconds",
-        type=float,
+        type=seconds,
         default=_SECONDS,
         help="for all processes; 0 writes the results of what is known (default: %(default)s)",
     )

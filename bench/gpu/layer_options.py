@@ -4,6 +4,7 @@ import argparse
 import math
 from pathlib import Path
 
+from bench.arguments import seconds
 from mucudnn.choices import Policy
 
 CASE_SECONDS = 300.0
@@ -32,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     add("--settings", nargs="+", default=["*"], metavar="PATTERN", help="names, as in a shell (default: all)")
     add("--layers", nargs="+", default=["*"], metavar="PATTERN", help="names, as in a shell (default: all)")
     add(
-        "--seconds", type=float, default=math.inf,
+        "--seconds", type=seconds, default=math.inf,
         help="after which no case is begun; the last one may take --case-seconds more (default: no end)",
     )  # fmt: skip
     add(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from bench.arguments import seconds
 from bench.gpu import (
     capture,
     device,
@@ -192,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", type=int, default=0, help="the card's number (default: %(default)s)")
     parser.add_argument("--output", default=None, help="folder (default: bench/results/ and the card's name)")
     parser.add_argument(
-        "--seconds", type=float, default=_SECONDS, help="for all sections (default: %(default)s)"
+        "--seconds", type=seconds, default=_SECONDS, help="for all sections (default: %(default)s)"
     )
     parser.add_argument(
         "--only",

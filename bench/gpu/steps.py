@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from bench.arguments import seconds
 from bench.commit import commit
 from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
@@ -354,7 +355,7 @@ def _parser() -> argparse.ArgumentParser:
         "--limit", nargs="+", default=["64MiB"], help="of workspace, one or several (default: 64MiB)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="after which nothing new is begun (default: no end)"
+        "--seconds", type=seconds, default=math.inf, help="after which nothing new is begun (default: no end)"
     )
     parser.add_argument("--networks", nargs="+", default=["*"], metavar="PATTERN", help="(default: all)")
     parser.add_argument("--settings", nargs="+", default=["*"], metavar="PATTERN", help="(default: all)")

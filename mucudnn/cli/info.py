@@ -11,6 +11,7 @@ from mucudnn.cli.cudnn import version_of
 from mucudnn.cli.options import FILE, json_option
 from mucudnn.cli.output import print_json
 from mucudnn.errors import BackendError, StoreError
+from mucudnn.files import write_whole
 from mucudnn.intervals import Estimate
 from mucudnn.profile import Environment
 from mucudnn.profiling.replay import numbered
@@ -195,4 +196,4 @@ def _export_device(file: str) -> None:
     if file == _STANDARD_OUTPUT:
         click.echo(text)
     else:
-        Path(file).write_text(f"{text}\n", encoding="utf-8")
+        write_whole(file, f"{text}\n".encode())

@@ -8,7 +8,7 @@ import click
 
 from mucudnn.choices import Policy
 from mucudnn.errors import OptionError, SizeError
-from mucudnn.plan import is_device
+from mucudnn.files import is_device
 from mucudnn.report import checked_kind
 from mucudnn.sizes import parse_bytes
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mucudnn.errors import OptionError
+from mucudnn.files import write_whole
 from mucudnn.intervals import CONFIDENCE, Estimate
 from mucudnn.sizes import format_bytes
 
@@ -129,7 +130,7 @@ def check_matplotlib() -> None:
 def save(
     draw: Callable[[], "Figure"], path: str | os.PathLike[str], title: str, text: Callable[[], str]
 ) -> None:
-    """Draw into a file: a picture, or a page that has a text as well and needs no other file.
+    """Draw into a file, whole or not at all: a picture, or a page with a text that needs no other file.
 
     Args:
         draw: makes the figure.
@@ -143,11 +144,11 @@ def save(
     """
     kind = checked_kind(path)
     if kind != _PAGE:
-        Path(path).write_bytes(image(draw, kind))
+        write_whole(path, image(draw, kind))
         return
     picture = image(draw, ".svg").decode()
     picture, told = picture[picture.index("<svg") :], html.escape(text())
-    Path(path).write_text(_HTML.format(title=html.escape(title), picture=picture, text=told), "utf-8")
+    write_whole(path, _HTML.format(title=html.escape(title), picture=picture, text=told).encode())
 
 
 def image(draw: Callable[[], "Figure"], kind: str) -> bytes:

@@ -1,6 +1,7 @@
 """Plans as pictures."""
 
 import dataclasses
+import errno
 import html
 import re
 import sys
@@ -411,3 +412,23 @@ def test_a_shared_limit_is_drawn_as_that_of_a_sum(tmp_path: Path) -> None:
     assert legend(figure.subfigs[0])[-1] == "limit of all together, 8 MiB"
     assert below.get_suptitle().startswith("What a smaller share would cost")
     assert all(line.get_linestyle() != "--" for line in below.axes[0].lines)
+
+
+@pytest.mark.parametrize("kind", ["svg", "html"])
+def test_a_picture_that_cannot_be_written_leaves_the_former_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_path: Path, _content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    page = tmp_path / f"plan.{kind}"
+    draw_plan(a_mixed_plan(), page)
+    former = page.read_bytes()
+    monkeypatch.setattr(Path, "write_bytes", fail)
+
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        draw_plan(a_plan(), page)
+
+    assert raised.value.filename == str(page)
+    assert page.read_bytes() == former
+    assert [*tmp_path.iterdir()] == [page]

@@ -1,0 +1,64 @@
+"""Files that are written whole or not at all."""
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+_STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)", re.ASCII)
+
+
+def is_device(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` names what cannot be replaced: a pipe, say, or what this process has open."""
+    if _descriptor(path) is not None:
+        return True
+    return Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir())
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file, whole or not at all; through a link to what it names, which keeps its permissions.
+
+    Its folder must be writable. What is no file, such as a pipe, is written to as it is, and what this
+    process has open, such as /dev/stdout, goes on where it was.
+
+    Raises:
+        OSError: the file cannot be written; the error names `path`.
+    """
+    try:
+        descriptor = _descriptor(path)
+        if descriptor is not None:
+            _write_on(descriptor, content)
+        elif is_device(path):
+            Path(path).write_bytes(content)
+        else:
+            _replace(Path(os.path.realpath(path)), content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _descriptor(path: str | os.PathLike[str]) -> int | None:
+    """Return the number of the open file that a path stands for, or None if it stands for none."""
+    name = os.fspath(path)
+    found = _DESCRIPTOR.fullmatch(name)
+    return int(found[1]) if found else _STREAMS.get(name)
+
+
+def _write_on(descriptor: int, content: bytes) -> None:
+    for stream in (sys.stdout, sys.stderr):  # what was printed before comes before
+        if stream is not None:
+            stream.flush()
+    with os.fdopen(os.dup(descriptor), "wb") as opened:
+        opened.write(content)
+
+
+def _replace(target: Path, content: bytes) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        draft = Path(folder) / target.name
+        draft.write_bytes(content)
+        with contextlib.suppress(OSError):  # as where there is none
+            shutil.copymode(target, draft)
+        draft.replace(target)
