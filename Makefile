@@ -74,7 +74,7 @@ TRAINING_S ?= 120
 TESTS_S ?= 110
 gpu_tests = PYTHONUNBUFFERED=1 timeout --foreground --signal=INT --kill-after=10 $$(($(1) + 20)) \
 	$(GPU)/bin/python -m pytest -m gpu --require-gpu -v --tb=short --junitxml=$(GPU)/$(2).xml \
-	-o session_timeout=$(1) -o timeout=40 -o timeout_method=signal -o faulthandler_timeout=30 -W default $(3)
+	-o session_timeout=$(1) -o timeout=60 -o timeout_method=signal -o faulthandler_timeout=30 -W default $(3)
 
 $(GPU)/ready: bench/gpu/install.py
 	@$(PYTHON) -m bench.gpu.install $(GPU) $(WHEELS)

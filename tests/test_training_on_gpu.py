@@ -83,6 +83,22 @@ def divided_by_hand(twin: nn.Module, images: Tensor) -> nn.Module:
     return mucudnn.apply(copy.deepcopy(twin), plan)
 
 
+@pytest.mark.timeout(110)  # it tunes three convolutions, some 400 trials, before others have loaded anything
+def test_a_patched_model_trains_as_its_twin_does() -> None:
+    model = network()
+    twin = copy.deepcopy(model)
+    sample = torch.randn(BATCH, 3, 16, 16, device="cuda")
+    with tf32(is_allowed=False):
+        mucudnn.optimize(model, "16MiB", sample)
+
+        losses, expected = train(model, 3), train(twin, 3)
+
+    assert losses == pytest.approx(expected, rel=1e-4)
+    for name, value in twin.state_dict().items():
+        # After three steps of rate 0.01 roundings of 1e-6 are still far below this.
+        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_transposed_convolutions_are_divided(rank: int) -> None:
     torch.manual_seed(0)
@@ -93,7 +109,7 @@ def test_transposed_convolutions_are_divided(rank: int) -> None:
         assert_same_step(divided_by_hand(twin, images), twin, images)
 
 
-@pytest.mark.timeout(60)  # a compiler starts
+@pytest.mark.timeout(100)  # a compiler starts
 @pytest.mark.parametrize(
     ("dtype", "order"),
     [(torch.float32, torch.contiguous_format), (torch.bfloat16, torch.channels_last)],
@@ -120,7 +136,7 @@ def test_a_compiled_model_is_one_graph_of_divided_convolutions(
     assert len(ran) == 4
 
 
-@pytest.mark.timeout(60)  # a compiler starts
+@pytest.mark.timeout(100)  # a compiler starts
 def test_what_a_compiler_captures_by_itself_leaves_divided_convolutions_out() -> None:
     torch.manual_seed(0)
     layers = [nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()]
@@ -137,19 +153,3 @@ def test_what_a_compiler_captures_by_itself_leaves_divided_convolutions_out() ->
     counted = counters["inductor"]
     assert counted["cudagraph_partitions"] > before.get("cudagraph_partitions", 0)
     assert counted["cudagraph_skips"] == before.get("cudagraph_skips", 0)
-
-
-@pytest.mark.timeout(110)  # it tunes three convolutions, some 200 trials
-def test_a_patched_model_trains_as_its_twin_does() -> None:
-    model = network()
-    twin = copy.deepcopy(model)
-    sample = torch.randn(BATCH, 3, 16, 16, device="cuda")
-    with tf32(is_allowed=False):
-        mucudnn.optimize(model, "16MiB", sample)
-
-        losses, expected = train(model, 3), train(twin, 3)
-
-    assert losses == pytest.approx(expected, rel=1e-4)
-    for name, value in twin.state_dict().items():
-        # After three steps of rate 0.01 roundings of 1e-6 are still far below this.
-        torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-3, atol=1e-4)

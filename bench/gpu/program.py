@@ -86,6 +86,9 @@ EXTRA = (
 _SECONDS = 240.0
 """The tests that `make gpu` runs before take their time too; all of it should end within nine minutes."""
 
+_LEAST_S = 10.0
+"""Of a section, however long those before it took."""
+
 PATIENCE_S = 60.0
 """By how much a section may pass its time before it is taken to hang."""
 
@@ -122,7 +125,7 @@ def measure(
         ground: the card.
         sections: in the order in which they run.
         folder: of the results.
-        seconds: for all of them; what one leaves is for the later ones.
+        seconds: for all of them; what one leaves is for the later ones, each of which has at least ten.
         restart: runs the sections of these names, with these seconds before them, in a new process.
     """
     for section in sections:
@@ -131,7 +134,7 @@ def measure(
     for number, section in enumerate(sections):
         left = seconds - (time.perf_counter() - start)
         share = section.share / sum(each.share for each in sections[number:])
-        _run(ground, section, folder, max(left * share, 1.0))
+        _run(ground, section, folder, max(left * share, _LEAST_S))
         if not is_alive(ground) and sections[number + 1 :]:
             _say("The card works no more in this process; what is left runs in a new one.")
             left = seconds - (time.perf_counter() - start)

@@ -13,6 +13,8 @@ from bench.gpu.trials import checked_in_parts
 from bench.precision import tf32
 from mucudnn.backends import Backend, backend_of
 from mucudnn.backends.cudnn import compiler
+from mucudnn.backends.cudnn.backend import CudnnBackend
+from mucudnn.backends.cudnn.constants import NumericalNote
 from mucudnn.backends.cudnn.devices import live_device
 from mucudnn.backends.cudnn.engines import Enumerator
 from mucudnn.backends.cudnn.footprint import TorchAllocator
@@ -217,6 +219,17 @@ def test_the_card_describes_itself_for_lists_without_it() -> None:
     assert listed
 
 
+ROUNDED = 0.1
+"""Of sums of some thousand products in 16 bits, which the tuner may refuse; what was there before is NaN."""
+
+
+def adds_in_16_bits(backend: Backend, problem: ConvProblem, algorithm: str) -> bool:
+    """Tell whether cuDNN says of an engine that it rounds the sums on the way."""
+    assert isinstance(backend, CudnnBackend)
+    engine = backend.engine(problem, algorithm)
+    return engine is not None and NumericalNote.REDUCED_PRECISION_REDUCTION.name in engine.notes
+
+
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("op", ConvOp)
@@ -233,7 +246,11 @@ def test_beta_0_overwrites_nan_and_beta_1_adds(
 
     seen = {algorithm: checked_in_parts(stand, algorithm) for algorithm in algorithms}
 
-    assert [each for each in algorithms if seen[each].error > backend.error_bound(problem, each)] == []
+    rounded = {name for name in algorithms if adds_in_16_bits(backend, problem.part(PART), name)}
+    assert [
+        each for each in {*algorithms} - rounded if not seen[each].error <= backend.error_bound(problem, each)
+    ] == []
+    assert [each for each in rounded if not seen[each].error <= ROUNDED] == []
     assert [each for each in algorithms if not seen[each].is_guard_intact] == []
 
 

@@ -36,26 +36,6 @@ def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
         yield made
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_uneven_parts_of_an_engine_are_right_with_their_gradients(ground: Ground, cell: Cell) -> None:
-    given = operands_for(cell.problem, ground.card.device)
-    with ground.precision(cell.allow_tf32):
-        results = results_of(divided(ground.backend, cell.problem), given)
-
-        assert_right(ground.backend, cell.problem, given, results)
-
-
-@pytest.mark.parametrize("cell", FEW, ids=str)
-def test_they_are_on_a_side_stream(ground: Ground, cell: Cell) -> None:
-    given = operands_for(cell.problem, ground.card.device)
-    with ground.precision(cell.allow_tf32):
-        layer = divided(ground.backend, cell.problem)
-        with ground.side_stream():
-            results = results_of(layer, given)
-
-        assert_right(ground.backend, cell.problem, given, results)
-
-
 def packed(results: Results) -> Tensor:
     return torch.cat([result.flatten() for result in results])
 
@@ -80,3 +60,23 @@ def test_both_passes_are_captured_in_a_graph_and_replayed_on_new_values(ground: 
         ground.card.clock()
 
         assert_right(ground.backend, cell.problem, given, unpacked(values, warm))
+
+
+@pytest.mark.parametrize("cell", FEW, ids=str)
+def test_uneven_parts_are_right_on_a_side_stream(ground: Ground, cell: Cell) -> None:
+    given = operands_for(cell.problem, ground.card.device)
+    with ground.precision(cell.allow_tf32):
+        layer = divided(ground.backend, cell.problem)
+        with ground.side_stream():
+            results = results_of(layer, given)
+
+        assert_right(ground.backend, cell.problem, given, results)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_uneven_parts_of_an_engine_are_right_with_their_gradients(ground: Ground, cell: Cell) -> None:
+    given = operands_for(cell.problem, ground.card.device)
+    with ground.precision(cell.allow_tf32):
+        results = results_of(divided(ground.backend, cell.problem), given)
+
+        assert_right(ground.backend, cell.problem, given, results)

@@ -1,7 +1,7 @@
 """What the driver tells of a card: clocks, temperature, and memory that no allocator sees."""
 
 import contextlib
-from collections.abc import Iterator
+import functools
 from typing import Any
 
 import pynvml
@@ -12,7 +12,8 @@ UNKNOWN = "unknown"
 
 def driver_version() -> str:
     """Return the driver's version, or "unknown" where NVML does not tell."""
-    with contextlib.suppress(pynvml.NVMLError), _session():
+    with contextlib.suppress(pynvml.NVMLError):
+        _open()
         return str(pynvml.nvmlSystemGetDriverVersion())
     return UNKNOWN
 
@@ -24,7 +25,8 @@ def conditions(index: int) -> dict[str, str]:
         index: the card's number, as PyTorch counts.
     """
     facts: dict[str, str] = {}
-    with contextlib.suppress(pynvml.NVMLError), _session():
+    with contextlib.suppress(pynvml.NVMLError):
+        _open()
         card = _card(index)
         facts["SM clock"] = f"{pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM)} MHz"
         facts["memory clock"] = f"{pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_MEM)} MHz"
@@ -35,7 +37,8 @@ def conditions(index: int) -> dict[str, str]:
 
 def used_bytes(index: int) -> int | None:
     """Return the bytes of a card's memory that are in use, by whomever; None where NVML does not tell."""
-    with contextlib.suppress(pynvml.NVMLError), _session():
+    with contextlib.suppress(pynvml.NVMLError):
+        _open()
         return int(pynvml.nvmlDeviceGetMemoryInfo(_card(index)).used)
     return None
 
@@ -49,10 +52,7 @@ def _card(index: int) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(index)
 
 
-@contextlib.contextmanager
-def _session() -> Iterator[None]:
+@functools.cache
+def _open() -> None:
+    """Have NVML ready, as long as this process lives: to open it takes tens of milliseconds."""
     pynvml.nvmlInit()
-    try:
-        yield
-    finally:
-        pynvml.nvmlShutdown()
