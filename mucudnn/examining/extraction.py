@@ -305,9 +305,8 @@ class _Recorder:
 
     def _note(self, call: Call) -> None:
         image, weight, bias, _ = call
-        if not (
-            isinstance(image, Tensor) and isinstance(weight, Tensor)
-        ):  # PyTorch's own says what is wrong, right after this
+        are_tensors = isinstance(image, Tensor) and isinstance(weight, Tensor)
+        if not are_tensors:  # PyTorch's own says what is wrong, right after this
             return
         dtype = autocast_dtype(image.device)
         if dtype is not None:

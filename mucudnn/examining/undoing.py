@@ -226,13 +226,15 @@ def _leading(roots: Sequence[object], tensors: Iterable[Tensor]) -> set[int]:
 def _put_back(container: Any, former: Container) -> None:
     """Have a container hold again what it held."""
     if isinstance(former, dict):
-        kind: Any = (
-            OrderedDict if issubclass(type(container), OrderedDict) else dict
-        )  # which keeps an order beside
+        # Which keeps an order of its own beside the dict's.
+        kind: Any = OrderedDict if issubclass(type(container), OrderedDict) else dict
+        is_in_order = [*kind.keys(container)] == [*former]
         for key in [*dict.keys(container)]:
             if key not in former:
                 kind.pop(container, key, None)
         for key, value in former.items():
+            if not is_in_order:  # what is put in again is the last
+                kind.pop(container, key, None)
             if dict.get(container, key, container) is not value:
                 kind.__setitem__(container, key, value)
     elif [*map(id, _inside(container))] == [*map(id, former)]:

@@ -390,3 +390,16 @@ def test_a_generator_of_the_model_s_own_does_not_go_on() -> None:
     before = generator.get_state()
     extract(Keeper(lambda _, image: image + torch.rand(1, generator=generator)), torch.randn(2, 3, 4, 4))
     assert torch.equal(generator.get_state(), before)
+
+
+def test_the_order_of_what_came_last_is_put_back() -> None:
+    def way(keeper: Keeper, image: Tensor) -> Tensor:
+        keeper.sizes.popitem(last=False)
+        keeper.sizes[image.shape] = 0
+        return image
+
+    model = Keeper(way)
+    model.sizes.update({torch.Size([number]): number for number in range(3)})
+    extract(model, torch.randn(2, 3, 4, 4))
+
+    assert [*model.sizes.items()] == [(torch.Size([number]), number) for number in range(3)]
