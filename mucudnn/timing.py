@@ -245,7 +245,9 @@ def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _St
     """Warm `call` up; return the least power of two of calls that fills a span, and the fastest such span.
 
     The first run, which may build or load what it needs, is no span. The fastest of the spans decides, so
-    that one disturbance does not make all later spans too short.
+    that one disturbance does not make all later spans too short. From a span that is too short follows how
+    many calls would do if all of it were calls; waiting for a device is in it too, so that they may not yet,
+    and are never too many.
     """
     call()
     calls = 1
@@ -253,7 +255,8 @@ def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _St
         fastest_ns = min(stopwatch.span_ns(call, calls) for _ in range(rule.warmups))
         if fastest_ns >= rule.min_span_ns or calls >= _MOST_CALLS:
             return calls, fastest_ns
-        calls *= 2
+        lacking = math.ceil(rule.min_span_ns / fastest_ns)  # at least 2
+        calls = min(calls * 2 ** (lacking - 1).bit_length(), _MOST_CALLS)
 
 
 def _time_once(runners: Iterable[_Runner], order: random.Random, stopwatch: _Stopwatch) -> None:

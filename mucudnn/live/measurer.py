@@ -36,6 +36,12 @@ from mucudnn.profiling.outcome import Outcome
 from mucudnn.sizes import format_exactly
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
 
+_COARSE = 5
+"""By how much shorter spans of set-ups are, and how much wider their intervals may be, than those of parts.
+
+They are paid once, and most are nothing at all; to tell that exactly took half of the time of a card.
+"""
+
 
 class LiveMeasurer:
     """Measures on the device of a backend.
@@ -67,6 +73,11 @@ class LiveMeasurer:
         self.measured = 0
         self._backend = backend
         self._profiling = _with_span(profiling, backend.least_span_ns)
+        self._setting_up = dataclasses.replace(
+            self._profiling,
+            precision=_COARSE * self._profiling.precision,
+            min_span_ns=max(self._profiling.min_span_ns // _COARSE, profiling.min_span_ns),
+        )
         self._confirming = _with_span(confirming, backend.least_span_ns)
         self._clock = backend.clock if clock is None else clock
         self._neighbours = backend.neighbours()
@@ -348,29 +359,25 @@ class LiveMeasurer:
         then knows it. PyTorch's own alone has none, which is how a recording tells it from the others.
         """
         last = LastTrial()
-        entrants: dict[tuple[str, Trial], Entrant] = {}
-        set_ups: dict[str, Trial] = {}
+        parts: dict[Trial, Entrant] = {}
+        set_ups: dict[str, Entrant] = {}
         for trial, run in runs.items():
             workspace = records[trial].workspace_bytes or 0
-            entrants["part", trial] = Entrant(
-                last.remembered(trial, run.part), trial.problem.batch, workspace
-            )
-            if trial.algorithm != self.own:
-                set_ups.setdefault(trial.algorithm, trial)
-        for algorithm, trial in set_ups.items():
-            entrants["setup", trial] = Entrant(
-                last.remembered(trial, runs[trial].setup), ("setup", algorithm), 0
-            )
+            parts[trial] = Entrant(last.remembered(trial, run.part), trial.problem.batch, workspace)
+            if trial.algorithm != self.own and trial.algorithm not in set_ups:
+                set_ups[trial.algorithm] = Entrant(last.remembered(trial, run.setup), trial.algorithm, 0)
         with last.blamed():
-            times = self._neighbours.undisturbed(
-                lambda: race(entrants, self._profiling, self._clock, before=before)
+            times, set_up_times = self._neighbours.undisturbed(
+                lambda: (
+                    race(parts, self._profiling, self._clock, before=before),
+                    race(set_ups, self._setting_up, self._clock, before=before),
+                )
             )
-        measured_set_ups = {algorithm: times["setup", trial] for algorithm, trial in set_ups.items()}
         return {
             trial: dataclasses.replace(
                 records[trial],
-                times=times["part", trial],
-                setup=measured_set_ups.get(trial.algorithm),
+                times=times[trial],
+                setup=set_up_times.get(trial.algorithm),
                 is_deterministic=self._backend.is_deterministic(trial.problem, trial.algorithm),
             )
             for trial in runs

@@ -103,7 +103,7 @@ def test_a_division_that_may_or_may_not_be_faster_does_not() -> None:
     evidence = plan.assignments[0].evidence
     assert _keys(plan) == ["scripted:own@8*1"]
     assert evidence is not None
-    assert [key for key, _ in evidence.rejected] == ["scripted:rival@4*2"]
+    assert [key.partition("@")[0] for key, _ in evidence.rejected] == ["scripted:rival"]
 
 
 def test_an_undivided_algorithm_that_is_faster_replaces_pytorchs_own() -> None:
