@@ -11,11 +11,14 @@ _RESULTS = ":(exclude)bench/results"
 
 
 def commit(root: Path = _ROOT) -> str:
-    """Return the commit checked out at `root`, with "-dirty" if its sources were changed; else "unknown".
+    """Return the commit that the environment's MUCUDNN_COMMIT says, else the one checked out at `root`.
 
-    A copy of the sources within another repository, or without one, is of the commit that the environment's
-    MUCUDNN_COMMIT says, if it says any.
+    Whoever says it knows better: a copy of the sources may lie within another repository, or over an older
+    commit of its own. A checked-out one has "-dirty" behind it if its sources were changed; without a
+    repository it is "unknown".
     """
+    if told := os.environ.get("MUCUDNN_COMMIT"):
+        return told
     try:
         if Path(_git(root, "rev-parse", "--show-toplevel")).resolve() == root.resolve():
             name = _git(root, "describe", "--always", "--abbrev=12", "--exclude=*")
@@ -23,7 +26,7 @@ def commit(root: Path = _ROOT) -> str:
             return f"{name}-dirty" if changed else name
     except (OSError, subprocess.CalledProcessError):
         pass
-    return os.environ.get("MUCUDNN_COMMIT", "unknown")
+    return "unknown"
 
 
 def _git(root: Path, *arguments: str) -> str:
