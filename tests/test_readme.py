@@ -51,9 +51,10 @@ def test_the_second_program_compares_a_step_and_shows_what_came_of_it(
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_the_recording_answers_as_it_is_asked() -> None:
-    (command,) = re.findall(r"^    mucudnn (.* --backend replay:.*)$", TEXT, re.MULTILINE)
-
+@pytest.mark.parametrize(
+    "command", re.findall(r"^    mucudnn (.* --backend replay:.*)$", TEXT, re.MULTILINE), ids=["xeon", "h200"]
+)
+def test_the_recordings_answer_as_they_are_asked(command: str) -> None:
     result = CliRunner().invoke(main, shlex.split(command))
 
     assert result.exit_code == 0, result.stderr

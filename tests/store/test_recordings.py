@@ -9,6 +9,7 @@ import torch
 import mucudnn
 from bench.networks import resnet18
 from bench.ship import MOST_BYTES, main, ship
+from bench.workloads import NETWORKS
 from mucudnn import recordings
 from mucudnn.errors import StoreError
 from mucudnn.plan import Plan
@@ -124,8 +125,8 @@ def test_a_name_that_no_file_can_have_is_refused(package: Path) -> None:
         replayed(300 * "a")
 
 
-def test_recordings_of_two_processors_come_with_the_package() -> None:
-    assert {"epyc", "xeon"} <= set(shipped())
+def test_recordings_of_two_processors_and_a_card_come_with_the_package() -> None:
+    assert {"epyc", "xeon", "h200"} <= set(shipped())
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -157,6 +158,28 @@ def test_the_demonstration_is_replayed_in_both_modes_and_layouts_and_by_both_sol
     assert plans[0].workspace_bytes <= parse_bytes(limit)
     assert len({plan.to_text() for plan in plans}) == 1
     assert not all(is_kept(each) for each in plans[0].assignments)
+
+
+CARD_NETWORKS = {each.name: each for each in NETWORKS}
+
+
+@pytest.mark.parametrize("network", ["resnet18", "unet3d", "alexnet"])
+@pytest.mark.parametrize(
+    ("mode", "limit"), [("reuse", "8MiB"), ("reuse", "64MiB"), ("reuse", "512MiB"), ("sharing", "512MiB")]
+)
+def test_what_a_card_measured_is_replayed_without_one_in_both_modes_and_by_both_solvers(
+    mode: str, limit: str, network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = CARD_NETWORKS[network]
+    model, sample = workload.build(), torch.zeros(workload.shape)
+    plans = []
+    for solver in (solve_with_highs, solve_with_cbc)[: 1 + (mode == "sharing")]:  # reuse needs none
+        monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
+        plans.append(mucudnn.tune(model, sample, limit, mode=mode, backend="replay:h200", progress=False))
+
+    assert plans[0].workspace_bytes <= parse_bytes(limit)
+    assert len({plan.to_text() for plan in plans}) == 1
+    assert any(each.startswith("cudnn:eng") for each in algorithms_of(plans[0]))
 
 
 @pytest.mark.parametrize("name", ["epyc", "xeon"])
