@@ -88,6 +88,32 @@ def test_a_disturbed_warm_up_does_not_make_spans_too_short() -> None:
     assert measurement.calls == 512
 
 
+def test_a_span_is_filled_in_two_steps_and_not_by_doubling() -> None:
+    world = World()
+
+    measurement = _timed(world, 1_000, looks=(6,), min_span_ns=1_000_000, warmups=2)
+
+    assert measurement.calls == 1024
+    assert len(world.ran) == 1 + 2 * (1 + 1024) + 6 * 1024
+
+
+@pytest.mark.parametrize("call_ns", [100, 700, 1_000, 30_000, 999_999, 1_000_000])
+def test_a_span_that_waits_for_a_device_still_has_the_fewest_calls_that_fill_it(call_ns: int) -> None:
+    world = World()
+    wait_ns = 5_000
+
+    def clock() -> int:  # whoever asks waits for the device, and half of it is in either end of a span
+        world.now_ns += wait_ns
+        return world.now_ns
+
+    entrant = Entrant(world.call("it", call_ns), rivals=0, workspace_bytes=0)
+    rule = SamplingRule(looks=(6,), precision=0.02, min_span_ns=1_000_000)
+    calls = race({"it": entrant}, rule, clock)["it"].calls
+
+    assert wait_ns + calls * call_ns >= rule.min_span_ns
+    assert calls == 1 or wait_ns + calls // 2 * call_ns < rule.min_span_ns
+
+
 def test_a_clock_that_stands_still_ends() -> None:
     measurement = _timed(World(), 0, looks=(6,))
 

@@ -134,3 +134,15 @@ def test_a_failure_that_shows_when_the_device_is_waited_for_is_that_of_who_ran_l
     assert own.times is not None
     assert fast.refusal is not None
     assert (fast.refusal.kind, fast.refusal.reason) == (RefusalKind.FAILED, "an illegal address")
+
+
+def test_a_set_up_is_timed_in_shorter_spans_than_a_part() -> None:
+    backend = ScriptedBackend({"fast": Recipe(rate(0.05 * MS), setup_ns=0.01 * MS)})
+    backend.least_span_ns = 2 * MS
+
+    (record,) = LiveMeasurer(backend).measure(PROBLEM, [Trial(PROBLEM.part(2), NAMES[1], whole=False)], LIMIT)
+
+    assert record.times is not None
+    assert record.setup is not None
+    assert record.times.calls == 16  # of 0.1 ms, which fill 1 ms
+    assert record.setup.calls == 32  # of 0.01 ms, which fill a fifth of that
