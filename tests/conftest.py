@@ -1,5 +1,6 @@
 """What holds for every test: no deadlines, no test touches the user's store, nothing is skipped unsaid."""
 
+import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -140,6 +141,15 @@ def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(run, "winner", quickest)
     monkeypatch.setattr(run.Tuning, "_is_worth_it", lambda *_: True)
+
+
+@pytest.fixture(scope="module")
+def few_to_collect() -> Iterator[None]:
+    """For modules whose programs often collect garbage: not among all tests, which takes half a second."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

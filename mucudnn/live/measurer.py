@@ -353,7 +353,7 @@ class LiveMeasurer:
     def _raced(
         self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]
     ) -> dict[Trial, Record]:
-        """Race all runs against one another, and time each algorithm's set-up beside them.
+        """Race all runs against one another, then time each algorithm's set-up, more coarsely.
 
         The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
         then knows it. PyTorch's own alone has none, which is how a recording tells it from the others.
