@@ -13,9 +13,9 @@ _RESULTS = ":(exclude)bench/results"
 def commit(root: Path = _ROOT) -> str:
     """Return the commit that the environment's MUCUDNN_COMMIT says, else the one checked out at `root`.
 
-    Whoever says it knows better: a copy of the sources may lie within another repository, or over an older
-    commit of its own. A checked-out one has "-dirty" behind it if its sources were changed; without a
-    repository it is "unknown".
+    What it says comes first, as a copy of the sources may lie within another repository, or over an older
+    commit of its own; it is for such copies only. A checked-out one has "-dirty" behind it if its sources
+    were changed; without a repository it is "unknown".
     """
     if told := os.environ.get("MUCUDNN_COMMIT"):
         return told

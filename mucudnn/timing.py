@@ -42,6 +42,9 @@ true quotient in up to 9 % of thousands of simulated comparisons.
 _MOST_CALLS = 2**16
 """Most calls in a span, whatever the clock says: a clock that stands still ends here."""
 
+_MOST_MORE_CALLS = 64
+"""How many times as many calls as in a span that was too short are in the next one."""
+
 
 _MOST_SPANS_AT_ONCE = 8
 """How many times as many calls as fill its span a call has to run in one, for rivals that are far shorter."""
@@ -246,8 +249,8 @@ def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _St
 
     The first run, which may build or load what it needs, is no span. The fastest of the spans decides, so
     that one disturbance does not make all later spans too short. From a span that is too short follows how
-    many calls would do if all of it were calls; waiting for a device is in it too, so that they may not yet,
-    and are never too many.
+    many calls would do if all of it were calls. Waiting for a device is in it too, so they may not yet do;
+    and a coarse clock may see nothing of it, so at most 64 times as many are next.
     """
     call()
     calls = 1
@@ -255,7 +258,7 @@ def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _St
         fastest_ns = min(stopwatch.span_ns(call, calls) for _ in range(rule.warmups))
         if fastest_ns >= rule.min_span_ns or calls >= _MOST_CALLS:
             return calls, fastest_ns
-        lacking = math.ceil(rule.min_span_ns / fastest_ns)  # at least 2
+        lacking = min(math.ceil(rule.min_span_ns / fastest_ns), _MOST_MORE_CALLS)  # at least 2
         calls = min(calls * 2 ** (lacking - 1).bit_length(), _MOST_CALLS)
 
 

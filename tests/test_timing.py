@@ -88,13 +88,13 @@ def test_a_disturbed_warm_up_does_not_make_spans_too_short() -> None:
     assert measurement.calls == 512
 
 
-def test_a_span_is_filled_in_two_steps_and_not_by_doubling() -> None:
+def test_a_span_is_filled_in_few_steps_and_not_by_doubling() -> None:
     world = World()
 
     measurement = _timed(world, 1_000, looks=(6,), min_span_ns=1_000_000, warmups=2)
 
     assert measurement.calls == 1024
-    assert len(world.ran) == 1 + 2 * (1 + 1024) + 6 * 1024
+    assert len(world.ran) == 1 + 2 * (1 + 64 + 1024) + 6 * 1024
 
 
 @pytest.mark.parametrize("call_ns", [100, 700, 1_000, 30_000, 999_999, 1_000_000])
@@ -112,6 +112,17 @@ def test_a_span_that_waits_for_a_device_still_has_the_fewest_calls_that_fill_it(
 
     assert wait_ns + calls * call_ns >= rule.min_span_ns
     assert calls == 1 or wait_ns + calls // 2 * call_ns < rule.min_span_ns
+
+
+def test_a_coarse_clock_that_sees_nothing_of_a_call_does_not_make_spans_of_minutes() -> None:
+    world = World()
+    tick_ns = 15 * MS
+
+    entrant = Entrant(world.call("it", MS), rivals=0, workspace_bytes=0)
+    rule = SamplingRule(looks=(6,), precision=0.02)
+    calls = race({"it": entrant}, rule, lambda: world.now_ns // tick_ns * tick_ns)["it"].calls
+
+    assert calls <= 64
 
 
 def test_a_clock_that_stands_still_ends() -> None:

@@ -193,7 +193,10 @@ class Backend(Protocol):
 
     @property
     def least_span_ns(self) -> int:
-        """Nanoseconds of a timed span against which reading the clock is little."""
+        """Nanoseconds of a timed span against which reading the clock is little.
+
+        Candidates are timed in spans half as long: what wins is timed again.
+        """
 
     @property
     def alignment_bytes(self) -> int:

@@ -37,9 +37,9 @@ from mucudnn.sizes import format_exactly
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
 
 _COARSE = 5
-"""By how much shorter spans of set-ups are, and how much wider their intervals may be, than those of parts.
+"""How many times as short spans of set-ups are on a card, and as wide their intervals, as those of parts.
 
-They are paid once, and most are nothing at all; to tell that exactly took half of the time of a card.
+They are paid once, and most are nothing at all there; to tell that exactly took half of its time.
 """
 
 
@@ -73,10 +73,11 @@ class LiveMeasurer:
         self.measured = 0
         self._backend = backend
         self._profiling = _with_span(profiling, backend.least_span_ns // 2)  # what wins is confirmed
+        coarse = _COARSE if self._profiling.min_span_ns > profiling.min_span_ns else 1
         self._setting_up = dataclasses.replace(
             self._profiling,
-            precision=_COARSE * self._profiling.precision,
-            min_span_ns=max(self._profiling.min_span_ns // _COARSE, profiling.min_span_ns),
+            precision=coarse * self._profiling.precision,
+            min_span_ns=max(self._profiling.min_span_ns // coarse, profiling.min_span_ns),
         )
         self._confirming = _with_span(confirming, backend.least_span_ns)
         self._clock = backend.clock if clock is None else clock
@@ -353,7 +354,7 @@ class LiveMeasurer:
     def _raced(
         self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]
     ) -> dict[Trial, Record]:
-        """Race all runs against one another, then time each algorithm's set-up, more coarsely.
+        """Race all runs against one another, then time each algorithm's set-up.
 
         The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
         then knows it. PyTorch's own alone has none, which is how a recording tells it from the others.
