@@ -14,6 +14,7 @@ import gc
 import itertools
 import json
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -287,7 +288,7 @@ def _header(ground: Ground) -> dict[str, object]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "commit": commit(),
-        "command": sys.argv,
+        "command": shlex.join(["python", "-m", "bench.gpu.steps", *sys.argv[1:]]),
         "environment": ground.backend.environment().to_json(),
     }
 

@@ -230,6 +230,7 @@ def test_rows_are_kept_one_by_one_under_their_conditions(
 
     assert header["environment"]["backend"] == "cudnn"
     assert {"date", "version", "commit", "command"} <= header.keys()
+    assert header["command"].startswith("python -m bench.gpu.steps")  # and no folder of a machine
     assert [row["way"] for row in kept] == [row.way for row in found]
     assert len(kept[0]["time"]["spans_ns"]) == 6
 
