@@ -195,7 +195,8 @@ class Backend(Protocol):
     def least_span_ns(self) -> int:
         """Nanoseconds of a timed span against which reading the clock is little.
 
-        Candidates are timed in spans half as long: what wins is timed again.
+        Candidates are timed in spans half as long, but no shorter than their rule says: what wins is timed
+        again.
         """
 
     @property
