@@ -388,9 +388,9 @@ def test_an_error_bound_allows_for_some_roundings_and_no_more(backend: Backend, 
     assert rounding < bound < math.sqrt(rounding)
 
 
-WINOGRAD_OF_5X5 = ("cudnn:eng17", "cudnn:aten")
-"""On an H200 this engine is off by 5e-4 to 6e-3 in strict float32. cuDNN lists it, and the tuner refuses it;
-for some problems it is the first, which PyTorch's own takes."""
+ENGINE_17 = "cudnn:eng17"
+"""Of cuDNN's for weight gradients. On an H200 it is off by 2e-4 to 6e-3 with 5x5 in strict float32, and the
+tuner refuses it; for some problems it is the first of cuDNN's list, which PyTorch's own takes."""
 
 
 @pytest.mark.parametrize("op", ConvOp)
@@ -399,14 +399,25 @@ def test_every_algorithm_stays_below_the_error_bound(backend: Backend, op: ConvO
     problem = dataclasses.replace(PROBLEMS[name], op=op, in_channels=16, out_channels=16)
     operands = operands_of(problem, normal)
     expected = reference(problem, *operands)
+    errors: dict[str, float] = {}
     for algorithm in backend.algorithms(problem):
         runner = Runner(backend, problem, Division((Candidate(algorithm, problem.batch, 0.0, 0),)))
 
         result = runner(Workspace(backend.device), *on_device(backend, *operands))
 
-        is_winograd = (op, name) == (ConvOp.WGRAD, "5x5") and algorithm.startswith(WINOGRAD_OF_5X5)
-        bound = 1e-2 if is_winograd else backend.error_bound(problem, algorithm)
-        assert relative_error(result.cpu(), expected) <= bound, algorithm
+        errors[algorithm] = relative_error(result.cpu(), expected)
+    inexact: dict[str, float] = {}
+    if (op, name) == (ConvOp.WGRAD, "5x5"):
+        inexact = {each: error for each, error in errors.items() if each.startswith(ENGINE_17)}
+    assert max(inexact.values(), default=0.0) <= 1e-2
+    is_own_inexact = errors[backend.own] in inexact.values()  # bit by bit the same engine
+    assert {
+        algorithm: error
+        for algorithm, error in errors.items()
+        if not error <= backend.error_bound(problem, algorithm)
+        and algorithm not in inexact
+        and not (algorithm == backend.own and is_own_inexact)
+    } == {}
 
 
 @pytest.mark.parametrize("threads", [1, 2])
