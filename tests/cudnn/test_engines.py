@@ -6,8 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bench.gpu.layers import LAYERS
+from mucudnn.backends.cudnn import offers
 from mucudnn.backends.cudnn.configurations import EngineConfiguration, Rules, Source
 from mucudnn.backends.cudnn.constants import Attribute
+from mucudnn.backends.cudnn.descriptors import Descriptor
 from mucudnn.backends.cudnn.devices import DEVICES, device_described
 from mucudnn.backends.cudnn.engines import Enumerator, accumulates_by_beta
 from mucudnn.backends.cudnn.library import CudnnError, Library
@@ -315,6 +317,90 @@ def test_an_exhaustive_search_finds_few_engines_more(enumerator: Enumerator) -> 
     ]
 
     assert counts == [(38, 38 + 1), (34, 34 + 3), (22, 22 + 4)]
+
+
+def _unlisted(enumerator: Enumerator, problem: ConvProblem) -> list[EngineConfiguration]:
+    """Return what an exhaustive search finds beyond cuDNN's list, by default knobs."""
+    return list(enumerator.candidates(problem, Search.EXHAUSTIVE)[len(enumerator.listed(problem)) :])
+
+
+def _note(monkeypatch: pytest.MonkeyPatch, note: str, engine: int) -> None:
+    """Have an engine bear one more note: without a driver no transform offers itself."""
+
+    def notes(descriptor: Descriptor) -> tuple[str, ...]:
+        number = descriptor.int_value(Attribute.ENGINE_NUMBER)
+        return noted(descriptor) + ((note,) if number == engine else ())
+
+    noted = offers._notes
+    monkeypatch.setattr(offers, "_notes", notes)
+
+
+@pytest.mark.parametrize("note", ["FFT", "WINOGRAD"])
+@pytest.mark.parametrize("op", ConvOp)
+def test_a_transform_that_no_list_has_is_a_candidate_in_float32(
+    library: Library, enumerator: Enumerator, monkeypatch: pytest.MonkeyPatch, op: ConvOp, note: str
+) -> None:
+    problem = conv(op, dtype="float32", bias=op is FPROP)
+    without, listed = enumerator.candidates(problem), enumerator.listed(problem)
+    unlisted = _unlisted(enumerator, problem)[-1]
+    _note(monkeypatch, note, unlisted.engine)
+
+    *others, transform = Enumerator(library, device_described("h200")).candidates(problem)
+
+    assert tuple(others) == without
+    assert transform == dataclasses.replace(unlisted, notes=(*unlisted.notes, note), rank=len(listed))
+    assert (transform.source, transform.knobs) == (Source.SCAN, ())
+
+
+@pytest.mark.parametrize(("note", "is_tried"), [("FFT", True), ("WINOGRAD", False)])
+def test_for_more_than_3_taps_it_is_fouriers_alone(
+    library: Library, enumerator: Enumerator, monkeypatch: pytest.MonkeyPatch, note: str, is_tried: bool
+) -> None:
+    problem = conv(dtype="float32", kernel_size=(5, 5), padding=(2, 2))
+    engine = _unlisted(enumerator, problem)[-1].engine
+    _note(monkeypatch, note, engine)
+
+    tried = Enumerator(library, device_described("h200")).candidates(problem)
+
+    assert (engine in {one.engine for one in tried}) == is_tried
+
+
+def test_a_transform_that_is_listed_is_a_candidate_once(
+    library: Library, enumerator: Enumerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = conv(dtype="float32")
+    listed = enumerator.candidates(problem)
+    _note(monkeypatch, "FFT", listed[0].engine)
+
+    noted = Enumerator(library, device_described("h200")).candidates(problem)
+
+    assert _pairs(noted) == _pairs(listed)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_transform_that_no_list_has_is_left_out_where_tensor_cores_are_faster(
+    library: Library, enumerator: Enumerator, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    problem = conv(dtype=dtype)
+    without = enumerator.candidates(problem)
+    _note(monkeypatch, "FFT", _unlisted(enumerator, problem)[-1].engine)
+
+    assert Enumerator(library, device_described("h200")).candidates(problem) == without
+
+
+def test_a_transform_that_the_rules_forbid_is_no_candidate(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = Enumerator(library, device_described("h200"), Rules(allow_tf32=False))
+    problem = conv(dtype="float32")
+    forbidden = next(
+        one.engine
+        for one in Enumerator(library, device_described("h200")).listed(problem)
+        if "TENSOR_CORE" in one.notes
+    )
+    _note(monkeypatch, "FFT", forbidden)
+
+    assert forbidden not in {one.engine for one in strict.candidates(problem)}
 
 
 def test_explicit_gemm_asks_for_the_whole_im2col_matrix(enumerator: Enumerator) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from mucudnn.backends.cudnn.configurations import (
     EngineConfiguration,
@@ -10,7 +10,7 @@ from mucudnn.backends.cudnn.configurations import (
     Rules,
     Source,
 )
-from mucudnn.backends.cudnn.constants import BehaviourNote
+from mucudnn.backends.cudnn.constants import BehaviourNote, NumericalNote
 from mucudnn.backends.cudnn.descriptors import Descriptor
 from mucudnn.backends.cudnn.devices import DeviceDescription
 from mucudnn.backends.cudnn.graph import operation_graph, unsupported
@@ -21,6 +21,14 @@ from mucudnn.choices import Search
 from mucudnn.problem import ConvOp, ConvProblem
 
 _MOST_PROBLEMS = 4096
+
+_FOURIER = frozenset({NumericalNote.FFT.name})
+_TRANSFORMS = _FOURIER | {NumericalNote.WINOGRAD.name}
+"""Notes of engines that are worth trying in float32 though no list has them: on an H200 an FFT took 230 us
+forward for 5x5 filters where the fastest of strict float32 on cuDNN's list took 527, and of TF32 261. In
+16-bit types tensor cores were faster. Winograd's is one of few taps: for 5x5 it is slow, and off by 9e-4."""
+
+_MOST_WINOGRAD_TAPS = 3
 
 
 class Enumerator:
@@ -45,6 +53,7 @@ class Enumerator:
         self._device = device
         self._rules = rules or Rules()
         self._kept = functools.lru_cache(_MOST_PROBLEMS)(self._enumerated)
+        self._kept_unlisted = functools.lru_cache(_MOST_PROBLEMS)(self._unlisted_transforms)
 
     def listed(
         self, problem: ConvProblem, search: Search = Search.HEURISTIC
@@ -59,10 +68,11 @@ class Enumerator:
     def candidates(
         self, problem: ConvProblem, search: Search = Search.HEURISTIC
     ) -> tuple[EngineConfiguration, ...]:
-        """Return what is worth measuring: at most 16 of the list, but all if the search is exhaustive.
+        """Return what is worth measuring: at most 16 of the list and some more, all in an exhaustive search.
 
         An engine that is compiled at run time, which takes a second for each size, is worth it where cuDNN
-        recommends it, and not as a fallback beside others.
+        recommends it, and not as a fallback beside others. In float32 Fourier's transforms are, and
+        Winograd's of at most 3 taps, also if cuDNN does not list them.
 
         Raises:
             BackendError: as for `listed`.
@@ -70,7 +80,10 @@ class Enumerator:
         listed = self.listed(problem, search)
         if search is Search.EXHAUSTIVE:
             return listed
-        return prune([each for each in listed if not _is_compiled_fallback(each)] or listed)
+        tried = prune([each for each in listed if not _is_compiled_fallback(each)] or listed)
+        if problem.dtype != "float32":
+            return tried
+        return tried + self._kept_unlisted(dataclasses.replace(problem, bias=False))
 
     def configuration(self, problem: ConvProblem, engine: int, knobs: Knobs) -> EngineConfiguration | None:
         """Return an engine with these knobs, without a list; None if it is not supported or permitted here.
@@ -104,13 +117,13 @@ class Enumerator:
         return self._offers(problem, accumulate).plan(engine, knobs)
 
     def _enumerated(self, problem: ConvProblem, search: Search) -> tuple[EngineConfiguration, ...]:
-        if unsupported(problem) is not None:
-            return ()
-        overwriting = _found(self._offers(problem, accumulate=False), search)
-        accumulating: tuple[Offer, ...] = ()
-        if accumulates_by_beta(problem):
-            accumulating = _found(self._offers(problem, accumulate=True), search)
-        return self._permitted(problem, overwriting, accumulating)
+        return self._permitted(problem, lambda offers: _found(offers, search))
+
+    def _unlisted_transforms(self, problem: ConvProblem) -> tuple[EngineConfiguration, ...]:
+        listed = self.listed(problem)
+        known = {each.engine for each in listed}
+        noted = _TRANSFORMS if max(problem.kernel_size) <= _MOST_WINOGRAD_TAPS else _FOURIER
+        return self._permitted(problem, lambda offers: offers.scanned(known, noted), len(listed))
 
     def _offers(self, problem: ConvProblem, accumulate: bool) -> Offers:
         library, device = self._library, self._device
@@ -120,13 +133,18 @@ class Enumerator:
         return Offers(library, handle, operation_graph(library, problem, accumulate, handle))
 
     def _permitted(
-        self, problem: ConvProblem, overwriting: Iterable[Offer], accumulating: Iterable[Offer]
+        self, problem: ConvProblem, find: Callable[[Offers], tuple[Offer, ...]], first_rank: int = 0
     ) -> tuple[EngineConfiguration, ...]:
+        """Return what `find` finds and the rules permit, in its order; nothing if unsupported."""
+        if unsupported(problem) is not None:
+            return ()
+        overwriting = find(self._offers(problem, accumulate=False))
+        accumulating = find(self._offers(problem, accumulate=True)) if accumulates_by_beta(problem) else ()
         with_beta = {(offer.engine, offer.knobs): offer.workspace_bytes for offer in accumulating}
         permitted = (offer for offer in overwriting if self._rules.permits(offer.notes, problem.dtype))
         return tuple(
             _configuration(offer, with_beta.get((offer.engine, offer.knobs)), rank)
-            for rank, offer in enumerate(permitted)
+            for rank, offer in enumerate(permitted, first_rank)
         )
 
 

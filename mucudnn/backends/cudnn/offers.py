@@ -61,20 +61,26 @@ class Offers:
                 configurations += [(configuration, source) for configuration in self._configurations(mode)]
         return self._offers(configurations)
 
-    def scanned(self, known: Collection[int]) -> tuple[Offer, ...]:
+    def scanned(self, known: Collection[int], noted: frozenset[str] = frozenset()) -> tuple[Offer, ...]:
         """Return every engine that runs with its default knobs, but for the known numbers.
 
         One that fails by itself is left out, in whatever way it does: nobody has recommended it.
+
+        Args:
+            known: numbers of engines.
+            noted: notes of which an engine must have one; none for whatever engine.
 
         Raises:
             CudnnError: the set-up is broken, or memory is lacking.
         """
         engines = range(self._graph.int_value(Attribute.GRAPH_ENGINES))
-        offers = (self._scanned(engine) for engine in engines if engine not in known)
+        offers = (self._scanned(engine, noted) for engine in engines if engine not in known)
         return tuple(offer for offer in offers if offer is not None)
 
-    def _scanned(self, engine: int) -> Offer | None:
+    def _scanned(self, engine: int, noted: frozenset[str]) -> Offer | None:
         try:
+            if noted and noted.isdisjoint(_notes(self._engine(engine))):
+                return None
             return self.rebuilt(engine, (), Source.SCAN)
         except CudnnError as error:
             if error.status < Status.BAD_PARAM or error.is_for_lack_of_memory:
@@ -94,19 +100,22 @@ class Offers:
         Raises:
             CudnnError: cuDNN refuses it.
         """
-        descriptor = (
-            Descriptor(self._library, Kind.ENGINE)
-            .set_descriptors(Attribute.ENGINE_GRAPH, self._graph)
-            .set_ints(Attribute.ENGINE_NUMBER, engine)
-        )
-        if isinstance(self._device, Descriptor):
-            descriptor.set_descriptors(Attribute.ENGINE_DEVICE, self._device)
         configuration = Descriptor(self._library, Kind.ENGINE_CONFIGURATION)
-        configuration.set_descriptors(Attribute.CONFIGURATION_ENGINE, descriptor.finalized())
+        configuration.set_descriptors(Attribute.CONFIGURATION_ENGINE, self._engine(engine))
         if knobs:
             choices = [self._knob_choice(knob, value) for knob, value in knobs]
             configuration.set_descriptors(Attribute.CONFIGURATION_KNOBS, *choices)
         return configuration.finalized()
+
+    def _engine(self, number: int) -> Descriptor:
+        descriptor = (
+            Descriptor(self._library, Kind.ENGINE)
+            .set_descriptors(Attribute.ENGINE_GRAPH, self._graph)
+            .set_ints(Attribute.ENGINE_NUMBER, number)
+        )
+        if isinstance(self._device, Descriptor):
+            descriptor.set_descriptors(Attribute.ENGINE_DEVICE, self._device)
+        return descriptor.finalized()
 
     def plan(self, engine: int, knobs: Knobs) -> Descriptor:
         """Return the finalised execution plan of an engine with these knobs.
