@@ -10,7 +10,7 @@ from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Environment
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
-from mucudnn.report.words import decimals_of_ms, describe_environment, render_notes
+from mucudnn.report.words import decimals_of_ms, describe_environment, is_own, render_notes
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import seen_at
 
@@ -100,6 +100,8 @@ _WAITING = (
     "After an operation OpenMP's idle threads spin and take the cores of worker threads meanwhile. Setting "
     "GOMP_SPINCOUNT in the environment shortens that; mucudnn info measures what it costs here."
 )
+_ERROR = "At most {:.1e} relative to float64."
+_OWN_ERROR = "At most {:.1e} relative to float64, by PyTorch's own ({}), for which there is no bound."
 _MEASURED_ONCE = (
     "Measurements: {}, sites: {}; the same problem and division is measured once. A convolution `as` another "
     "one has the same rows."
@@ -258,7 +260,6 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
         return _call_notes(plan)
     evidence = [seen_at(assigned) for assigned in measurements]
     rounds = sorted({seen.chosen.samples for seen in evidence if seen.chosen})
-    errors = [seen.error for seen in evidence if seen.error is not None]
     has_predicted = any(seen_at(assigned).is_predicted for assigned in plan.assignments)
     but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
@@ -268,10 +269,27 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
         *_call_notes(plan),
         *_frozen_notes(plan.frozen),
         ("times", _TIMES.format(how_many, but_predicted)),
-        *(("error", f"At most {error:.1e} relative to float64.") for error in sorted(errors)[-1:]),
+        *_error_notes(measurements),
         ("prediction", _prediction_note(measurements)),
         ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
     ]
+
+
+def _error_notes(measurements: Sequence[Assignment]) -> list[tuple[str, str]]:
+    """Tell the largest error of what was chosen, and apart that of PyTorch's own, which has no bound."""
+    errors = {assigned: error for assigned in measurements if (error := seen_at(assigned).error) is not None}
+    own = {
+        each.site: error
+        for each, error in errors.items()
+        if all(is_own(part.algorithm) for part in each.division.parts)
+    }
+    texts = []
+    if others := [error for each, error in errors.items() if each.site not in own]:
+        texts.append(_ERROR.format(max(others)))
+    if own:
+        site, error = max(own.items(), key=lambda each: each[1])
+        texts.append(_OWN_ERROR.format(error, site))
+    return [("error" if number == 0 else "", text) for number, text in enumerate(texts)]
 
 
 def _call_notes(plan: Plan) -> list[tuple[str, str]]:

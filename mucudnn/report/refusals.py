@@ -9,14 +9,11 @@ from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
 from mucudnn.profiling.measurer import is_composed, is_settled, judged
-from mucudnn.report.words import describe_shape
+from mucudnn.report.words import describe_shape, is_own
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore
 
 _WIDTH = 118
-
-_OWN = ":aten"
-"""Ends the id of PyTorch's own convolution, whatever the backend."""
 
 _UNKNOWN = "Not known to this store."
 _TITLE = "Refused when the plan was made: algorithms, or divisions as a whole, with the samples of a part."
@@ -46,7 +43,7 @@ def refusals_of(plan: Plan, store: SqliteStore) -> dict[ConvProblem, list[Refusa
 def _refusals(plan: Plan, records: Iterable[Record]) -> Iterator[Refusal]:
     for record in records:
         trial = record.trial
-        own = trial.algorithm if trial.algorithm.endswith(_OWN) else ""
+        own = trial.algorithm if is_own(trial.algorithm) else ""
         found = judged(record, own, plan.max_error).refusal
         if found is None and record.workspace_bytes is not None and record.workspace_bytes > plan.limit_bytes:
             needed, limit = map(format_exactly, (record.workspace_bytes, plan.limit_bytes))

@@ -612,6 +612,20 @@ def test_the_note_on_the_error_tells_the_largest_of_all_sites() -> None:
     assert note(text, "error") == "At most 2.0e-06 relative to float64."
 
 
+def test_the_error_of_pytorchs_own_which_no_bound_holds_is_told_apart() -> None:
+    exact = assigned("a", ConvOp.FPROP, WINOGRAD, dataclasses.replace(FASTER, error=2e-6))
+    rows = [
+        assigned(path, ConvOp.WGRAD, OWN, dataclasses.replace(FASTER, error=error), in_channels=n)
+        for n, (path, error) in enumerate({"b": 1e-7, "c": 5e-3, "d": 3e-6}.items(), 16)
+    ]
+    own = "At most 5.0e-03 relative to float64, by PyTorch's own (c wgrad), for which there is no bound."
+
+    text = render_plan(a_mixed_plan(assignments=(exact, *rows)))
+
+    assert note(text, "error") == f"At most 2.0e-06 relative to float64. {own}"
+    assert note(render_plan(a_mixed_plan(assignments=tuple(rows))), "error") == own
+
+
 def test_sites_that_share_problem_and_division_count_as_one_measurement() -> None:
     rows = tuple(assigned(f"conv{i}", ConvOp.FPROP, WINOGRAD, FASTER) for i in range(5))
 
