@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
+from mucudnn.algorithms.own import result_bytes
 from mucudnn.backends import Backend, PartKernel, PartSumKernel
 from mucudnn.division import Division, running_sum_bytes
 from mucudnn.execution.grouping import Group, Part, Step, groups_of
@@ -160,7 +161,8 @@ class Runner:
         """Let what `groups` take beside the buffer be taken, so that both stay within the limit."""
         elsewhere_bytes = max(group.elsewhere_bytes for group in groups) if groups else 0
         if elsewhere_bytes and self._limit_bytes is not None:
-            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend)
+            made_bytes = result_bytes(self.problem)
+            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend, made_bytes)
 
     def _make_ready(self, workspace: Workspace, group: "Group") -> None:
         """Give back what the groups before have touched of the buffer, if this one needs that room.
