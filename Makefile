@@ -45,8 +45,8 @@ check: $(READY)  ## format, lint, types, import rules
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(READY)  ## measure the solvers, and what a patched call costs
-	@$(BIN)/pytest bench --benchmark-enable --benchmark-only -o python_files='bench_*.py' -o timeout=0
+bench: $(READY) $(if $(filter yes,$(DEVICELESS)),$(CUDNN))  ## measure the solvers, and what a patched call and a launch cost the host
+	@$(BIN)/pytest bench $(if $(filter yes,$(DEVICELESS)),,--ignore=bench/bench_launches.py) --benchmark-enable --benchmark-only -o python_files='bench_*.py' -o timeout=0
 
 bench-cpu: $(READY)  ## measure convolution layers and training steps on the processor, an hour and more; goes on where it stopped
 	@$(BIN)/python -m bench.cpu $(ARGS)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bench.gpu.ground import CardGround, Ground
 from bench.gpu.layers import MIDDLING
 from mucudnn.algorithms.own import operands, own_convolution
-from mucudnn.backends.cudnn.launch import Launch
+from mucudnn.backends.cudnn.launch import Launch, Packs
 from mucudnn.live.stand import relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
@@ -57,7 +57,7 @@ def _launch(ground: Ground, problem: ConvProblem, image: Tensor, weight: Tensor,
     enumerator = ground.enumerator()
     first = enumerator.listed(problem)[0]
     plan = enumerator.plan(problem, first.engine, first.knobs, accumulate=False)
-    launch = Launch(ground.library, plan, alignment_bytes=1)  # our own check would refuse it
+    launch = Launch(ground.library, plan, 1, Packs(ground.library))  # our own check would refuse it
     workspace = torch.empty(first.workspace_bytes, dtype=torch.uint8, device=ground.card.device)
     launch(ground.handle(), image.data_ptr(), weight.data_ptr(), out.data_ptr(), workspace.data_ptr())
     ground.card.clock()

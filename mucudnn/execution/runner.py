@@ -5,7 +5,7 @@ Nothing is allocated on the way but results, and what PyTorch's own convolution 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -28,6 +28,11 @@ def sum_dtype(problem: ConvProblem) -> torch.dtype:
     """Return the type in which the weight gradients of parts add up: float32 for 16-bit ones."""
     own: torch.dtype = getattr(torch, problem.dtype)
     return torch.float32 if own.itemsize == 2 else own
+
+
+def _strides(shape: tuple[int, ...], order: torch.memory_format) -> tuple[int, ...]:
+    """Return those of a new tensor of that shape and order: by them one is made faster than by the order."""
+    return torch.empty(shape, device="meta", memory_format=order).stride()
 
 
 Ready = Callable[[Group], None]
@@ -79,8 +84,9 @@ class Runner:
         self._by_pages = backend.takes_memory_by_pages
         self._is_anywhere = backend.alignment_bytes == 1
         self._limit_bytes = limit_bytes
+        self._elsewhere_bytes = max((group.elsewhere_bytes for group in groups), default=0)
         # What other divisions need would be taken at once beside what this one takes elsewhere.
-        is_mixed = limit_bytes is not None and any(group.elsewhere_bytes for group in groups)
+        is_mixed = limit_bytes is not None and self._elsewhere_bytes > 0
         self._capacity_bytes = 0 if is_mixed else capacity_bytes
         self._kept = KeptFilter()
         self._can_keep_filter = (
@@ -136,8 +142,8 @@ class Runner:
         keeps_filter: bool,
     ) -> Tensor:
         """Return the same in a workspace that nobody else writes to."""
-        if self.is_own or not self._by_pages:
-            self._make_room(workspace, self._groups)
+        if self._elsewhere_bytes and (self.is_own or not self._by_pages):
+            self._make_room(workspace, self._elsewhere_bytes)
         if self.is_own:
             return self._backend.own_convolution(self.problem, first, second, bias, unread)
         if not self._is_anywhere:
@@ -157,12 +163,11 @@ class Runner:
         workspace.holder = held
         return result
 
-    def _make_room(self, workspace: Workspace, groups: "Sequence[Group]") -> None:
-        """Let what `groups` take beside the buffer be taken, so that both stay within the limit."""
-        elsewhere_bytes = max(group.elsewhere_bytes for group in groups) if groups else 0
-        if elsewhere_bytes and self._limit_bytes is not None:
-            made_bytes = result_bytes(self.problem)
-            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend, made_bytes)
+    def _make_room(self, workspace: Workspace, elsewhere_bytes: int) -> None:
+        """Let so much be taken beside the buffer, so that both stay within the limit, if there is one."""
+        if self._limit_bytes is not None:
+            made = result_bytes(self.problem)
+            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend, made)
 
     def _make_ready(self, workspace: Workspace, group: "Group") -> None:
         """Give back what the groups before have touched of the buffer, if this one needs that room.
@@ -170,7 +175,7 @@ class Runner:
         Where the buffer would lose the running sum with that, room was made before the first group.
         """
         if group.elsewhere_bytes:
-            self._make_room(workspace, [group])
+            self._make_room(workspace, group.elsewhere_bytes)
         else:
             workspace.reserve(self.buffer_bytes)
 
@@ -184,6 +189,7 @@ class _SliceParts:
         self._problem = problem
         self._shape = problem.output_shape if problem.op is ConvOp.FPROP else problem.input_shape
         self._order = memory_format(problem.layout, len(self._shape))
+        self._strides = _strides(self._shape, self._order)
 
     def bind(self, buffer: Tensor) -> "list[list[tuple[PartKernel, Part]]]":
         """Return the kernels of each group's parts; of none for PyTorch's own."""
@@ -221,7 +227,7 @@ class _SliceParts:
         Raises:
             BackendError: a kernel cannot be made or launched.
         """
-        out = torch.empty(self._shape, dtype=image.dtype, device=image.device, memory_format=self._order)
+        out = image.new_empty_strided(self._shape, self._strides)
         for group, kernels in zip(self._groups, workspace.bound(self), strict=True):
             if ready is not None:
                 ready(group)
@@ -261,6 +267,7 @@ class _SumParts:
         self._groups = groups
         self._sum_bytes = sum_bytes
         self._order = memory_format(problem.filter_layout, len(problem.filter_shape))
+        self._strides = _strides(problem.filter_shape, self._order)
 
     def bind(self, buffer: Tensor) -> "tuple[Tensor | None, list[list[tuple[PartSumKernel, Part]]]]":
         """Return the sum at the start of the buffer, if there is one, and the kernels that work behind it."""
@@ -301,8 +308,7 @@ class _SumParts:
         Raises:
             BackendError: a kernel cannot be made or launched.
         """
-        shape = self._problem.filter_shape
-        dw = torch.empty(shape, dtype=image.dtype, device=image.device, memory_format=self._order)
+        dw = image.new_empty_strided(self._problem.filter_shape, self._strides)
         running, bound = workspace.bound(self)
         total, scratch = (dw, None) if running is None else (running, dw)
         for number, (group, kernels) in enumerate(zip(self._groups, bound, strict=True)):

@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.backends.cudnn.backend import CudnnBackend
-from mucudnn.backends.cudnn.constants import Attribute
+from mucudnn.backends.cudnn.constants import Attribute, Kind
 from mucudnn.backends.cudnn.graph import UID_W, UID_X, UID_Y
+from mucudnn.backends.cudnn.launch import Packs
 from mucudnn.backends.cudnn.library import CudnnError, Library
 from mucudnn.choices import Search
 from mucudnn.division import Division
@@ -423,19 +424,84 @@ def test_a_launch_calls_no_operation_of_torch_and_so_allocates_no_memory(
     assert len(launches) == 2
 
 
-def test_a_refused_launch_says_what_cudnn_said_and_leaves_no_pack_behind(library: Library) -> None:
-    paper = PaperLibrary(library)
-    destroyed: list[int] = []
-    real_destroy = paper._destroy
-    paper._destroy = lambda pointer: destroyed.append(pointer) or real_destroy(pointer)  # type: ignore[method-assign]
-    paper._execute = lambda *_: 5000  # type: ignore[method-assign]
+@pytest.fixture
+def destroyed(paper: PaperLibrary, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Descriptors that cuDNN has destroyed, as far as they are variant packs."""
+    seen: list[int] = []
+    destroy = paper._destroy
+
+    def noted(pointer: int) -> int:
+        if paper._kinds.get(pointer) == Kind.VARIANT_PACK:
+            seen.append(pointer)
+        return destroy(pointer)
+
+    monkeypatch.setattr(paper, "_destroy", noted)
+    return seen
+
+
+def _packs_of(paper: PaperLibrary) -> list[int]:
+    return [pointer for pointer, kind in paper._kinds.items() if kind == Kind.VARIANT_PACK]
+
+
+def test_a_refused_launch_says_what_cudnn_said(paper: PaperLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "_execute", lambda *_: 5000)
     backend, problem = paper_backend(paper), conv()
     runner = divided(backend, problem, first_engine(backend, problem))
-    destroyed.clear()
 
     with pytest.raises(CudnnError, match=r"Launching a convolution must succeed, but cuDNN gave .*\(5000\)"):
         runner(workspace(), *operands_of(problem)[:2])
+
+
+@pytest.mark.parametrize("attribute", [Attribute.PACK_IDS, Attribute.PACK_POINTERS, Attribute.PACK_WORKSPACE])
+def test_a_refused_pack_is_an_error_and_is_not_left_behind(
+    paper: PaperLibrary, destroyed: list[int], monkeypatch: pytest.MonkeyPatch, attribute: Attribute
+) -> None:
+    told = paper._set
+    monkeypatch.setattr(
+        paper, "_set", lambda pointer, name, *rest: 2000 if name == attribute else told(pointer, name, *rest)
+    )
+    packs = Packs(paper.library)
+
+    with pytest.raises(CudnnError, match=r"Launching a convolution must succeed, but cuDNN gave .*\(2000\)"):
+        packs.of(16, 32, 48, 0)
+
     assert len(destroyed) == 1
+    assert _packs_of(paper) == []
+    assert paper.executions == []
+
+
+def test_the_packs_of_the_last_addresses_are_kept_and_others_destroyed(
+    paper: PaperLibrary, destroyed: list[int]
+) -> None:
+    packs = Packs(paper.library, most=2)
+
+    first, second = packs.of(16, 32, 48, 64).pointer, packs.of(16, 32, 48, 80).pointer
+    again = packs.of(16, 32, 48, 64).pointer
+    third = packs.of(16, 32, 48, 96).pointer  # for which the second goes
+
+    assert again == first != second
+    assert destroyed == [second]
+    assert set(_packs_of(paper)) == {first, third}
+    assert [paper._attributes[first][name] for name in (1000, 1001, 1003)] == [
+        [UID_X, UID_W, UID_Y], [16, 32, 48], [64],
+    ]  # fmt: skip
+
+
+def test_what_runs_on_the_same_addresses_again_needs_no_other_pack(
+    paper: PaperLibrary, backend: CudnnBackend
+) -> None:
+    problem = conv()
+    image, weight, _ = operands_of(problem)
+    outs = [torch.empty(problem.output_shape) for _ in range(2)]
+    name = first_engine(backend, problem)
+    kernel = backend.slice_kernel(problem, name, torch.empty(2**24, dtype=torch.uint8))
+
+    with backend.current():
+        for out in (*outs, *outs):
+            kernel.run(image, weight, out, None, slice(0, 13))
+
+    assert [each.addresses[UID_Y] for each in paper.executions] == [out.data_ptr() for out in (*outs, *outs)]
+    assert len(_packs_of(paper)) == 2
 
 
 def test_a_plan_is_built_once_however_many_buffers_there_are(

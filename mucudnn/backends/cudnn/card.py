@@ -2,7 +2,7 @@
 
 import threading
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from mucudnn.errors import BackendError, BackendWarning, warn_user
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
 
+_AS_IT_IS = nullcontext()
 _ALL = 2**31
 _CUDNN = ("Cudnn", "CudnnTranspose")
 
@@ -148,6 +149,8 @@ class TorchCard:
 
     def current(self) -> AbstractContextManager[None]:
         """Make the card the calling thread's current one for a while: new threads start on the first."""
+        if torch.cuda.current_device() == self._index:  # mostly, and that is asked sooner than told
+            return _AS_IT_IS
         return torch.cuda.device(self._index)
 
     def check_not_capturing(self, what: str) -> None:

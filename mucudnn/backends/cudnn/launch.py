@@ -1,7 +1,10 @@
 """Executing a plan of cuDNN on given addresses: nothing is allocated, and no device is waited for."""
 
 import ctypes
+import functools
+import sys
 import threading
+from collections.abc import Callable
 
 from mucudnn.backends.cudnn.constants import Attribute, AttributeType, Kind
 from mucudnn.backends.cudnn.descriptors import Descriptor
@@ -11,14 +14,65 @@ from mucudnn.errors import BackendError
 
 WHAT = "Launching a convolution"
 
+_MOST_PACKS = 4096
+"""Variant packs that are kept: 4.5 KiB of the host's memory each."""
+
+
+class Pack:
+    """Owns a variant pack of cuDNN, which is destroyed with it.
+
+    Attributes:
+        pointer: cuDNN's address of it.
+    """
+
+    __slots__ = ("_library", "pointer")
+
+    def __init__(self, library: Library) -> None:
+        self.pointer = 0
+        self._library = library
+        slot = ctypes.c_void_p()
+        library.check(library.create_descriptor(_PACK, ctypes.addressof(slot)), WHAT)
+        self.pointer = slot.value or 0
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.pointer and not is_finalizing():
+            self._library.destroy_descriptor(self.pointer)
+
+
+class Packs:
+    """The variant packs of the addresses last used, for whatever plans.
+
+    One that is finalised can be neither set nor finalised again, so other addresses need another one; to
+    execute does not change it. A model in training comes back to the same addresses at every step.
+
+    Attributes:
+        of: returns the pack of the addresses of x, w, y and the workspace, kept or made.
+    """
+
+    def __init__(self, library: Library, most: int = _MOST_PACKS) -> None:
+        self._library = library
+        self._uids = (ctypes.c_int64 * 3)(UID_X, UID_W, UID_Y)
+        self.of: Callable[[int, int, int, int], Pack] = functools.lru_cache(most)(self._made)
+
+    def _made(self, x: int, w: int, y: int, workspace: int) -> Pack:
+        library, pack = self._library, Pack(self._library)
+        pointers, place = (ctypes.c_void_p * 3)(x, w, y), ctypes.c_void_p(workspace)
+        pointer, addressof = pack.pointer, ctypes.addressof
+        status = (
+            library.set_attribute(pointer, _UIDS, _INT64, 3, addressof(self._uids))
+            or library.set_attribute(pointer, _POINTERS, _ADDRESS, 3, addressof(pointers))
+            or library.set_attribute(pointer, _WORKSPACE, _ADDRESS, 1, addressof(place))
+            or library.finalize(pointer)
+        )
+        library.check(status, WHAT)
+        return pack
+
 
 class Launch:
-    """One execution plan, with the arrays that every launch of it fills anew.
+    """One execution plan, on whatever addresses.
 
-    A variant pack that is finalised can be neither set nor finalised again, so each launch makes one. Not
-    every engine's plan may be used by two threads at once, and ctypes lets other threads run in each call:
-    a lock is held from the first address to the end of the execution. A signal handler that comes in between,
-    which gets the lock of its own thread, launches with arrays of its own.
+    Not every engine's plan may be used by two threads at once, and ctypes lets other threads run in each
+    call: a lock is held for the execution.
 
     Attributes:
         workspace_bytes: what the plan itself declares.
@@ -28,21 +82,16 @@ class Launch:
         plan: a finalised execution plan.
         alignment_bytes: what every operand's address must be a multiple of; cuDNN takes others without a
             word.
+        packs: of this library.
     """
 
-    def __init__(self, library: Library, plan: Descriptor, alignment_bytes: int) -> None:
+    def __init__(self, library: Library, plan: Descriptor, alignment_bytes: int, packs: Packs) -> None:
         self.workspace_bytes = plan.int_value(Attribute.PLAN_WORKSPACE)
         self._library = library
         self._plan = plan
         self._alignment_mask = alignment_bytes - 1
-        self._lock = threading.RLock()
-        self._is_taken = False
-        self._pack = ctypes.c_void_p()
-        self._uids = (ctypes.c_int64 * 3)(UID_X, UID_W, UID_Y)
-        self._pointers = (ctypes.c_void_p * 3)()
-        self._workspace = (ctypes.c_void_p * 1)()
-        arrays = (self._pack, self._uids, self._pointers, self._workspace)
-        self._addresses = tuple(ctypes.addressof(array) for array in arrays)
+        self._lock = threading.RLock()  # a signal handler may launch what it interrupts
+        self._pack_of, self._execute = packs.of, library.execute
 
     def __call__(self, handle: int | None, x: int, w: int, y: int, workspace: int) -> None:
         """Put one execution on the handle's stream.
@@ -63,39 +112,11 @@ class Launch:
                 f"Operands must lie at multiples of {self._alignment_mask + 1} bytes, "
                 f"but got the addresses {x:#x}, {w:#x} and {y:#x}."
             )
+        pack = self._pack_of(x, w, y, workspace)
         with self._lock:
-            if self._is_taken:
-                Launch(self._library, self._plan, self._alignment_mask + 1)(handle, x, w, y, workspace)
-                return
-            self._is_taken = True
-            try:
-                pointers = self._pointers
-                pointers[0], pointers[1], pointers[2] = x, w, y
-                self._workspace[0] = workspace
-                status = self._execute(handle)
-            finally:
-                self._is_taken = False
+            status = self._execute(handle, self._plan.pointer, pack.pointer)
         if status:
             self._library.check(status, WHAT)
-
-    def _execute(self, handle: int | None) -> int:
-        """Return the first status that is none of success, and destroy the pack in any case."""
-        library = self._library
-        slot, uids, pointers, workspace = self._addresses
-        status = library.create_descriptor(_PACK, slot)
-        if status:
-            return status
-        pack = self._pack.value or 0
-        try:
-            return (
-                library.set_attribute(pack, _UIDS, _INT64, 3, uids)
-                or library.set_attribute(pack, _POINTERS, _ADDRESS, 3, pointers)
-                or library.set_attribute(pack, _WORKSPACE, _ADDRESS, 1, workspace)
-                or library.finalize(pack)
-                or library.execute(handle, self._plan.pointer, pack)
-            )
-        finally:
-            library.destroy_descriptor(pack)
 
 
 # Plain ints: an enumeration's members take longer to pass.

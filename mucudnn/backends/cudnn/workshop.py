@@ -10,7 +10,7 @@ from mucudnn.backends.cudnn.devices import DeviceDescription
 from mucudnn.backends.cudnn.engines import Enumerator
 from mucudnn.backends.cudnn.handles import Handles
 from mucudnn.backends.cudnn.kernels import EngineKernel, EngineSumKernel, Place
-from mucudnn.backends.cudnn.launch import Launch
+from mucudnn.backends.cudnn.launch import Launch, Packs
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError
@@ -40,6 +40,7 @@ class Workshop:
         self._card = card
         self._device = device
         self._handles = Handles(library, card.stream, card.handle)
+        self._packs = Packs(library)
         self._enumerator = functools.cache(self._enumerator_under)
         self._launch = functools.lru_cache(_MOST_LAUNCHES)(self._launch_of)
         self._configuration = functools.lru_cache(_MOST_CONFIGURATIONS)(self._configuration_of)
@@ -113,4 +114,4 @@ class Workshop:
         self._card.check_not_capturing("Building a plan of cuDNN")
         with self._card.current():
             plan = self._enumerator(_WHATEVER).plan(problem, engine, knobs, accumulate)
-        return Launch(self._library, plan, problem.alignment_bytes)
+        return Launch(self._library, plan, problem.alignment_bytes, self._packs)
