@@ -1,6 +1,7 @@
 """What a site runs, of the tuned batch and of smaller ones, within the memory of its plan."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 from mucudnn.backends import Backend
@@ -20,6 +21,9 @@ from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Candidate, Environment
 from mucudnn.solvers import ReuseTable
+
+_MOST_TABLES = 128
+"""Of equal profiles: one comes to some 0.1 MB for a batch of 256, and takes milliseconds to be made."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,14 +175,15 @@ def division_for(
     single_bytes = _single_bytes(assigned, own, share_bytes)
     limit_bytes = max(division.workspace_bytes, single_bytes)
     held_bytes = limit_bytes if common_bytes is None else min(limit_bytes, common_bytes)
-    fitting = [
+    fitting = tuple(
         each
         for each in assigned.candidates
         if each.workspace_bytes <= (limit_bytes if each.algorithm == own else held_bytes)
-        and (each.batch == batch or assigned.problem.running_sum_bytes <= held_bytes)
-    ]
+    )
+    if assigned.problem.running_sum_bytes > held_bytes:  # there is no room for a sum of parts
+        fitting = tuple(each for each in fitting if each.batch == batch)
     able = [
-        ReuseTable(fitting, batch, limit_bytes).division(batch),
+        _table(fitting, division.batch, limit_bytes).division(batch),
         _own_undivided(assigned.candidates, batch, own, share_bytes),
     ]
     found = [each for each in able if each is not None]
@@ -186,6 +191,12 @@ def division_for(
         sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
         raise BackendError(f"{batch} samples cannot be made of the sizes that were measured and fit: {sizes}")
     return min(found, key=lambda each: each.time_s)
+
+
+@functools.lru_cache(_MOST_TABLES)
+def _table(candidates: tuple[Candidate, ...], batch: int, limit_bytes: int) -> ReuseTable:
+    """Return the best divisions of all batches up to one; modules of equal profile have them in common."""
+    return ReuseTable(candidates, batch, limit_bytes)
 
 
 def _single_bytes(assigned: Assignment, own: str, share_bytes: int) -> int:

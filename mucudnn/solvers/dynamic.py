@@ -26,8 +26,9 @@ A pair is one integer, time * 2**tie_bits + tie, so that the order of integers i
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -84,7 +85,8 @@ def least_workspace_bytes(candidates: Sequence[Candidate], batch: int) -> int | 
 class ReuseTable:
     """The fastest divisions of 0, 1, ... `batch` samples under one limit, from one set of candidates.
 
-    One pass finds the times and workspaces of all; a division is put together when it is asked for.
+    One pass finds the times and workspaces of all; a division is put together when it is asked for, and what
+    is counted for that serves other batches too.
 
     Attributes:
         batch: the largest number of samples that the table covers.
@@ -100,6 +102,7 @@ class ReuseTable:
         self.limit_bytes = limit_bytes
         self._grid = Grid(candidates, batch, limit_bytes)
         self._best = self._grid.best(batch, self._grid.highest_level)
+        self._counts: dict[tuple[int, Counting], Table] = {}
 
     def division(self, batch: int) -> Division | None:
         """Return the division of `batch` samples that `solve_reuse` finds; None where there is none.
@@ -110,7 +113,13 @@ class ReuseTable:
         if not 0 <= batch <= self.batch:
             raise ValueError(f"batch must be from 0 to {self.batch}, but got {batch}.")
         best = self._best[batch]
-        return None if best is None else self._grid.division(batch, best)
+        return None if best is None else self._grid.division(batch, best, self._counted)
+
+    def _counted(self, level: int, which: "Counting") -> "Table":
+        found = self._counts.get((level, which))
+        if found is None:
+            found = self._counts[level, which] = self._grid.counted(self.batch, level, which)
+        return found
 
 
 class Tie(Enum):
@@ -118,6 +127,13 @@ class Tie(Enum):
 
     WORKSPACE = "level of the largest workspace"
     PARTS = "number of parts"
+
+
+class Counting(Enum):
+    """Which candidates' parts are counted."""
+
+    ALL = "all that run"
+    STEADY = "deterministic ones alone"
 
 
 class Best(NamedTuple):
@@ -142,6 +158,10 @@ class Table:
     f: IntArray
     r: IntArray
     chosen: IntArray
+
+
+Counted = Callable[[int, Counting], Table]
+"""Returns what `Grid.counted` does at a level, for as large a batch as is asked for."""
 
 
 class Grid:
@@ -189,13 +209,18 @@ class Grid:
         mask = (1 << self._tie_bits) - 1
         return [Best(pair >> self._tie_bits, pair & mask) if pair < NEVER else None for pair in pairs]
 
-    def division(self, batch: int, best: Best) -> Division:
+    def division(self, batch: int, best: Best, counted: Counted | None = None) -> Division:
         """Return the best division of `batch` samples, whose time and workspace are `best`.
 
         Whichever part comes first by id and size in any of the best divisions is taken, and the samples
         that are left are divided likewise.
+
+        Args:
+            batch: samples.
+            best: of so many.
+            counted: for that batch or a larger one; None to count here.
         """
-        table = self._counted(batch, best)
+        table = self._chosen(batch, best, counted or functools.partial(self.counted, batch))
         parts: list[Candidate] = []
         left = batch
         for a in reversed(range(len(self._setups))):
@@ -206,15 +231,26 @@ class Grid:
                 goal = table.r[left, a]
         return Division.of(parts)
 
-    def _counted(self, batch: int, best: Best) -> Table:
+    def _chosen(self, batch: int, best: Best, counted: Counted) -> Table:
         """Return the table that counts parts, of deterministic candidates alone if they are as fast."""
-        fits = self._levels <= best.level
-        steady = fits & self._is_deterministic
-        if (steady != fits).any():
-            table = self._table(batch, steady, Tie.PARTS)
+        if not self._is_deterministic[self._levels <= best.level].all():
+            table = counted(best.level, Counting.STEADY)
             if table.f[batch, -1] >> self._tie_bits == best.ticks:
                 return table
-        return self._table(batch, fits, Tie.PARTS)
+        return counted(best.level, Counting.ALL)
+
+    def counted(self, batch: int, level: int, which: Counting) -> Table:
+        """Return the table that counts the parts of up to `batch` samples.
+
+        Args:
+            batch: samples.
+            level: of the candidates that run.
+            which: of them.
+        """
+        fits = self._levels <= level
+        return self._table(
+            batch, fits & self._is_deterministic if which is Counting.STEADY else fits, Tie.PARTS
+        )
 
     def _first_row(self, table: Table, left: int, a: int, goal: int) -> int | None:
         """Return the row of the smallest part by the algorithm in column `a` that leads to `goal`."""

@@ -6,10 +6,12 @@ from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
+from mucudnn.patching import fitting
 from mucudnn.patching.fitting import Memory, division_for
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
+from mucudnn.solvers import ReuseTable
 from mucudnn.solvers.exhaustive import fastest_division
 from tests.examples import a_candidate, a_problem
 from tests.operands import a_convolution
@@ -32,6 +34,23 @@ def test_a_smaller_batch_gets_the_best_division_within_the_workspace(batch: int)
     found = division_for(assigned, batch, "cpu:aten", share_bytes=400)
 
     assert found == fastest_division(candidates, batch, limit_bytes=400)
+
+
+def test_equal_sites_have_the_table_of_smaller_batches_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def noted(candidates: tuple[Candidate, ...], batch: int, limit_bytes: int) -> ReuseTable:
+        made.append(batch)
+        return ReuseTable(candidates, batch, limit_bytes)
+
+    monkeypatch.setattr(fitting, "ReuseTable", noted)
+    fitting._table.cache_clear()
+    sites = [_divided_as_it_comes(Candidate("cpu:im2col", 1, 0.1, 90)) for _ in range(2)]
+
+    keys = [[division_for(site, batch, "cpu:aten", 100, 90).key for batch in (3, 5, 7)] for site in sites]
+
+    assert keys[0] == keys[1] == [f"cpu:im2col@1*{batch}" for batch in (3, 5, 7)]
+    assert made == [8]
 
 
 def test_where_pytorchs_own_has_won_undivided_it_serves_smaller_batches_undivided() -> None:

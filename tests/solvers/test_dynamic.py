@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError
 from mucudnn.profile import Candidate
 from mucudnn.solvers import ReuseTable, least_workspace_bytes, solve_reuse
+from mucudnn.solvers.dynamic import Grid, Table
 from mucudnn.solvers.exhaustive import fastest_division
 from tests.solvers.cases import MIB, candidates, known
 
@@ -43,6 +45,26 @@ def test_the_table_holds_the_answer_of_every_smaller_batch(
 
     for b in range(batch + 1):
         assert table.division(b) == _solved(offered, b, limit_bytes)
+
+
+def test_a_table_counts_once_for_all_batches_that_need_the_same_workspace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    offered = [Candidate("x", 1, 2.0, 10), Candidate("x", 4, 4.0, 40), Candidate("y", 2, 3.0, 10)]
+    seen: list[int] = []
+    evaluate = Grid._table
+
+    def noted(grid: Grid, batch: int, *rest: Any) -> Table:
+        seen.append(batch)
+        return evaluate(grid, batch, *rest)
+
+    monkeypatch.setattr(Grid, "_table", noted)
+    table = ReuseTable(offered, 64, 40)
+
+    found = [table.division(batch) for batch in range(4, 65)]
+
+    assert seen == [64, 64]  # the times, and the parts within 40 bytes
+    assert found == [solve_reuse(offered, batch, 40) for batch in range(4, 65)]
 
 
 @settings(max_examples=400)

@@ -43,7 +43,8 @@ class Packs:
     """The variant packs of the addresses last used, for whatever plans.
 
     One that is finalised can be neither set nor finalised again, so other addresses need another one; to
-    execute does not change it. A model in training comes back to the same addresses at every step.
+    execute does not change it. Source: NVIDIA/cudnn-frontend, time_sorted_plan, executes one a hundred times.
+    A model in training comes back to the same addresses at every step.
 
     Attributes:
         of: returns the pack of the addresses of x, w, y and the workspace, kept or made.
