@@ -18,7 +18,7 @@ from mucudnn.algorithms.compiled.axes import Axis
 from mucudnn.algorithms.compiled.compiler import Compiler, compiler, description, library
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import source_of
-from mucudnn.errors import BackendError, CompilationError
+from mucudnn.errors import BackendError, BackendWarning, CompilationError
 from mucudnn.problem import ConvOp, Layout
 from tests.algorithms.kernels import algorithm_of, compute
 from tests.algorithms.tried import a_layer, a_volume, names, winograd
@@ -96,7 +96,7 @@ def test_vectors_of_any_length_compute_the_same(
 
 
 def test_without_a_compiler_there_is_nothing_in_c(asked_anew: pytest.MonkeyPatch) -> None:
-    asked_anew.setenv("CC", "no-such-compiler")
+    asked_anew.setenv("CC", "none")
 
     assert description() == "none"
     assert algorithm_of("cc_winograd4").refusal(a_layer()) == "there is no C compiler"
@@ -107,16 +107,23 @@ def test_without_a_compiler_there_is_nothing_in_c(asked_anew: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     "words",
     [
+        "no-such-compiler",
         "'gcc",
         "gcc -include no-such-header.h",
         "gcc -fuse-ld=no-such-linker",
         "gcc -fsanitize=address",  # whose library ends a process that does not know it
     ],
 )
-def test_a_compiler_that_cannot_make_a_library_is_none(words: str, asked_anew: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_cannot_make_a_library_is_none_and_is_told_of(
+    words: str, asked_anew: pytest.MonkeyPatch
+) -> None:
     asked_anew.setenv("CC", words)
 
-    assert description() == "none"
+    with pytest.warns(BackendWarning, match="The variable CC names a compiler that cannot") as told:
+        assert description() == "none"
+
+    assert repr(words) in str(told[0].message)
+    assert description() == "none"  # without another warning
 
 
 def test_a_compiler_that_fails_is_told_with_its_first_words(asked_anew: pytest.MonkeyPatch) -> None:
@@ -210,6 +217,7 @@ def test_a_part_of_a_library_is_compiled_anew(
     assert kept.read_bytes() == whole
 
 
+@pytest.mark.filterwarnings("ignore:The variable CC names")  # it may be refused as a whole
 @pytest.mark.parametrize("option", ["-ffast-math", "-ffinite-math-only", "-funsafe-math-optimizations"])
 def test_fast_mathematics_leave_nothing_out(
     option: str, asked_anew: pytest.MonkeyPatch, tmp_path: Path

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import platformdirs
 
-from mucudnn.errors import BackendError, CompilationError
+from mucudnn.errors import BackendError, BackendWarning, CompilationError, warn_user
 from mucudnn.locks import ForkSafeLock
 
 _OPTIONS = (
@@ -76,12 +76,26 @@ class Compiler(NamedTuple):
 def compiler() -> Compiler | None:
     """Return the compiler that the variable CC names, or else cc, gcc or clang; None if there is none.
 
-    It is asked once a process, in some tenths of a second, and has to make a library that can be loaded.
+    It is asked once a process, in some tenths of a second, and has to make a library that can be loaded. A
+    warning tells of one that is named and does not, but for "none".
     """
+    text = os.environ.get("CC", "").strip()
     try:
-        named = shlex.split(os.environ.get("CC", ""))
+        named = shlex.split(text)
     except ValueError:  # a quotation without an end
-        return None
+        named = [text]
+    found = _able(named)
+    if found is None and named and text != "none":
+        warn_user(
+            f"The variable CC names a compiler that cannot make a library here, {text!r}, so no convolution "
+            "is computed in C, which is faster. CC=none says so without this warning.",
+            BackendWarning,
+        )
+    return found
+
+
+def _able(named: list[str]) -> Compiler | None:
+    """Return the first compiler that makes a library: the one that is named, or else a usual one."""
     for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(words[0]) is None:
             continue
