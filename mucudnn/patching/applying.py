@@ -65,8 +65,10 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     modules = dict(model.named_modules())
     grouped: dict[str, dict[int, dict[ConvOp, Assignment]]] = {}
     for each in plan.assignments:
-        check_runnable(each, backend)
         grouped.setdefault(each.site.path, {}).setdefault(each.site.variant, {})[each.site.op] = each
+    suiting = {path: suiting_module(modules, path, variants) for path, variants in grouped.items()}
+    for each in plan.assignments:  # of which shapes are the module's
+        check_runnable(each, backend)
     notice, servers = Notice(), GraphServers()
     by_pages, home = backend.takes_memory_by_pages, backend.flags()
     memory = Memory.of(plan, backend.own, is_growing=learn is not None, by_pages=by_pages)
@@ -74,7 +76,7 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     has_weight_gradients = any(each.site.op is ConvOp.WGRAD for each in plan.assignments)
     patches = {}
     for path, variants in grouped.items():
-        module, kind, problems = suiting_module(modules, path, variants)
+        module, kind, problems = suiting[path]
         shapes = _variants(path, variants, problems, frozen, memory)
         tuned = TunedShapes(
             path, shapes, memory, notice, home, learn, has_weight_gradients=has_weight_gradients

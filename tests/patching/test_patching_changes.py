@@ -392,6 +392,17 @@ def test_a_plan_for_more_than_a_tensor_holds_is_refused(size: int) -> None:
         apply(conv, plan)
 
 
+def test_a_plan_with_a_stride_that_no_module_has_is_refused_before_matrices_of_its_size_are_made() -> None:
+    def stepping(assigned: Assignment) -> Assignment:
+        problem = dataclasses.replace(assigned.problem, stride=(2**40, 1))
+        chosen = undivided("cpu:cc_winograd4", workspace_bytes=2**20)(assigned)
+        return dataclasses.replace(chosen, problem=problem)
+
+    conv, plan = with_plan(stepping)
+    with pytest.raises(PlanMismatchError, match=str(2**40)):
+        apply(conv, plan)
+
+
 def test_a_plan_of_a_backend_that_is_not_here_is_refused_for_that() -> None:
     conv, plan = with_plan(lambda assigned: assigned)
     elsewhere = dataclasses.replace(plan.environment, backend="cudnn")
