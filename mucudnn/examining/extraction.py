@@ -36,6 +36,9 @@ _NAMED = 5
 """Paths that an error names; a long list says no more."""
 
 _AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
+_ALSO_AS_FUNCTION = (
+    "beside its own convolution it calls one as a function, and mucudnn.autotune alone divides such calls"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +121,24 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
         OptionError: `ops` is none of the choices.
     """
     wanted = wanted_ops(ops, is_training=model.training)
+    check_unscripted(model)
     _check_unsharded(model)
     with examined(model):
         return _extracted(
             model, CallArguments.of(sample), wanted, is_inference=ops == "auto" and not model.training
+        )
+
+
+def check_unscripted(model: nn.Module) -> None:
+    """Verify that the model is none of TorchScript's, which compute without its modules' methods.
+
+    Raises:
+        NothingToTuneError: it is.
+    """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise NothingToTuneError(
+            "The model must have a convolution that can be divided, but it is scripted or traced, and such "
+            "run as they are."
         )
 
 
@@ -175,8 +192,14 @@ def _extracted(
         for variant, (problem, ops) in enumerate(recorder.calls.items())
         if ops
     )
-    refusals = tuple((path, reason) for path, reason in reasons.items() if reason is not None)
-    untouched = (*refusals, *((path, _AS_FUNCTION) for path in functions.callers))
+    refusals = {path: reason for path, reason in reasons.items() if reason is not None}
+    besides = {
+        path: _ALSO_AS_FUNCTION
+        for path, recorder in recorders.items()
+        if path not in refusals and id(recorder.module) in functions.calling
+    }
+    callers = dict.fromkeys(functions.callers, _AS_FUNCTION)
+    untouched = (*refusals.items(), *besides.items(), *callers.items())
     if not calls:
         why = "it has none" if not untouched else f"none of it can: {_named(untouched)}"
         raise NothingToTuneError(f"The model must have a convolution that can be divided, but {why}.")

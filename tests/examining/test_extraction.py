@@ -994,6 +994,29 @@ def test_convolutions_that_are_called_as_functions_are_told_of_with_their_module
     assert all("mucudnn.autotune alone divides such calls" in reason for _, reason in found.untouched)
 
 
+class Adapted(nn.Conv2d):
+    """A convolution with another one of low rank beside it, as a function."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4, 3, padding=1)
+        self.down = nn.Parameter(torch.randn(1, 4, 1, 1))
+        self.up = nn.Parameter(torch.randn(4, 1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + F.conv2d(F.conv2d(x, self.down), self.up)
+
+
+def test_a_convolution_that_calls_functions_beside_its_own_is_extracted_and_told_of() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Adapted())
+
+    extraction = extract(model, torch.randn(2, 3, 8, 8))
+
+    assert [call.path for call in extraction.calls] == ["0", "1"]
+    ((path, reason),) = extraction.untouched
+    assert path == "1"
+    assert reason.startswith("beside its own convolution it calls one as a function, and mucudnn.autotune")
+
+
 def test_a_model_of_functions_alone_is_pointed_to_autotune() -> None:
     class Function(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
