@@ -1010,6 +1010,31 @@ def test_an_armed_model_that_is_compiled_is_not_tuned_by_compiled_code(
     assert mucudnn.plan_of(model) is not None
 
 
+def test_an_armed_model_says_what_to_do_where_a_graph_must_hold_all_of_it(tmp_path: Path) -> None:
+    from torch._dynamo.exc import Unsupported  # which takes a second to import
+
+    torch.compiler.reset()  # it may have been told in another test to leave such calls alone
+    model = mucudnn.optimize(a_chain(), LIMIT, store=tmp_path / "s", policy="undivided", progress=False)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+
+    with pytest.raises(
+        Unsupported, match=r"armed by mucudnn\.optimize.*: call it once before it is compiled"
+    ):
+        compiled(a_batch())
+    model(a_batch())
+
+    assert compiled(a_batch()).shape == model(a_batch()).shape
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
+@pytest.mark.parametrize("arguments", [(), (a_batch(),)], ids=["armed", "tuned"])
+def test_a_model_of_torchscript_has_nothing_to_tune(arguments: tuple[Tensor, ...]) -> None:
+    model = torch.jit.script(a_chain())
+
+    with pytest.raises(NothingToTuneError, match="but it is scripted or traced, and such run as they are"):
+        mucudnn.optimize(model, LIMIT, *arguments)
+
+
 @pytest.mark.usefixtures("others_win")
 def test_autotune_around_a_checkpoint_does_not_disturb_it(tmp_path: Path) -> None:
     model, images = Checkpointed(), a_batch(3)
