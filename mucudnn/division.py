@@ -104,11 +104,6 @@ def buffer_bytes(division: Division, own: str, sum_bytes: int = 0) -> int:
     return max([sum_bytes, *(part.workspace_bytes for part in division.parts if part.algorithm != own)])
 
 
-def own_bytes(division: Division, own: str) -> int:
-    """Return what the parts of PyTorch's own, of that id, take outside of a buffer; 0 if there are none."""
-    return max((part.workspace_bytes for part in division.parts if part.algorithm == own), default=0)
-
-
 def common_buffer_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: str) -> int:
     """Return what the buffer comes to that divisions of these problems have in common."""
     return max(

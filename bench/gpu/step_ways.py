@@ -14,7 +14,6 @@ from bench.gpu.ground import Ground
 from bench.training import perturbed
 from bench.workloads import Setting, Workload, operands
 from mucudnn import apply
-from mucudnn.algorithms.own import result_bytes
 from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import Workspace
 from mucudnn.plan import Plan
@@ -74,8 +73,8 @@ class Room(NamedTuple):
 
     Attributes:
         allocated: the most that the allocator gives it.
-        used: what of the card's memory is in use for it afterwards, in the allocator's blocks of 2 MiB and
-            more, and with whatever libraries load; None if nobody tells.
+        used: by how much more of the card's memory is in use afterwards, in the allocator's blocks of 2 MiB
+            and more, and with whatever libraries load; None if nobody tells.
     """
 
     allocated: int
@@ -86,8 +85,7 @@ class Room(NamedTuple):
 def rooms_seen(ground: Ground) -> Iterator[list[Room]]:
     """Note what each op of a patched module takes which runs meanwhile, PyTorch's own in it too.
 
-    That is its buffer, which was there before, and what it is given beside the result. A block for the result
-    is there before, too, as it is in training: else up to 18 MiB of the allocator's would be counted.
+    That is its buffer, which was there before, and what it is given beside the result.
     """
     taken: list[Room] = []
     run = Runner.__call__
@@ -95,15 +93,15 @@ def rooms_seen(ground: Ground) -> Iterator[list[Room]]:
 
     def weighed(runner: Runner, workspace: Workspace, *args: Any, **kwargs: Any) -> Tensor:
         allocator.settle()
-        torch.empty(result_bytes(runner.problem), dtype=torch.uint8, device=workspace.device)
         held_bytes, before_bytes = workspace.held_bytes, allocator.allocated_bytes()
         used_bytes = ground.used_bytes()
         result = run(runner, workspace, *args, **kwargs)
+        beside_bytes = held_bytes - result.nbytes
         grown = None if used_bytes is None else (ground.used_bytes() or used_bytes) - used_bytes
         taken.append(
             Room(
-                held_bytes - result.nbytes + allocator.peak_bytes() - before_bytes,
-                None if grown is None else held_bytes + grown,
+                beside_bytes + allocator.peak_bytes() - before_bytes,
+                None if grown is None else beside_bytes + grown,
             )
         )
         return result

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
-from mucudnn.algorithms.own import result_bytes
 from mucudnn.backends import Backend, PartKernel, PartSumKernel
 from mucudnn.division import Division, running_sum_bytes
 from mucudnn.execution.grouping import Group, Part, Step, groups_of
@@ -166,8 +165,7 @@ class Runner:
     def _make_room(self, workspace: Workspace, elsewhere_bytes: int) -> None:
         """Let so much be taken beside the buffer, so that both stay within the limit, if there is one."""
         if self._limit_bytes is not None:
-            made = result_bytes(self.problem)
-            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend, made)
+            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend)
 
     def _make_ready(self, workspace: Workspace, group: "Group") -> None:
         """Give back what the groups before have touched of the buffer, if this one needs that room.

@@ -61,8 +61,7 @@ class Workspace:
 
         Args:
             n_bytes: that are needed now.
-            capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need. As
-                much of it comes again after it was given back, in one piece.
+            capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need.
         """
         if n_bytes <= self._touched_bytes and not _is_capturing(self._buffer):
             return  # all of it is there, as before
@@ -74,7 +73,7 @@ class Workspace:
             self.holder = None
             self._touched_bytes = 0  # as long as it is not there
             storage.resize_(0)  # else what is left of it would be copied, and stay until that is done
-            storage.resize_(min(max(n_bytes, capacity_bytes), self.n_bytes))
+            storage.resize_(n_bytes)
         # Host memory is taken page by page, as it is written to; a device's at once.
         taken_bytes = storage.nbytes() if self._buffer.is_cuda else n_bytes
         self._touched_bytes = max(self._touched_bytes, taken_bytes)
@@ -90,29 +89,17 @@ class Workspace:
         self._buffer = _bytes(0, self.device)  # the old one goes first, unless a graph keeps it
         self._buffer = _bytes(n_bytes, self.device)
 
-    def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend, result_bytes: int = 0) -> None:
+    def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend) -> None:
         """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
 
-        What lies behind in the buffer goes back to the system, or on a device all of it to its allocator; it
-        comes again when it is needed. A buffer in which a captured graph works stays, and the limit does not
-        hold there.
-
-        Args:
-            n_bytes: that are to be taken.
-            limit_bytes: for them and for the buffer.
-            backend: that gives memory back.
-            result_bytes: of a tensor that is made before they are taken. An allocator that keeps blocks takes
-                the smallest free one that is large enough: so that this tensor is not cut out of the
-                buffer's, which then would be too small for the `n_bytes`, one of its size is free as well.
+        What lies behind in the buffer goes back to the system, or on a device all of it; it comes again
+        when it is needed. A buffer in which a captured graph works stays, and the limit does not hold there.
         """
         kept_bytes = max(limit_bytes - n_bytes, 0)
         if self._touched_bytes > kept_bytes and not self._is_captured:
             self.holder = None
-            by_pages = backend.takes_memory_by_pages
-            place = None if by_pages else _bytes(result_bytes, self.device)
             backend.release(self._buffer[kept_bytes : self._touched_bytes])
-            del place
-            self._touched_bytes = kept_bytes if by_pages else 0
+            self._touched_bytes = kept_bytes if backend.takes_memory_by_pages else 0
 
     def bound(self, binder: Binder[Bound]) -> Bound:
         """Return what `binder` makes for this buffer; it is made once, and anew when the buffer has grown."""

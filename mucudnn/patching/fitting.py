@@ -10,7 +10,6 @@ from mucudnn.division import (
     Division,
     common_buffer_bytes,
     has_room,
-    own_bytes,
     running_sum_bytes,
     tight_limit,
 )
@@ -47,19 +46,9 @@ class Memory:
     capacity_bytes: int
 
     @classmethod
-    def of(cls, plan: Plan, own: str, *, is_growing: bool, by_pages: bool) -> "Memory":
-        """Return what `plan` says of memory.
-
-        Args:
-            plan: whose sites run.
-            own: id of PyTorch's own convolution.
-            is_growing: whether more is tuned later, so that the buffer may grow to the limit.
-            by_pages: whether memory is taken page by page. Where an allocator keeps it in blocks, the buffer
-                grows to what PyTorch's own takes in its place: one block serves both then.
-        """
+    def of(cls, plan: Plan, own: str, *, is_growing: bool) -> "Memory":
+        """Return what `plan` says of memory; where more is tuned later, the buffer may grow to the limit."""
         known = common_buffer_bytes([(each.problem, each.division) for each in plan.assignments], own)
-        taken = [own_bytes(each.division, own) for each in plan.assignments]
-        in_its_place = [n_bytes for n_bytes in taken if not by_pages and n_bytes + known > plan.limit_bytes]
         is_sharing = plan.mode is Mode.SHARING
         return cls(
             environment=plan.environment,
@@ -67,7 +56,7 @@ class Memory:
             is_sharing=is_sharing,
             limit_bytes=plan.limit_bytes,
             buffer_bytes=plan.limit_bytes if is_growing else known,
-            capacity_bytes=0 if is_sharing else max([known, *in_its_place]),
+            capacity_bytes=0 if is_sharing else known,
         )
 
     def has_room(self, division: Division, n_bytes: int) -> bool:

@@ -165,10 +165,8 @@ def test_every_op_of_a_patched_model_is_weighed_with_its_buffer_and_without_its_
 
     assert torch.equal(again, result)
     assert workspace.held_bytes > 0
-    held = workspace.held_bytes
-    assert taken == [
-        Room(held - result.nbytes + 300, held + 40)
-    ]  # of the card a block for the result was there
+    beside = workspace.held_bytes - result.nbytes
+    assert taken == [Room(beside + 300, beside + 40)]
 
 
 def test_a_way_that_fails_takes_too_much_or_learns_something_else_is_not_well(

@@ -124,38 +124,16 @@ LIMIT_BYTES = 100
 SUM_BYTES = 2**16
 
 
-def _memory_of(*assigned: Assignment, mode: Mode = Mode.REUSE, by_pages: bool = True) -> Memory:
+def _memory_of(*assigned: Assignment) -> Memory:
     environment = CpuBackend().environment()
-    plan = Plan(mode, Policy.POWER_OF_TWO, LIMIT_BYTES, environment, assigned, (), "0")
-    return Memory.of(plan, "cpu:aten", is_growing=False, by_pages=by_pages)
+    plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, LIMIT_BYTES, environment, assigned, (), "0")
+    return Memory.of(plan, "cpu:aten", is_growing=False)
 
 
 def test_smaller_batches_do_not_enlarge_the_buffer_that_tuning_reckoned_with() -> None:
     known = _memory_of(_divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90)))
 
     assert (known.buffer_bytes, known.capacity_bytes) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("own_bytes", "by_pages", "mode", "capacity_bytes"),
-    [
-        (90, False, Mode.REUSE, 90),
-        (60, False, Mode.REUSE, 40),  # both fit at once
-        (90, True, Mode.REUSE, 40),  # what goes back goes to the system
-        (90, False, Mode.SHARING, 0),
-    ],
-)
-def test_in_blocks_the_buffer_grows_to_what_takes_its_place_when_it_is_given_back(
-    own_bytes: int, by_pages: bool, mode: Mode, capacity_bytes: int
-) -> None:
-    sites = (
-        _assigned(Candidate("cpu:im2col", 2, 1.0, 40), times=4),
-        _assigned(Candidate("cpu:aten", 8, 1.0, own_bytes)),
-    )
-
-    known = _memory_of(*sites, mode=mode, by_pages=by_pages)
-
-    assert (known.buffer_bytes, known.capacity_bytes) == (40, capacity_bytes)
 
 
 def _gradients_in_16_bits(division: Division, *singles: Candidate) -> Assignment:
