@@ -30,7 +30,7 @@ $(CUDNN): $(READY) constraints-cudnn.txt
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'; then \
 		echo "cuDNN is the one that this CUDA build of PyTorch brings"; \
 	else \
-		echo "adding cuDNN (once, 0.8 GB; make test DEVICELESS=no goes without it)"; \
+		echo "adding cuDNN (once, 0.8 GB; DEVICELESS=no goes without it)"; \
 		$(BIN)/pip install --quiet --disable-pip-version-check \
 			-c constraints.txt -c constraints-cudnn.txt -e '.[deviceless]'; \
 	fi

@@ -1,8 +1,9 @@
-"""What a division on cuDNN costs the host: all but the execution itself, so no GPU need be there.
+"""What a division on cuDNN costs the host in Python and cuDNN's descriptors, so no GPU need be there.
 
 Operators of a few microseconds wait for the host, not for the card: whatever is spent here is added to them.
-cuDNN is the real one and plans for a described H200; where a card would be given an execution nothing
-happens. Operands lie in the host's memory, and are the same in every call, as in training.
+cuDNN is the real one and plans for a described H200. Left out are the execution itself, CUDA's questions
+for the present device and stream, and its allocator: operands lie in the host's memory. They are the same in
+every call, as they mostly are in training.
 """
 
 import ctypes
@@ -86,9 +87,9 @@ def operands(problem: ConvProblem) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("parts", [1, 4, 8])
 @pytest.mark.parametrize("op", ConvOp)
-def test_division_without_its_execution(op: ConvOp, parts: int, benchmark: BenchmarkFixture) -> None:
+def test_division_but_for_the_card(op: ConvOp, parts: int, benchmark: BenchmarkFixture) -> None:
     """Time a division in so many parts, by the first engine on cuDNN's list."""
-    benchmark.group = f"{op} on cuDNN, but for the execution"
+    benchmark.group = f"{op} on cuDNN, but for the card"
     torch.set_num_threads(1)
     problem = ConvProblem(
         op=op, batch=BATCH, in_channels=4, out_channels=4, input_size=(8, 8), kernel_size=(3, 3),

@@ -101,7 +101,7 @@ _WAITING = (
     "GOMP_SPINCOUNT in the environment shortens that; mucudnn info measures what it costs here."
 )
 _ERROR = "At most {:.1e} relative to float64."
-_OWN_ERROR = "At most {:.1e} relative to float64, by PyTorch's own ({}), for which there is no bound."
+_OWN_ERROR = "At most {:.1e} relative to float64 where PyTorch's own runs ({}), for which there is no bound."
 _MEASURED_ONCE = (
     "Measurements: {}, sites: {}; the same problem and division is measured once. A convolution `as` another "
     "one has the same rows."
@@ -276,12 +276,12 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _error_notes(measurements: Sequence[Assignment]) -> list[tuple[str, str]]:
-    """Tell the largest error of what was chosen, and apart that of PyTorch's own, which has no bound."""
+    """Tell the largest error of what was chosen, and apart where PyTorch's own runs, which has no bound."""
     errors = {assigned: error for assigned in measurements if (error := seen_at(assigned).error) is not None}
     own = {
         each.site: error
         for each, error in errors.items()
-        if all(is_own(part.algorithm) for part in each.division.parts)
+        if any(is_own(part.algorithm) for part in each.division.parts)
     }
     texts = []
     if others := [error for each, error in errors.items() if each.site not in own]:

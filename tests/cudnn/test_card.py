@@ -1,5 +1,6 @@
 """What can be known of a card without one: PyTorch's flags, and what it would choose."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -110,6 +111,29 @@ def a_card() -> TorchCard:
     card = TorchCard.__new__(TorchCard)
     card.check_not_capturing = lambda _: None  # type: ignore[method-assign]
     return card
+
+
+@pytest.mark.parametrize(("present", "made"), [(1, []), (0, [1])])
+def test_a_card_is_made_the_current_one_where_it_is_not(
+    present: int, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        told.append(index)
+        yield
+
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)  # which a CPU build lacks
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: present)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    card = TorchCard(1)
+
+    for _ in range(2):
+        with card.current():
+            pass
+
+    assert told == made * 2
 
 
 def test_pytorch_runs_a_depthwise_convolution_by_a_kernel_of_its_own() -> None:

@@ -4,7 +4,9 @@ import dataclasses
 import math
 import signal
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -114,16 +116,15 @@ def test_each_part_is_launched_at_the_start_of_its_samples(
 def test_a_signal_handler_may_launch_the_plan_that_it_interrupts(
     paper: PaperLibrary, card: PaperCard, op: ConvOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, armed = paper._set, [False]
+    execute, armed = paper._execute, [False]
 
-    def interrupted(pointer: int, name: int, *rest: int) -> int:
-        status = told(pointer, name, *rest)  # type: ignore[arg-type]  # as it came
-        if armed[0] and name == Attribute.PACK_IDS:  # the addresses are told next
+    def interrupted(*arguments: Any) -> int:
+        if armed[0]:
             armed[0] = False
             signal.raise_signal(signal.SIGUSR1)
-        return status
+        return execute(*arguments)
 
-    monkeypatch.setattr(paper, "_set", interrupted)
+    monkeypatch.setattr(paper, "_execute", interrupted)
     backend, problem = paper_backend(paper, card), conv(op)
     runner = divided(backend, problem, first_engine(backend, problem))
     operands, others = operands_of(problem)[:2], operands_of(problem, seed=7)[:2]
@@ -462,7 +463,9 @@ def test_a_refused_pack_is_an_error_and_is_not_left_behind(
     )
     packs = Packs(paper.library)
 
-    with pytest.raises(CudnnError, match=r"Launching a convolution must succeed, but cuDNN gave .*\(2000\)"):
+    with pytest.raises(
+        CudnnError, match=r"Setting attribute pack .* must succeed, but cuDNN gave .*\(2000\)"
+    ):
         packs.of(16, 32, 48, 0)
 
     assert len(destroyed) == 1
@@ -485,6 +488,32 @@ def test_the_packs_of_the_last_addresses_are_kept_and_others_destroyed(
     assert [paper._attributes[first][name] for name in (1000, 1001, 1003)] == [
         [UID_X, UID_W, UID_Y], [16, 32, 48], [64],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_threads_never_execute_one_plan_at_once_though_they_share_its_packs(
+    paper: PaperLibrary, card: PaperCard, op: ConvOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute, inside, most = paper._execute, [0], [0]
+
+    def counted(*arguments: Any) -> int:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.002)  # in which the other thread runs
+        status = execute(*arguments)
+        inside[0] -= 1
+        return status
+
+    monkeypatch.setattr(paper, "_execute", counted)
+    backend, problem = paper_backend(paper, card), conv(op)
+    runner, operands = divided(backend, problem, first_engine(backend, problem), 13), operands_of(problem)[:2]
+    expected = runner(workspace(), *operands)
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [*pool.map(lambda _: runner(workspace(), *operands), range(8))]
+
+    assert most == [1]
+    assert all(torch.equal(result, expected) for result in results)
 
 
 def test_what_runs_on_the_same_addresses_again_needs_no_other_pack(

@@ -618,12 +618,25 @@ def test_the_error_of_pytorchs_own_which_no_bound_holds_is_told_apart() -> None:
         assigned(path, ConvOp.WGRAD, OWN, dataclasses.replace(FASTER, error=error), in_channels=n)
         for n, (path, error) in enumerate({"b": 1e-7, "c": 5e-3, "d": 3e-6}.items(), 16)
     ]
-    own = "At most 5.0e-03 relative to float64, by PyTorch's own (c wgrad), for which there is no bound."
+    own = (
+        "At most 5.0e-03 relative to float64 where PyTorch's own runs (c wgrad), for which there is no bound."
+    )
 
     text = render_plan(a_mixed_plan(assignments=(exact, *rows)))
 
     assert note(text, "error") == f"At most 2.0e-06 relative to float64. {own}"
     assert note(render_plan(a_mixed_plan(assignments=tuple(rows))), "error") == own
+
+
+def test_of_parts_by_pytorchs_own_and_by_others_the_error_may_be_pytorchs_own() -> None:
+    parts = Division((*WINOGRAD.parts[:1], Candidate("cpu:aten", 16, 0.005, MIB)))
+    mixed = assigned("a", ConvOp.WGRAD, parts, dataclasses.replace(FASTER, error=5e-3))
+
+    text = render_plan(a_mixed_plan(assignments=(mixed,)))
+
+    assert note(text, "error") == (
+        "At most 5.0e-03 relative to float64 where PyTorch's own runs (a wgrad), for which there is no bound."
+    )
 
 
 def test_sites_that_share_problem_and_division_count_as_one_measurement() -> None:

@@ -72,6 +72,12 @@ class Descriptor:
         """Set one of cuDNN's handles, by its address."""
         return self._set(attribute, AttributeType.HANDLE, (ctypes.c_void_p * 1)(handle))
 
+    def set_addresses(self, attribute: Attribute, *addresses: int) -> Self:
+        """Set addresses in the device's memory; 0 for none."""
+        return self._set(
+            attribute, AttributeType.VOID_POINTER, (ctypes.c_void_p * len(addresses))(*addresses)
+        )
+
     def set_descriptors(self, attribute: Attribute, *children: "Descriptor") -> Self:
         """Refer to finalised descriptors, which live as long as this one."""
         self._children += children

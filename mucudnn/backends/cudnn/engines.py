@@ -26,9 +26,10 @@ _FOURIER = frozenset({NumericalNote.FFT.name})
 _TRANSFORMS = _FOURIER | {NumericalNote.WINOGRAD.name}
 """Notes of engines that are worth trying in float32 though no list has them: on an H200 an FFT took 230 us
 forward for 5x5 filters where the fastest of strict float32 on cuDNN's list took 527, and of TF32 261. In
-16-bit types tensor cores were faster. Winograd's is one of few taps: for 5x5 it is slow, and off by 9e-4."""
+16-bit types tensor cores were faster."""
 
 _MOST_WINOGRAD_TAPS = 3
+"""Of the same: for 5x5 cuDNN's Winograd was slow, and off by 9e-4."""
 
 
 class Enumerator:
@@ -71,8 +72,8 @@ class Enumerator:
         """Return what is worth measuring: at most 16 of the list and some more, all in an exhaustive search.
 
         An engine that is compiled at run time, which takes a second for each size, is worth it where cuDNN
-        recommends it, and not as a fallback beside others. In float32 Fourier's transforms are, and
-        Winograd's of at most 3 taps, also if cuDNN does not list them.
+        recommends it, and not as a fallback beside others. In float32 Fourier's transforms that cuDNN does
+        not list are, too, and Winograd's of at most 3 taps.
 
         Raises:
             BackendError: as for `listed`.

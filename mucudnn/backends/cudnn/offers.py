@@ -68,7 +68,7 @@ class Offers:
 
         Args:
             known: numbers of engines.
-            noted: notes of which an engine must have one; none for whatever engine.
+            noted: notes of which an engine must have one; empty for any engine.
 
         Raises:
             CudnnError: the set-up is broken, or memory is lacking.
