@@ -46,7 +46,7 @@ _MOST_US = 10_000_000.0
 
 @dataclasses.dataclass(frozen=True)
 class CandidateRow:
-    """Candidates: PyTorch's own, up to 16 of cuDNN's list, in its order, and what cuDNN lacks.
+    """Candidates: PyTorch's own, up to 16 of cuDNN's list, in its order, transforms on no list, and tiles.
 
     Attributes:
         layer: name of the layer.
@@ -54,7 +54,7 @@ class CandidateRow:
         setting: type, layout and precision.
         batch: samples.
         algorithm: its id.
-        rank: place in cuDNN's list, from 0; None for what is not on it.
+        rank: place in cuDNN's list, from 0, behind which come engines on no list; None for what is none.
         notes: on numerics and behaviour.
         workspace_bytes: declared, by plans with beta 0; None for PyTorch's own.
         accumulating_bytes: declared with beta 1; None where parts do not add up that way.
@@ -114,7 +114,7 @@ class CaseRow:
         not_reached: how many were not, because the time of the problem was up.
         wrong: how many of them failed or were wrong.
         fastest: id of the fastest right candidate but PyTorch's own.
-        rank: its place in cuDNN's list, from 0; None if it is not on it.
+        rank: its place in cuDNN's list, from 0, behind which come engines on no list; None if it is none.
         fastest_time: its time.
         fastest_plan_time: that of the fastest right plan of cuDNN.
         first_time: that of cuDNN's first plan.
