@@ -23,6 +23,8 @@ from mucudnn.solvers import ReuseTable
 
 _MOST_TABLES = 128
 """Of equal profiles: one comes to some 0.1 MB for a batch of 256, and takes milliseconds to be made."""
+_MOST_COVERED = 2**13
+"""Samples up to which a table is kept: those of more are large, and seldom asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +174,7 @@ def division_for(
     if assigned.problem.running_sum_bytes > held_bytes:  # there is no room for a sum of parts
         fitting = tuple(each for each in fitting if each.batch == batch)
     able = [
-        _table(fitting, division.batch, limit_bytes).division(batch),
+        _table_for(fitting, batch, division.batch, limit_bytes).division(batch),
         _own_undivided(assigned.candidates, batch, own, share_bytes),
     ]
     found = [each for each in able if each is not None]
@@ -180,6 +182,15 @@ def division_for(
         sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
         raise BackendError(f"{batch} samples cannot be made of the sizes that were measured and fit: {sizes}")
     return min(found, key=lambda each: each.time_s)
+
+
+def _table_for(
+    candidates: tuple[Candidate, ...], batch: int, tuned_batch: int, limit_bytes: int
+) -> ReuseTable:
+    """Return the best division of `batch` samples, and of others."""
+    if tuned_batch > _MOST_COVERED:
+        return ReuseTable(candidates, batch, limit_bytes)
+    return _table(candidates, tuned_batch, limit_bytes)
 
 
 @functools.lru_cache(_MOST_TABLES)

@@ -53,6 +53,15 @@ def test_equal_sites_have_the_table_of_smaller_batches_in_common(monkeypatch: py
     assert made == [8]
 
 
+def test_tables_of_very_many_samples_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitting._table.cache_clear()
+    monkeypatch.setattr(fitting, "_MOST_COVERED", 7)
+    site = _divided_as_it_comes(Candidate("cpu:im2col", 1, 0.1, 90))
+
+    assert division_for(site, 5, "cpu:aten", 100, 90).key == "cpu:im2col@1*5"
+    assert fitting._table.cache_info().currsize == 0
+
+
 def test_where_pytorchs_own_has_won_undivided_it_serves_smaller_batches_undivided() -> None:
     won = Division((Candidate("cpu:aten", 8, 1.0, 0),))
     rival = Candidate("cpu:im2col", 4, 0.1, 0)
