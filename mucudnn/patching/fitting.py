@@ -21,10 +21,10 @@ from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Candidate, Environment
 from mucudnn.solvers import ReuseTable
 
-_MOST_TABLES = 128
-"""Of equal profiles: one comes to some 0.1 MB for a batch of 256, and takes milliseconds to be made."""
-_MOST_COVERED = 2**13
-"""Samples up to which a table is kept: those of more are large, and seldom asked for."""
+_MOST_TABLES = 512
+"""Of equal profiles and batches up to the same power of two: for 256 one comes to half a MB at most."""
+_MOST_COVERED = 2**11
+"""Samples up to which a table is kept: those of more are large."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +173,11 @@ def division_for(
     )
     if assigned.problem.running_sum_bytes > held_bytes:  # there is no room for a sum of parts
         fitting = tuple(each for each in fitting if each.batch == batch)
+        table = ReuseTable(fitting, batch, limit_bytes)
+    else:
+        table = _table_for(fitting, batch, limit_bytes)
     able = [
-        _table_for(fitting, batch, division.batch, limit_bytes).division(batch),
+        table.division(batch),
         _own_undivided(assigned.candidates, batch, own, share_bytes),
     ]
     found = [each for each in able if each is not None]
@@ -184,13 +187,11 @@ def division_for(
     return min(found, key=lambda each: each.time_s)
 
 
-def _table_for(
-    candidates: tuple[Candidate, ...], batch: int, tuned_batch: int, limit_bytes: int
-) -> ReuseTable:
-    """Return the best division of `batch` samples, and of others."""
-    if tuned_batch > _MOST_COVERED:
+def _table_for(candidates: tuple[Candidate, ...], batch: int, limit_bytes: int) -> ReuseTable:
+    """Return a table that covers `batch` samples and more, up to a power of two; large ones are not kept."""
+    if batch > _MOST_COVERED:
         return ReuseTable(candidates, batch, limit_bytes)
-    return _table(candidates, tuned_batch, limit_bytes)
+    return _table(candidates, 1 << (batch - 1).bit_length(), limit_bytes)
 
 
 @functools.lru_cache(_MOST_TABLES)

@@ -44,6 +44,9 @@ NEVER = 1 << 61
 
 _PAIR_BITS = 60
 
+_MOST_COUNTS = 8
+"""Tables of parts that a `ReuseTable` keeps: each is as large as that of times."""
+
 Value = TypeVar("Value", int, str)
 
 
@@ -107,6 +110,8 @@ class ReuseTable:
     def division(self, batch: int) -> Division | None:
         """Return the division of `batch` samples that `solve_reuse` finds; None where there is none.
 
+        Times that are equal but for a rounding are told apart by the largest batch that is covered.
+
         Raises:
             ValueError: the table does not cover `batch`.
         """
@@ -118,6 +123,8 @@ class ReuseTable:
     def _counted(self, level: int, which: "Counting") -> "Table":
         found = self._counts.get((level, which))
         if found is None:
+            if len(self._counts) >= _MOST_COUNTS:
+                self._counts.clear()
             found = self._counts[level, which] = self._grid.counted(self.batch, level, which)
         return found
 
