@@ -107,7 +107,7 @@ class Plan:
         limit_bytes: the limit, inclusive.
         environment: where it was measured; it answers only for that.
         assignments: one for each site, in the order in which the model meets them.
-        untouched: convolutions that run as before, each with the reason.
+        untouched: modules of which a convolution runs as before, or a part, each with the reason.
         version: of the mucudnn that made it.
         max_error: the largest error against float64 that was allowed; None if only the backend's bound was.
         calls: of the convolutions that were timed once more as the model calls them, what that has shown.

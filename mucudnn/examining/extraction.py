@@ -36,6 +36,8 @@ _NAMED = 5
 """Paths that an error names; a long list says no more."""
 
 _AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
+_SCRIPTED = "it is scripted or traced, and such modules run as they are"
+_CLASSES = frozenset(f"{name}{rank}d" for name in ("Conv", "ConvTranspose") for rank in (1, 2, 3))
 _ALSO_AS_FUNCTION = (
     "beside its own convolution it calls one as a function, and mucudnn.autotune alone divides such calls"
 )
@@ -117,7 +119,8 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
 
     Raises:
         SampleError: the model cannot be run on the sample, or not twice, or is sharded by FSDP.
-        NothingToTuneError: it can, but has no convolution that can be divided, or none that needs the ops.
+        NothingToTuneError: it can, but has no convolution that can be divided, or none that needs the ops; or
+            it is TorchScript's.
         OptionError: `ops` is none of the choices.
     """
     wanted = wanted_ops(ops, is_training=model.training)
@@ -136,10 +139,7 @@ def check_unscripted(model: nn.Module) -> None:
         NothingToTuneError: it is.
     """
     if isinstance(model, torch.jit.ScriptModule):
-        raise NothingToTuneError(
-            "The model must have a convolution that can be divided, but it is scripted or traced, and such "
-            "run as they are."
-        )
+        raise NothingToTuneError(f"The model must have a convolution that can be divided, but {_SCRIPTED}.")
 
 
 _SHARDED = {"FSDPModule": "fully_shard", "FullyShardedDataParallel": "FullyShardedDataParallel"}
@@ -199,11 +199,19 @@ def _extracted(
         if path not in refusals and id(recorder.module) in functions.calling
     }
     callers = dict.fromkeys(functions.callers, _AS_FUNCTION)
-    untouched = (*refusals.items(), *besides.items(), *callers.items())
+    scripted = dict.fromkeys(_scripted(model), _SCRIPTED)
+    untouched = (*refusals.items(), *besides.items(), *callers.items(), *scripted.items())
     if not calls:
         why = "it has none" if not untouched else f"none of it can: {_named(untouched)}"
         raise NothingToTuneError(f"The model must have a convolution that can be divided, but {why}.")
     return Extraction(calls, untouched)
+
+
+def _scripted(model: nn.Module) -> Iterator[str]:
+    """Yield the paths of TorchScript's convolutions, which are of no class of PyTorch's modules."""
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule) and module.original_name in _CLASSES:
+            yield path
 
 
 def _named(untouched: Sequence[tuple[str, str]]) -> str:
