@@ -1,8 +1,8 @@
 """What a division on cuDNN costs the host in Python and cuDNN's descriptors, so no GPU need be there.
 
 Operators of a few microseconds wait for the host, not for the card: whatever is spent here is added to them.
-cuDNN is the real one and plans for a described H200. Left out are the execution itself, CUDA's questions
-for the present device and stream, and its allocator: operands lie in the host's memory. They are the same in
+cuDNN is the real one and plans for a described H200. Left out are the execution itself, asking CUDA for
+the present device and stream, and its allocator: operands lie in the host's memory. They are the same in
 every call, as they mostly are in training.
 """
 

@@ -69,9 +69,9 @@ def optimize(
         search: which algorithms are tried: "heuristic" (those that the device's library recommends, and
             enough others) or "exhaustive" (all that may win).
         max_error: the largest error of an algorithm that may be chosen, relative to a convolution in float64,
-            in the 2-norm of the whole result on normal values, as it was measured (in float32 some 2e-7 for
-            PyTorch's own, which may always be chosen, and 3e-7 to 4e-6 for Winograd's). None leaves it at the
-            backend's bound.
+            in the 2-norm of the whole result on values of one size, as it was measured (in float32 some 2e-7
+            for PyTorch's own, which may always be chosen, and 3e-7 to 4e-6 for Winograd's). None leaves it at
+            the backend's bound.
         ops: "auto" (all three in training mode, fprop alone in eval mode), or some of "fprop", "dgrad" and
             "wgrad".
         backend: "auto", or a backend's name. A recording will not do: what is patched runs here.
@@ -213,7 +213,7 @@ _IN_EVAL_MODE = (
 )
 
 
-_ASK_FIRST = (
+_CALL_FIRST = (
     "the model is armed by mucudnn.optimize, which tunes it in its first call: call it once before it is "
     "compiled with fullgraph=True, or optimize it with a sample"
 )
@@ -247,7 +247,7 @@ class _FirstCall:
         self._watched = 0
         self._turn = ForkSafeLock()
 
-    @torch.compiler.disable(reason=_ASK_FIRST)  # type: ignore[untyped-decorator]  # else the tuner would be compiled too
+    @torch.compiler.disable(reason=_CALL_FIRST)  # type: ignore[untyped-decorator]  # else the tuner would be compiled too
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_examining():
             return

@@ -1031,7 +1031,7 @@ def test_an_armed_model_says_what_to_do_where_a_graph_must_hold_all_of_it(tmp_pa
 def test_a_model_of_torchscript_has_nothing_to_tune(arguments: tuple[Tensor, ...]) -> None:
     model = torch.jit.script(a_chain())
 
-    with pytest.raises(NothingToTuneError, match="but it is scripted or traced, and such run as they are"):
+    with pytest.raises(NothingToTuneError, match="but it is scripted or traced, and such modules run as"):
         mucudnn.optimize(model, LIMIT, *arguments)
 
 

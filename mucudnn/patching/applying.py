@@ -67,7 +67,7 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     for each in plan.assignments:
         grouped.setdefault(each.site.path, {}).setdefault(each.site.variant, {})[each.site.op] = each
     suiting = {path: suiting_module(modules, path, variants) for path, variants in grouped.items()}
-    for each in plan.assignments:  # of which shapes are the module's
+    for each in plan.assignments:  # whose shapes are known to be the modules' now
         check_runnable(each, backend)
     notice, servers = Notice(), GraphServers()
     memory, home = Memory.of(plan, backend.own, is_growing=learn is not None), backend.flags()

@@ -491,7 +491,7 @@ def test_the_packs_of_the_last_addresses_are_kept_and_others_destroyed(
 
 
 @pytest.mark.parametrize("op", ConvOp)
-def test_threads_never_execute_one_plan_at_once_though_they_share_its_packs(
+def test_threads_never_execute_one_plan_at_once(
     paper: PaperLibrary, card: PaperCard, op: ConvOp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute, inside, most = paper._execute, [0], [0]

@@ -398,7 +398,9 @@ def test_a_plan_with_a_stride_that_no_module_has_is_refused_before_matrices_of_i
         chosen = undivided("cpu:cc_winograd4", workspace_bytes=2**20)(assigned)
         return dataclasses.replace(chosen, problem=problem)
 
-    conv, plan = with_plan(stepping)
+    conv, _ = with_plan(stepping)
+    plan = a_plan_for(conv, images().requires_grad_())  # with a gradient of the image, which has them
+    plan = dataclasses.replace(plan, assignments=tuple(map(stepping, plan.assignments)))
     with pytest.raises(PlanMismatchError, match=str(2**40)):
         apply(conv, plan)
 

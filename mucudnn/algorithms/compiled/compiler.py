@@ -88,7 +88,7 @@ def compiler() -> Compiler | None:
     if found is None and named and text != "none":
         warn_user(
             f"The variable CC names a compiler that cannot make a library here, {text!r}, so no convolution "
-            "is computed in C, which is faster. CC=none says so without this warning.",
+            "is computed in C, which is faster. CC=none does without one, and without this warning.",
             BackendWarning,
         )
     return found

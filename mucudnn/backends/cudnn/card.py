@@ -149,7 +149,7 @@ class TorchCard:
 
     def current(self) -> AbstractContextManager[None]:
         """Make the card the calling thread's current one for a while: new threads start on the first."""
-        if torch.cuda.current_device() == self._index:  # as mostly: to ask takes less than to set
+        if torch.cuda.current_device() == self._index:  # as it mostly is; to ask costs less than to set
             return _AS_IT_IS
         return torch.cuda.device(self._index)
 

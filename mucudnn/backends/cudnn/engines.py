@@ -29,7 +29,7 @@ forward for 5x5 filters where the fastest of strict float32 on cuDNN's list took
 16-bit types tensor cores were faster."""
 
 _MOST_WINOGRAD_TAPS = 3
-"""Of the same: for 5x5 cuDNN's Winograd was slow, and off by 9e-4."""
+"""Up to which Winograd's are tried so: for 5x5 they were slow, and off by 9e-4."""
 
 
 class Enumerator:
@@ -72,8 +72,8 @@ class Enumerator:
         """Return what is worth measuring: at most 16 of the list and some more, all in an exhaustive search.
 
         An engine that is compiled at run time, which takes a second for each size, is worth it where cuDNN
-        recommends it, and not as a fallback beside others. In float32 Fourier's transforms that cuDNN does
-        not list are, too, and Winograd's of at most 3 taps.
+        recommends it, and not as a fallback beside others. In float32 FFT engines that cuDNN does not list
+        are tried too, and Winograd engines for at most 3 taps.
 
         Raises:
             BackendError: as for `listed`.
