@@ -44,6 +44,7 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 def _forget() -> None:
     compiler.cache_clear()
+    compilers._able.cache_clear()
     compilers._known.cache_clear()
 
 
@@ -124,6 +125,20 @@ def test_a_compiler_that_cannot_make_a_library_is_none_and_is_told_of(
 
     assert repr(words) in str(told[0].message)
     assert description() == "none"  # without another warning
+
+
+def test_where_warnings_are_errors_a_compiler_is_asked_once_all_the_same(
+    asked_anew: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    asked_anew.setattr(compilers, "_asked", lambda words: asked.append(words))
+    asked_anew.setenv("CC", "gcc")
+
+    for _ in range(2):
+        with pytest.raises(BackendWarning, match="The variable CC names"):
+            compiler()
+
+    assert len(asked) == 3  # natively, in two ways, and not
 
 
 def test_a_compiler_that_fails_is_told_with_its_first_words(asked_anew: pytest.MonkeyPatch) -> None:

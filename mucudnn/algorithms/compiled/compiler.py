@@ -76,26 +76,28 @@ class Compiler(NamedTuple):
 def compiler() -> Compiler | None:
     """Return the compiler that the variable CC names, or else cc, gcc or clang; None if there is none.
 
-    It is asked once a process, in some tenths of a second, and has to make a library that can be loaded. A
-    warning tells of one that is named and does not, but for "none".
+    It is asked once a process, in some tenths of a second, and has to make a library that can be loaded. One
+    that is named and does not is told of by a warning, unless it is "none".
     """
     text = os.environ.get("CC", "").strip()
-    try:
-        named = shlex.split(text)
-    except ValueError:  # a quotation without an end
-        named = [text]
-    found = _able(named)
-    if found is None and named and text != "none":
+    found = _able(text)
+    if found is None and text not in ("", "none"):
         warn_user(
             f"The variable CC names a compiler that cannot make a library here, {text!r}, so no convolution "
-            "is computed in C, which is faster. CC=none does without one, and without this warning.",
+            "is computed in C, which is faster. Without CC it is cc, gcc or clang; CC=none does without one, "
+            "and without this warning.",
             BackendWarning,
         )
     return found
 
 
-def _able(named: list[str]) -> Compiler | None:
-    """Return the first compiler that makes a library: the one that is named, or else a usual one."""
+@functools.cache  # also where a warning is an error
+def _able(text: str) -> Compiler | None:
+    """Return the first compiler that makes a library: the one that `text` names, or else a usual one."""
+    try:
+        named = shlex.split(text)
+    except ValueError:  # a quotation without an end
+        named = [text]
     for words in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(words[0]) is None:
             continue
@@ -114,7 +116,9 @@ def needed_compiler() -> Compiler:
     """
     found = compiler()
     if found is None:
-        raise BackendError("There is no C compiler: neither cc, gcc, clang nor what the variable CC names.")
+        raise BackendError(
+            "There is no C compiler: neither what the variable CC names nor, without it, cc, gcc or clang."
+        )
     return found
 
 
