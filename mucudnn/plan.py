@@ -28,6 +28,11 @@ algorithms that are not deterministic. A file has the lowest that holds it.
 _NAMED = 3
 """How many algorithms a plan names when it is printed itself."""
 
+BESIDES_ITS_OWN = (
+    "beside its own convolution it calls one as a function, and mucudnn.autotune alone divides such calls"
+)
+"""Why a module is among the untouched though all sites of its own are measured."""
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class ConvSite:
@@ -107,7 +112,7 @@ class Plan:
         limit_bytes: the limit, inclusive.
         environment: where it was measured; it answers only for that.
         assignments: one for each site, in the order in which the model meets them.
-        untouched: modules of which a convolution runs as before, or a part, each with the reason.
+        untouched: paths of what runs as before, each with the reason; of some there are assignments too.
         version: of the mucudnn that made it.
         max_error: the largest error against float64 that was allowed; None if only the backend's bound was.
         calls: of the convolutions that were timed once more as the model calls them, what that has shown.

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar, cast
 import torch.distributed as dist
 
 from mucudnn.errors import BackendError, PlanMismatchError
-from mucudnn.plan import ConvSite, Plan
+from mucudnn.plan import BESIDES_ITS_OWN, ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
 
@@ -108,7 +108,7 @@ def _portable(error: Exception) -> Exception:
 
 def _objection(plan: Plan, found: Found) -> str | None:
     """Return why this rank cannot run the plan, or None if it can."""
-    left = {path for path, _ in plan.untouched}  # some of whose sites could not be measured there
+    left = {path for path, reason in plan.untouched if reason != BESIDES_ITS_OWN}  # not all measured there
     planned = {assigned.site: assigned.problem for assigned in plan.assignments}
     problems = {
         site: problem for site, problem in found.problems.items() if site in planned or site.path not in left

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mucudnn.plan import ConvSite
+from mucudnn.plan import BESIDES_ITS_OWN, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
 from mucudnn.ranks import _objection
@@ -123,3 +123,4 @@ def test_a_site_that_the_first_rank_could_not_measure_is_no_difference() -> None
 
     assert _objection(plan, here) is None
     assert _objection(dataclasses.replace(plan, untouched=()), here) is not None
+    assert _objection(dataclasses.replace(plan, untouched=(("left", BESIDES_ITS_OWN),)), here) is not None

@@ -23,7 +23,7 @@ from mucudnn.examining.passes import (
 )
 from mucudnn.examining.standins import StandIns
 from mucudnn.examining.undoing import forget
-from mucudnn.plan import ConvSite
+from mucudnn.plan import BESIDES_ITS_OWN, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 
 __all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
@@ -37,10 +37,11 @@ _NAMED = 5
 
 _AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
 _SCRIPTED = "it is scripted or traced, and such modules run as they are"
-_CLASSES = frozenset(f"{name}{rank}d" for name in ("Conv", "ConvTranspose") for rank in (1, 2, 3))
-_ALSO_AS_FUNCTION = (
-    "beside its own convolution it calls one as a function, and mucudnn.autotune alone divides such calls"
+_NODES = (
+    "aten::_convolution",
+    *(f"aten::conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)),
 )
+"""Convolutions in TorchScript's graphs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Extraction:
 
     Attributes:
         calls: its convolutions that can be divided, in the order in which they run.
-        untouched: the paths of the others, each with the reason.
+        untouched: the paths of what runs as before, each with the reason; of some a part is divided.
     """
 
     calls: tuple[SiteCall, ...]
@@ -133,7 +134,7 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
 
 
 def check_unscripted(model: nn.Module) -> None:
-    """Verify that the model is none of TorchScript's, which compute without its modules' methods.
+    """Verify that the model is not TorchScript's, which does not call its modules' methods.
 
     Raises:
         NothingToTuneError: it is.
@@ -194,7 +195,7 @@ def _extracted(
     )
     refusals = {path: reason for path, reason in reasons.items() if reason is not None}
     besides = {
-        path: _ALSO_AS_FUNCTION
+        path: BESIDES_ITS_OWN
         for path, recorder in recorders.items()
         if path not in refusals and id(recorder.module) in functions.calling
     }
@@ -208,10 +209,14 @@ def _extracted(
 
 
 def _scripted(model: nn.Module) -> Iterator[str]:
-    """Yield the paths of TorchScript's convolutions, which are of no class of PyTorch's modules."""
+    """Yield the paths of modules in TorchScript that compute convolutions, of nested ones the outermost."""
+    inner: set[nn.Module] = set()
     for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule) and module.original_name in _CLASSES:
-            yield path
+        if isinstance(module, torch.jit.ScriptModule) and module not in inner:
+            inner.update(module.modules())
+            graph = getattr(module, "inlined_graph", None)  # what has no forward has none
+            if graph is not None and any(graph.findAllNodes(node) for node in _NODES):
+                yield path
 
 
 def _named(untouched: Sequence[tuple[str, str]]) -> str:

@@ -769,13 +769,14 @@ def test_a_part_in_torchscript_is_no_obstacle() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.")
-def test_convolutions_in_torchscript_are_told_of() -> None:
-    script = torch.jit.script(nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3)))
+@pytest.mark.parametrize("way", [torch.jit.script, lambda model: torch.jit.freeze(torch.jit.script(model))])
+def test_convolutions_in_torchscript_are_told_of(way: Callable[[nn.Module], nn.Module]) -> None:
+    script = way(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Conv2d(4, 4, 3))).eval())
 
-    extraction = extract(nn.Sequential(nn.Conv2d(3, 4, 3), script), a_batch())
+    extraction = extract(nn.Sequential(nn.Conv2d(3, 4, 3), script, torch.jit.script(nn.ReLU())), a_batch())
 
     assert [call.path for call in extraction.calls] == ["0"]
-    assert extraction.untouched == (("1.1", "it is scripted or traced, and such modules run as they are"),)
+    assert extraction.untouched == (("1", "it is scripted or traced, and such modules run as they are"),)
 
 
 def test_a_convolution_that_is_also_called_on_nothing_is_divided() -> None:
