@@ -54,7 +54,7 @@ class CandidateRow:
         setting: type, layout and precision.
         batch: samples.
         algorithm: its id.
-        rank: place in cuDNN's list, from 0, behind which come engines on no list; None for what is none.
+        rank: place in cuDNN's list, from 0, behind which come engines on no list; None for what is no engine.
         notes: on numerics and behaviour.
         workspace_bytes: declared, by plans with beta 0; None for PyTorch's own.
         accumulating_bytes: declared with beta 1; None where parts do not add up that way.

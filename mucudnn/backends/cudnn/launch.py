@@ -13,8 +13,8 @@ from mucudnn.errors import BackendError
 WHAT = "Launching a convolution"
 
 _MOST_PACKS = 8192
-"""Variant packs that are kept: 4.5 KiB of the host's memory each. A step that launches on more addresses than
-that finds none of them again."""
+"""Variant packs that are kept: 4.5 KiB of the host's memory each. A step that launches on more sets of
+addresses finds none of them again."""
 
 
 class Packs:
