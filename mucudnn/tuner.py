@@ -20,7 +20,8 @@ from mucudnn.errors import (
     UntunedWarning,
     warn_user,
 )
-from mucudnn.examining.extraction import CallArguments, Extraction, check_unscripted, extract
+from mucudnn.examining.extraction import CallArguments, Extraction, extract
+from mucudnn.examining.foreign import check_unscripted
 from mucudnn.examining.passes import is_examining
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.locks import ForkSafeLock

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from mucudnn.convolutions.calls import FUNCTIONS, as_autocast, autocast_dtype, obstacle, problem_of
 from mucudnn.convolutions.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
+from mucudnn.examining.foreign import SCRIPTED, check_unscripted, check_unsharded, scripted_paths
 from mucudnn.examining.passes import (
     CallArguments,
     examined,
@@ -36,12 +37,6 @@ _NAMED = 5
 """Paths that an error names; a long list says no more."""
 
 _AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
-_SCRIPTED = "it is scripted or traced, and such modules run as they are"
-_NODES = (
-    "aten::_convolution",
-    *(f"aten::conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)),
-)
-"""Convolutions in TorchScript's graphs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,43 +121,11 @@ def extract(model: nn.Module, sample: object, ops: str | Collection[str] = "auto
     """
     wanted = wanted_ops(ops, is_training=model.training)
     check_unscripted(model)
-    _check_unsharded(model)
+    check_unsharded(model)
     with examined(model):
         return _extracted(
             model, CallArguments.of(sample), wanted, is_inference=ops == "auto" and not model.training
         )
-
-
-def check_unscripted(model: nn.Module) -> None:
-    """Verify that the model is not TorchScript's, which does not call its modules' methods.
-
-    Raises:
-        NothingToTuneError: it is.
-    """
-    if isinstance(model, torch.jit.ScriptModule):
-        raise NothingToTuneError(f"The model must have a convolution that can be divided, but {_SCRIPTED}.")
-
-
-_SHARDED = {"FSDPModule": "fully_shard", "FullyShardedDataParallel": "FullyShardedDataParallel"}
-"""By what a module is sharded that is of such a class; neither need be imported here."""
-
-
-def _check_unsharded(model: nn.Module) -> None:
-    """Verify that no part of the model is sharded by FSDP, of either version.
-
-    Its hooks make parameters whole and keep in mind that they are, until a backward pass; after a pass that
-    leaves the model as it was, the next step would meet sharded ones.
-
-    Raises:
-        SampleError: a part is.
-    """
-    for path, module in model.named_modules():
-        for kind in type(module).__mro__:
-            if kind.__name__ in _SHARDED:
-                raise SampleError(
-                    f"The model must be whole, but {f'its {path}' if path else 'it'} is sharded by "
-                    f"{_SHARDED[kind.__name__]}; optimize it with a sample first, and shard then."
-                )
 
 
 def _extracted(
@@ -200,23 +163,12 @@ def _extracted(
         if path not in refusals and id(recorder.module) in functions.calling
     }
     callers = dict.fromkeys(functions.callers, _AS_FUNCTION)
-    scripted = dict.fromkeys(_scripted(model), _SCRIPTED)
+    scripted = dict.fromkeys(scripted_paths(model), SCRIPTED)
     untouched = (*refusals.items(), *besides.items(), *callers.items(), *scripted.items())
     if not calls:
         why = "it has none" if not untouched else f"none of it can: {_named(untouched)}"
         raise NothingToTuneError(f"The model must have a convolution that can be divided, but {why}.")
     return Extraction(calls, untouched)
-
-
-def _scripted(model: nn.Module) -> Iterator[str]:
-    """Yield the paths of modules in TorchScript that compute convolutions, of nested ones the outermost."""
-    inner: set[nn.Module] = set()
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule) and module not in inner:
-            inner.update(module.modules())
-            graph = getattr(module, "inlined_graph", None)  # what has no forward has none
-            if graph is not None and any(graph.findAllNodes(node) for node in _NODES):
-                yield path
 
 
 def _named(untouched: Sequence[tuple[str, str]]) -> str:
