@@ -22,7 +22,7 @@ from mucudnn.profile import Candidate, Environment
 from mucudnn.solvers import ReuseTable
 
 _MOST_TABLES = 512
-"""Of equal profiles and batches up to the same power of two: for 256 one comes to half a MB at most."""
+"""Of equal profiles and batches up to the same power of two: for 256 one comes to some half a MB."""
 _MOST_COVERED = 2**11
 """Samples up to which a table is kept: those of more are large."""
 

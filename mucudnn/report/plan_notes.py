@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from mucudnn.choices import Mode
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, median
-from mucudnn.plan import Assignment, Plan
+from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Environment
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
@@ -277,18 +277,16 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
 
 def _error_notes(measurements: Sequence[Assignment]) -> list[tuple[str, str]]:
     """Tell the largest error of what was chosen, and apart where PyTorch's own runs, which has no bound."""
-    errors = {assigned: error for assigned in measurements if (error := seen_at(assigned).error) is not None}
-    own = {
-        each.site: error
-        for each, error in errors.items()
-        if any(is_own(part.algorithm) for part in each.division.parts)
-    }
-    texts = []
-    if others := [error for each, error in errors.items() if each.site not in own]:
-        texts.append(_ERROR.format(max(others)))
-    if own:
-        site, error = max(own.items(), key=lambda each: each[1])
-        texts.append(_OWN_ERROR.format(error, site))
+    errors: dict[bool, list[tuple[float, ConvSite]]] = {True: [], False: []}
+    for assigned in measurements:
+        if (error := seen_at(assigned).error) is not None:
+            runs_own = any(is_own(part.algorithm) for part in assigned.division.parts)
+            errors[runs_own].append((error, assigned.site))
+    texts = [
+        text.format(*max(found))
+        for text, found in ((_ERROR, errors[False]), (_OWN_ERROR, errors[True]))
+        if found
+    ]
     return [("error" if number == 0 else "", text) for number, text in enumerate(texts)]
 
 

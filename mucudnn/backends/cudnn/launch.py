@@ -1,4 +1,4 @@
-"""Executing a plan of cuDNN on given addresses: nothing is allocated, and no device is waited for."""
+"""Executing a plan of cuDNN on given addresses: a device allocates nothing, and is not waited for."""
 
 import functools
 import threading
