@@ -69,6 +69,8 @@ GPU_TRAINING := tests/test_training_on_gpu.py
 GPU_FIRST := tests/comparing/test_steps.py tests/cli/test_info.py tests/cudnn/test_gpu.py
 GPU_TESTS = $(GPU_FIRST) $(sort $(filter-out $(GPU_FIRST) $(GPU_TRAINING), \
 	$(shell grep -rl --include='test_*.py' 'mark\.gpu' tests)))
+# In processes of their own, which leave most of the card to each other: their time is the host's.
+TESTS_N ?= 8
 # Seconds after which no further test begins; whoever has more time for them says so.
 TRAINING_S ?= 120
 TESTS_S ?= 110
@@ -85,7 +87,7 @@ gpu:  ## test and measure on an NVIDIA GPU, nine minutes; WHEELS=folder goes wit
 	@$(MAKE) --no-print-directory $(GPU)/ready
 	@rm -f $(GPU)/*.xml
 	@$(call gpu_tests,$(TRAINING_S),training,$(GPU_TRAINING)); training=$$?; \
-		$(call gpu_tests,$(TESTS_S),tests,$(GPU_TESTS)); tests=$$?; \
+		$(call gpu_tests,$(TESTS_S),tests,--numprocesses $(TESTS_N) $(GPU_TESTS)); tests=$$?; \
 		$(GPU)/bin/python -m bench.gpu $(ARGS) && exit $$((training | tests))
 
 record:  ## tune networks on an NVIDIA GPU into one recording, which can be replayed; goes on where it stopped

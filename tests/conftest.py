@@ -96,6 +96,14 @@ def number_of_tests(
     record_testsuite_property("collected", len(request.session.items))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Have it say so where tests run in several processes too: all of them collect the same."""
+    plugins = node.config.pluginmanager.get_plugins()
+    for report in (plugin for plugin in plugins if hasattr(plugin, "add_global_property")):
+        report.add_global_property("collected", len(ids))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A user's cache of this process alone, so that tests beside it need not wait for their turn.

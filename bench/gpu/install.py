@@ -23,6 +23,7 @@ REQUIRED = {
     "rich": "rich>=13",
     "pytest": "pytest>=8",
     "pytest_timeout": "pytest-timeout",
+    "xdist": "pytest-xdist",
     "pytest_benchmark": "pytest-benchmark",
     "hypothesis": "hypothesis",
 }

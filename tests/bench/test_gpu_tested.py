@@ -42,12 +42,12 @@ def found() -> list[object]:
     return [*tested.rows(Task(NoMemory(), {}, MIDDLING, {}, Deadline(60)))]
 
 
-def run(folder: Path, name: str, text: str) -> None:
+def run(folder: Path, name: str, text: str, *more: str) -> None:
     """Have pytest run these tests as `make gpu` does, and leave its report."""
     (folder / f"test_{name}.py").write_text(text)
     options = ["-p", "tests.conftest", "-p", "no:cacheprovider", "-c", "/dev/null", f"--rootdir={folder}"]
     report = f"--junitxml={folder / name}.xml"
-    command = [sys.executable, "-m", "pytest", *options, report, str(folder / f"test_{name}.py")]
+    command = [sys.executable, "-m", "pytest", *options, *more, report, str(folder / f"test_{name}.py")]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
 
 
@@ -70,6 +70,14 @@ def test_tests_that_fail_are_skipped_or_never_run_are_counted_and_named(folder: 
     assert [*tested.answers(rows)] == [
         Answer("How many tests ran on the card?", "6; 2 failed, 2 were skipped, 2 did not come to run")
     ]
+
+
+def test_tests_in_several_processes_are_counted_too(folder: Path) -> None:
+    run(folder, "tests", SOME, "--numprocesses", "2")
+
+    (counts,) = (row for row in found() if isinstance(row, TestsRow))
+
+    assert (counts.collected, counts.run, counts.failed, counts.skipped) == (3, 3, 1, 1)
 
 
 def test_a_report_that_does_not_say_how_many_there_were_is_no_proof_that_all_ran(folder: Path) -> None:
