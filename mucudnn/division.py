@@ -104,6 +104,11 @@ def buffer_bytes(division: Division, own: str, sum_bytes: int = 0) -> int:
     return max([sum_bytes, *(part.workspace_bytes for part in division.parts if part.algorithm != own)])
 
 
+def own_bytes(division: Division, own: str) -> int:
+    """Return what the parts of PyTorch's own, of that id, take at most, each for itself; 0 without any."""
+    return max((part.workspace_bytes for part in division.parts if part.algorithm == own), default=0)
+
+
 def common_buffer_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: str) -> int:
     """Return what the buffer comes to that divisions of these problems have in common."""
     return max(
@@ -113,6 +118,23 @@ def common_buffer_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: 
         ),
         default=0,
     )
+
+
+def block_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: str, limit_bytes: int) -> int:
+    """Return the size of one block that holds the common buffer, or what PyTorch's own takes in its place.
+
+    The buffer is given back where both do not fit the limit at once. What fits beside the buffer alone, and
+    not beside the block, is no larger than what does not fit beside the buffer: the block holds it too.
+
+    Args:
+        divisions: that run, with their problems.
+        own: id of PyTorch's own convolution.
+        limit_bytes: for the workspace, inclusive.
+    """
+    sites = list(divisions)
+    common_bytes = common_buffer_bytes(sites, own)
+    taken = [own_bytes(division, own) for _, division in sites]
+    return max([common_bytes, *(each for each in taken if each + common_bytes > limit_bytes)])
 
 
 def undivided(algorithm: str, batch: int) -> Division:

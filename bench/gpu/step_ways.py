@@ -73,19 +73,35 @@ class Room(NamedTuple):
 
     Attributes:
         allocated: the most that the allocator gives it.
-        used: by how much more of the card's memory is in use afterwards, in the allocator's blocks of 2 MiB
-            and more, and with whatever libraries load; None if nobody tells.
+        used: how much more of the card's memory is in use afterwards, but for a segment of the allocator's in
+            which the result would lie alone, and with whatever libraries load. No less than `allocated`, as
+            the result's segment may serve the op too. None if nobody tells.
     """
 
     allocated: int
     used: int | None
 
 
+_MIB = 2**20
+
+
+def segment_bytes(n_bytes: int) -> int:
+    """Return what PyTorch's allocator asks a card for, for a tensor that finds no room in what it has.
+
+    By c10/cuda/CUDACachingAllocator, unless it was told otherwise: 2 MiB up to 1 MiB, 20 MiB below 10 MiB,
+    else multiples of 2 MiB.
+    """
+    if n_bytes <= _MIB:
+        return 2 * _MIB
+    return 20 * _MIB if n_bytes < 10 * _MIB else -(-n_bytes // (2 * _MIB)) * 2 * _MIB
+
+
 @contextlib.contextmanager
 def rooms_seen(ground: Ground) -> Iterator[list[Room]]:
     """Note what each op of a patched module takes which runs meanwhile, PyTorch's own in it too.
 
-    That is its buffer, which was there before, and what it is given beside the result.
+    That is its buffer, which was there before, and what it is given beside the result. The allocator has
+    nothing left over when the op begins.
     """
     taken: list[Room] = []
     run = Runner.__call__
@@ -96,14 +112,12 @@ def rooms_seen(ground: Ground) -> Iterator[list[Room]]:
         held_bytes, before_bytes = workspace.held_bytes, allocator.allocated_bytes()
         used_bytes = ground.used_bytes()
         result = run(runner, workspace, *args, **kwargs)
-        beside_bytes = held_bytes - result.nbytes
-        grown = None if used_bytes is None else (ground.used_bytes() or used_bytes) - used_bytes
-        taken.append(
-            Room(
-                beside_bytes + allocator.peak_bytes() - before_bytes,
-                None if grown is None else beside_bytes + grown,
-            )
-        )
+        allocated = held_bytes + allocator.peak_bytes() - before_bytes - result.nbytes
+        after_bytes = ground.used_bytes()
+        used = None
+        if used_bytes is not None and after_bytes is not None:
+            used = max(allocated, held_bytes + after_bytes - used_bytes - segment_bytes(result.nbytes))
+        taken.append(Room(allocated, used))
         return result
 
     Runner.__call__ = weighed  # type: ignore[method-assign,assignment]  # for as long as it is looked at

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
+from mucudnn.algorithms.own import result_bytes
 from mucudnn.backends import Backend, PartKernel, PartSumKernel
 from mucudnn.division import Division, running_sum_bytes
 from mucudnn.execution.grouping import Group, Part, Step, groups_of
@@ -83,6 +84,7 @@ class Runner:
         self._by_pages = backend.takes_memory_by_pages
         self._is_anywhere = backend.alignment_bytes == 1
         self._limit_bytes = limit_bytes
+        self._result_bytes = result_bytes(problem)
         self._elsewhere_bytes = max((group.elsewhere_bytes for group in groups), default=0)
         # What other divisions need would be taken at once beside what this one takes elsewhere.
         is_mixed = limit_bytes is not None and self._elsewhere_bytes > 0
@@ -165,7 +167,7 @@ class Runner:
     def _make_room(self, workspace: Workspace, elsewhere_bytes: int) -> None:
         """Let so much be taken beside the buffer, so that both stay within the limit, if there is one."""
         if self._limit_bytes is not None:
-            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend)
+            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend, self._result_bytes)
 
     def _make_ready(self, workspace: Workspace, group: "Group") -> None:
         """Give back what the groups before have touched of the buffer, if this one needs that room.

@@ -61,7 +61,8 @@ class Workspace:
 
         Args:
             n_bytes: that are needed now.
-            capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need.
+            capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need. As
+                much of it comes again after it was given back, in one piece.
         """
         if n_bytes <= self._touched_bytes and not _is_capturing(self._buffer):
             return  # all of it is there, as before
@@ -73,10 +74,8 @@ class Workspace:
             self.holder = None
             self._touched_bytes = 0  # as long as it is not there
             storage.resize_(0)  # else what is left of it would be copied, and stay until that is done
-            storage.resize_(n_bytes)
-        # Host memory is taken page by page, as it is written to; a device's at once.
-        taken_bytes = storage.nbytes() if self._buffer.is_cuda else n_bytes
-        self._touched_bytes = max(self._touched_bytes, taken_bytes)
+            storage.resize_(min(max(n_bytes, capacity_bytes), self.n_bytes))
+        self._touched_bytes = max(self._touched_bytes, n_bytes)
         if _is_capturing(self._buffer) and not self._is_captured:
             self._is_captured = True
             _kept_for_graphs.append(self._buffer)
@@ -89,17 +88,38 @@ class Workspace:
         self._buffer = _bytes(0, self.device)  # the old one goes first, unless a graph keeps it
         self._buffer = _bytes(n_bytes, self.device)
 
-    def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend) -> None:
+    def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend, result_bytes: int = 0) -> None:
         """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
 
-        What lies behind in the buffer goes back to the system, or on a device all of it; it comes again
-        when it is needed. A buffer in which a captured graph works stays, and the limit does not hold there.
+        What lies behind in the buffer goes back to the system, or on a device all of it to its allocator; it
+        comes again when it is needed. A buffer in which a captured graph works stays, and the limit does not
+        hold there.
+
+        Args:
+            n_bytes: that are to be taken.
+            limit_bytes: for them and for the buffer.
+            backend: that gives memory back.
+            result_bytes: of a tensor that is made before they are taken. An allocator that keeps blocks cuts
+                it out of the smallest that will do: so that this is not the buffer's, which would be too
+                small for the `n_bytes` then, there is another one.
         """
         kept_bytes = max(limit_bytes - n_bytes, 0)
-        if self._touched_bytes > kept_bytes and not self._is_captured:
+        by_pages = backend.takes_memory_by_pages
+        # Host memory is taken page by page, as it is written to; a device's at once.
+        taken_bytes = self._touched_bytes if by_pages else self.held_bytes
+        if taken_bytes > kept_bytes and not self._is_captured:
             self.holder = None
-            backend.release(self._buffer[kept_bytes : self._touched_bytes])
-            self._touched_bytes = kept_bytes if backend.takes_memory_by_pages else 0
+            another = None if by_pages else self._another_block(result_bytes)
+            backend.release(self._buffer[kept_bytes:taken_bytes])
+            del another
+            self._touched_bytes = kept_bytes if by_pages else 0
+
+    def _another_block(self, n_bytes: int) -> torch.UntypedStorage | None:
+        """Take a block beside the buffer; None if there is no memory for both, which nothing depends on."""
+        try:
+            return torch.UntypedStorage(n_bytes, device=self.device)  # which nobody fills, unlike a tensor
+        except torch.OutOfMemoryError:
+            return None
 
     def bound(self, binder: Binder[Bound]) -> Bound:
         """Return what `binder` makes for this buffer; it is made once, and anew when the buffer has grown."""

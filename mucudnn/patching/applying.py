@@ -70,7 +70,8 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     for each in plan.assignments:  # whose shapes are known to be the modules' now
         check_runnable(each, backend)
     notice, servers = Notice(), GraphServers()
-    memory, home = Memory.of(plan, backend.own, is_growing=learn is not None), backend.flags()
+    by_pages, home = backend.takes_memory_by_pages, backend.flags()
+    memory = Memory.of(plan, backend.own, is_growing=learn is not None, by_pages=by_pages)
     frozen = {(seen.path, seen.variant): seen for seen in plan.frozen}
     has_weight_gradients = any(each.site.op is ConvOp.WGRAD for each in plan.assignments)
     patches = {}

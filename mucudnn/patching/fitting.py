@@ -8,8 +8,11 @@ from mucudnn.backends import Backend
 from mucudnn.choices import Mode
 from mucudnn.division import (
     Division,
+    block_bytes,
+    buffer_bytes,
     common_buffer_bytes,
     has_room,
+    own_bytes,
     running_sum_bytes,
     tight_limit,
 )
@@ -36,8 +39,9 @@ class Memory:
         own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
         is_sharing: whether each site owns a buffer, rather than all one in common.
         limit_bytes: of the plan.
-        buffer_bytes: what the common buffer may come to.
-        capacity_bytes: what it grows to at once.
+        buffer_bytes: what divisions may take of the common buffer.
+        capacity_bytes: what it grows to at once; more than that where it lies in a block which PyTorch's own
+            takes while the buffer is given back.
     """
 
     environment: Environment
@@ -48,23 +52,38 @@ class Memory:
     capacity_bytes: int
 
     @classmethod
-    def of(cls, plan: Plan, own: str, *, is_growing: bool) -> "Memory":
-        """Return what `plan` says of memory; where more is tuned later, the buffer may grow to the limit."""
-        known = common_buffer_bytes([(each.problem, each.division) for each in plan.assignments], own)
+    def of(cls, plan: Plan, own: str, *, is_growing: bool, by_pages: bool) -> "Memory":
+        """Return what `plan` says of memory.
+
+        Args:
+            plan: whose sites run.
+            own: id of PyTorch's own convolution.
+            is_growing: whether more is tuned later, so that the buffer may grow to the limit.
+            by_pages: whether what is given back goes to the system, page by page. An allocator keeps it, in
+                blocks: there the buffer gets one that PyTorch's own fits in while it is given back.
+        """
+        sites = [(each.problem, each.division) for each in plan.assignments]
+        known = common_buffer_bytes(sites, own)
         is_sharing = plan.mode is Mode.SHARING
+        capacity_bytes = known if by_pages else block_bytes(sites, own, plan.limit_bytes)
         return cls(
             environment=plan.environment,
             own=own,
             is_sharing=is_sharing,
             limit_bytes=plan.limit_bytes,
             buffer_bytes=plan.limit_bytes if is_growing else known,
-            capacity_bytes=0 if is_sharing else known,
+            capacity_bytes=0 if is_sharing else capacity_bytes,
         )
+
+    @property
+    def held_bytes(self) -> int:
+        """What the common buffer may come to."""
+        return max(self.buffer_bytes, self.capacity_bytes)
 
     def has_room(self, division: Division, n_bytes: int) -> bool:
         """Return whether a site of that division may take so much beside the buffer."""
         return has_room(
-            n_bytes, division, self.own, self.limit_bytes, self.buffer_bytes, is_sharing=self.is_sharing
+            n_bytes, division, self.own, self.limit_bytes, self.held_bytes, is_sharing=self.is_sharing
         )
 
     def bound(self, division: Division, sum_bytes: int = 0) -> int | None:
@@ -78,7 +97,7 @@ class Memory:
             division,
             self.own,
             self.limit_bytes,
-            self.buffer_bytes,
+            self.held_bytes,
             is_sharing=self.is_sharing,
             sum_bytes=sum_bytes,
         )
@@ -116,8 +135,9 @@ def divided(
         for op, assigned in assignments.items()
     }
     common_bytes = None if memory.is_sharing else memory.buffer_bytes
+    at_once = not backend.takes_memory_by_pages
     divisions = {
-        op: division_for(assigned, problem.batch, backend.own, shares[op], common_bytes)
+        op: division_for(assigned, problem.batch, backend.own, shares[op], common_bytes, at_once=at_once)
         for op, assigned in assignments.items()
     }
     problems = problems_of(problem)
@@ -138,7 +158,13 @@ def divided(
 
 
 def division_for(
-    assigned: Assignment, batch: int, own: str, share_bytes: int, common_bytes: int | None = None
+    assigned: Assignment,
+    batch: int,
+    own: str,
+    share_bytes: int,
+    common_bytes: int | None = None,
+    *,
+    at_once: bool = False,
 ) -> Division:
     """Return what a site runs for a mini-batch of at most the tuned size, without measuring.
 
@@ -153,7 +179,9 @@ def division_for(
         batch: samples, from 1 to the tuned number.
         own: id of PyTorch's own convolution.
         share_bytes: what it may take.
-        common_bytes: what the common buffer may come to: others reckon with no more. None if there is none.
+        common_bytes: what divisions may take of the common buffer: others reckon with no more. None if there
+            is none.
+        at_once: whether the buffer stays as a whole while parts of PyTorch's own run in the same division.
 
     Raises:
         BackendError: the profile's sizes do not add up to the batch, and PyTorch's own takes too much.
@@ -173,13 +201,16 @@ def division_for(
     )
     if assigned.problem.running_sum_bytes > held_bytes:  # there is no room for a sum of parts
         fitting = tuple(each for each in fitting if each.batch == batch)
-        table = ReuseTable(fitting, batch, limit_bytes)
+        best = ReuseTable(fitting, batch, limit_bytes).division(batch)
     else:
-        table = _table_for(fitting, batch, limit_bytes)
-    able = [
-        table.division(batch),
-        _own_undivided(assigned.candidates, batch, own, share_bytes),
-    ]
+        best = _best_of(fitting, batch, limit_bytes)
+    able = [best]
+    if best is not None and at_once and own_bytes(best, own) + buffer_bytes(best, own) > share_bytes:
+        kinds = [
+            tuple(each for each in fitting if (each.algorithm == own) is is_own) for is_own in (True, False)
+        ]
+        able = [_best_of(kind, batch, limit_bytes) for kind in kinds]
+    able.append(_own_undivided(assigned.candidates, batch, own, share_bytes))
     found = [each for each in able if each is not None]
     if not found:
         sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
@@ -187,11 +218,11 @@ def division_for(
     return min(found, key=lambda each: each.time_s)
 
 
-def _table_for(candidates: tuple[Candidate, ...], batch: int, limit_bytes: int) -> ReuseTable:
-    """Return a table that covers `batch` samples and more, up to a power of two; large ones are not kept."""
-    if batch > _MOST_COVERED:
-        return ReuseTable(candidates, batch, limit_bytes)
-    return _table(candidates, 1 << (batch - 1).bit_length(), limit_bytes)
+def _best_of(candidates: tuple[Candidate, ...], batch: int, limit_bytes: int) -> Division | None:
+    """Return the fastest division; by a table that covers more samples, up to a power of two, and is kept."""
+    if batch > _MOST_COVERED:  # large ones are not
+        return ReuseTable(candidates, batch, limit_bytes).division(batch)
+    return _table(candidates, 1 << (batch - 1).bit_length(), limit_bytes).division(batch)
 
 
 @functools.lru_cache(_MOST_TABLES)

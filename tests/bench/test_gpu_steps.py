@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bench.gpu import steps
 from bench.gpu.step_rows import PairRow, StepRow, summary, told
-from bench.gpu.step_ways import Room, Way, rooms_seen, step_of
+from bench.gpu.step_ways import Room, Way, rooms_seen, segment_bytes, step_of
 from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
 from bench.record import STORE, TimeIsUpError, Watch, keep_cost
 from bench.workloads import SETTINGS, Workload
@@ -165,8 +165,30 @@ def test_every_op_of_a_patched_model_is_weighed_with_its_buffer_and_without_its_
 
     assert torch.equal(again, result)
     assert workspace.held_bytes > 0
-    beside = workspace.held_bytes - result.nbytes
-    assert taken == [Room(beside + 300, beside + 40)]
+    allocated = workspace.held_bytes - result.nbytes + 300
+    assert taken == [Room(allocated, allocated)]  # what the card has more is less than the result's segment
+
+
+def test_by_nvml_an_op_takes_what_is_in_use_afterwards_but_for_a_segment_for_its_result(
+    ground: PaperGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = iter([5 * 2**30, 5 * 2**30 + 100 * 2**20])
+    monkeypatch.setattr(ground, "used_bytes", lambda: next(used))
+    runner = Runner(backend_of("cpu:"), a_convolution(batch=4), undivided("cpu:im2col", 4))
+    workspace = Workspace(CPU)
+
+    with rooms_seen(ground) as taken:
+        runner(workspace, *operands_of(runner.problem))
+
+    assert [each.used for each in taken] == [98 * 2**20]  # and nothing was held before
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "expected"),
+    [(0, 2), (2**20, 2), (2**20 + 1, 20), (10 * 2**20 - 1, 20), (10 * 2**20, 10), (11 * 2**20, 12)],
+)
+def test_segments_are_those_of_pytorchs_allocator(n_bytes: int, expected: int) -> None:
+    assert segment_bytes(n_bytes) == expected * 2**20
 
 
 def test_a_way_that_fails_takes_too_much_or_learns_something_else_is_not_well(

@@ -274,3 +274,20 @@ def test_parts_of_16_bits_that_begin_anywhere_are_right(backend: Backend, op: Co
 
     error = relative_error(result, stand.reference.of(slice(0, problem.batch)))
     assert error <= backend.error_bound(problem, algorithm)
+
+
+def test_what_takes_the_buffers_place_needs_no_more_of_the_cards_memory(backend: Backend) -> None:
+    """What is given back is large enough, and no other tensor is cut out of it meanwhile."""
+    mib = 2**20
+    torch.cuda.empty_cache()
+    workspace = Workspace(backend.device)
+    workspace.reserve(64 * mib, 96 * mib)
+    reserved_bytes = torch.cuda.memory_reserved(backend.device)
+
+    workspace.make_room(96 * mib, 100 * mib, backend, 30 * mib)
+    tensors = [torch.empty(size * mib, dtype=torch.uint8, device=backend.device) for size in (30, 96)]
+
+    assert torch.cuda.memory_reserved(backend.device) - reserved_bytes == 30 * mib
+    del tensors
+    workspace.reserve(64 * mib, 96 * mib)
+    assert torch.cuda.memory_reserved(backend.device) - reserved_bytes == 30 * mib

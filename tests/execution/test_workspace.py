@@ -154,6 +154,100 @@ def test_a_device_gives_back_a_whole_buffer_and_takes_what_is_needed_next(captur
     assert backend.released == [900, 400]
 
 
+class Watched(Device):
+    """Such a device that notes of what sizes other blocks are there while a buffer is given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[weakref.ref[torch.UntypedStorage]] = []
+        self.beside: list[int] = []
+
+    def living(self) -> list[int]:
+        return [block.nbytes() for each in self.made if (block := each()) is not None]
+
+    def release(self, tail: Tensor) -> None:
+        self.beside += self.living()
+        super().release(tail)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    device, take = Watched(), Workspace._another_block
+
+    def noted(workspace: Workspace, n_bytes: int) -> torch.UntypedStorage | None:
+        block = take(workspace, n_bytes)
+        assert block is not None
+        device.made.append(weakref.ref(block))
+        return block
+
+    monkeypatch.setattr(Workspace, "_another_block", noted)
+    return device
+
+
+def test_while_a_buffer_is_given_back_there_is_another_block_for_the_result(
+    capture: Capture, watched: Watched
+) -> None:
+    workspace = Workspace(CPU)
+    workspace.reserve(1000)
+
+    workspace.make_room(900, 1000, watched, 70)
+    workspace.make_room(900, 1000, watched, 80)  # nothing is there to be given back
+
+    assert watched.beside == [70]
+    assert watched.living() == []
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_pytorchs_own_finds_a_block_for_its_result(capture: Capture, watched: Watched, op: ConvOp) -> None:
+    problem = a_convolution(batch=4, op=op)
+    runner = Runner(watched, problem, Division((Candidate("cpu:aten", 4, 0.0, 900),)), limit_bytes=1000)
+    workspace = Workspace(CPU)
+    workspace.reserve(1000)
+
+    result = runner(workspace, *operands_of(problem)[:2])
+
+    assert watched.beside == [result.nbytes]
+
+
+def test_where_there_is_no_memory_for_another_block_the_buffer_is_given_back_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(n_bytes: int, device: torch.device) -> None:
+        raise torch.OutOfMemoryError
+
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+    monkeypatch.setattr(torch, "UntypedStorage", fail)
+
+    workspace.make_room(900, 1000, backend, 70)
+
+    assert workspace.held_bytes == 0
+
+
+def test_the_processor_gives_memory_back_without_a_block_for_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workspace = Workspace(CPU)
+    workspace.reserve(1000)
+    monkeypatch.delattr(Workspace, "_another_block")
+
+    workspace.make_room(900, 1000, Pages(), 70)
+
+    assert workspace.held_bytes == 1000
+
+
+def test_a_device_takes_a_buffer_back_in_one_piece(capture: Capture, resizes: list[tuple[int, int]]) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(500, 800)
+    workspace.make_room(900, 1000, backend)
+
+    workspace.reserve(100, 800)
+    workspace.make_room(950, 1000, backend)
+    workspace.reserve(100, 900)  # others' layers may need more than there is
+
+    assert [after for _, after in resizes if after] == [800, 800]
+
+
 def test_what_could_not_be_taken_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     workspace, binder = Workspace(CPU), Address()
     workspace.reserve(100)

@@ -1,20 +1,29 @@
 """What a site runs within its plan's memory: a smaller batch by the same profile."""
 
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.choices import Mode, Policy
-from mucudnn.division import Division
-from mucudnn.errors import BackendError
+from mucudnn.division import Division, buffer_bytes, own_bytes
+from mucudnn.errors import BackendError, InfeasibleError
+from mucudnn.execution.workspace import release_workspaces, workspace_of
 from mucudnn.patching import fitting
-from mucudnn.patching.fitting import Memory, division_for
+from mucudnn.patching.fitting import Memory, divided, division_for
 from mucudnn.plan import Assignment, ConvSite, Plan
-from mucudnn.problem import ConvOp
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
-from mucudnn.solvers import ReuseTable
+from mucudnn.solvers import ReuseTable, solve_reuse
 from mucudnn.solvers.exhaustive import fastest_division
 from tests.examples import a_candidate, a_problem
-from tests.operands import a_convolution
+from tests.execution.test_workspace import Device
+from tests.operands import a_convolution, operands_of
 
 
 @pytest.mark.parametrize("batch", range(1, 8))
@@ -133,16 +142,157 @@ LIMIT_BYTES = 100
 SUM_BYTES = 2**16
 
 
-def _memory_of(*assigned: Assignment) -> Memory:
+def _memory_of(*assigned: Assignment, mode: Mode = Mode.REUSE, by_pages: bool = True) -> Memory:
     environment = CpuBackend().environment()
-    plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, LIMIT_BYTES, environment, assigned, (), "0")
-    return Memory.of(plan, "cpu:aten", is_growing=False)
+    plan = Plan(mode, Policy.POWER_OF_TWO, LIMIT_BYTES, environment, assigned, (), "0")
+    return Memory.of(plan, "cpu:aten", is_growing=False, by_pages=by_pages)
 
 
 def test_smaller_batches_do_not_enlarge_the_buffer_that_tuning_reckoned_with() -> None:
     known = _memory_of(_divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90)))
 
     assert (known.buffer_bytes, known.capacity_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("own_bytes", "by_pages", "mode", "capacity_bytes"),
+    [
+        (90, False, Mode.REUSE, 90),
+        (60, False, Mode.REUSE, 40),  # both fit at once
+        (90, True, Mode.REUSE, 40),  # what goes back goes to the system
+        (90, False, Mode.SHARING, 0),
+    ],
+)
+def test_in_blocks_the_buffer_gets_one_that_pytorchs_own_fits_in_meanwhile(
+    own_bytes: int, by_pages: bool, mode: Mode, capacity_bytes: int
+) -> None:
+    sites = (
+        _assigned(Candidate("cpu:im2col", 2, 1.0, 40), times=4),
+        _assigned(Candidate("cpu:aten", 8, 1.0, own_bytes)),
+    )
+
+    known = _memory_of(*sites, mode=mode, by_pages=by_pages)
+
+    assert (known.buffer_bytes, known.capacity_bytes) == (40, capacity_bytes)
+
+
+def test_what_fits_beside_the_buffer_and_not_beside_the_block_has_it_given_back() -> None:
+    buffer, large, small = (
+        _assigned(Candidate(name, 8, 1.0, n_bytes))
+        for name, n_bytes in (("cpu:im2col", 40), ("cpu:aten", 90), ("cpu:aten", 55))
+    )
+
+    known = [_memory_of(*sites, by_pages=False) for sites in ((buffer, small), (buffer, large, small))]
+
+    assert [each.capacity_bytes for each in known] == [40, 90]
+    assert [each.bound(small.division) for each in known] == [None, LIMIT_BYTES]
+
+
+def test_a_smaller_batch_takes_no_more_at_once_than_its_share() -> None:
+    """Parts of PyTorch's own take 60 of 100 beside the whole buffer, of which others take 55."""
+    assigned = _assigned(
+        Candidate("cpu:aten", 4, 0.1, 60),
+        Candidate("cpu:im2col", 3, 0.8, 30),
+        Candidate("cpu:winograd4", 2, 0.5, 55),
+        Candidate("cpu:im2col", 7, 1.0, 60),
+        chosen=3,
+    )
+
+    found = [division_for(assigned, 6, "cpu:aten", 100, 90, at_once=at_once).key for at_once in (False, True)]
+
+    assert found == ["cpu:aten@4*1+cpu:winograd4@2*1", "cpu:winograd4@2*3"]
+
+
+class Card(Device):
+    """A card that knows what candidates take, and notes the most that is taken while PyTorch's own runs."""
+
+    def __init__(self, sites: Iterable[Assignment]) -> None:
+        super().__init__()
+        self._known = {site.problem.out_channels: site.candidates for site in sites}
+        self.most_bytes = 0
+
+    def declares(self, algorithm: str) -> bool:
+        return algorithm != self.own
+
+    def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
+        return 0 if algorithm == self.own else self._taken(problem, algorithm)
+
+    def own_convolution(self, problem: ConvProblem, *operands: Tensor | None) -> Tensor:
+        taken_bytes = workspace_of(self).held_bytes + self._taken(problem, self.own)
+        self.most_bytes = max(self.most_bytes, taken_bytes)
+        return super().own_convolution(problem, *operands)  # type: ignore[arg-type]
+
+    def _taken(self, problem: ConvProblem, algorithm: str) -> int:
+        """Of a size that was never measured PyTorch's own takes no more than of the next larger one."""
+        able = [
+            each
+            for each in self._known[problem.out_channels]
+            if each.algorithm == algorithm and each.batch >= problem.batch
+        ]
+        return min(able, key=lambda each: each.batch).workspace_bytes
+
+
+UNIT_BYTES = 2**16
+"""More than im2col of four samples works in."""
+
+
+def _tuned(number: int, batch: int, profile: list[Candidate], limit_bytes: int) -> Iterator[Assignment]:
+    """A site that is tuned, unless that cannot be, or is refused when it is weighed as a whole."""
+    with contextlib.suppress(InfeasibleError):
+        division = solve_reuse(profile, batch, limit_bytes)
+        if own_bytes(division, "cpu:aten") + buffer_bytes(division, "cpu:aten") <= limit_bytes:
+            problem = a_convolution(batch=batch, out_channels=number + 1)
+            yield Assignment(ConvSite("conv", ConvOp.FPROP), problem, division, tuple(sorted(profile)))
+
+
+def _growing(profile: list[Candidate]) -> list[Candidate]:
+    """The candidates, of which PyTorch's own take no less the larger they are, as is taken for granted."""
+    own = sorted((each for each in profile if each.algorithm == "cpu:aten"), key=lambda each: each.batch)
+    taken = sorted(each.workspace_bytes for each in own)
+    grown = [
+        dataclasses.replace(each, workspace_bytes=n_bytes) for each, n_bytes in zip(own, taken, strict=True)
+    ]
+    return [each for each in profile if each not in own] + grown
+
+
+PROFILES = st.lists(
+    st.builds(
+        Candidate,
+        st.sampled_from(["cpu:aten", "cpu:im2col"]),
+        st.sampled_from([1, 2, 3, 4]),
+        st.floats(0.1, 1.0),
+        st.integers(1, 12).map(lambda units: units * UNIT_BYTES),
+    ),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda each: (each.algorithm, each.batch),
+).map(_growing)
+
+
+@settings(max_examples=500)  # of one in a hundred a reckoning that is wrong can be seen
+@given(
+    st.lists(st.tuples(st.integers(1, 9), PROFILES), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=8),
+)
+def test_whatever_runs_in_whatever_order_keeps_to_the_limit_on_a_card(
+    tuned: list[tuple[int, list[Candidate]]], calls: list[tuple[int, int]]
+) -> None:
+    """Calls are of a site, and of a number of samples."""
+    limit_bytes = 10 * UNIT_BYTES
+    sites = [site for number, each in enumerate(tuned) for site in _tuned(number, *each, limit_bytes)]
+    environment = CpuBackend().environment()
+    plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, limit_bytes, environment, tuple(sites), (), "0")
+    card = Card(sites)
+    memory = Memory.of(plan, card.own, is_growing=False, by_pages=False)
+    release_workspaces()
+
+    for number, batch in calls:
+        with contextlib.suppress(IndexError, BackendError):  # no such site; no sizes that add up
+            site = sites[number]
+            problem = site.problem.with_batch(min(batch, site.problem.batch))
+            divided(card, problem, {ConvOp.FPROP: site}, memory).run(ConvOp.FPROP, *operands_of(problem)[:2])
+
+    assert card.most_bytes <= limit_bytes
 
 
 def _gradients_in_16_bits(division: Division, *singles: Candidate) -> Assignment:
