@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bench.gpu.ground import collected, same_stream
 from bench.gpu.trials import checked_in_parts
 from bench.precision import tf32
+from mucudnn.algorithms import GradientSum
 from mucudnn.backends import Backend, backend_of
 from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.backend import CudnnBackend
@@ -27,6 +28,7 @@ from mucudnn.functional import divided_conv
 from mucudnn.live.stand import Stand, relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
+from tests.operands import operands_of, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -274,6 +276,28 @@ def test_parts_of_16_bits_that_begin_anywhere_are_right(backend: Backend, op: Co
 
     error = relative_error(result, stand.reference.of(slice(0, problem.batch)))
     assert error <= backend.error_bound(problem, algorithm)
+
+
+@pytest.mark.usefixtures("strict_float32")
+def test_plans_on_the_same_addresses_keep_their_own_beta(backend: Backend) -> None:
+    problem = problem_of(ConvOp.WGRAD)
+    engines = [name for name in backend.algorithms(problem) if name.startswith("cudnn:eng")]
+    needed_bytes = max(backend.buffer_bytes(problem, name) for name in engines)
+    buffer = torch.empty(needed_bytes, dtype=torch.uint8, device=backend.device)
+    image, gradient, _ = operands_of(problem)
+    expected = reference(problem, image, gradient)
+    image, gradient = image.to(backend.device), gradient.to(backend.device)
+    total = torch.empty(problem.filter_shape, device=backend.device)
+
+    errors = {}
+    with backend.current():
+        for name in engines:
+            kernel = backend.sum_kernel(problem, name, buffer)
+            for accumulate in (False, True, False):
+                kernel.add(image, gradient, GradientSum(total, accumulate), first=True, here=slice(0, BATCH))
+            errors[name] = relative_error(total.cpu(), expected)
+
+    assert {name: error for name, error in errors.items() if error > backend.error_bound(problem, name)} == {}
 
 
 def test_what_takes_the_buffers_place_needs_no_more_of_the_cards_memory(backend: Backend) -> None:

@@ -461,12 +461,12 @@ def test_a_refused_pack_is_an_error_and_is_not_left_behind(
     monkeypatch.setattr(
         paper, "_set", lambda pointer, name, *rest: 2000 if name == attribute else told(pointer, name, *rest)
     )
-    packs = Packs(paper.library)
+    pack_of = Packs(paper.library).of_a_plan()
 
     with pytest.raises(
         CudnnError, match=r"Setting attribute pack .* must succeed, but cuDNN gave .*\(2000\)"
     ):
-        packs.of(16, 32, 48, 0)
+        pack_of(16, 32, 48, 0)
 
     assert len(destroyed) == 1
     assert _packs_of(paper) == []
@@ -476,11 +476,11 @@ def test_a_refused_pack_is_an_error_and_is_not_left_behind(
 def test_the_packs_of_the_last_addresses_are_kept_and_others_destroyed(
     paper: PaperLibrary, destroyed: list[int]
 ) -> None:
-    packs = Packs(paper.library, most=2)
+    pack_of = Packs(paper.library, most=2).of_a_plan()
 
-    first, second = packs.of(16, 32, 48, 64).pointer, packs.of(16, 32, 48, 80).pointer
-    again = packs.of(16, 32, 48, 64).pointer
-    third = packs.of(16, 32, 48, 96).pointer  # for which the second goes
+    first, second = pack_of(16, 32, 48, 64).pointer, pack_of(16, 32, 48, 80).pointer
+    again = pack_of(16, 32, 48, 64).pointer
+    third = pack_of(16, 32, 48, 96).pointer  # for which the second goes
 
     assert again == first != second
     assert destroyed == [second]
@@ -531,6 +531,38 @@ def test_what_runs_on_the_same_addresses_again_needs_no_other_pack(
 
     assert [each.addresses[UID_Y] for each in paper.executions] == [out.data_ptr() for out in (*outs, *outs)]
     assert len(_packs_of(paper)) == 2
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_no_pack_is_executed_with_two_plans(
+    paper: PaperLibrary, monkeypatch: pytest.MonkeyPatch, op: ConvOp
+) -> None:
+    """Whatever addresses they share: a plan leaves its alpha and beta in the pack."""
+    execute = paper._execute
+    plans_of: dict[int, set[int]] = {}
+
+    def noted(handle: int, plan: int, pack: int) -> int:
+        plans_of.setdefault(pack, set()).add(plan)
+        return execute(handle, plan, pack)
+
+    monkeypatch.setattr(paper, "_execute", noted)
+    backend, problem, buffer = paper_backend(paper), conv(op), torch.empty(2**24, dtype=torch.uint8)
+    first, second, _ = operands_of(problem)
+    shapes = {ConvOp.FPROP: problem.output_shape, ConvOp.DGRAD: problem.input_shape}
+    out = torch.empty(shapes.get(op, problem.filter_shape))
+    engines = [name for name in backend.algorithms(problem)[1:] if backend.engine(problem, name)]
+
+    with backend.current():
+        for name in engines:
+            if op is ConvOp.WGRAD:
+                kernel = backend.sum_kernel(problem, name, buffer)
+                for into in (GradientSum(out), GradientSum(out, accumulate=True)):
+                    kernel.add(first, second, into, first=True, here=slice(0, 13))
+            else:
+                backend.slice_kernel(problem, name, buffer).run(first, second, out, None, slice(0, 13))
+
+    assert len({plan for plans in plans_of.values() for plan in plans}) >= len(engines) > 1
+    assert all(len(plans) == 1 for plans in plans_of.values())
 
 
 def test_a_plan_is_built_once_however_many_buffers_there_are(

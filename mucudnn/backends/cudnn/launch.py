@@ -1,6 +1,7 @@
 """Executing a plan of cuDNN on given addresses: a device allocates nothing, and is not waited for."""
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 
@@ -16,24 +17,31 @@ _MOST_PACKS = 8192
 """Variant packs that are kept: 4.5 KiB of the host's memory each. A step that launches on more sets of
 addresses finds none of them again."""
 
+PackOf = Callable[[int, int, int, int], Descriptor]
+"""Returns the variant pack of the addresses of x, w, y and the workspace."""
+
 
 class Packs:
-    """The variant packs of the addresses last used, for whatever plans.
+    """The variant packs last used, each of one plan and one set of addresses.
 
-    One that is finalised can be neither set nor finalised again, so other addresses need another one; to
-    execute does not change it. Source: NVIDIA/cudnn-frontend, time_sorted_plan, executes one a hundred times.
-    A model in training mostly comes back to the same addresses at every step.
-
-    Attributes:
-        of: returns the pack of the addresses of x, w, y and the workspace, kept or made; it is destroyed when
-            neither this nor a caller holds it.
+    One that is finalised can be neither set nor finalised again, so other addresses need another one; and so
+    do other plans: executing one leaves alpha and beta of its graph in the pack. On an H200 packs that other
+    plans had been executed with made engines 0 and 28 of cuDNN 9.19 add to what was there, where beta was 0,
+    and engine 70 refuse its own alpha and beta. Source: NVIDIA/cudnn-frontend, time_sorted_plan, executes one
+    plan with one pack a hundred times. A model in training mostly comes back to the same addresses at every
+    step.
     """
 
     def __init__(self, library: Library, most: int = _MOST_PACKS) -> None:
         self._library = library
-        self.of: Callable[[int, int, int, int], Descriptor] = functools.lru_cache(most)(self._made)
+        self._plans = itertools.count()
+        self._of = functools.lru_cache(most)(self._made)
 
-    def _made(self, x: int, w: int, y: int, workspace: int) -> Descriptor:
+    def of_a_plan(self) -> PackOf:
+        """Return what gives the packs of a plan, kept or made; they are destroyed when nobody holds them."""
+        return functools.partial(self._of, next(self._plans))
+
+    def _made(self, plan: int, x: int, w: int, y: int, workspace: int) -> Descriptor:  # noqa: ARG002  # a key
         return (
             Descriptor(self._library, Kind.VARIANT_PACK)
             .set_ints(Attribute.PACK_IDS, UID_X, UID_W, UID_Y)
@@ -66,7 +74,7 @@ class Launch:
         self._plan = plan
         self._alignment_mask = alignment_bytes - 1
         self._lock = threading.RLock()  # a signal handler may launch what it interrupts
-        self._pack_of, self._execute = packs.of, library.execute
+        self._pack_of, self._execute = packs.of_a_plan(), library.execute
 
     def __call__(self, handle: int | None, x: int, w: int, y: int, workspace: int) -> None:
         """Put one execution on the handle's stream.
