@@ -1,8 +1,8 @@
 """Put recordings together into one that comes with the package, which `--backend replay:NAME` replays.
 
-Several stores, packed or not, become one packed store of the environments of all; `make record` fills such
-stores on a GPU, and `mucudnn tune --store` anywhere. What two of them know stays as the first one has it, but
-for what was too large for its limit and is known under a larger one.
+Several stores, packed or not, become one packed store of the environments of all, or of one of each; `make
+record` fills such stores on a GPU, and `mucudnn tune --store` anywhere. What two of them know stays as the
+first one has it, but for what was too large for its limit and is known under a larger one.
 """
 
 import argparse
@@ -26,13 +26,14 @@ MOST_BYTES = 8 * 2**20
 """Of a recording that comes with the package, packed."""
 
 
-def ship(name: str, stores: Sequence[Path], folder: Path | None = None) -> Path:
+def ship(name: str, stores: Sequence[Path], folder: Path | None = None, only: int | None = None) -> Path:
     """Return the file of a recording made of `stores`; it replaces one of the same name.
 
     Args:
         name: by which it is replayed.
         stores: files.
         folder: where it goes; None means into the package.
+        only: number of the environment that is taken of each store; None for all.
 
     Raises:
         StoreError: the name is none, a store cannot be read, none holds a record, or all together are larger
@@ -44,7 +45,7 @@ def ship(name: str, stores: Sequence[Path], folder: Path | None = None) -> Path:
     with tempfile.TemporaryDirectory() as scratch, SqliteStore(Path(scratch, "merged.sqlite3")) as merged:
         for path in stores:
             with readable_store(path) as store:
-                store.copy_into(merged)
+                store.copy_into(merged, only)
         if not merged.count():
             raise StoreError("A recording must hold something, but got stores without records.")
         packed = Path(scratch, target.name)
@@ -77,9 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "stores", nargs="+", type=Path, metavar="STORE", help="file of a store, packed or not"
     )
+    parser.add_argument(
+        "--only", type=int, metavar="N", help="one environment of each store, that of replay:STORE#N"
+    )
     options = parser.parse_args(arguments)
     try:
-        print(_described(ship(options.name, options.stores)))
+        print(_described(ship(options.name, options.stores, only=options.only)))
     except StoreError as error:
         print(f"bench.ship: {error}", file=sys.stderr)
         return 1

@@ -54,6 +54,8 @@ _ADD_RECORD = f"""
     WHERE records.refusal_kind = '{RefusalKind.OVER_LIMIT}'
         AND records.limit_bytes < ifnull(excluded.limit_bytes, {LARGEST})"""
 
+_FIND_ENVIRONMENTS = "SELECT * FROM environments ORDER BY id"
+
 _FIND_RECORDS = f"SELECT * FROM records WHERE environment = {_ENVIRONMENT} AND problem = ?"
 
 _FIND_COMPARISONS = (
@@ -201,7 +203,7 @@ class SqliteStore:
     def environments(self) -> list[Environment]:
         """Return all environments, in the order in which they were first added."""
         with self._transaction("DEFERRED") as database:
-            found = database.execute("SELECT * FROM environments ORDER BY id").fetchall()
+            found = database.execute(_FIND_ENVIRONMENTS).fetchall()
             return [rows.environment_from_row(row) for row in found]
 
     def records_of(self, environment: Environment, problem: ConvProblem) -> list[Record]:
@@ -221,8 +223,11 @@ class SqliteStore:
         with self._transaction("DEFERRED") as database:
             return [row["algorithm"] for row in database.execute(_FIND_WITHOUT_SETUP, (environment.key,))]
 
-    def copy_into(self, store: Store) -> None:
-        """Add all that is here to `store`, under its rules."""
+    def copy_into(self, store: Store, number: int | None = None) -> None:
+        """Add all that is here to `store`, under its rules; or the environment of that number alone, from 1.
+
+        One that is not there adds nothing.
+        """
         with self._transaction("DEFERRED") as database:
             contents = [
                 (
@@ -230,7 +235,8 @@ class SqliteStore:
                     _records_of(database, row["id"]),
                     _comparisons_of(database, row["id"]),
                 )
-                for row in database.execute("SELECT * FROM environments ORDER BY id").fetchall()
+                for place, row in enumerate(database.execute(_FIND_ENVIRONMENTS).fetchall(), start=1)
+                if number in (None, place)
             ]
         for environment, records, comparisons in contents:
             store.add_records(environment, records)

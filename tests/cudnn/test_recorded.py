@@ -16,7 +16,11 @@ from mucudnn.profile import Record
 from mucudnn.recordings import recording_file
 from mucudnn.store import readable_store
 
-KNOWN_BY_DRIVER = {("fprop", 3), ("wgrad", 17), ("wgrad", 18), ("dgrad", 50)}
+KNOWN_BY_DRIVER = {
+    *(("fprop", engine) for engine in (3, 4, 6)),
+    *(("dgrad", engine) for engine in (4, 5, 7, 50)),
+    *(("wgrad", engine) for engine in (17, 18)),
+}
 """Engines that cuDNN offers only where there is a driver."""
 
 

@@ -55,6 +55,19 @@ def test_stores_are_shipped_as_one_recording_of_all_their_environments(package: 
     assert replayed("two#2").environment.policy == {"threads": "9"}
 
 
+def test_one_environment_of_a_store_is_shipped_alone(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chain = an_extraction(a_chain())
+    record(Path("both"), a_backend(), chain)
+    record(Path("both"), Elsewhere({}), chain)
+
+    assert main(["second", "both", "--only", "2"]) == 0
+    assert replayed("second").environment.policy == {"threads": "9"}
+    assert main(["third", "both", "--only", "3"]) == 1
+    assert "must hold something" in capsys.readouterr().err
+
+
 def test_a_file_here_is_meant_rather_than_a_recording_of_its_name(package: Path) -> None:
     record(Path("mine"), a_backend(), an_extraction(a_chain()))
     ship("mine", [Path("mine")])
@@ -180,6 +193,26 @@ def test_what_a_card_measured_is_replayed_without_one_in_both_modes_and_by_both_
     assert plans[0].workspace_bytes <= parse_bytes(limit)
     assert len({plan.to_text() for plan in plans}) == 1
     assert any(each.startswith("cudnn:eng") for each in algorithms_of(plans[0]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "limit"), [("reuse", "8MiB"), ("reuse", "64MiB"), ("reuse", "512MiB"), ("sharing", "512MiB")]
+)
+def test_what_a_card_measured_in_bfloat16_is_replayed_by_both_solvers(
+    mode: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, (workload,) = torch.channels_last, (each for each in NETWORKS if each.name == "resnet18")
+    model = workload.build().to(torch.bfloat16, memory_format=order)
+    sample = torch.zeros(workload.shape, dtype=torch.bfloat16).contiguous(memory_format=order)
+    plans = []
+    for solver in (solve_with_highs, solve_with_cbc)[: 1 + (mode == "sharing")]:  # reuse needs none
+        monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
+        backend = "replay:h200-bf16"
+        plans.append(mucudnn.tune(model, sample, limit, mode=mode, backend=backend, progress=False))
+
+    assert plans[0].workspace_bytes <= parse_bytes(limit)
+    assert len({plan.to_text() for plan in plans}) == 1
+    assert any(each.evidence is not None for each in plans[0].assignments)
 
 
 @pytest.mark.parametrize("name", ["epyc", "xeon"])
