@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.arguments import seconds
 from bench.gpu import (
+    calls,
     capture,
     device,
     engines,
@@ -49,6 +50,7 @@ SECTIONS = (
     Section("legacy", "The legacy API's workspaces", legacy.rows, legacy.answers, share=3),
     Section("memory", "Memory that stays", memory.rows, memory.answers, share=6),
     Section("own", "Memory of PyTorch's own convolution", own.rows, own.answers, share=6),
+    Section("calls", "Whole calls, and what they cost the host", calls.rows, calls.answers, share=4),
     Section("engines", "Every engine on one layer", engines.rows, engines.answers, share=12),
     # Three, so that a candidate that ends a process costs one of them.
     Section("bfloat16", "Every candidate in bfloat16", plans.in_bfloat16, _told("bfloat16"), share=20),

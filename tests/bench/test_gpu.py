@@ -1,6 +1,7 @@
 """The questions to a GPU, put to a card on paper: real lists and plans, computed on the processor."""
 
 import dataclasses
+import itertools
 import math
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from bench.gpu import (
+    calls,
     capture,
     contest,
     device,
@@ -355,6 +357,47 @@ def test_a_capture_that_fails_is_the_answer(task: Task, ground: PaperGround) -> 
     assert next(each.text for each in capture.answers(rows)).startswith("0 of 12 can")
 
 
+def test_whole_calls_are_timed_by_all_ways_with_gradients_and_without(task: Task) -> None:
+    ways = [calls.OWN, calls.WHOLE, calls.IN_PARTS]
+    passes = [calls.FORWARD, calls.BOTH, calls.SAME_THREAD]
+
+    rows = [*calls.rows(task)]
+
+    seen = only(calls.CallRow, rows)
+    assert [row.failure for row in seen] == [None] * 18
+    assert [(row.passes, row.way) for row in seen] == [*itertools.product(passes, ways)] * 2
+    assert all(row.host_us is not None and row.host_us > 0 and row.time is not None for row in seen)
+    asked = [each.question for each in calls.answers(rows)]
+    assert asked[:2] == [
+        "What does a whole call cost, forward, bfloat16 channels_last?",
+        "What does a whole call cost, with gradients, bfloat16 channels_last?",
+    ]
+    assert next(calls.answers(rows)).text.count("until the card is done") == 3
+
+
+def test_forward_passes_run_alone_and_gradients_with_them(task: Task, ground: PaperGround) -> None:
+    ops: dict[str, set[str]] = {}
+    found = calls.rows(task)
+    for passes in (calls.FORWARD, calls.BOTH):
+        ground.paper.executions.clear()
+        rows = only(calls.CallRow, [*itertools.islice(found, 3)])
+        assert {row.passes for row in rows} == {passes}
+        ops[passes] = {each.op for each in ground.paper.executions}
+
+    assert ops == {calls.FORWARD: {ConvOp.FPROP}, calls.BOTH: {*ConvOp}}
+
+
+def test_a_call_that_cannot_be_made_is_the_answer(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr(calls.Stand, "call", fail)
+
+    told = [each.text for each in calls.answers([*calls.rows(task)])]
+
+    assert told == ["failed: no plan"] * 6
+
+
 def test_threads_streams_and_workspaces_come_out_fine(task: Task) -> None:
     rows = [*handles.rows(task)]
 
@@ -608,7 +651,7 @@ def test_problems_for_which_the_time_is_up_are_named(task: Task) -> None:
     assert {row.reason for row in only(plans.LeftOutRow, rows)} == {"the time was up"}
 
 
-@pytest.mark.parametrize("section", [enumeration, engines, legacy, capture, own])
+@pytest.mark.parametrize("section", [calls, enumeration, engines, legacy, capture, own])
 def test_nothing_new_is_begun_when_the_time_is_up(task: Task, section: object) -> None:
     rows: Iterator[object] = section.rows(late(task))
 

@@ -253,7 +253,7 @@ def test_an_extra_section_runs_where_it_is_named_and_is_not_missed_elsewhere(
 def test_the_sections_have_names_of_their_own_and_the_longest_are_last_but_for_captures() -> None:
     names = [each.name for each in program.SECTIONS]
 
-    assert len(set(names)) == len(names) == 12
+    assert len(set(names)) == len(names) == 13
     assert not set(names) & {each.name for each in program.EXTRA}
     longest = sorted(program.SECTIONS, key=lambda each: each.share)[-3:]
     assert {each.name for each in longest} == {each.name for each in program.SECTIONS[-4:-1]}
