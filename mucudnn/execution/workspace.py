@@ -42,6 +42,7 @@ class Workspace:
         self._buffer = _bytes(0, device)
         self._touched_bytes = 0
         self._is_captured = False
+        self._is_alone = False
         self._bound: WeakKeyDictionary[Binder[object], object] = WeakKeyDictionary()
 
     @property
@@ -115,10 +116,16 @@ class Workspace:
             self._touched_bytes = kept_bytes if by_pages else 0
 
     def _another_block(self, n_bytes: int) -> torch.UntypedStorage | None:
-        """Take a block beside the buffer; None if there is no memory for both, which nothing depends on."""
+        """Take a block beside the buffer; None if there is no memory for both, which nothing depends on.
+
+        That is not tried again then: the allocator has given back all that it had left over.
+        """
+        if self._is_alone:
+            return None
         try:
             return torch.UntypedStorage(n_bytes, device=self.device)  # which nobody fills, unlike a tensor
         except torch.OutOfMemoryError:
+            self._is_alone = True
             return None
 
     def bound(self, binder: Binder[Bound]) -> Bound:

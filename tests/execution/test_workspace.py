@@ -212,16 +212,20 @@ def test_pytorchs_own_finds_a_block_for_its_result(capture: Capture, watched: Wa
 def test_where_there_is_no_memory_for_another_block_the_buffer_is_given_back_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    asked: list[int] = []
+
     def fail(n_bytes: int, device: torch.device) -> None:
+        asked.append(n_bytes)
         raise torch.OutOfMemoryError
 
     workspace, backend = Workspace(CPU), Device()
-    workspace.reserve(1000)
     monkeypatch.setattr(torch, "UntypedStorage", fail)
+    for result_bytes in (70, 80):
+        workspace.reserve(1000)
+        workspace.make_room(900, 1000, backend, result_bytes)
 
-    workspace.make_room(900, 1000, backend, 70)
-
-    assert workspace.held_bytes == 0
+        assert workspace.held_bytes == 0
+    assert asked == [70]  # what costs all that the allocator has left over is not tried again
 
 
 def test_the_processor_gives_memory_back_without_a_block_for_the_result(
