@@ -36,8 +36,8 @@ def ship(name: str, stores: Sequence[Path], folder: Path | None = None, only: in
         only: number of the environment that is taken of each store; None for all.
 
     Raises:
-        StoreError: the name is none, a store cannot be read, none holds a record, or all together are larger
-            than they may be.
+        StoreError: the name is none, a store cannot be read or has no environment of that number, none holds
+            a record, or all together are larger than they may be.
     """
     if not _NAME.fullmatch(name):
         raise StoreError(f"A recording's name must be of a-z, 0-9 and -, such as h200, but got {name!r}.")
@@ -45,6 +45,10 @@ def ship(name: str, stores: Sequence[Path], folder: Path | None = None, only: in
     with tempfile.TemporaryDirectory() as scratch, SqliteStore(Path(scratch, "merged.sqlite3")) as merged:
         for path in stores:
             with readable_store(path) as store:
+                if only is not None and not 1 <= only <= len(store.environments()):
+                    raise StoreError(
+                        f"{path} must hold environment {only}, but has {len(store.environments())}."
+                    )
                 store.copy_into(merged, only)
         if not merged.count():
             raise StoreError("A recording must hold something, but got stores without records.")

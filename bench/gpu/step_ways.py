@@ -88,12 +88,17 @@ _MIB = 2**20
 def segment_bytes(n_bytes: int) -> int:
     """Return what PyTorch's allocator asks a card for, for a tensor that finds no room in what it has.
 
-    By c10/cuda/CUDACachingAllocator, unless it was told otherwise: 2 MiB up to 1 MiB, 20 MiB below 10 MiB,
-    else multiples of 2 MiB.
+    By c10/cuda/CUDACachingAllocator, unless it was told otherwise: of what is rounded up to 512 bytes, 2 MiB
+    up to 1 MiB, 20 MiB below 10 MiB, else multiples of 2 MiB.
     """
-    if n_bytes <= _MIB:
+    rounded = _multiple(n_bytes, 512)
+    if rounded <= _MIB:
         return 2 * _MIB
-    return 20 * _MIB if n_bytes < 10 * _MIB else -(-n_bytes // (2 * _MIB)) * 2 * _MIB
+    return 20 * _MIB if rounded < 10 * _MIB else _multiple(rounded, 2 * _MIB)
+
+
+def _multiple(n_bytes: int, unit: int) -> int:
+    return -(-n_bytes // unit) * unit
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ REPORTS = ("training", "tests")
 
 @dataclasses.dataclass(frozen=True)
 class TestsRow:
-    """The tests of one process on this card.
+    """The tests of one report on this card.
 
     Attributes:
         report: its name.

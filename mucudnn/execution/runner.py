@@ -89,6 +89,7 @@ class Runner:
         # What other divisions need would be taken at once beside what this one takes elsewhere.
         is_mixed = limit_bytes is not None and self._elsewhere_bytes > 0
         self._capacity_bytes = 0 if is_mixed else capacity_bytes
+        self._block_bytes = capacity_bytes if self.is_own else 0
         self._kept = KeptFilter()
         self._can_keep_filter = (
             problem.op is not ConvOp.WGRAD
@@ -167,7 +168,9 @@ class Runner:
     def _make_room(self, workspace: Workspace, elsewhere_bytes: int) -> None:
         """Let so much be taken beside the buffer, so that both stay within the limit, if there is one."""
         if self._limit_bytes is not None:
-            workspace.make_room(elsewhere_bytes, self._limit_bytes, self._backend, self._result_bytes)
+            workspace.make_room(
+                elsewhere_bytes, self._limit_bytes, self._backend, self._result_bytes, self._block_bytes
+            )
 
     def _make_ready(self, workspace: Workspace, group: "Group") -> None:
         """Give back what the groups before have touched of the buffer, if this one needs that room.

@@ -85,11 +85,13 @@ class Workspace:
         self._bound.clear()
         self.holder = None
         self._touched_bytes = 0
-        self._is_captured = False
+        self._is_captured = self._is_alone = False
         self._buffer = _bytes(0, self.device)  # the old one goes first, unless a graph keeps it
         self._buffer = _bytes(n_bytes, self.device)
 
-    def make_room(self, n_bytes: int, limit_bytes: int, backend: Backend, result_bytes: int = 0) -> None:
+    def make_room(
+        self, n_bytes: int, limit_bytes: int, backend: Backend, result_bytes: int = 0, block_bytes: int = 0
+    ) -> None:
         """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
 
         What lies behind in the buffer goes back to the system, or on a device all of it to its allocator; it
@@ -103,9 +105,14 @@ class Workspace:
             result_bytes: of a tensor that is made before they are taken. An allocator that keeps blocks cuts
                 it out of the smallest that will do: so that this is not the buffer's, which would be too
                 small for the `n_bytes` then, there is another one.
+            block_bytes: what the buffer will grow to, on a device. It does before `n_bytes` are taken for the
+                first time: so these are cut out of its block, and the allocator keeps one for both.
         """
         kept_bytes = max(limit_bytes - n_bytes, 0)
         by_pages = backend.takes_memory_by_pages
+        may_grow = not (by_pages or self._is_captured or _is_capturing(self._buffer))
+        if self.n_bytes < block_bytes and may_grow:
+            self.reserve(block_bytes)
         # Host memory is taken page by page, as it is written to; a device's at once.
         taken_bytes = self._touched_bytes if by_pages else self.held_bytes
         if taken_bytes > kept_bytes and not self._is_captured:
@@ -118,7 +125,7 @@ class Workspace:
     def _another_block(self, n_bytes: int) -> torch.UntypedStorage | None:
         """Take a block beside the buffer; None if there is no memory for both, which nothing depends on.
 
-        That is not tried again then: the allocator has given back all that it had left over.
+        That is not tried again until the buffer grows: the allocator has given all back that it had left.
         """
         if self._is_alone:
             return None

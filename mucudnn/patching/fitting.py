@@ -40,8 +40,8 @@ class Memory:
         is_sharing: whether each site owns a buffer, rather than all one in common.
         limit_bytes: of the plan.
         buffer_bytes: what divisions may take of the common buffer.
-        capacity_bytes: what it grows to at once; more than that where it lies in a block which PyTorch's own
-            takes while the buffer is given back.
+        capacity_bytes: what it grows to at once: to so much, or to more where PyTorch's own needs a larger
+            block while the buffer is given back.
     """
 
     environment: Environment

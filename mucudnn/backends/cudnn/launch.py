@@ -38,7 +38,10 @@ class Packs:
         self._of = functools.lru_cache(most)(self._made)
 
     def of_a_plan(self) -> PackOf:
-        """Return what gives the packs of a plan, kept or made; they are destroyed when nobody holds them."""
+        """Return what gives the packs of a plan, kept or made.
+
+        They are destroyed when as many newer ones are kept, also after the plan itself.
+        """
         return functools.partial(self._of, next(self._plans))
 
     def _made(self, plan: int, x: int, w: int, y: int, workspace: int) -> Descriptor:  # noqa: ARG002  # a key
