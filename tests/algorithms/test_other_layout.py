@@ -409,9 +409,9 @@ class _Rooms(Workspace):
         super().__init__(torch.device("cpu"))
         self.asked: list[int] = []
 
-    def make_room(self, n_bytes: int, limit_bytes: int, backend: Any) -> None:
+    def make_room(self, n_bytes: int, *more: Any) -> None:
         self.asked.append(n_bytes)
-        super().make_room(n_bytes, limit_bytes, backend)
+        super().make_room(n_bytes, *more)
 
 
 @pytest.mark.parametrize("op", ConvOp)
