@@ -8,8 +8,10 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from bench.gpu.ground import Ground
 from bench.gpu.sections import Cut, Task, attempted, only
@@ -30,8 +32,9 @@ _NO_LIMIT = 2**62
 FORWARD, BOTH, SAME_THREAD = "forward", "with gradients", "with gradients, in one thread"
 """What of a call runs; the last without a thread of autograd's own."""
 
-OWN, WHOLE, IN_PARTS = "PyTorch's own", "undivided", "in 4 parts"
-"""By what: the others by the first engine on cuDNN's list, for each op."""
+OWN, WHOLE, IN_PARTS, NOTHING = "PyTorch's own", "undivided", "in 4 parts", "nothing"
+"""By what: undivided and in parts by the first engine on cuDNN's list, for each op. The last one only makes
+tensors of the results' shapes, in a function that autograd calls in Python."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +83,7 @@ def _found(ground: Ground, problem: ConvProblem, empty: CallRow) -> list[CallRow
             way: stand.call(call, _divisions(ground, problem, wanted, divided))
             for way, divided in _WAYS.items()
         }
+        calls[NOTHING] = _nothing(stand, has_gradients=len(wanted) > 1)
         for each in calls.values():
             each()  # makes handles, in all threads, and builds plans
         rule = dataclasses.replace(_ROUNDS, min_span_ns=backend.least_span_ns)
@@ -88,6 +92,34 @@ def _found(ground: Ground, problem: ConvProblem, empty: CallRow) -> list[CallRow
             dataclasses.replace(empty, way=way, host_us=host_us(backend, each), time=Timing.of(times[way]))
             for way, each in calls.items()
         ]
+
+
+class _Nothing(torch.autograd.Function):
+    """Makes results as a convolution does, and computes none."""
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+        """Return a tensor like `out`, and keep the operands as a convolution does."""
+        ctx.save_for_backward(image, weight)
+        return torch.empty_like(out)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        """Return tensors like both operands."""
+        image, weight = ctx.saved_tensors
+        return torch.empty_like(image), torch.empty_like(weight), None
+
+
+def _nothing(stand: Stand, *, has_gradients: bool) -> Callable[[], None]:
+    """Return a call of the same shapes that computes nothing."""
+    image, weight = (each.detach().requires_grad_(has_gradients) for each in (stand.first, stand.second))
+
+    def call() -> None:
+        result = _Nothing.apply(image, weight, stand.out)  # type: ignore[no-untyped-call]
+        if has_gradients:
+            torch.autograd.grad(result, (image, weight), stand.out)
+
+    return call
 
 
 _Divided = Callable[[Ground, ConvProblem], Division]

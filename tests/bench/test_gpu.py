@@ -358,13 +358,13 @@ def test_a_capture_that_fails_is_the_answer(task: Task, ground: PaperGround) -> 
 
 
 def test_whole_calls_are_timed_by_all_ways_with_gradients_and_without(task: Task) -> None:
-    ways = [calls.OWN, calls.WHOLE, calls.IN_PARTS]
+    ways = [calls.OWN, calls.WHOLE, calls.IN_PARTS, calls.NOTHING]
     passes = [calls.FORWARD, calls.BOTH, calls.SAME_THREAD]
 
     rows = [*calls.rows(task)]
 
     seen = only(calls.CallRow, rows)
-    assert [row.failure for row in seen] == [None] * 18
+    assert [row.failure for row in seen] == [None] * 24
     assert [(row.passes, row.way) for row in seen] == [*itertools.product(passes, ways)] * 2
     assert all(row.host_us is not None and row.host_us > 0 and row.time is not None for row in seen)
     asked = [each.question for each in calls.answers(rows)]
@@ -372,7 +372,7 @@ def test_whole_calls_are_timed_by_all_ways_with_gradients_and_without(task: Task
         "What does a whole call cost, forward, bfloat16 channels_last?",
         "What does a whole call cost, with gradients, bfloat16 channels_last?",
     ]
-    assert next(calls.answers(rows)).text.count("until the card is done") == 3
+    assert next(calls.answers(rows)).text.count("until the card is done") == 4
 
 
 def test_forward_passes_run_alone_and_gradients_with_them(task: Task, ground: PaperGround) -> None:
@@ -380,7 +380,7 @@ def test_forward_passes_run_alone_and_gradients_with_them(task: Task, ground: Pa
     found = calls.rows(task)
     for passes in (calls.FORWARD, calls.BOTH):
         ground.paper.executions.clear()
-        rows = only(calls.CallRow, [*itertools.islice(found, 3)])
+        rows = only(calls.CallRow, [*itertools.islice(found, 4)])
         assert {row.passes for row in rows} == {passes}
         ops[passes] = {each.op for each in ground.paper.executions}
 
