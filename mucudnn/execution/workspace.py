@@ -105,14 +105,13 @@ class Workspace:
             result_bytes: of a tensor that is made before they are taken. An allocator that keeps blocks cuts
                 it out of the smallest that will do: so that this is not the buffer's, which would be too
                 small for the `n_bytes` then, there is another one.
-            block_bytes: what the buffer will grow to, on a device. It does before `n_bytes` are taken for the
-                first time: so these are cut out of its block, and the allocator keeps one for both.
+            block_bytes: what the buffer will grow to, on a device. If `n_bytes` do not fit beside that, it
+                grows before they are taken: out of its block, and the allocator keeps one for both.
         """
         kept_bytes = max(limit_bytes - n_bytes, 0)
         by_pages = backend.takes_memory_by_pages
-        may_grow = not (by_pages or self._is_captured or _is_capturing(self._buffer))
-        if self.n_bytes < block_bytes and may_grow:
-            self.reserve(block_bytes)
+        if not by_pages and max(self.n_bytes, kept_bytes) < block_bytes:
+            self._grow_early(block_bytes)
         # Host memory is taken page by page, as it is written to; a device's at once.
         taken_bytes = self._touched_bytes if by_pages else self.held_bytes
         if taken_bytes > kept_bytes and not self._is_captured:
@@ -122,10 +121,20 @@ class Workspace:
             del another
             self._touched_bytes = kept_bytes if by_pages else 0
 
-    def _another_block(self, n_bytes: int) -> torch.UntypedStorage | None:
-        """Take a block beside the buffer; None if there is no memory for both, which nothing depends on.
+    def _grow_early(self, n_bytes: int) -> None:
+        """Grow before anybody needs it, unless a captured graph uses the buffer, or there is no memory."""
+        if self._is_alone or self._is_captured or _is_capturing(self._buffer):
+            return
+        try:
+            self.reserve(n_bytes)
+        except torch.OutOfMemoryError:
+            self._is_alone = True
 
-        That is not tried again until the buffer grows: the allocator has given all back that it had left.
+    def _another_block(self, n_bytes: int) -> torch.UntypedStorage | None:
+        """Take a block beside the buffer; None if there is no memory for both.
+
+        Nothing but what the allocator keeps depends on it. It is not tried again until the buffer grows: each
+        time the allocator would give back all that it has left over.
         """
         if self._is_alone:
             return None

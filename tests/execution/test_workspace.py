@@ -228,6 +228,77 @@ def test_where_there_is_no_memory_for_another_block_the_buffer_is_given_back_all
     assert asked == [70]  # what costs all that the allocator has left over is not tried again
 
 
+def test_a_device_grows_before_what_does_not_fit_beside_its_block_and_for_nothing_else(
+    capture: Capture,
+) -> None:
+    workspace, backend = Workspace(CPU), Device()
+
+    workspace.make_room(40, 1000, backend, 70, 950)  # fits beside it
+    before = workspace.n_bytes
+    workspace.make_room(60, 1000, backend, 70, 950)
+
+    assert (before, workspace.n_bytes, workspace.held_bytes) == (0, 950, 0)
+    assert backend.released == [10]  # the end of it, and all goes
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_while_a_graph_is_captured_and_where_one_was_nothing_grows_early(
+    capture: Capture, *, is_over: bool
+) -> None:
+    workspace = Workspace(CPU)
+    capture.is_on = True
+    workspace.reserve(100)
+    capture.is_on = not is_over
+    address = workspace.bound(Address())
+
+    workspace.make_room(900, 1000, Device(), 70, 950)
+
+    assert workspace.n_bytes == 100
+    assert workspace.bound(Address()) == address
+
+
+def test_the_processor_grows_when_it_must() -> None:
+    workspace = Workspace(CPU)
+
+    workspace.make_room(900, 1000, Pages(), 70, 950)
+
+    assert workspace.n_bytes == 0
+
+
+def test_where_there_is_no_memory_to_grow_early_that_is_not_tried_again_until_it_must_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    make, is_full = room._bytes, [True]
+
+    def taken(n_bytes: int, device: torch.device) -> Tensor:
+        asked.append(n_bytes)
+        if is_full[0] and n_bytes:
+            raise torch.OutOfMemoryError
+        return make(n_bytes, device)
+
+    workspace, backend = Workspace(CPU), Device()
+    monkeypatch.setattr(room, "_bytes", taken)
+    for _ in range(2):
+        workspace.make_room(900, 1000, backend, 70, 950)
+    is_full[0] = False
+    workspace.reserve(950)
+
+    assert [each for each in asked if each] == [950, 950]
+    assert workspace.n_bytes == 950
+
+
+def test_a_division_that_takes_both_grows_to_its_own_buffer_alone(capture: Capture) -> None:
+    problem, workspace, backend = a_convolution(batch=4), Workspace(CPU), Device()
+    needed = backend.buffer_bytes(problem.with_batch(2), "cpu:im2col")
+    parts = Candidate("cpu:aten", 2, 0.0, needed), Candidate("cpu:im2col", 2, 0.0, needed)
+    runner = Runner(backend, problem, Division(parts), limit_bytes=2 * needed, capacity_bytes=2 * needed)
+
+    runner(workspace, *operands_of(problem))
+
+    assert workspace.n_bytes == needed
+
+
 def test_the_processor_gives_memory_back_without_a_block_for_the_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -131,6 +131,7 @@ def a_card() -> Iterator[Card]:
 
 
 def _site(number: int, name: str, n_bytes: int) -> Assignment:
+    """A site that is not divided: those in which both run are not helped."""
     problem = a_convolution(batch=BATCH, out_channels=number + 1)
     division = Division((Candidate(name, BATCH, 1.0, n_bytes),))
     return Assignment(ConvSite("conv", ConvOp.FPROP), problem, division)
@@ -152,7 +153,7 @@ def _runner_of(card: Card, sites: Sequence[Assignment]) -> Callable[[int], None]
 
 
 def _most_reserved(card: Card, sites: Sequence[Assignment], order: Sequence[int]) -> int:
-    """Return what is kept at most while a site runs, but for its result, if nothing was left over before."""
+    """Return the most that one site has kept, less its result; the cache is emptied before each."""
     run, most = _runner_of(card, sites), 0
     for number in (each % len(sites) for each in order):
         card.blocks.empty_cache()
@@ -174,7 +175,9 @@ OWN, INSIDE = "cpu:aten", "cpu:im2col"
     st.lists(st.tuples(st.sampled_from([OWN, INSIDE]), st.integers(1, 10)), min_size=1, max_size=5),
     st.lists(st.integers(0, 4), min_size=1, max_size=8),
 )
-def test_no_op_has_more_kept_than_the_limit(tuned: list[tuple[str, int]], order: list[int]) -> None:
+def test_no_op_has_more_kept_than_the_limit_if_nothing_was_left_over(
+    tuned: list[tuple[str, int]], order: list[int]
+) -> None:
     sites = [_site(number, name, units * UNIT_BYTES) for number, (name, units) in enumerate(tuned)]
     with a_card() as card:
         assert _most_reserved(card, sites, order) <= LIMIT_BYTES
