@@ -4,7 +4,9 @@ A queue is a thread of the processor, or a stream of a device: what is put there
 serves all of it, whichever threads put it there.
 """
 
+import contextlib
 import threading
+from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -62,20 +64,20 @@ class Workspace:
 
         Args:
             n_bytes: that are needed now.
-            capacity_bytes: what it grows to at once, if it must grow: what later layers are known to need. As
-                much of it comes again after it was given back, in one piece.
+            capacity_bytes: what it grows to at once, if it must grow and there is memory: what later layers
+                are known to need. As much of it comes again after it was given back, in one piece.
         """
         if n_bytes <= self._touched_bytes and not _is_capturing(self._buffer):
             return  # all of it is there, as before
         storage = self._buffer.untyped_storage()
         if n_bytes > self.n_bytes or (self._is_captured and n_bytes > storage.nbytes()):
-            self._grow(max(n_bytes, capacity_bytes))
+            _as_much_as_there_is(self._grow, n_bytes, capacity_bytes)
             storage = self._buffer.untyped_storage()
         if n_bytes > storage.nbytes():  # it was given back, and comes again as far as it is needed
             self.holder = None
             self._touched_bytes = 0  # as long as it is not there
             storage.resize_(0)  # else what is left of it would be copied, and stay until that is done
-            storage.resize_(min(max(n_bytes, capacity_bytes), self.n_bytes))
+            _as_much_as_there_is(storage.resize_, n_bytes, min(capacity_bytes, self.n_bytes))
         self._touched_bytes = max(self._touched_bytes, n_bytes)
         if _is_capturing(self._buffer) and not self._is_captured:
             self._is_captured = True
@@ -157,6 +159,15 @@ class Workspace:
     def _present(self) -> Tensor:
         """The buffer, or as much of it as came again after it was given back: views reach no further."""
         return self._buffer if self.held_bytes >= self.n_bytes else self._buffer[: self.held_bytes]
+
+
+def _as_much_as_there_is(take: Callable[[int], object], n_bytes: int, wanted_bytes: int) -> None:
+    """Take what is wanted, or what is needed where a device has no more memory."""
+    if wanted_bytes > n_bytes:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            take(wanted_bytes)
+            return
+    take(n_bytes)
 
 
 _kept_for_graphs: list[object] = []

@@ -288,6 +288,35 @@ def test_where_there_is_no_memory_to_grow_early_that_is_not_tried_again_until_it
     assert workspace.n_bytes == 950
 
 
+def test_where_there_is_memory_for_what_is_needed_alone_the_buffer_has_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make, resize = room._bytes, torch.UntypedStorage.resize_
+
+    def taken(n_bytes: int, device: torch.device) -> Tensor:
+        if n_bytes > 500:
+            raise torch.OutOfMemoryError
+        return make(n_bytes, device)
+
+    def resized(storage: torch.UntypedStorage, n_bytes: int) -> None:
+        if n_bytes > 300:
+            raise torch.OutOfMemoryError
+        resize(storage, n_bytes)
+
+    workspace, backend = Workspace(CPU), Device()
+    monkeypatch.setattr(room, "_bytes", taken)
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", resized)
+
+    workspace.reserve(400, 900)
+    grown = workspace.n_bytes
+    workspace.make_room(900, 1000, backend)
+    workspace.reserve(200, 900)
+
+    assert (grown, workspace.held_bytes) == (400, 200)
+    with pytest.raises(torch.OutOfMemoryError):
+        workspace.reserve(600)
+
+
 def test_a_division_that_takes_both_grows_to_its_own_buffer_alone(capture: Capture) -> None:
     problem, workspace, backend = a_convolution(batch=4), Workspace(CPU), Device()
     needed = backend.buffer_bytes(problem.with_batch(2), "cpu:im2col")
