@@ -26,6 +26,7 @@ _STACKS = (
     "stacks of 32 handwritten digits, ink against paper, in memory; each step gathers its batch in a "
     "shuffled order and lays it out"
 )
+_NOISE = "normal random images, in memory"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +77,19 @@ NETWORKS: tuple[Network, ...] = (
         "of 32x32x32",
         _STACKS,
         _LIMIT_OF_VOLUMES,
+    ),
+    Network(
+        "resnet18-224",
+        f"{_MODELS}:resnet18_on_noise",
+        "ResNet-18 (He et al. 2016), batch 16, images of 224x224, the size of ImageNet",
+        _NOISE,
+    ),
+    Network(
+        "resnet50",
+        f"{_MODELS}:resnet50_on_noise",
+        "ResNet-50 (He et al. 2016; stride in the 3x3 convolutions), batch 8 in training, images of 224x224, "
+        "the size of ImageNet",
+        _NOISE,
     ),
 )
 """In the order in which they are measured: the first is the one that has targets."""

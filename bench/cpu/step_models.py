@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from bench.data import IMAGE_SIZE, batches, load
-from bench.networks import resnet18, resnet50, unet2d, unet3d, vgg11
+from bench.networks import resnet18, resnet18_224, resnet50, unet2d, unet3d, vgg11
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import backend_of
 from mucudnn.patching.applying import apply
@@ -23,7 +23,8 @@ SEED = 0
 _BATCH = 64
 _MOSAIC_BATCH = 4
 _STACK_BATCH = 2
-_NOISE_BATCH = 8
+_SMALL_IMAGENET_BATCH = 8
+_IMAGENET_BATCH = 16
 _MOSAIC_SIDE = 4
 """Digits along each side of a mosaic, of 32x32 pixels each."""
 
@@ -69,10 +70,20 @@ def unet3d_on_stacks() -> Recipe:
     return Recipe(unet3d(1, 2), stacks, (stacks.squeeze(1) > 0).long(), _STACK_BATCH)
 
 
+def resnet18_on_noise() -> Recipe:
+    """Return ResNet-18 for images of 224 x 224, and normal random images."""
+    return _on_noise(resnet18_224(), _IMAGENET_BATCH)
+
+
 def resnet50_on_noise() -> Recipe:
     """Return ResNet-50 for images of 224 x 224, and normal random images."""
-    images = torch.randn(_NOISE_BATCH, 3, 224, 224, generator=torch.Generator().manual_seed(SEED))
-    return Recipe(resnet50(), images, torch.arange(_NOISE_BATCH), _NOISE_BATCH)
+    return _on_noise(resnet50(), _SMALL_IMAGENET_BATCH)
+
+
+def _on_noise(model: nn.Module, batch: int) -> Recipe:
+    """Return a model with a single batch, each image of a class of its own."""
+    images = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(SEED))
+    return Recipe(model, images, torch.arange(batch), batch)
 
 
 def mosaics_of(images: Tensor) -> Tensor:

@@ -76,13 +76,6 @@ class WayCase:
         return f"{self.setting} {self.network} {self.use} {self.batch}"
 
 
-RESNET50 = Network(
-    "resnet50",
-    "bench.cpu.step_models:resnet50_on_noise",
-    "ResNet-50 (He et al. 2016; stride in the 3x3 convolutions), images of 224x224, the size of ImageNet",
-    "normal random images, in memory",
-)
-
 _BATCHES: tuple[tuple[str, Use, tuple[int, ...]], ...] = (
     ("resnet18", Use.INFERENCE, (1, 8, 64)),
     ("resnet18", Use.TRAINING, (64,)),
@@ -93,7 +86,7 @@ _BATCHES: tuple[tuple[str, Use, tuple[int, ...]], ...] = (
 """In the order in which they are measured; training takes the batch of its recipe."""
 
 WAY_NETWORKS: tuple[Network, ...] = tuple(
-    network for network in (*NETWORKS, RESNET50) if network.name in {name for name, _, _ in _BATCHES}
+    network for network in NETWORKS if network.name in {name for name, _, _ in _BATCHES}
 )
 
 

@@ -110,8 +110,8 @@ def one_thread() -> Iterator[None]:
 
 def test_the_cases_are_every_network_in_every_setting_and_layout_network_by_network() -> None:
     cases = cases_of(NETWORKS, ("1-thread", "2-threads", "2-threads-spin"), tuple(Layout))
-    assert len(cases) == len(set(cases)) == 4 * 3 * 2
-    names = ("resnet18", "vgg11", "unet", "unet3d")
+    assert len(cases) == len(set(cases)) == 6 * 3 * 2
+    names = ("resnet18", "vgg11", "unet", "unet3d", "resnet18-224", "resnet50")
     assert [each.network for each in cases] == [name for name in names for _ in range(6)]
     assert cases[0] == case()
 
@@ -515,11 +515,14 @@ def test_only_what_is_measured_anew_is_set_aside(
     assert len(list(folder.iterdir())) == 2
 
 
+ALL_NETWORKS = {network.name for network in NETWORKS}
+
+
 @pytest.mark.parametrize(
     ("arguments", "networks", "layers"),
     [
-        ([], {"resnet18", "vgg11", "unet", "unet3d"}, True),
-        (["--steps"], {"resnet18", "vgg11", "unet", "unet3d"}, False),
+        ([], ALL_NETWORKS, True),
+        (["--steps"], ALL_NETWORKS, False),
         (["--steps", "vgg11"], {"vgg11"}, False),
         (["--layers", "vgg16/*"], set(), True),
         (["--ops", "fprop"], set(), True),
