@@ -4,12 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
 from bench.cpu.lines import Line, Started, append
 from bench.cpu.process import reason_of
 from bench.cpu.products import gemm_rate
-from bench.cpu.settings import SETTINGS
+from bench.cpu.using import use
 from mucudnn.backends import backend_of
 from mucudnn.errors import MucudnnError
 
@@ -33,7 +31,7 @@ def work(
         failed: makes the line of a case that could not be measured, of the reason.
         told: returns what is printed of a line.
     """
-    torch.set_num_threads(SETTINGS[setting].threads)
+    use(setting)
     append(lines, Started(setting, backend_of("cpu:").environment()))
     append(lines, gemm_rate(setting))
     line: Measured | Failed

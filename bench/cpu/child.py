@@ -5,14 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from bench.cpu.layers import ALL, Layer
 from bench.cpu.lines import Case, Failed, Measured, Started, append
 from bench.cpu.measure import CaseMeter
 from bench.cpu.process import done, reason_of
 from bench.cpu.products import gemm_rate
-from bench.cpu.settings import SETTINGS
+from bench.cpu.using import use
 from mucudnn.backends import backend_of
 from mucudnn.errors import MucudnnError
 from mucudnn.sizes import format_bytes
@@ -48,7 +46,7 @@ class Task:
 def work(task: Task) -> None:
     """Measure the cases of `task` until its seconds are over; every one is written at once."""
     start = time.monotonic()
-    torch.set_num_threads(SETTINGS[task.setting].threads)
+    use(task.setting)
     folder, backend = Path(task.folder), backend_of("cpu:")
     lines = folder / LINES
     append(lines, Started(task.setting, backend.environment()))

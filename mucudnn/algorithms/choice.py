@@ -10,6 +10,8 @@ from mucudnn.algorithms.base import Algorithm
 from mucudnn.algorithms.columns import ColumnAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles, offers
 from mucudnn.algorithms.likely import likely_forms, some_channels
+from mucudnn.algorithms.matrix import MatrixAlgorithm
+from mucudnn.algorithms.matrix.offers import likely as likely_by_matrix_unit
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.algorithms.tile_geometry import TileGeometry
@@ -26,6 +28,12 @@ _TILES = re.compile(
 _COMPILED = re.compile(
     r"cc_winograd(?P<outputs>[2456])(_rows(?P<lines>[1-9]\d*))?(_k(?P<channels>[1-9]\d*))?"
     r"(_mt(?P<workers>[2-9]|[1-9]\d+))?",
+    re.ASCII,
+)
+
+_MATRIX = re.compile(
+    r"bf16x(?P<addends>[23])(_slices(?P<slices>[1-9]\d*))?(_rows(?P<rows>[1-9]\d*))?"
+    r"(_images(?P<images>[2-9]|[1-9]\d+))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
     re.ASCII,
 )
 
@@ -95,6 +103,10 @@ def named(name: str) -> Algorithm | None:
     if found := _COMPILED.fullmatch(name):
         numbers = {key: int(value or 0) for key, value in found.groupdict().items()}
         return CompiledTiles(**{**numbers, "workers": numbers["workers"] or 1})
+    if found := _MATRIX.fullmatch(name):
+        numbers = {key: int(value or 0) for key, value in found.groupdict().items()}
+        least_one = {key: max(numbers[key], 1) for key in ("images", "workers")}
+        return MatrixAlgorithm(**{**numbers, **least_one})
     found = _TILES.fullmatch(name)
     if found is None:
         return None
@@ -110,6 +122,7 @@ def offered(
     whole: bool = True,
     exhaustive: bool = False,
     compiles: bool = False,
+    may_round: bool = False,
 ) -> Iterator[Algorithm]:
     """Yield the algorithms to try on a micro-batch.
 
@@ -124,12 +137,15 @@ def offered(
         exhaustive: whether to yield all families that may win, at all sizes, and not only what is likely to.
         compiles: whether there is a C compiler. Winograd's convolution is faster in C wherever channels fill
             vectors; of torch's operations those stay then that need less workspace.
+        may_round: whether float32 may be computed with fewer digits.
     """
     in_blocks = whole or problem.batch == 1
     families = _families(problem) if exhaustive else _likely_families(problem)
     in_c = offers.likely_families(problem, exhaustive) if compiles else []
     for family in in_c:
         yield from offers.variants(family, problem, threads, in_blocks or exhaustive)
+    if compiles and (in_blocks or exhaustive):
+        yield from likely_by_matrix_unit(problem, threads, exhaustive, may_round)
     tiles = (
         variant
         for family in families

@@ -260,10 +260,15 @@ def test_a_child_finds_no_other_setting_of_threads_than_its_own() -> None:
 def test_forward_of_the_core_layers_comes_first_and_then_backward_on_one_thread() -> None:
     layers = [a_layer("a/1"), a_layer("b/1", is_core=False)]
     forward, backward, on_two, others = tiers(layers, EVERYTHING)
-    assert [stage.setting for stage in forward] == ["1-thread", "2-threads", "2-threads-spin"]
+    assert [stage.setting for stage in forward] == [
+        "1-thread",
+        "2-threads",
+        "2-threads-spin",
+        "2-threads-tf32",
+    ]
     assert {case.op for stage in forward for case in stage.cases} == {ConvOp.FPROP}
     assert [stage.setting for stage in backward] == ["1-thread"]
-    assert [stage.setting for stage in on_two] == ["2-threads", "2-threads-spin"]
+    assert [stage.setting for stage in on_two] == ["2-threads", "2-threads-spin", "2-threads-tf32"]
     assert {case.layer for stage in others for case in stage.cases} == {"b/1"}
     assert [case.op for case in others[0].cases[:2]] == [ConvOp.FPROP] * 2
 

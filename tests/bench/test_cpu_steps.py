@@ -16,6 +16,7 @@ from bench.cpu.ground import step_code
 from bench.cpu.lines import Line, Recording, append, read, to_text
 from bench.cpu.process import task_from, task_text
 from bench.cpu.rounds import Rounds
+from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, Network, cases_of
 from bench.cpu.step_child import LINES, StepTask, work
 from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
@@ -109,10 +110,10 @@ def one_thread() -> Iterator[None]:
 
 
 def test_the_cases_are_every_network_in_every_setting_and_layout_network_by_network() -> None:
-    cases = cases_of(NETWORKS, ("1-thread", "2-threads", "2-threads-spin"), tuple(Layout))
-    assert len(cases) == len(set(cases)) == 6 * 3 * 2
+    cases = cases_of(NETWORKS, tuple(SETTINGS), tuple(Layout))
+    assert len(cases) == len(set(cases)) == 6 * 4 * 2
     names = ("resnet18", "vgg11", "unet", "unet3d", "resnet18-224", "resnet50")
-    assert [each.network for each in cases] == [name for name in names for _ in range(6)]
+    assert [each.network for each in cases] == [name for name in names for _ in range(8)]
     assert cases[0] == case()
 
 

@@ -35,6 +35,8 @@ _NATIVE = (("-march=native",), ("-mcpu=native",), ())
 _VECTOR_BYTES = (("__AVX512F__", 64), ("__AVX__", 32))
 """By what a compiler says of the processor; 16 elsewhere."""
 
+_TILES = ("__AMX_TILE__", "__AMX_BF16__", "__AVX512BF16__")
+
 _TIMEOUT_S = 120
 
 _FOR_NOW = (
@@ -63,12 +65,14 @@ class Compiler(NamedTuple):
         command: and options, with which it compiles for this processor.
         name: such as "gcc 12.2.0".
         vector_bytes: of this processor's registers.
+        has_tiles: whether this processor multiplies tiles of bfloat16 (AMX), and the compiler knows how.
         identity: tells apart what compilers make for processors that differ.
     """
 
     command: tuple[str, ...]
     name: str
     vector_bytes: int
+    has_tiles: bool
     identity: str
 
 
@@ -195,7 +199,9 @@ def _asked(command: tuple[str, ...]) -> Compiler | None:
     version = re.search(r'__VERSION__ "(?:\D* )?([\d.]+)', said)
     vector_bytes = next((n for macro, n in _VECTOR_BYTES if f"#define {macro} " in said), 16)
     name = f"{kind} {version[1] if version else 'of an unknown version'}"
-    return Compiler((*command, *_OPTIONS), name, vector_bytes, hashlib.sha256(said.encode()).hexdigest())
+    has_tiles = all(f"#define {macro} " in said for macro in _TILES)
+    identity = hashlib.sha256(said.encode()).hexdigest()
+    return Compiler((*command, *_OPTIONS), name, vector_bytes, has_tiles, identity)
 
 
 def _is_able(found: Compiler) -> bool:

@@ -1,14 +1,12 @@
 """Convolution by tiles in C, called: the library's functions, what they are told, one call for each thread.
 
 What does not change from call to call is put in its place when a kernel is bound to a workspace; a call puts
-addresses and steps of its images there. C believes what it is told, so every tensor is looked at before: what
-autograd's hooks have made of a saved one may be of another type or shape, and some have no memory.
+addresses and steps of its images there.
 """
 
 import ctypes
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,38 +14,36 @@ from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
 from mucudnn.algorithms.compiled.axes import Axis
+from mucudnn.algorithms.compiled.calling import (
+    Function,
+    checked,
+    fields_of,
+    functions_of,
+    place_of,
+    run_shares,
+)
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import FIELDS, source_of
 from mucudnn.algorithms.libraries import product_of_matrices
 from mucudnn.algorithms.sides import three
-from mucudnn.algorithms.workers import run_on_workers
-from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp
-
-_Function = Callable[[Any, Any], Any]
-
-_TYPES = {"number": ctypes.c_int64, "address": ctypes.c_void_p, "function": ctypes.c_void_p}
-
-
-def _fields(name: str) -> list[tuple[str, Any]]:
-    return [(field, _TYPES[kind]) for field, kind in FIELDS[name].items()]
 
 
 class _Image(ctypes.Structure):
-    _fields_ = _fields("image")
+    _fields_ = fields_of(FIELDS["image"])
 
 
 class _Call(ctypes.Structure):
-    _fields_ = [("x", _Image), ("y", _Image), *_fields("call")]
+    _fields_ = [("x", _Image), ("y", _Image), *fields_of(FIELDS["call"])]
 
 
 class _Share(ctypes.Structure):
-    _fields_ = _fields("share")
+    _fields_ = fields_of(FIELDS["share"])
 
 
 @functools.cache
-def functions(axes: tuple[Axis, ...], dtype: str) -> dict[str, _Function]:
+def functions(axes: tuple[Axis, ...], dtype: str) -> dict[str, Function]:
     """Return the functions of a library by their names; each takes a call and a share.
 
     Raises:
@@ -56,8 +52,7 @@ def functions(axes: tuple[Axis, ...], dtype: str) -> dict[str, _Function]:
     loaded = library(source_of(axes, dtype, needed_compiler().vector_bytes))
     types: dict[str, Any] = dict.fromkeys(("prepare", "gather", "add"))
     types.update(dict.fromkeys(("slices", "grouped_slices", "finish", "grouped_sums"), ctypes.c_double))
-    pointers = ctypes.POINTER(_Call), ctypes.POINTER(_Share)
-    return {name: ctypes.CFUNCTYPE(type_, *pointers)((name, loaded)) for name, type_ in types.items()}
+    return functions_of(loaded, types, _Call, _Share)
 
 
 class _Kernel:
@@ -87,39 +82,17 @@ class _Kernel:
         return _Share(
             first=first, last=last, lines=shares.block,
             channel=channel, last_channel=last_channel, group=shares.group,
-            **{name: self._place(name, worker) for name in ("u", "x", "y", "stage", "sums")},
+            **{name: place_of(self._space, name, worker) for name in ("u", "x", "y", "stage", "sums")},
             u_plane=shares.u_plane, x_plane=shares.x_plane, y_plane=shares.y_plane, sums_plane=shares.u_plane,
         )  # fmt: skip
 
-    def _place(self, name: str, worker: int) -> int | None:
-        """Return where a thread's region lies, or the one that all share; None if there is none."""
-        found = self._space.get(f"{name}{worker}", self._space.get(name))
-        return None if found is None else found.data_ptr()
-
     def _run(self, name: str) -> list[Any]:
         """Call a function for every thread's share."""
-        function = self._functions[name]
-        calls = [functools.partial(function, self._call, share) for share in self._shares]
-        return run_on_workers(calls) if len(calls) > 1 else [call() for call in calls]
+        return run_shares(self._functions[name], self._call, self._shares)
 
     def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor whose values lie in memory, where C reads them while it is held.
-
-        Negative views are copied, and zeros of which none are stored, such as gradients.
-
-        Raises:
-            BackendError: it is of another shape, type or device, or has no memory.
-        """
-        if tensor.is_neg() or tensor._is_zerotensor():
-            tensor = tensor.clone()
-        if tensor.shape != shape or tensor.dtype is not self._dtype or not tensor.is_cpu:
-            raise BackendError(
-                f"A tensor of {self._dtype} on the processor, of shape {tuple(shape)}, is needed, "
-                f"but got one of {tensor.dtype} on {tensor.device}, of shape {tuple(tensor.shape)}."
-            )
-        if tensor.data_ptr() == 0:
-            raise BackendError(f"A tensor of shape {tuple(shape)} has no memory.")
-        return tensor
+        """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
+        return checked(tensor, shape, self._dtype)
 
     def _put_filter(self, tensor: Tensor) -> None:
         """Tell where the filter lies, or its gradient. In dgrad it is turned round, and x is dy."""

@@ -125,7 +125,7 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
     return "\n".join(
         [
             _HEAD.format(lanes=lanes, real=TYPES[dtype], n_bytes=vector_bytes, place=f"int{8 * itemsize}_t"),
-            _transposition(lanes),
+            transposition(lanes),
             _with(_text("operands"), **fields),
             *_transforms("gather", "x", inputs),
             *_transforms("gather", "y", [each.T for each in outputs]),
@@ -198,7 +198,7 @@ def _transforms(kind: str, image: str, matrices: Sequence[Matrix]) -> Iterator[s
         )  # fmt: skip
 
 
-def _transposition(lanes: int) -> str:
+def transposition(lanes: int) -> str:
     """Return a function that transposes a square of values in registers, in log2(lanes) steps.
 
     In the step of width b, rows that differ in the bit b exchange blocks of b columns.

@@ -16,6 +16,7 @@ from mucudnn.algorithms import Algorithm, named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles
 from mucudnn.algorithms.compiled.compiler import compiler
+from mucudnn.algorithms.matrix import MatrixAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
 from mucudnn.algorithms.packed import packing
@@ -44,6 +45,17 @@ _DIGIT_LOSERS = tuple(f"{_PREFIX}{kind}winograd{m}" for kind in ("", "cc_") for 
 
 _LOST_DIGIT = 10.0
 
+_OF_UNITS = f"{_PREFIX}bf16x"
+"""Prefix of what a matrix unit computes, with the digits that its name tells."""
+
+_OF_TWO = f"{_OF_UNITS}2"
+"""Prefix of what keeps 16 of 24 bits."""
+
+_LOST_BITS = 20.0
+"""A product is off by 3 * 2^-16 of itself at most, but errors of many average out: 3e-6 to 1e-5 was seen, and
+1.9e-5 of a result of few numbers.
+"""
+
 _BY_OWN = (f"{_PREFIX}onednn_", f"{_PREFIX}aten_")
 """Prefixes of what is PyTorch's own convolution, in the other layout or of some rows."""
 
@@ -54,7 +66,7 @@ _OWN_FACTOR = 4.0
 """PyTorch's own adds up long chains, mostly in weight gradients: 1.7 times the bound seen, in float32."""
 
 _FAST_MATH_BOUND = 3e-2
-"""The bound where the user has let float32 convolutions compute in 16 bits."""
+"""The bound of what PyTorch computes where the user has let float32 convolutions compute in 16 bits."""
 
 
 _NOTHING = contextlib.nullcontext()
@@ -125,10 +137,11 @@ class CpuBackend:
     ) -> tuple[str, ...]:
         """Return the ids of the algorithms to try for `problem`, PyTorch's own first.
 
-        Those on worker threads are tried where this thread computes with several.
+        Those on worker threads are tried where this thread computes with several, those that keep 16 of
+        float32's 24 bits where the user lets convolutions round.
         """
         exhaustive, compiles = search is Search.EXHAUSTIVE, compiler() is not None
-        others = offered(problem, torch.get_num_threads(), whole, exhaustive, compiles)
+        others = offered(problem, torch.get_num_threads(), whole, exhaustive, compiles, _may_round())
         return (self.own, *(_PREFIX + each.name for each in others))
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
@@ -139,7 +152,7 @@ class CpuBackend:
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
         """Have the algorithm's C compiled, if it is in C."""
         found = _found(algorithm)
-        if isinstance(found, CompiledTiles):
+        if isinstance(found, CompiledTiles | MatrixAlgorithm):
             found.compile(problem)
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
@@ -191,15 +204,17 @@ class CpuBackend:
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
 
-        1e-6 in float32 and 1e-12 in float64, ten times that for F(4) to F(6), four times for PyTorch's own in
-        the other layout or of some rows, and more by the square root of the number of terms where very many
-        are added up.
+        1e-6 in float32 and 1e-12 in float64, ten times that for F(4) to F(6), twenty times where two bfloat16
+        make a number, four times for PyTorch's own in the other layout or of some rows; and more by the
+        square root of the number of terms where very many are added up.
         """
-        if problem.dtype == "float32" and fp32_precision("conv") in ("bf16", "tf32"):
+        if problem.dtype == "float32" and not algorithm.startswith(_OF_UNITS) and _may_round():
             return _FAST_MATH_BOUND
         bound = _ERROR_BOUNDS[problem.dtype] * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
         if algorithm.startswith(_BY_OWN) and problem.itemsize > 2:
             return bound * _OWN_FACTOR
+        if algorithm.startswith(_OF_TWO):
+            return bound * _LOST_BITS
         return bound * _LOST_DIGIT if algorithm.startswith(_DIGIT_LOSERS) else bound
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
@@ -233,6 +248,11 @@ class CpuBackend:
                 f"{_PREFIX}winograd4_rows8 and the like, but got {name!r}."
             )
         return found
+
+
+def _may_round() -> bool:
+    """Whether the user lets float32 convolutions be computed with fewer digits."""
+    return fp32_precision("conv") in ("bf16", "tf32")
 
 
 def _found(name: str) -> Algorithm | None:

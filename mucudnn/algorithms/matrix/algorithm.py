@@ -1,0 +1,69 @@
+"""Convolution by a matrix unit as an algorithm: which problems it computes, its units, and its workspace."""
+
+import dataclasses
+
+from torch import Tensor
+
+from mucudnn.algorithms.base import SliceKernel, SumKernel, total_bytes
+from mucudnn.algorithms.matrix.kernels import MatrixSliceKernel, MatrixSumKernel, functions
+from mucudnn.algorithms.matrix.shares import Shares
+from mucudnn.algorithms.matrix.unit import refusal_of_processor
+from mucudnn.problem import ConvProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixAlgorithm:
+    """Products of tiles of bfloat16, of which several make a float32.
+
+    Attributes:
+        addends: bfloat16 that make a number: 2 keep 16 of its 24 bits, 3 all.
+        slices, rows: of the result in a unit; 0 for all.
+        images: units that are computed at once.
+        workers: threads.
+    """
+
+    addends: int
+    slices: int = 0
+    rows: int = 0
+    images: int = 1
+    workers: int = 1
+
+    @property
+    def name(self) -> str:
+        """Id without the backend's prefix, such as bf16x2_rows8_mt2."""
+        numbers = (("slices", self.slices), ("rows", self.rows), ("images", self.images))
+        parts = [f"{word}{number}" for word, number in numbers if number > (word == "images")]
+        threads = [f"mt{self.workers}"] if self.workers > 1 else []
+        return "_".join([f"bf16x{self.addends}", *parts, *threads])
+
+    def refusal(self, problem: ConvProblem) -> str | None:
+        """Return why the problem cannot be computed this way, or None if it can."""
+        if problem.dtype != "float32":
+            return "it is for float32"
+        if problem.groups > 1:
+            return "it is for one group"
+        return refusal_of_processor()
+
+    def shares(self, problem: ConvProblem) -> Shares:
+        """Return how the threads share the work on a micro-batch."""
+        return Shares(problem, self.addends, self.slices, self.rows, self.images, self.workers)
+
+    def compile(self, problem: ConvProblem) -> None:  # noqa: ARG002  # one library computes all
+        """Have in the cache folder what computes the problem.
+
+        Raises:
+            BackendError: it cannot be compiled.
+        """
+        functions(is_native=True)
+
+    def workspace_bytes(self, problem: ConvProblem) -> int:
+        """Return the bytes of buffer that a kernel for this micro-batch needs."""
+        return total_bytes(self.shares(problem).regions)
+
+    def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
+        """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
+        return MatrixSliceKernel(self.shares(problem), buffer, is_native=True)
+
+    def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:
+        """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
+        return MatrixSumKernel(self.shares(problem), buffer, is_native=True)

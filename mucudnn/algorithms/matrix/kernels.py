@@ -1,0 +1,200 @@
+"""Convolution by a matrix unit, called: what its library is told, one call for each thread."""
+
+import ctypes
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms.base import GradientSum, carve
+from mucudnn.algorithms.compiled.calling import (
+    Function,
+    checked,
+    fields_of,
+    functions_of,
+    place_of,
+    run_shares,
+)
+from mucudnn.algorithms.compiled.compiler import library
+from mucudnn.algorithms.matrix.geometry import Geometry, spread
+from mucudnn.algorithms.matrix.shares import Shares
+from mucudnn.algorithms.matrix.source import FIELDS, source_of
+from mucudnn.algorithms.matrix.unit import refusal_of_processor
+from mucudnn.errors import BackendError
+from mucudnn.problem import ConvOp
+
+_LARGEST = 1e38
+"""A third of float32's largest number: roundings of many terms do not lead from one to the other."""
+
+
+class _Image(ctypes.Structure):
+    _fields_ = fields_of(FIELDS["image"])
+
+
+class _Set(ctypes.Structure):
+    _fields_ = fields_of(FIELDS["set"])
+
+
+class _Group(ctypes.Structure):
+    _fields_ = fields_of(FIELDS["group"])
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [("x", _Image), ("y", _Image), *fields_of(FIELDS["call"])]
+
+
+class _Share(ctypes.Structure):
+    _fields_ = fields_of(FIELDS["share"])
+
+
+@functools.cache
+def functions(is_native: bool) -> dict[str, Function]:
+    """Return the library's functions by their names; each takes a call and a share.
+
+    Args:
+        is_native: whether by this processor's matrix unit, or by an imitation of it.
+
+    Raises:
+        BackendError: there is no such unit, or it cannot be compiled.
+    """
+    if is_native and (refused := refusal_of_processor()):
+        raise BackendError(f"Tiles of bfloat16 cannot be multiplied here: {refused}.")
+    double = ctypes.c_double
+    types = {"prepare": double, "slices": double, "add": None, "finish": double}
+    return functions_of(library(source_of(is_native)), types, _Call, _Share)
+
+
+class _Kernel:
+    """What both kernels share: a workspace, a call, and the share of every thread."""
+
+    def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
+        problem, geometry = shares.problem, shares.geometry
+        self._functions = functions(is_native)
+        self._space = carve(buffer, shares.regions)
+        self._is_dgrad = problem.op is ConvOp.DGRAD
+        self._image_shape = problem.output_shape if self._is_dgrad else problem.input_shape
+        self._gradient_shape = problem.output_shape
+        self._filter_shape = problem.filter_shape
+        self._sets, self._groups = _tables(shares)
+        depth, height, width = geometry.axes
+        self._call = _Call(
+            addends=shares.addends,
+            step_d=depth.step, step_h=height.step, step_w=width.step,
+            phases_d=depth.phases, phases_h=height.phases,
+            first_d=depth.first, first_h=height.first, first_w=geometry.first_column,
+            rows_d=geometry.rows_d, rows_h=geometry.rows_h, pitch=geometry.pitch,
+            band_d=geometry.band_d, band_h=geometry.band_h,
+            bands_d=geometry.bands_d, bands_h=geometry.bands_h,
+            units=shares.units, unit=geometry.unit, turned=geometry.turned, next_tap=width.next_tap,
+            sets=len(self._sets), set=ctypes.addressof(self._sets), group=ctypes.addressof(self._groups),
+        )  # fmt: skip
+        self._call.x.channels, self._call.y.channels = geometry.x_channels, geometry.y_channels
+        whole = [(shares.units_of(each), shares.channels_of(each)) for each in range(shares.workers)]
+        self._shares = [self._share(each, *share) for each, share in enumerate(whole)]
+        parts = [shares.part_of_channels(each) for each in range(shares.workers)]
+        self._parts = [self._share(each, (0, 0), part) for each, part in enumerate(parts)]
+
+    def _share(self, worker: int, units: tuple[int, int], channels: tuple[int, int]) -> _Share:
+        names = ("u", "x", "pairs", "turned", "sums")
+        return _Share(
+            first=units[0], last=units[1], channel=channels[0], last_channel=channels[1], addends=1,
+            **{name: place_of(self._space, name, worker) for name in names},
+        )  # fmt: skip
+
+    def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
+        return checked(tensor, shape, torch.float32)
+
+    def _put_filter(self, tensor: Tensor) -> None:
+        """Tell where the filter lies, or its gradient; in dgrad x has the channels of dy."""
+        call = self._call
+        k, c, *steps = tensor.stride()
+        call.filter = tensor.data_ptr()
+        call.filter_x, call.filter_y = (k, c) if self._is_dgrad else (c, k)
+        call.filter_d, call.filter_h, call.filter_w = spread(tuple(steps), 0)
+
+
+class MatrixSliceKernel(_Kernel):
+    """fprop or dgrad of one micro-batch.
+
+    No sum is larger than the largest magnitude of x times the largest sum of a channel's magnitudes, which
+    lies in the workspace with the packed filter: where that is finite, all results are.
+    """
+
+    def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
+        super().__init__(shares, buffer, is_native)
+        self._sums = (ctypes.c_double * shares.workers).from_address(self._space["found"].data_ptr())
+
+    def prepare(self, weight: Tensor) -> None:
+        """Pack the filter; once per mini-batch."""
+        weight = self._checked(weight, self._filter_shape)
+        self._put_filter(weight)
+        self._sums[:] = run_shares(self._functions["prepare"], self._call, self._parts)
+
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
+        """Write the part's result into `out`; return whether it is sure to be finite, but for the bias."""
+        image = self._checked(image, self._image_shape)
+        _put_image(self._call.x, image)
+        _put_image(self._call.y, out)
+        if bias is None:
+            self._call.bias = None
+        else:
+            bias = self._checked(bias, (self._filter_shape[0],))
+            self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
+        largest = run_shares(self._functions["slices"], self._call, self._shares)
+        return all(each * found < _LARGEST for each in largest for found in self._sums)
+
+
+class MatrixSumKernel(_Kernel):
+    """wgrad of one micro-batch, which every thread sums for itself, or of some channels."""
+
+    def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
+        super().__init__(shares, buffer, is_native)
+        if not shares.is_by_channels:
+            places = [self._space[f"sums{each}"].data_ptr() for each in range(shares.workers)]
+            for part in self._parts:
+                part.sums, part.addends = places[0], len(places)
+                part.addend = (places[-1] - places[0]) // max(len(places) - 1, 1) // torch.float32.itemsize
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
+        """Add the part's products to the running sums, or start these with them if it is the `first`."""
+        image = self._checked(image, self._image_shape)
+        gradient = self._checked(gradient, self._gradient_shape)
+        _put_image(self._call.x, image)
+        _put_image(self._call.y, gradient)
+        self._call.adds = not first
+        run_shares(self._functions["add"], self._call, self._shares)
+
+    def finish(self, into: GradientSum) -> bool:
+        """Write the sum to `into`, or add it; return whether it is finite, written anyway."""
+        self._put_filter(into.total)
+        self._call.adds = into.accumulate
+        return all(map(math.isfinite, run_shares(self._functions["finish"], self._call, self._parts)))
+
+
+def _tables(shares: Shares) -> tuple[Any, Any]:
+    """Return the sets and the groups as C reads them."""
+    geometry: Geometry = shares.geometry
+    every = geometry.sets
+    groups = [group for each in every for group in each.groups]
+    sets = (_Set * len(every))()
+    first_group = u = 0
+    for into, each in zip(sets, every, strict=True):
+        for axis, outputs in zip("dhw", each.axes, strict=True):
+            setattr(into, f"start_{axis}", outputs.start)
+            setattr(into, f"step_{axis}", outputs.step)
+            setattr(into, f"count_{axis}", outputs.length)
+        into.first_group, into.groups, into.taps, into.u = first_group, len(each.groups), each.taps, u
+        first_group += len(each.groups)
+        u += shares.addends * geometry.packed(each)
+    return sets, (_Group * max(len(groups), 1))(*(_Group(group.shift, *group.tap) for group in groups))
+
+
+def _put_image(into: _Image, image: Tensor) -> None:
+    """Tell where an image lies, and how: of one dimension along h."""
+    n, c, *steps = image.stride()
+    into.start, into.step_n, into.step_c = image.data_ptr(), n, c
+    into.step_d, into.step_h, into.step_w = spread(tuple(steps), 0)
+    into.depth, into.height, into.width = spread(tuple(image.shape[2:]), 1)

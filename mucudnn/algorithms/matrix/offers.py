@@ -1,0 +1,73 @@
+"""Which convolutions by a matrix unit are worth trying on a problem."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from mucudnn.algorithms.matrix.algorithm import MatrixAlgorithm
+from mucudnn.algorithms.matrix.geometry import Geometry
+from mucudnn.algorithms.matrix.shares import Shares
+from mucudnn.problem import ConvOp, ConvProblem
+
+_PRODUCTS = {2: 3, 3: 6}
+"""Of tiles, by how many bfloat16 make a number."""
+
+_WORTH = 12
+"""Products of tiles, for each multiplication of the direct algorithm, above which none can win.
+
+A unit multiplies sixteen times as fast as vectors of float32, at best; splitting comes on top.
+"""
+
+_BYTES = {
+    ConvOp.FPROP: (2**19, 2**20),
+    ConvOp.DGRAD: (2**19, 2**20),
+    ConvOp.WGRAD: (2**20, 3 * 2**19),
+}
+"""Of the units that a thread computes at once: a second-level cache of 2 MiB has room for more than these."""
+
+_OTHER_BYTES = (2**18, 2**21)
+
+_MOST_IMAGES = 8
+
+
+def likely(
+    problem: ConvProblem, threads: int, exhaustive: bool, may_round: bool
+) -> Iterator[MatrixAlgorithm]:
+    """Yield what computes the problem in units that fit a cache.
+
+    Args:
+        problem: of the micro-batch.
+        threads: that compute.
+        exhaustive: whether to try units of other sizes as well.
+        may_round: whether two bfloat16 may make a number, too.
+    """
+    for addends in (2, 3) if may_round else (3,):
+        whole = MatrixAlgorithm(addends, workers=threads)
+        if whole.refusal(problem) is not None or not _is_worth(problem, _PRODUCTS[addends]):
+            continue
+        sizes = (*_BYTES[problem.op], *(_OTHER_BYTES if exhaustive else ()))
+        yield from dict.fromkeys(_fitting(whole, problem, some_bytes) for some_bytes in sizes)
+
+
+def _is_worth(problem: ConvProblem, products: int) -> bool:
+    geometry = Geometry(problem, 0, 0)
+    return geometry.multiplications * products <= _WORTH * geometry.direct
+
+
+def _fitting(whole: MatrixAlgorithm, problem: ConvProblem, some_bytes: int) -> MatrixAlgorithm:
+    """Return units of about so many bytes: some images, or as few rows or slices of one as it takes."""
+    images = dataclasses.replace(whole, images=_MOST_IMAGES)
+    while images.images > 1 and images.shares(problem).x_bytes > some_bytes:
+        images = dataclasses.replace(images, images=images.images // 2)
+    geometry = Geometry(problem, 0, 0)
+    tried = images
+    for name, most in (("slices", geometry.band_d), ("rows", geometry.band_h)):
+        pieces = 1
+        while pieces < most and not _fits(tried.shares(problem), some_bytes):
+            pieces += 1
+            tried = dataclasses.replace(tried, **{name: -(-most // pieces)})
+    return tried
+
+
+def _fits(shares: Shares, some_bytes: int) -> bool:
+    """Whether units take no more, and there is one for every thread."""
+    return shares.x_bytes <= some_bytes and (shares.is_by_channels or shares.geometry.units >= shares.workers)

@@ -1,0 +1,432 @@
+"""Convolution by a matrix unit: that it is right to its bits, in what memory, and when it is tried.
+
+The unit is imitated, so that every machine runs these tests; one that has the unit runs them by it as well.
+"""
+
+import dataclasses
+import itertools
+import platform
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel, named
+from mucudnn.algorithms.compiled import compiler as compilers
+from mucudnn.algorithms.matrix import MatrixAlgorithm, unit
+from mucudnn.algorithms.matrix.geometry import Geometry
+from mucudnn.algorithms.matrix.kernels import MatrixSliceKernel, MatrixSumKernel
+from mucudnn.algorithms.matrix.offers import likely
+from mucudnn.algorithms.matrix.source import source_of
+from mucudnn.backends import backend_of
+from mucudnn.errors import BackendError
+from mucudnn.problem import ConvOp, ConvProblem, Layout
+from tests.algorithms.kernels import GuardedBuffer, compute, parts_of, slice_kernels, sum_parts
+from tests.algorithms.tried import a_layer
+from tests.operands import (
+    a_convolution,
+    normal,
+    operands_of,
+    poisoned_result,
+    reference,
+    relative_error,
+    small_integers,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+HAS_UNIT = unit.refusal_of_processor() is None
+
+SHARES = {2: 4.7e-5, 3: 1e-6}
+"""Of the sum of a result's products without their signs: what it may be off by, by the number of addends.
+
+A bfloat16 has 8 bits, so that two are off by 2^-16 of a number at most, and 2^-16 of a product is left out:
+4.6e-5 together. With three that is 2^-24 of each, and the rest is float32's own rounding.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Imitated(MatrixAlgorithm):
+    """The same on a processor that has no such unit."""
+
+    def refusal(self, problem: ConvProblem) -> str | None:
+        return None
+
+    def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
+        return MatrixSliceKernel(self.shares(problem), buffer, is_native=False)
+
+    def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:
+        return MatrixSumKernel(self.shares(problem), buffer, is_native=False)
+
+
+KINDS = [Imitated, *([MatrixAlgorithm] if HAS_UNIT else [])]
+
+VARIANTS = (
+    {"addends": 2},
+    {"addends": 3},
+    {"addends": 2, "rows": 2, "workers": 2},
+    {"addends": 2, "images": 2},
+    {"addends": 3, "slices": 2, "rows": 3, "images": 4},
+)
+
+ALGORITHMS = [kind(**variant) for kind, variant in itertools.product(KINDS, VARIANTS)]
+
+
+def every_algorithm(*some: MatrixAlgorithm) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "algorithm", some or ALGORITHMS, ids=lambda each: f"{type(each).__name__}-{each.name}"
+    )
+
+
+def a_case(**changes: object) -> ConvProblem:
+    """In as many dimensions as its kernel has, of more channels than a vector has."""
+    taps = changes.get("kernel_size", (3, 3))
+    assert isinstance(taps, tuple)
+    ones = (1,) * len(taps)
+    shape = {"in_channels": 20, "out_channels": 36, "stride": ones, "dilation": ones, "kernel_size": taps}
+    return a_convolution(**{**shape, **changes})
+
+
+CASES = {
+    "3x3": a_case(),
+    "whole vectors": a_case(in_channels=32, out_channels=64),
+    "three channels in, 7x7, stride 2": a_case(
+        in_channels=3, kernel_size=(7, 7), stride=(2, 2), padding=(3, 3), input_size=(18, 15)
+    ),
+    "one channel out": a_case(out_channels=1),
+    "1x1": a_case(kernel_size=(1, 1), padding=(0, 0)),
+    "1x1, stride 2": a_case(kernel_size=(1, 1), stride=(2, 2), padding=(0, 0)),
+    "stride longer than the filter": a_case(kernel_size=(2, 2), stride=(3, 3), padding=(0, 0)),
+    "stride 2": a_case(stride=(2, 2)),
+    "stride 2x3, rest": a_case(stride=(2, 3), input_size=(10, 10)),
+    "dilation": a_case(dilation=(2, 3), padding=(2, 3)),
+    "dilation and stride": a_case(dilation=(2, 3), stride=(3, 2), padding=(3, 1)),
+    "dilation divides the stride": a_case(dilation=(2, 2), stride=(4, 4), padding=(2, 2)),
+    "padding beyond the filter": a_case(padding=(4, 3)),
+    "nothing but padding": a_case(kernel_size=(1, 1), stride=(9, 11), padding=(3, 3), input_size=(2, 2)),
+    "1-D": a_case(kernel_size=(5,), padding=(2,), input_size=(50,)),
+    "1-D, stride 2": a_case(kernel_size=(5,), stride=(2,), padding=(2,), input_size=(50,)),
+    "3-D": a_case(kernel_size=(3, 3, 3), padding=(1, 1, 1), input_size=(5, 6, 7)),
+    "3-D, stride 2": a_case(kernel_size=(3, 2, 3), stride=(2, 1, 2), padding=(1, 0, 1), input_size=(5, 6, 7)),
+}
+
+LAYOUTS = (*((layout, layout) for layout in Layout), *itertools.permutations(Layout))
+"""Of images and filters."""
+
+
+def magnitudes(problem: ConvProblem, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
+    """The sums of products without their signs, in float64."""
+    return reference(problem, first.abs(), second.abs(), None if bias is None else bias.abs())
+
+
+@pytest.mark.parametrize("key", CASES)
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=lambda some: "-".join(some))
+@every_algorithm()
+def test_each_number_is_as_near_as_its_bits_allow(
+    algorithm: MatrixAlgorithm, layouts: tuple[Layout, Layout], op: ConvOp, key: str
+) -> None:
+    problem = dataclasses.replace(
+        CASES[key], op=op, layout=layouts[0], filter_layout=layouts[1], bias=op is ConvOp.FPROP
+    )
+    first, second, bias = operands_of(problem)
+    buffer = GuardedBuffer(algorithm.workspace_bytes(problem))
+
+    result, is_good = compute(algorithm, problem, first, second, bias, buffer=buffer.inside)
+
+    assert is_good
+    assert buffer.is_intact
+    error = (result - reference(problem, first, second, bias)).abs()
+    assert (error <= SHARES[algorithm.addends] * magnitudes(problem, first, second, bias)).all()
+
+
+@pytest.mark.parametrize("seed", range(40))
+@every_algorithm(*(kind(addends=2) for kind in KINDS))
+def test_whatever_the_shape(algorithm: MatrixAlgorithm, seed: int) -> None:
+    draw = random.Random(seed)
+    problem = _drawn(draw)
+    variant = dataclasses.replace(
+        algorithm,
+        addends=draw.choice([2, 3]),
+        slices=draw.choice([0, 1, 2]),
+        rows=draw.choice([0, 1, 2, 5]),
+        images=draw.choice([1, 2, 4]),
+        workers=draw.choice([1, 2, 3]),
+    )
+    first, second, bias = operands_of(problem)
+
+    result, is_good = compute(variant, problem, first, second, bias)
+
+    assert is_good
+    error = (result - reference(problem, first, second, bias)).abs()
+    assert (error <= SHARES[variant.addends] * magnitudes(problem, first, second, bias)).all()
+
+
+def _drawn(draw: random.Random) -> ConvProblem:
+    """A problem whose filter fits its image, padded."""
+    axes = draw.choice([1, 2, 2, 3])
+    taps = tuple(draw.choice([1, 2, 3, 5]) for _ in range(axes))
+    dilation = tuple(draw.choice([1, 1, 2, 3]) for _ in range(axes))
+    padding = tuple(draw.randint(0, 3) for _ in range(axes))
+    least = (d * (k - 1) + 1 - 2 * p for k, d, p in zip(taps, dilation, padding, strict=True))
+    layouts = list(Layout) if axes > 1 else [Layout.CONTIGUOUS]
+    return a_convolution(
+        op=draw.choice(list(ConvOp)),
+        batch=draw.choice([1, 2, 5]),
+        in_channels=draw.choice([1, 3, 16, 33, 64]),
+        out_channels=draw.choice([1, 4, 31, 40, 70]),
+        input_size=tuple(max(size, 1) + draw.randint(0, 9) for size in least),
+        kernel_size=taps,
+        stride=tuple(draw.choice([1, 1, 2, 3]) for _ in range(axes)),
+        padding=padding,
+        dilation=dilation,
+        layout=draw.choice(layouts),
+        filter_layout=draw.choice(layouts),
+    )
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@every_algorithm()
+def test_small_integers_are_computed_exactly(algorithm: MatrixAlgorithm, op: ConvOp) -> None:
+    problem = a_case(op=op, batch=5, stride=(2, 1))
+    first, second, _ = operands_of(problem, small_integers)
+
+    result, _ = compute(algorithm, problem, first, second)
+
+    assert torch.equal(result.double(), reference(problem, first, second))
+
+
+LARGE_FILTER = a_case(in_channels=64, out_channels=512, batch=14, input_size=(4, 5))
+"""Larger than threads read whole: each takes some channels."""
+
+DIVIDED = {"3x3": a_case(batch=14), "large filter": LARGE_FILTER}
+
+OF_TWO = tuple(kind(addends=2, images=2, workers=2) for kind in KINDS)
+
+
+@pytest.mark.parametrize("problem", DIVIDED.values(), ids=DIVIDED)
+@pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
+@every_algorithm(*OF_TWO)
+def test_parts_of_all_sizes_use_the_filter_that_one_packed(
+    algorithm: MatrixAlgorithm, op: ConvOp, problem: ConvProblem
+) -> None:
+    problem = dataclasses.replace(problem, op=op)
+    image, weight, _ = operands_of(problem)
+    parts, out = parts_of(algorithm, problem), poisoned_result(problem)
+    kernels = slice_kernels(algorithm, problem, parts)
+
+    kernels[parts[0][0]].prepare(weight)
+    answers = [kernels[size].run(image[here], weight, out[here], None) for size, here in parts]
+
+    assert all(answers)
+    assert relative_error(out, reference(problem, image, weight)) <= 2e-5
+
+
+@pytest.mark.parametrize("problem", DIVIDED.values(), ids=DIVIDED)
+@every_algorithm(*OF_TWO)
+def test_parts_of_a_weight_gradient_are_added_to_what_is_there(
+    algorithm: MatrixAlgorithm, problem: ConvProblem
+) -> None:
+    problem = dataclasses.replace(problem, op=ConvOp.WGRAD)
+    image, gradient, _ = operands_of(problem)
+    total = normal(problem.filter_shape, torch.Generator().manual_seed(1)).float()
+    expected = reference(problem, image, gradient) + total
+
+    is_good = sum_parts(algorithm, problem, image, gradient, GradientSum(total, accumulate=True))
+
+    assert is_good
+    assert relative_error(total, expected) <= 2e-5
+
+
+def test_threads_share_a_large_filter_by_its_channels_whatever_the_batch() -> None:
+    shares = [
+        MatrixAlgorithm(2, workers=2).shares(problem.with_batch(size))
+        for problem in DIVIDED.values()
+        for size in (1, 14)
+    ]
+    assert [each.is_by_channels for each in shares] == [False, False, True, True]
+    assert [shares[-1].channels_of(worker) for worker in (0, 1)] == [(0, 256), (256, 512)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("place", ["first", "second"])
+@every_algorithm(*(kind(addends=2) for kind in KINDS))
+def test_numbers_that_may_overflow_are_reported(
+    algorithm: MatrixAlgorithm, place: str, op: ConvOp, value: float
+) -> None:
+    problem = a_case(op=op)
+    first, second, _ = operands_of(problem)
+    spoilt = {"first": first, "second": second}[place]
+    spoilt[(-1,) * spoilt.dim()] = value
+
+    _, is_good = compute(algorithm, problem, first, second)
+
+    assert not is_good
+
+
+@every_algorithm(*(kind(addends=2) for kind in KINDS))
+def test_a_strange_bias_makes_strange_numbers_in_its_channel_only(algorithm: MatrixAlgorithm) -> None:
+    problem = a_case(bias=True)
+    first, second, bias = operands_of(problem)
+    assert bias is not None
+    bias[3] = float("nan")
+
+    result, is_good = compute(algorithm, problem, first, second, bias)
+
+    assert is_good
+    assert result[:, 3].isnan().all()
+    assert result[:, [0, 1, 2, *range(4, 36)]].isfinite().all()
+
+
+@every_algorithm(*(kind(addends=2) for kind in KINDS))
+def test_a_tensor_that_c_cannot_read_is_refused(algorithm: MatrixAlgorithm) -> None:
+    problem = a_case()
+    image, weight, _ = operands_of(problem)
+    kernel = algorithm.slice_kernel(problem, GuardedBuffer(algorithm.workspace_bytes(problem)).inside)
+    with pytest.raises(BackendError, match="of shape"):
+        kernel.prepare(weight[:, :-1])
+    with pytest.raises(BackendError, match="float64"):
+        kernel.run(image.double(), weight, poisoned_result(problem), None)
+
+
+def test_the_source_is_c_without_a_warning(tmp_path: Path) -> None:
+    found = compilers.needed_compiler()
+    tiles = ["-mavx512f", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+    sources = {"imitated": (False, [])}
+    if platform.machine() == "x86_64":
+        sources["native"] = (True, tiles)
+    for name, (is_native, flags) in sources.items():
+        strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
+        words = [*strict, *flags, "-O1", "-std=gnu11", "-c", "-o", str(tmp_path / name), "-x", "c", "-"]
+        subprocess.run([*found.command[:1], *words], input=source_of(is_native), text=True, check=True)
+
+
+def test_a_name_tells_what_runs() -> None:
+    some = MatrixAlgorithm(3, slices=2, rows=8, images=4, workers=2)
+    assert some.name == "bf16x3_slices2_rows8_images4_mt2"
+    assert MatrixAlgorithm(2).name == "bf16x2"
+    assert [named(each.name) for each in (some, MatrixAlgorithm(2))] == [some, MatrixAlgorithm(2)]
+    assert named("bf16x4") is None
+    assert named("bf16x2_images1") is None
+
+
+# When it is tried
+
+
+@pytest.fixture
+def with_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor with such a unit, as far as it is asked."""
+    monkeypatch.setattr("mucudnn.algorithms.matrix.algorithm.refusal_of_processor", lambda: None)
+
+
+@pytest.mark.usefixtures("with_unit")
+@pytest.mark.parametrize("op", ConvOp)
+def test_units_fit_a_cache_and_there_is_one_for_every_thread(op: ConvOp) -> None:
+    large = a_layer(op=op, batch=1, input_size=(224, 224))
+    for each in likely(large, 2, exhaustive=False, may_round=True):
+        shares = each.shares(large)
+        assert shares.x_bytes <= 3 * 2**19
+        assert shares.geometry.units >= 2
+    small = a_layer(op=op, batch=8, input_size=(8, 8))
+    assert {each.addends for each in likely(small, 1, exhaustive=False, may_round=True)} == {2, 3}
+    assert all(each.images > 1 for each in likely(small, 1, exhaustive=False, may_round=True))
+
+
+@pytest.mark.usefixtures("with_unit")
+def test_what_would_be_padding_for_the_most_part_is_not_tried() -> None:
+    assert not list(likely(a_layer(in_channels=1, out_channels=1), 1, exhaustive=True, may_round=True))
+
+
+@pytest.mark.usefixtures("with_unit")
+def test_more_sizes_are_tried_if_all_is_to_be() -> None:
+    few, all_ = (set(likely(a_layer(), 1, exhaustive=each, may_round=True)) for each in (False, True))
+    assert few < all_
+
+
+@pytest.mark.usefixtures("with_unit")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"dtype": "float64"}, "for float32"),
+        ({"dtype": "bfloat16"}, "for float32"),
+        ({"groups": 2}, "one group"),
+    ],
+)
+def test_other_types_and_groups_are_refused(changes: dict[str, object], reason: str) -> None:
+    refused = MatrixAlgorithm(2).refusal(a_layer(**changes))
+    assert refused is not None
+    assert reason in refused
+
+
+@pytest.fixture
+def convolutions() -> Iterator[Any]:
+    """Where PyTorch keeps how convolutions may round float32."""
+    flag: Any = torch.backends.mkldnn.conv  # type: ignore[attr-defined]  # torch's stub forgets it
+    before = flag.fp32_precision
+    yield flag
+    flag.fp32_precision = before
+
+
+@pytest.mark.usefixtures("with_unit")
+def test_sixteen_bits_must_do_before_they_are_tried(convolutions: Any) -> None:
+    backend, problem = backend_of("cpu:"), a_layer()
+    found = {}
+    for precision in ("none", "ieee", "tf32", "bf16"):
+        convolutions.fp32_precision = precision
+        ids = backend.algorithms(problem)
+        found[precision] = {addends for addends in (2, 3) if any(f"bf16x{addends}" in each for each in ids)}
+        assert backend.error_bound(problem, "cpu:bf16x2") < 3e-5
+    assert found == {"none": {3}, "ieee": {3}, "tf32": {2, 3}, "bf16": {2, 3}}
+
+
+def test_without_a_compiler_or_a_unit_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unit, "compiler", lambda: None)
+    assert MatrixAlgorithm(2).refusal(a_layer()) == "there is no C compiler"
+    found = compilers.needed_compiler()._replace(has_tiles=False)
+    monkeypatch.setattr(unit, "compiler", lambda: found)
+    assert "no tiles of bfloat16" in str(MatrixAlgorithm(2).refusal(a_layer()))
+    monkeypatch.setattr(unit, "compiler", lambda: found._replace(has_tiles=True))
+    monkeypatch.setattr(unit, "_is_permitted", lambda: False)
+    assert "does not lend" in str(MatrixAlgorithm(2).refusal(a_layer()))
+    with pytest.raises(BackendError, match="does not lend"):
+        backend_of("cpu:").get_ready(a_layer(input_size=(6, 6)), "cpu:bf16x2")
+
+
+def test_two_addends_may_err_by_twenty_times_as_much_as_a_sum_of_float32() -> None:
+    backend, problem = backend_of("cpu:"), a_layer()
+    bounds = [backend.error_bound(problem, name) for name in ("cpu:im2col", "cpu:bf16x2_mt2", "cpu:bf16x3")]
+    assert bounds == pytest.approx([1e-6, 2e-5, 1e-6])
+
+
+# Where things lie
+
+
+def test_neighbours_of_a_row_are_one_group() -> None:
+    geometry = Geometry(a_layer(), 0, 0)
+    assert geometry.pitch == 16 + 2
+    assert [(group.shift, group.tap) for group in geometry.sets[0].groups] == [
+        (row * 18 * 64, (0, row, 0)) for row in range(3)
+    ]
+    assert geometry.sets[0].taps == 3
+
+
+def test_every_tap_is_a_group_where_they_lie_apart() -> None:
+    (only,) = Geometry(a_layer(dilation=(1, 2), padding=(1, 2)), 0, 0).sets
+    assert (len(only.groups), only.taps) == (9, 1)
+
+
+def test_the_gradient_of_a_strided_image_has_a_set_for_each_phase() -> None:
+    sets = Geometry(a_layer(op=ConvOp.DGRAD, stride=(2, 2)), 0, 0).sets
+    assert [len(each.groups) * each.taps for each in sets] == [4, 2, 2, 1]
+    assert sum(each.axes[1].length * each.axes[2].length for each in sets) == 16 * 16
+
+
+def test_direct_multiplications_are_those_that_are_counted_without_edges() -> None:
+    problem = a_layer(padding=(0, 0))
+    assert Geometry(problem, 0, 0).direct * problem.batch * 2 == problem.flops
