@@ -283,7 +283,13 @@ def _parser() -> argparse.ArgumentParser:
         "all, in inference and training, on one or two threads; an hour a setting (default: none)",
     )
     add("--layers", nargs="+", default=_EVERY_LAYER, metavar="PATTERN", help="names, as in a shell")
-    add("--settings", nargs="+", choices=list(SETTINGS), default=list(SETTINGS), help="of threads")
+    add(
+        "--settings",
+        nargs="+",
+        choices=list(SETTINGS),
+        default=list(SETTINGS),
+        help="of threads and precision",
+    )
     add("--ops", nargs="+", choices=_OPS, default=_OPS, help="of layers (default: all)")
     layouts = [str(layout) for layout in Layout]
     add("--layouts", nargs="+", choices=layouts, default=layouts, help="of images and filters")

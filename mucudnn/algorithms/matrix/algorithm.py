@@ -18,7 +18,7 @@ class MatrixAlgorithm:
     Attributes:
         addends: bfloat16 that make a number: 2 keep 16 of its 24 bits, 3 all.
         slices, rows: of the result in a unit; 0 for all.
-        images: units that are computed at once.
+        images: units, of whole images or of parts, that are computed at once.
         workers: threads.
     """
 

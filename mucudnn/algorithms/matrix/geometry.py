@@ -282,7 +282,7 @@ class Geometry:
         return slices * self._slice + rows * self._row + (column - self.first_column) * self.x_channels
 
     @cached_property
-    def unit(self) -> int:
+    def unit_length(self) -> int:
         """Elements of a unit of x: its rows, and as far as tiles read beyond them."""
         rows = self.axes[0].phases * self.rows_d * self._slice
         outputs = -(-((self.band_h - 1) * self.pitch + self._width.count) // SIDE) * SIDE

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -26,7 +27,12 @@ from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp
 
 _LARGEST = 1e38
-"""A third of float32's largest number: roundings of many terms do not lead from one to the other."""
+"""A third of float32's largest number: neither roundings of many terms lead from one to the other, nor does
+that of a number to bfloat16.
+"""
+
+_SMALLEST = 1e-30
+"""Of numbers below it the last of three bfloat16 would be too small for a unit, which takes it for zero."""
 
 
 class _Image(ctypes.Structure):
@@ -87,7 +93,8 @@ class _Kernel:
             rows_d=geometry.rows_d, rows_h=geometry.rows_h, pitch=geometry.pitch,
             band_d=geometry.band_d, band_h=geometry.band_h,
             bands_d=geometry.bands_d, bands_h=geometry.bands_h,
-            units=shares.units, unit=geometry.unit, turned=geometry.turned, next_tap=width.next_tap,
+            at_once=shares.at_once, unit_length=geometry.unit_length, turned=geometry.turned,
+            next_tap=width.next_tap,
             sets=len(self._sets), set=ctypes.addressof(self._sets), group=ctypes.addressof(self._groups),
         )  # fmt: skip
         self._call.x.channels, self._call.y.channels = geometry.x_channels, geometry.y_channels
@@ -99,7 +106,7 @@ class _Kernel:
     def _share(self, worker: int, units: tuple[int, int], channels: tuple[int, int]) -> _Share:
         names = ("u", "x", "pairs", "turned", "sums")
         return _Share(
-            first=units[0], last=units[1], channel=channels[0], last_channel=channels[1], addends=1,
+            first=units[0], last=units[1], channel=channels[0], last_channel=channels[1], totals=1,
             **{name: place_of(self._space, name, worker) for name in names},
         )  # fmt: skip
 
@@ -120,7 +127,8 @@ class MatrixSliceKernel(_Kernel):
     """fprop or dgrad of one micro-batch.
 
     No sum is larger than the largest magnitude of x times the largest sum of a channel's magnitudes, which
-    lies in the workspace with the packed filter: where that is finite, all results are.
+    lies in the workspace with the packed filter: where both and their product are far from overflow, and from
+    underflow, all results are.
     """
 
     def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
@@ -134,7 +142,7 @@ class MatrixSliceKernel(_Kernel):
         self._sums[:] = run_shares(self._functions["prepare"], self._call, self._parts)
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
-        """Write the part's result into `out`; return whether it is sure to be finite, but for the bias."""
+        """Write the part's result into `out`; return whether it is right, but for a bias near overflow."""
         image = self._checked(image, self._image_shape)
         _put_image(self._call.x, image)
         _put_image(self._call.y, out)
@@ -144,7 +152,12 @@ class MatrixSliceKernel(_Kernel):
             bias = self._checked(bias, (self._filter_shape[0],))
             self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
         largest = run_shares(self._functions["slices"], self._call, self._shares)
-        return all(each * found < _LARGEST for each in largest for found in self._sums)
+        pairs = itertools.product(largest, self._sums)
+        return all(_is_usual(each) and _is_usual(found) and _is_usual(each * found) for each, found in pairs)
+
+
+def _is_usual(magnitude: float) -> bool:
+    return magnitude == 0 or _SMALLEST < magnitude < _LARGEST  # what is no number is neither
 
 
 class MatrixSumKernel(_Kernel):
@@ -155,8 +168,10 @@ class MatrixSumKernel(_Kernel):
         if not shares.is_by_channels:
             places = [self._space[f"sums{each}"].data_ptr() for each in range(shares.workers)]
             for part in self._parts:
-                part.sums, part.addends = places[0], len(places)
-                part.addend = (places[-1] - places[0]) // max(len(places) - 1, 1) // torch.float32.itemsize
+                part.sums, part.totals = places[0], len(places)
+                part.next_total = (
+                    (places[-1] - places[0]) // max(len(places) - 1, 1) // torch.float32.itemsize
+                )
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""

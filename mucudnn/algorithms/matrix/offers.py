@@ -42,14 +42,14 @@ def likely(
     """
     for addends in (2, 3) if may_round else (3,):
         whole = MatrixAlgorithm(addends, workers=threads)
-        if whole.refusal(problem) is not None or not _is_worth(problem, _PRODUCTS[addends]):
+        if whole.refusal(problem) is not None:
             continue
         sizes = (*_BYTES[problem.op], *(_OTHER_BYTES if exhaustive else ()))
-        yield from dict.fromkeys(_fitting(whole, problem, some_bytes) for some_bytes in sizes)
+        found = dict.fromkeys(_fitting(whole, problem, some_bytes) for some_bytes in sizes)
+        yield from (each for each in found if _is_worth(each.shares(problem).geometry, _PRODUCTS[addends]))
 
 
-def _is_worth(problem: ConvProblem, products: int) -> bool:
-    geometry = Geometry(problem, 0, 0)
+def _is_worth(geometry: Geometry, products: int) -> bool:
     return geometry.multiplications * products <= _WORTH * geometry.direct
 
 
@@ -58,14 +58,24 @@ def _fitting(whole: MatrixAlgorithm, problem: ConvProblem, some_bytes: int) -> M
     images = dataclasses.replace(whole, images=_MOST_IMAGES)
     while images.images > 1 and images.shares(problem).x_bytes > some_bytes:
         images = dataclasses.replace(images, images=images.images // 2)
-    geometry = Geometry(problem, 0, 0)
-    tried = images
+    if _fits(images.shares(problem), some_bytes):
+        return images
+    geometry, cut = images.shares(problem).geometry, images
     for name, most in (("slices", geometry.band_d), ("rows", geometry.band_h)):
-        pieces = 1
-        while pieces < most and not _fits(tried.shares(problem), some_bytes):
-            pieces += 1
-            tried = dataclasses.replace(tried, **{name: -(-most // pieces)})
-    return tried
+        sizes = (0 if size == most else size for size in _sizes(most))
+        tried = [dataclasses.replace(cut, **{name: size}) for size in sizes]
+        fitting = (each for each in tried if _fits(each.shares(problem), some_bytes))
+        smallest = min(tried, key=lambda each: each.shares(problem).x_bytes)  # of equal ones the first
+        cut = next(fitting, smallest)
+    return cut
+
+
+def _sizes(most: int) -> list[int]:
+    """Return parts of `most`, the whole first, that are by a quarter smaller each, about."""
+    pieces = [1]
+    while pieces[-1] < most:
+        pieces.append(min(max(pieces[-1] + 1, pieces[-1] * 5 // 4), most))
+    return list(dict.fromkeys(-(-most // each) for each in pieces))
 
 
 def _fits(shares: Shares, some_bytes: int) -> bool:

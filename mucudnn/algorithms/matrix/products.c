@@ -11,10 +11,11 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 #ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
+#define UNROLL _Pragma("GCC unroll 16")
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (words){__VA_ARGS__})
 #endif
 
@@ -175,7 +176,7 @@ INLINE words split_unit(
                         split_row(call, from, row, plane, addends, &largest);
                 }
         }
-    fill_zero(row, plane, addends, to + call->unit - row);
+    fill_zero(row, plane, addends, to + call->unit_length - row);
     return largest;
 }
 
@@ -433,11 +434,11 @@ INLINE void compute_block(
     for (int64_t k = share->channel; k < share->last_channel; k += step)
         for (int64_t i = 0; i < count; ++i) {
             const unit_t unit = unit_of(call, first + i);
-            const uint16_t *x = (const uint16_t *)share->x + i * call->unit;
+            const uint16_t *x = (const uint16_t *)share->x + i * call->unit_length;
             for (int64_t d = 0; d < slices_of(call, set, unit); ++d)
                 compute(
                     call, set, outputs_of(call, set, unit, d), x + d * slice_length_of(call),
-                    call->units * call->unit, (const uint16_t *)share->u + set->u + k / SIDE * panel, k,
+                    call->at_once * call->unit_length, (const uint16_t *)share->u + set->u + k / SIDE * panel, k,
                     least(k + step, share->last_channel), addends);
         }
 }
@@ -446,20 +447,20 @@ INLINE void compute_block(
 INLINE double compute_units(const call_t *call, const share_t *share, const int addends)
 {
     words largest = {0};
-    for (int64_t first = share->first; first < share->last; first += call->units) {
-        const int64_t count = least(call->units, share->last - first);
+    for (int64_t first = share->first; first < share->last; first += call->at_once) {
+        const int64_t count = least(call->at_once, share->last - first);
         for (int64_t i = 0; i < count; ++i) {
             const words seen = split_unit(
-                call, unit_of(call, first + i), (uint16_t *)share->x + i * call->unit, call->units * call->unit,
+                call, unit_of(call, first + i), (uint16_t *)share->x + i * call->unit_length, call->at_once * call->unit_length,
                 addends);
             largest = larger(largest, seen);
         }
         for (int64_t s = 0; s < call->sets; ++s) compute_block(call, share, call->set + s, first, count, addends);
     }
-    uint32_t most = 0;
-    for (int i = 0; i < LANES; ++i) most = largest[i] > most ? largest[i] : most;
+    uint32_t bits = 0;
+    for (int i = 0; i < LANES; ++i) bits = largest[i] > bits ? largest[i] : bits;
     float magnitude;
-    memcpy(&magnitude, &most, sizeof magnitude);
+    memcpy(&magnitude, &bits, sizeof magnitude);
     return magnitude;
 }
 
@@ -468,7 +469,7 @@ INLINE void pair(
     const call_t *call, const uint16_t *x, const int64_t plane, uint32_t *to, const int64_t pairs_plane,
     const int addends)
 {
-    const int64_t pixel = call->step_w * call->x.channels, whole = most(call->unit - pixel, 0);
+    const int64_t pixel = call->step_w * call->x.channels, whole = most(call->unit_length - pixel, 0);
     for (int a = 0; a < addends; ++a) {
         const uint16_t *from = x + a * plane;
         uint32_t *into = to + a * pairs_plane;
@@ -479,7 +480,7 @@ INLINE void pair(
             const lanes both = (lanes)(low | (high << 16));
             memcpy(into + i, &both, sizeof both);
         }
-        for (; i < call->unit; ++i) into[i] = from[i] | (i < whole ? (uint32_t)from[i + pixel] << 16 : 0);
+        for (; i < call->unit_length; ++i) into[i] = from[i] | (i < whole ? (uint32_t)from[i + pixel] << 16 : 0);
     }
 }
 
@@ -548,7 +549,7 @@ INLINE void sum_block(
     const int64_t pixel = call->step_w * call->x.channels, chunks = chunks_of(call, set);
     const int64_t row = set->groups * chunks * SIDE;
     const int64_t own = share->last_channel - share->channel, turned_slice = own * call->turned;
-    const int64_t pairs_plane = call->units * call->unit, turned_plane = call->units * call->band_d * turned_slice;
+    const int64_t pairs_plane = call->at_once * call->unit_length, turned_plane = call->at_once * call->band_d * turned_slice;
     const lanes nothing[2] = {{0}, {0}};
     const uint16_t *turned = (const uint16_t *)share->turned + (channel - share->channel) * call->turned;
     float square[SIDE * SIDE] __attribute__((aligned(64)));
@@ -561,7 +562,7 @@ INLINE void sum_block(
                 const int64_t outputs = (rows - 1) * call->pitch + set->count_w;
                 for (int64_t d = 0; d < slices_of(call, set, unit); ++d) {
                     const uint16_t *a = turned + (i * call->band_d + d) * turned_slice;
-                    const uint32_t *b = (const uint32_t *)share->pairs + i * call->unit + d * slice_length_of(call)
+                    const uint32_t *b = (const uint32_t *)share->pairs + i * call->unit_length + d * slice_length_of(call)
                                         + call->group[set->first_group + g].shift + chunk * SIDE;
                     for (int64_t m = 0; m < outputs; m += SIDE)
                         multiply(
@@ -588,19 +589,19 @@ INLINE void add_units(const call_t *call, const share_t *share, const int addend
     const int64_t own = share->last_channel - share->channel, turned_slice = own * call->turned;
     const int64_t last = least(share->last_channel, call->y.channels);
     int adds = call->adds != 0;
-    for (int64_t first = share->first; first < share->last; first += call->units) {
-        const int64_t count = least(call->units, share->last - first);
+    for (int64_t first = share->first; first < share->last; first += call->at_once) {
+        const int64_t count = least(call->at_once, share->last - first);
         for (int64_t i = 0; i < count; ++i) {
             const unit_t unit = unit_of(call, first + i);
-            split_unit(call, unit, (uint16_t *)share->x, call->unit, addends);
+            split_unit(call, unit, (uint16_t *)share->x, call->unit_length, addends);
             pair(
-                call, (uint16_t *)share->x, call->unit, (uint32_t *)share->pairs + i * call->unit,
-                call->units * call->unit, addends);
+                call, (uint16_t *)share->x, call->unit_length, (uint32_t *)share->pairs + i * call->unit_length,
+                call->at_once * call->unit_length, addends);
             for (int64_t d = 0; d < slices_of(call, set, unit); ++d)
                 turn(
                     call, outputs_of(call, set, unit, d), share->channel, last,
                     (uint16_t *)share->turned + (i * call->band_d + d) * turned_slice,
-                    call->units * call->band_d * turned_slice, addends);
+                    call->at_once * call->band_d * turned_slice, addends);
         }
         for (int64_t k = share->channel; k < share->last_channel; k += SIDE)
             sum_block(call, share, first, count, k, adds, addends);
@@ -650,7 +651,7 @@ double finish(const call_t *call, const share_t *share)
                 for (int64_t c = 0; c < channels; ++c) {
                     const float *of_first = sums + tap * channels + c;
                     float sum = *of_first;
-                    for (int64_t i = 1; i < share->addends; ++i) sum += of_first[i * share->addend];
+                    for (int64_t i = 1; i < share->totals; ++i) sum += of_first[i * share->next_total];
                     to[c * call->filter_x] = call->adds ? to[c * call->filter_x] + sum : sum;
                     total += sum * 0;
                 }

@@ -20,20 +20,20 @@ class Shares:
         problem: of the micro-batch.
         addends: bfloat16 that make a number.
         slices, rows: of y in a unit; 0 for all.
-        units: that are computed at once.
+        at_once: units that are computed at once.
         workers: threads.
 
     Attributes:
-        problem, addends, units, workers: the same.
+        problem, addends, at_once, workers: the same.
         geometry: of the units.
     """
 
     def __init__(
-        self, problem: ConvProblem, addends: int, slices: int, rows: int, units: int, workers: int
+        self, problem: ConvProblem, addends: int, slices: int, rows: int, at_once: int, workers: int
     ) -> None:
         self.problem, self.addends, self.workers = problem, addends, workers
         self.geometry = Geometry(problem, slices, rows)
-        self.units = units
+        self.at_once = at_once
 
     @cached_property
     def is_by_channels(self) -> bool:
@@ -82,14 +82,14 @@ class Shares:
 
     def _regions_of(self, worker: int) -> tuple[Region, ...]:
         """Return where a thread puts its units."""
-        unit = self.geometry.unit * self.addends * _HALF_BYTES
-        sizes = {"x": self.units * unit}
+        unit = self.geometry.unit_length * self.addends * _HALF_BYTES
+        sizes = {"x": self.at_once * unit}
         if self.problem.op is ConvOp.WGRAD:
             first, last = self.channels_of(worker)
             rows = self.geometry.band_d * (last - first) * self.addends
             sizes = {
                 "x": unit,
-                "pairs": 2 * self.units * unit,
-                "turned": self.units * rows * self.geometry.turned * _HALF_BYTES,
+                "pairs": 2 * self.at_once * unit,
+                "turned": self.at_once * rows * self.geometry.turned * _HALF_BYTES,
             }
         return tuple(Region(f"{name}{worker}", (size,), "uint8") for name, size in sizes.items())

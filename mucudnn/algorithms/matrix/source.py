@@ -30,14 +30,14 @@ FIELDS = {
         **dict.fromkeys(("bias_step", "adds", "addends", "step_d", "step_h", "step_w"), "number"),
         **dict.fromkeys(("phases_d", "phases_h", "first_d", "first_h", "first_w"), "number"),
         **dict.fromkeys(("rows_d", "rows_h", "pitch", "band_d", "band_h", "bands_d", "bands_h"), "number"),
-        **dict.fromkeys(("units", "unit", "turned", "next_tap", "sets"), "number"),
+        **dict.fromkeys(("at_once", "unit_length", "turned", "next_tap", "sets"), "number"),
         "set": "sets",
         "group": "groups",
     },
     "share": {
         **dict.fromkeys(("first", "last", "channel", "last_channel"), "number"),
         **dict.fromkeys(("u", "x", "pairs", "turned", "sums"), "address"),
-        **dict.fromkeys(("addends", "addend"), "number"),
+        **dict.fromkeys(("totals", "next_total"), "number"),
     },
 }
 """What the loops are told, all of 64 bits, in order.
@@ -80,9 +80,11 @@ _NATIVE = r"""
     { \
         uint8_t before[64] __attribute__((aligned(64))) = {0}, own[64] __attribute__((aligned(64))) = {1}; \
         for (int i = 0; i < 8; ++i) own[16 + 2 * i] = 64, own[48 + i] = 16; \
+        __asm__ volatile("" : : "r"(before), "r"(own) : "memory"); /* gcc 12 knows of 8 bytes alone */ \
         _tile_storeconfig(before); \
         _tile_loadconfig(own); \
         __VA_ARGS__; \
+        __asm__ volatile("" : : "r"(before) : "memory"); \
         if (before[0]) _tile_loadconfig(before); else _tile_release(); \
     }
 """

@@ -56,6 +56,9 @@ _LOST_BITS = 20.0
 1.9e-5 of a result of few numbers.
 """
 
+_LONG_CHAIN = 2.0
+"""A unit adds up all terms in one chain: of 16,384 and more the bound was exceeded by 5 %."""
+
 _BY_OWN = (f"{_PREFIX}onednn_", f"{_PREFIX}aten_")
 """Prefixes of what is PyTorch's own convolution, in the other layout or of some rows."""
 
@@ -205,16 +208,16 @@ class CpuBackend:
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
 
         1e-6 in float32 and 1e-12 in float64, ten times that for F(4) to F(6), twenty times where two bfloat16
-        make a number, four times for PyTorch's own in the other layout or of some rows; and more by the
-        square root of the number of terms where very many are added up.
+        make a number, twice where three do, four times for PyTorch's own in the other layout or of some rows;
+        and more by the square root of the number of terms where very many are added up.
         """
         if problem.dtype == "float32" and not algorithm.startswith(_OF_UNITS) and _may_round():
             return _FAST_MATH_BOUND
         bound = _ERROR_BOUNDS[problem.dtype] * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
         if algorithm.startswith(_BY_OWN) and problem.itemsize > 2:
             return bound * _OWN_FACTOR
-        if algorithm.startswith(_OF_TWO):
-            return bound * _LOST_BITS
+        if algorithm.startswith(_OF_UNITS):
+            return bound * (_LOST_BITS if algorithm.startswith(_OF_TWO) else _LONG_CHAIN)
         return bound * _LOST_DIGIT if algorithm.startswith(_DIGIT_LOSERS) else bound
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
