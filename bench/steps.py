@@ -11,10 +11,10 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 from bench.data import load
 from bench.differences import Differences, largest
 from bench.networks import resnet18
-from mucudnn.backends import backend_of
+from mucudnn.backends import Backend, backend_of
 from mucudnn.division import Division
 from mucudnn.patching.applying import apply
-from mucudnn.plan import Plan
+from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Candidate
 
 
@@ -83,24 +83,35 @@ class WeighedStep:
 
 
 def in_float64(plan: Plan) -> Plan:
-    """Return the plan with the same divisions for tensors of float64, which take twice the workspace."""
+    """Return the plan with the same divisions for tensors of float64, which take twice the workspace.
+
+    Parts whose algorithm is for float32 alone, such as a matrix unit's, run PyTorch's own.
+    """
+    backend = backend_of(f"{plan.environment.backend}:")
     return dataclasses.replace(
         plan,
         limit_bytes=2 * plan.limit_bytes,
-        assignments=tuple(
-            dataclasses.replace(
-                each,
-                problem=dataclasses.replace(each.problem, dtype="float64"),
-                division=Division(tuple(_doubled(part) for part in each.division.parts)),
-                candidates=tuple(_doubled(candidate) for candidate in each.candidates),
-            )
-            for each in plan.assignments
-        ),
+        assignments=tuple(_in_float64(backend, each) for each in plan.assignments),
     )
 
 
-def _doubled(candidate: Candidate) -> Candidate:
-    return dataclasses.replace(candidate, workspace_bytes=2 * candidate.workspace_bytes)
+def _in_float64(backend: Backend, assigned: Assignment) -> Assignment:
+    problem = dataclasses.replace(assigned.problem, dtype="float64")
+
+    def doubled(candidate: Candidate) -> Candidate:
+        able = backend.computes(problem.with_batch(candidate.batch), candidate.algorithm)
+        runs = candidate if able else Candidate(backend.own, candidate.batch, candidate.time_s, 0)
+        return dataclasses.replace(runs, workspace_bytes=2 * candidate.workspace_bytes)
+
+    parts = [doubled(part) for part in assigned.division.parts]
+    names = list(dict.fromkeys(part.algorithm for part in parts))
+    candidates = {(each.algorithm, each.batch): each for each in map(doubled, assigned.candidates)}
+    return dataclasses.replace(
+        assigned,
+        problem=problem,
+        division=Division(tuple(sorted(parts, key=lambda part: names.index(part.algorithm)))),
+        candidates=tuple(candidates.values()),
+    )
 
 
 def differences(one: TrainingStep, other: TrainingStep) -> Differences:

@@ -128,7 +128,7 @@ class MatrixSliceKernel(_Kernel):
 
     No sum is larger than the largest magnitude of x times the largest sum of a channel's magnitudes, which
     lies in the workspace with the packed filter: where both and their product are far from overflow, and from
-    underflow, all results are.
+    underflow, so are all results, but for what is much smaller than the largest.
     """
 
     def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
@@ -142,7 +142,10 @@ class MatrixSliceKernel(_Kernel):
         self._sums[:] = run_shares(self._functions["prepare"], self._call, self._parts)
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
-        """Write the part's result into `out`; return whether it is right, but for a bias near overflow."""
+        """Write the part's result into `out`; return whether it is right, relative to the largest.
+
+        A bias near overflow is not looked at.
+        """
         image = self._checked(image, self._image_shape)
         _put_image(self._call.x, image)
         _put_image(self._call.y, out)

@@ -54,7 +54,7 @@ def _is_worth(geometry: Geometry, products: int) -> bool:
 
 
 def _fitting(whole: MatrixAlgorithm, problem: ConvProblem, some_bytes: int) -> MatrixAlgorithm:
-    """Return units of about so many bytes: some images, or as few rows or slices of one as it takes."""
+    """Return units of so many bytes at most, if there are any: some images, or most slices or rows of one."""
     images = dataclasses.replace(whole, images=_MOST_IMAGES)
     while images.images > 1 and images.shares(problem).x_bytes > some_bytes:
         images = dataclasses.replace(images, images=images.images // 2)
@@ -65,13 +65,12 @@ def _fitting(whole: MatrixAlgorithm, problem: ConvProblem, some_bytes: int) -> M
         sizes = (0 if size == most else size for size in _sizes(most))
         tried = [dataclasses.replace(cut, **{name: size}) for size in sizes]
         fitting = (each for each in tried if _fits(each.shares(problem), some_bytes))
-        smallest = min(tried, key=lambda each: each.shares(problem).x_bytes)  # of equal ones the first
-        cut = next(fitting, smallest)
+        cut = next(fitting, min(tried, key=lambda each: _excess(each.shares(problem))))
     return cut
 
 
 def _sizes(most: int) -> list[int]:
-    """Return parts of `most`, the whole first, that are by a quarter smaller each, about."""
+    """Return parts of `most`: the whole, a half, a third, a quarter, then each smaller by about a fifth."""
     pieces = [1]
     while pieces[-1] < most:
         pieces.append(min(max(pieces[-1] + 1, pieces[-1] * 5 // 4), most))
@@ -80,4 +79,9 @@ def _sizes(most: int) -> list[int]:
 
 def _fits(shares: Shares, some_bytes: int) -> bool:
     """Whether units take no more, and there is one for every thread."""
-    return shares.x_bytes <= some_bytes and (shares.is_by_channels or shares.geometry.units >= shares.workers)
+    return _excess(shares) <= (False, some_bytes)
+
+
+def _excess(shares: Shares) -> tuple[bool, int]:
+    """Return whether a thread has no unit, and the bytes of what it has at once: the less the better."""
+    return not shares.is_by_channels and shares.geometry.units < shares.workers, shares.x_bytes

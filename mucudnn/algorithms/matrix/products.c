@@ -1,5 +1,5 @@
 /* Convolution of float32 by a processor's matrix unit, whose factors are bfloat16: every number is the sum of
- * ADDENDS of them, and products whose share is below the last one's rounding are left out.
+ * two or three of them, its addends, and products whose share is below the last one's rounding are left out.
  *
  * A unit is some rows of an image, or some slices of a volume: its part of x is split and padded, pixels with
  * all channels next to each other, rows apart by the phase of the stride. Then every output m of the unit reads
@@ -19,7 +19,10 @@
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (words){__VA_ARGS__})
 #endif
 
-enum { LANES = 16, TILE = LANES * 2 * LANES, SIDE = 2 * LANES, ADDENDS_MOST = 3, KEPT = 640 * 1024 };
+/* Bytes of the packed filter that a second-level cache keeps while it is used for all of a unit. */
+#define KEPT (640 * 1024)
+
+enum { LANES = 16, TILE = LANES * 2 * LANES, SIDE = 2 * LANES, ADDENDS_MOST = 3 };
 
 typedef float lanes __attribute__((vector_size(64)));
 typedef float loose __attribute__((vector_size(64), aligned(4), may_alias));
