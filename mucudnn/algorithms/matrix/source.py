@@ -5,16 +5,11 @@ Where there is no such unit the same source may be compiled with its tiles imita
 
 from pathlib import Path
 
+from mucudnn.algorithms.compiled.source import FIELDS as FIELDS_OF_TILES
 from mucudnn.algorithms.compiled.source import transposition
 
 FIELDS = {
-    "image": {
-        "start": "address",
-        **dict.fromkeys(
-            ("step_n", "step_c", "step_d", "step_h", "step_w", "depth", "height", "width", "channels"),
-            "number",
-        ),
-    },
+    "image": FIELDS_OF_TILES["image"],
     "set": dict.fromkeys(
         (
             *(f"{name}_{axis}" for name in ("start", "step", "count") for axis in "dhw"),
@@ -42,7 +37,7 @@ FIELDS = {
 }
 """What the loops are told, all of 64 bits, in order.
 
-image: where its elements are: steps are elements from one sample, channel, slice, row, column to the next.
+image: as in Winograd's convolution in C.
 
 set: outputs along d, h and w: the first, from one to the next, how many; the first of its groups of taps, how
 many, and the taps of each; elements of the packed filter before its own.
