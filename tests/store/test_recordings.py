@@ -9,7 +9,7 @@ import torch
 import mucudnn
 from bench.networks import resnet18
 from bench.ship import MOST_BYTES, main, ship
-from bench.workloads import NETWORKS
+from bench.workloads import NETWORKS, SETTINGS, chosen, operands
 from mucudnn import recordings
 from mucudnn.errors import StoreError
 from mucudnn.plan import Plan
@@ -196,19 +196,19 @@ def test_what_a_card_measured_is_replayed_without_one_in_both_modes_and_by_both_
     assert any(each.startswith("cudnn:eng") for each in algorithms_of(plans[0]))
 
 
+@pytest.mark.parametrize("setting", ["bfloat16-nhwc", "tf32-nchw"])
 @pytest.mark.parametrize(
     ("mode", "limit"), [("reuse", "8MiB"), ("reuse", "64MiB"), ("reuse", "512MiB"), ("sharing", "512MiB")]
 )
-def test_what_a_card_measured_in_bfloat16_is_replayed_by_both_solvers(
-    mode: str, limit: str, monkeypatch: pytest.MonkeyPatch
+def test_what_a_card_measured_in_fewer_digits_is_replayed_by_both_solvers(
+    mode: str, limit: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order, (workload,) = torch.channels_last, (each for each in NETWORKS if each.name == "resnet18")
-    model = workload.build().to(torch.bfloat16, memory_format=order)
-    sample = torch.zeros(workload.shape, dtype=torch.bfloat16).contiguous(memory_format=order)
+    (asked,) = chosen([setting], SETTINGS)
+    model, sample = operands(CARD_NETWORKS["resnet18"], asked, torch.device("cpu"))
     plans = []
     for solver in (solve_with_highs, solve_with_cbc)[: 1 + (mode == "sharing")]:  # reuse needs none
         monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
-        backend = "replay:h200-bf16"
+        backend = "replay:h200-tf32"
         plans.append(mucudnn.tune(model, sample, limit, mode=mode, backend=backend, progress=False))
 
     assert plans[0].workspace_bytes <= parse_bytes(limit)
