@@ -1,9 +1,11 @@
 """What is found of training steps: a row for each way to train, one for each pair of ways, and tables."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from bench.gpu.values import Timing, duration
+from mucudnn.comparing.step_comparison import break_even
 from mucudnn.intervals import Verdict
 from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.report.table import table
@@ -36,7 +38,8 @@ class StepRow:
         divided: sites that run in several parts, of all; None of PyTorch's own.
         tuning_s: seconds that tuning the network in this setting has taken so far, for all limits, as far as
             that is recorded.
-        break_even: steps after which these are paid back; infinite if nothing is saved.
+        break_even: steps after which these are paid back; infinite unless the 95 % interval of what a step
+            saves is above nothing.
         failure: why there is nothing of it.
         conditions: clocks, temperature and power after it.
     """
@@ -149,5 +152,23 @@ def _cells(row: StepRow) -> tuple[str, ...]:
     sizes = ("" if each is None else format_bytes(each) for each in rooms)
     off = ("" if each is None else f"{each:.1e}" for each in (row.difference, row.weights, row.spread))
     tuned = "" if row.tuning_s is None else f"{row.tuning_s:.0f} s"
-    paid = "" if row.break_even is None else f"{row.break_even:.0f} steps"
+    paid = "" if row.break_even is None else _told_steps(row.break_even)
     return (row.way, duration(row.time.median_us), ends, *sizes, *off, row.divided or "", tuned, paid)
+
+
+def _told_steps(steps: float) -> str:
+    return f"{steps:.0f} steps" if math.isfinite(steps) else "not seen"
+
+
+def paid_back(tuning_s: float, before_s: Sequence[float], now_s: Sequence[float]) -> float:
+    """Return after how many steps tuning is paid back; infinity unless steps are seen to be faster.
+
+    Two that are the same differ by some noise, by which tuning would be paid back after millions of steps.
+
+    Args:
+        tuning_s: seconds that tuning took.
+        before_s: seconds of a step before, one for each round.
+        now_s: seconds of a step now, from the same rounds.
+    """
+    found = break_even(tuning_s, before_s, now_s)
+    return found.median if math.isfinite(found.high) else math.inf

@@ -26,13 +26,12 @@ from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
 from bench.gpu.sections import attempted, sentence
-from bench.gpu.step_rows import PairRow, StepRow, summary, told
+from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary, told
 from bench.gpu.step_ways import Step, Way, rooms_seen, step_of
 from bench.gpu.values import Timing, jsonable
 from bench.record import TimeIsUpError, Watch, folder_of, keep_cost, recording, seconds_of
 from bench.workloads import NETWORKS, SETTINGS, Setting, Workload, chosen
 from mucudnn import tune
-from mucudnn.comparing.step_comparison import break_even
 from mucudnn.errors import MucudnnError
 from mucudnn.execution.workspace import release_workspaces
 from mucudnn.intervals import compare, ratio
@@ -192,7 +191,7 @@ class Trial:
         for name, row in rows.items():
             paid = None
             if row.tuning_s is not None:
-                paid = break_even(row.tuning_s, base_s, times[name].samples_s).median
+                paid = paid_back(row.tuning_s, base_s, times[name].samples_s)
             yield dataclasses.replace(
                 row, time=Timing.of(times[name]), break_even=paid, conditions=conditions
             )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.gpu import steps
-from bench.gpu.step_rows import PairRow, StepRow, summary, told
+from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary, told
 from bench.gpu.step_ways import Room, Way, rooms_seen, segment_bytes, step_of
 from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
 from bench.record import STORE, TimeIsUpError, Watch, keep_cost
@@ -228,6 +228,14 @@ def test_tuning_counts_with_what_it_had_cost_before(
         row.tuning_s for row in (*rows, *more) if getattr(row, "tuning_s", None) is not None
     )
     assert 1000 < first < second <= third <= fourth < 1100  # what is known takes almost nothing
+
+
+def test_tuning_is_paid_back_only_by_what_is_seen_to_be_saved() -> None:
+    before, noise = [1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0], [0.9, 1.2, 0.8, 0.99, 1.0, 1.0, 0.99]
+
+    assert paid_back(100.0, before, [each - 0.5 for each in before]) == pytest.approx(200.0)
+    assert paid_back(100.0, before, noise) == math.inf
+    assert paid_back(100.0, before, [each + 0.5 for each in before]) == math.inf
 
 
 def test_rows_tell_for_which_of_several_limits_they_are(
