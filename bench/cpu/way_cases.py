@@ -82,6 +82,8 @@ _BATCHES: tuple[tuple[str, Use, tuple[int, ...]], ...] = (
     ("unet", Use.INFERENCE, (1,)),
     ("resnet50", Use.INFERENCE, (1, 8)),
     ("unet", Use.TRAINING, (4,)),
+    ("resnet18-224", Use.TRAINING, (16,)),
+    ("resnet50", Use.TRAINING, (8,)),
 )
 """In the order in which they are measured; training takes the batch of its recipe."""
 
