@@ -80,10 +80,10 @@ _BATCHES: tuple[tuple[str, Use, tuple[int, ...]], ...] = (
     ("resnet18", Use.INFERENCE, (1, 8, 64)),
     ("resnet18", Use.TRAINING, (64,)),
     ("unet", Use.INFERENCE, (1,)),
-    ("resnet50", Use.INFERENCE, (1, 8)),
-    ("unet", Use.TRAINING, (4,)),
     ("resnet18-224", Use.TRAINING, (16,)),
     ("resnet50", Use.TRAINING, (8,)),
+    ("resnet50", Use.INFERENCE, (1, 8)),
+    ("unet", Use.TRAINING, (4,)),
 )
 """In the order in which they are measured; training takes the batch of its recipe."""
 
