@@ -12,6 +12,7 @@ from bench.cpu.lines import Measured, Recording, read_packed_too
 from bench.cpu.markdown import markdown
 from bench.gpu import layer_tables as tables
 from bench.gpu.layer_kinds import ASKED
+from mucudnn.intervals import Verdict, compare
 from mucudnn.report import describe_facts
 
 _PREFACE = (
@@ -139,7 +140,16 @@ def _settings(recording: Recording) -> dict[str, str]:
 
 
 def _without_gain(recording: Recording) -> Iterator[str]:
-    return common.without_gain(recording, _layers(recording), _settings(recording))
+    """Yield the layers of each group of which nothing that was chosen was FASTER in fresh rounds."""
+    for title, lines in common.groups(recording, _layers(recording), _settings(recording)):
+        names = [line.case.layer for line in lines if not _gains(line)]
+        yield f"* {title}: {len(names)} of {len(lines)}" + (f": {', '.join(names)}" if names else "")
+
+
+def _gains(line: Measured) -> bool:
+    own = line.proving.samples_s(line.own)
+    verdicts = (compare(own, line.proving.samples_s(choice.key)) for choice in line.choices)
+    return Verdict.FASTER in verdicts
 
 
 def _what_runs(recording: Recording) -> Iterator[str]:
@@ -205,7 +215,11 @@ SECTIONS: tuple[Section, ...] = (
         ),
         tables.cliffs,
     ),
-    Section("Nothing gained under any limit", (), _without_gain),
+    Section(
+        "Nothing gained under any limit",
+        ("Where PyTorch's own may run whatever it takes: cases in which nothing else was FASTER than it.",),
+        _without_gain,
+    ),
     Section(
         "What runs",
         ("Where PyTorch's own may run whatever it takes.",),

@@ -1,12 +1,11 @@
 """What is found of training steps: a row for each way to train, one for each pair of ways, and tables."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 from bench.gpu.values import Timing, duration
 from mucudnn.comparing.step_comparison import break_even
-from mucudnn.intervals import Verdict
+from mucudnn.intervals import Estimate, Verdict, compare
 from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.report.table import table
 from mucudnn.sizes import format_bytes
@@ -38,8 +37,8 @@ class StepRow:
         divided: sites that run in several parts, of all; None of PyTorch's own.
         tuning_s: seconds that tuning the network in this setting has taken so far, for all limits, as far as
             that is recorded.
-        break_even: steps after which these are paid back; infinite unless the 95 % interval of what a step
-            saves is above nothing.
+        break_even: steps after which these are paid back; None unless steps are FASTER than PyTorch's as it
+            comes.
         failure: why there is nothing of it.
         conditions: clocks, temperature and power after it.
     """
@@ -59,7 +58,7 @@ class StepRow:
     used_bytes: int | None = None
     divided: str | None = None
     tuning_s: float | None = None
-    break_even: float | None = None
+    break_even: Estimate | None = None
     failure: str | None = None
     conditions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -152,16 +151,19 @@ def _cells(row: StepRow) -> tuple[str, ...]:
     sizes = ("" if each is None else format_bytes(each) for each in rooms)
     off = ("" if each is None else f"{each:.1e}" for each in (row.difference, row.weights, row.spread))
     tuned = "" if row.tuning_s is None else f"{row.tuning_s:.0f} s"
-    paid = "" if row.break_even is None else _told_steps(row.break_even)
-    return (row.way, duration(row.time.median_us), ends, *sizes, *off, row.divided or "", tuned, paid)
+    divided, paid = row.divided or "", _told_steps(row)
+    return (row.way, duration(row.time.median_us), ends, *sizes, *off, divided, tuned, paid)
 
 
-def _told_steps(steps: float) -> str:
-    return f"{steps:.0f} steps" if math.isfinite(steps) else "not seen"
+def _told_steps(row: StepRow) -> str:
+    if row.tuning_s is None:
+        return ""
+    found = row.break_even
+    return "not seen" if found is None else f"{found.median:.0f} [{found.low:.0f}, {found.high:.0f}] steps"
 
 
-def paid_back(tuning_s: float, before_s: Sequence[float], now_s: Sequence[float]) -> float:
-    """Return after how many steps tuning is paid back; infinity unless steps are seen to be faster.
+def paid_back(tuning_s: float, before_s: Sequence[float], now_s: Sequence[float]) -> Estimate | None:
+    """Return after how many steps tuning is paid back; None unless steps are FASTER now.
 
     Two that are the same differ by some noise, by which tuning would be paid back after millions of steps.
 
@@ -170,5 +172,5 @@ def paid_back(tuning_s: float, before_s: Sequence[float], now_s: Sequence[float]
         before_s: seconds of a step before, one for each round.
         now_s: seconds of a step now, from the same rounds.
     """
-    found = break_even(tuning_s, before_s, now_s)
-    return found.median if math.isfinite(found.high) else math.inf
+    is_faster = compare(before_s, now_s) is Verdict.FASTER
+    return break_even(tuning_s, before_s, now_s) if is_faster else None

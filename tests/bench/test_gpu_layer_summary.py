@@ -227,7 +227,7 @@ def test_the_summary_tells_losses_what_gained_nothing_and_what_failed() -> None:
         in told["Slower than PyTorch's own"]
     )
     assert "deepbench/a" not in told["Slower than PyTorch's own"]
-    assert "fprop: 1 of 3: vgg16/stays" in told["Nothing gained under any limit"]
+    assert "fprop: 2 of 3: vgg16/slow, vgg16/stays" in told["Nothing gained under any limit"]
     assert "| float32-nchw vgg16/dead contiguous fprop | its process ended. |" in told["Failed"]
     assert (
         "* float32-nchw: name Some card. cuDNN 9. TF32 no. SM clock 1 MHz (date today, commit 0123)" in text
