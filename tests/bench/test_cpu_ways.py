@@ -180,7 +180,7 @@ def test_there_are_as_many_rounds_as_there_is_time_for(round_s: float, expected:
 
 def test_others_may_be_as_far_off_as_pytorch_is_as_it_comes_and_not_much_farther() -> None:
     assert ways.largest_error(1e-7) == pytest.approx(1e-3)
-    assert 2e-3 < ways.largest_error(2e-3) < 1e-2
+    assert 7e-3 < ways.largest_error(2e-3) < 3e-2
     assert ways.largest_error(None) == pytest.approx(1e-2)
 
 
