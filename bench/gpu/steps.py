@@ -26,6 +26,7 @@ from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
 from bench.gpu.sections import attempted, sentence
+from bench.gpu.step_lines import LINES, retell
 from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary, told
 from bench.gpu.step_ways import Step, Way, rooms_seen, step_of
 from bench.gpu.values import Timing, jsonable
@@ -264,7 +265,7 @@ def run(
     recorded, results = folders
     rows: list[StepRow | PairRow] = []
     is_well = True
-    with (results / "steps.jsonl").open("a", encoding="utf-8") as file:
+    with (results / LINES).open("a", encoding="utf-8") as file:
         try:
             for workload, setting, limit in itertools.product(workloads, settings, limits):
                 watch.check()
@@ -314,6 +315,8 @@ def _rows_of(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare what is asked for; return the exit status."""
     options = _parser().parse_args(arguments)
+    if options.retell is not None:
+        return _retold(options.retell)
     reason = obstacle()
     if reason is not None:
         print(reason, file=sys.stderr)
@@ -344,8 +347,17 @@ def _compare(options: argparse.Namespace, networks: Sequence[Workload], settings
     for folder in (results, recorded):
         folder.mkdir(parents=True, exist_ok=True)
     rows, is_well = run(ground, networks, settings, limits, (recorded, results), watch)
-    print(f"\n{summary(rows)}\n\nWritten to {results / 'steps.jsonl'}.")
+    print(f"\n{summary(rows)}\n\nWritten to {results / LINES}, of which {retell(results)} is made.")
     return 0 if is_well else 1
+
+
+def _retold(folder: Path) -> int:
+    try:
+        print(f"Written to {retell(folder)}.")
+    except (OSError, ValueError) as error:
+        print(f"bench.gpu.steps: {folder} cannot be told anew: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -363,6 +375,10 @@ def _parser() -> argparse.ArgumentParser:
         "--recording", type=Path, help="folder of make record (default: build/record/ and the card's name)"
     )
     parser.add_argument("--output", type=Path, help="folder (default: bench/results/ and the card's name)")
+    parser.add_argument(
+        "--retell", type=Path, metavar="FOLDER",
+        help="write the tables of a folder of results anew, from its lines; measure nothing",
+    )  # fmt: skip
     return parser
 
 

@@ -38,6 +38,11 @@ class Timing:
     converged: bool
     spans_ns: tuple[int, ...]
 
+    @property
+    def samples_s(self) -> list[float]:
+        """Seconds of one call, one for each sample, in the order in which they were taken."""
+        return [span * 1e-9 / self.calls for span in self.spans_ns]
+
     @classmethod
     def of(cls, measured: Measurement) -> "Timing":
         """Return the times of a measurement."""

@@ -234,6 +234,17 @@ def test_the_summary_tells_losses_what_gained_nothing_and_what_failed() -> None:
     )
 
 
+def test_a_layer_gains_also_by_what_keeps_strictly_to_the_limit() -> None:
+    line = measured(case("vgg16/strict"), {OWN: 8.0, WHOLE: 4.0, PARTS: 9.0, HALVES: 9.0})
+    strict = dataclasses.replace(
+        line, choices=tuple(dataclasses.replace(each, key=OWN, strict_key=WHOLE) for each in line.choices)
+    )
+
+    told = sections(summary(of(started(), FIRST, strict)))
+
+    assert "fprop: 0 of 2\n" in told["Nothing gained under any limit"] + "\n"
+
+
 def test_what_is_slower_than_benchmark_is_told_paired_or_not() -> None:
     paired = measured(case("vgg16/a"), {OWN: 8.0, WHOLE: 4.0, PARTS: 3.0}, {BENCHMARK: 1.5, PARTS: 3.0})
     stays = measured(case("vgg16/b"), {OWN: 3.0, WHOLE: 4.0}, {BENCHMARK: 2.0}, key=OWN)

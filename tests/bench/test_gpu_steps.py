@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from bench.gpu import steps
+from bench.gpu.step_lines import LINES, TABLES, read
 from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary, told
 from bench.gpu.step_ways import Room, Way, rooms_seen, segment_bytes, step_of
 from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
-from bench.gpu.values import Timing
+from bench.gpu.values import Timing, jsonable
 from bench.record import STORE, TimeIsUpError, Watch, keep_cost
 from bench.workloads import SETTINGS, Workload
 from mucudnn.backends import backend_of
@@ -278,6 +279,37 @@ def test_rows_are_kept_one_by_one_under_their_conditions(
     assert header["command"].startswith("python -m bench.gpu.steps")  # and no folder of a machine
     assert [row["way"] for row in kept] == [row.way for row in found]
     assert len(kept[0]["time"]["spans_ns"]) == 6
+
+
+def test_lines_are_told_anew_as_they_were_and_the_last_of_equal_trials_counts(
+    found: list[StepRow | PairRow], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (folder / LINES).read_text()
+    older = lines.replace('"losses": [', '"losses": [7.0, ')
+    assert older != lines
+    (tmp_path / LINES).write_text(older + lines)
+
+    assert read(tmp_path / LINES) == found
+    assert steps.main(["--retell", str(tmp_path)]) == 0
+    assert (tmp_path / TABLES).read_text() == summary(found) + "\n"
+
+    assert steps.main(["--retell", str(tmp_path / "none")]) == 2
+    assert "cannot be told anew" in capsys.readouterr().err
+
+
+def test_lines_of_steps_that_are_faster_say_when_tuning_is_paid_back(tmp_path: Path) -> None:
+    def line(way: str, ms: int, **more: object) -> str:
+        timing = Timing.of(Measurement((ms * 1_000_000,) * 7, 1, converged=True))
+        row = StepRow("net", "float32-nchw", 2**20, way, timing, **more)
+        return json.dumps(jsonable(row)) + "\n"
+
+    undivided, divided = line(UNDIVIDED, 30, tuning_s=5.0), line(DIVIDED, 20, tuning_s=5.0)
+    (tmp_path / LINES).write_text(line(PYTORCH, 30) + undivided + divided)
+
+    _, same, faster = read(tmp_path / LINES)
+
+    assert same.break_even is None
+    assert faster.break_even.median == pytest.approx(500.0)
 
 
 def test_the_summary_tells_ways_and_pairs(found: list[StepRow | PairRow]) -> None:

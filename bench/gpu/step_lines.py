@@ -1,0 +1,68 @@
+"""Training steps on a card as lines of a file, read again: `steps.jsonl`, of which `steps.txt` is made."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary
+from bench.gpu.values import Timing
+from mucudnn.intervals import Verdict
+
+LINES = "steps.jsonl"
+TABLES = "steps.txt"
+
+Row = StepRow | PairRow
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a file, those of a trial together; of equal trials the last one counts.
+
+    When tuning is paid back is worked out anew, from the rounds. A line that says under which conditions a
+    trial ran begins it.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: a line is no row.
+    """
+    trials: dict[tuple[str, str, int], list[Row]] = {}
+    rows: list[Row] = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        if "way" not in line:
+            rows = []
+            continue
+        row = _row(line)
+        rows.append(row)
+        trials[row.network, row.setting, row.limit_bytes] = rows
+    return [row for found in trials.values() for row in _paid(found)]
+
+
+def retell(folder: Path) -> Path:
+    """Write the tables of a folder's lines, and return their file."""
+    tables = folder / TABLES
+    tables.write_text(summary(read(folder / LINES)) + "\n", encoding="utf-8")
+    return tables
+
+
+def _row(line: Mapping[str, Any]) -> Row:
+    try:
+        if "base" in line:
+            return PairRow(**{**line, "verdict": Verdict(line["verdict"])})
+        time = line["time"]
+        timing = None if time is None else Timing(**{**time, "spans_ns": tuple(time["spans_ns"])})
+        return StepRow(**{**line, "time": timing, "losses": tuple(line["losses"]), "break_even": None})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"A line must be a row of training steps, but got {dict(line)}.") from error
+
+
+def _paid(rows: list[Row]) -> Iterator[Row]:
+    """Yield the rows of a trial, whose first way is PyTorch as it comes, with when tuning is paid back."""
+    base = rows[0].time if isinstance(rows[0], StepRow) else None
+    for row in rows:
+        if not isinstance(row, StepRow) or row.tuning_s is None or row.time is None or base is None:
+            yield row
+        else:
+            paid = paid_back(row.tuning_s, base.samples_s, row.time.samples_s)
+            yield dataclasses.replace(row, break_even=paid)
