@@ -71,15 +71,12 @@ class Near:
     @property
     def distances(self) -> list[float]:
         """How far the divided run is from the unpatched one, at each step."""
-        return [abs(ours - loss) for ours, loss in zip(self.divided, self.unpatched, strict=True)]
+        return self._from_unpatched(self.divided)
 
     @property
     def spreads(self) -> list[float]:
         """How far the furthest perturbed run is from it, at each step; one that diverged bounds nothing."""
-        apart = [
-            [abs(each[step] - loss) for each in self.perturbed] for step, loss in enumerate(self.unpatched)
-        ]
-        return [max((each for each in some if math.isfinite(each)), default=0.0) for some in apart]
+        return [max(apart, default=0.0) for apart in self._apart]
 
     @property
     def within(self) -> list[bool]:
@@ -87,9 +84,43 @@ class Near:
         return [ours <= spread for ours, spread in zip(self.distances, self.spreads, strict=True)]
 
     @property
+    def excess(self) -> float:
+        """How far off the divided run is where it is furthest: over the median of perturbed runs there."""
+        return self._excess_of(self.divided)
+
+    @property
+    def excesses(self) -> list[float]:
+        """The same of each perturbed run that has not diverged, the least first."""
+        return sorted(self._excess_of(each) for each in self._whole)
+
+    @property
     def holds(self) -> bool:
-        """Whether it does so at every step."""
-        return all(self.within)
+        """Whether some perturbed run is as far off where it is furthest.
+
+        Were the divided one nothing but another of them, it would be the furthest of 21 once in 21 times. To
+        ask that it be so at no single step would fail far more often, however right it is: of twenty
+        perturbed runs of ResNet-18 seven would not pass beside the nineteen others.
+        """
+        return self.excess <= max(self.excesses, default=0.0)
+
+    @property
+    def _whole(self) -> list[tuple[float, ...]]:
+        return [each for each in self.perturbed if all(map(math.isfinite, each))]
+
+    @property
+    def _apart(self) -> list[list[float]]:
+        """The distances of perturbed runs, at each step."""
+        return [[*step] for step in zip(*map(self._from_unpatched, self._whole), strict=True)] or [
+            [] for _ in self.unpatched
+        ]
+
+    def _from_unpatched(self, losses: Sequence[float]) -> list[float]:
+        return [abs(loss - base) for loss, base in zip(losses, self.unpatched, strict=True)]
+
+    def _excess_of(self, losses: Sequence[float]) -> float:
+        medians = [statistics.median(apart) if apart else 0.0 for apart in self._apart]
+        pairs = zip(self._from_unpatched(losses), medians, strict=True)
+        return largest(_over(distance, median) for distance, median in pairs)
 
     def told(self) -> Iterator[str]:
         """Yield it in words."""
@@ -100,7 +131,20 @@ class Near:
             zip(self.unpatched, self.distances, self.spreads, strict=True)
         ):
             yield f"  {step:4}  {loss:8.5f}  {ours:9.1e}  {spread:24.1e}"
+        excesses = self.excesses or [0.0]
+        further = sum(each >= self.excess for each in excesses)
         yield f"  within the spread at {sum(self.within)} of {steps} steps"
+        yield (
+            f"  where it is furthest: {self.excess:.1f} times the median of perturbed runs; these "
+            f"{excesses[0]:.1f} to {excesses[-1]:.1f}, {further} of {len(excesses)} as far or further"
+        )
+
+
+def _over(distance: float, median: float) -> float:
+    """Return the quotient; where no perturbed run is off at all, 0 for one that is not, else infinity."""
+    if median:
+        return distance / median
+    return 0.0 if distance == 0.0 else math.inf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,12 +36,23 @@ def test_in_float64_losses_agree_to_the_bound_or_not() -> None:
     assert [*EXACT.told()] == ["float64, 2 steps: losses differ by at most 1.0e-09, bound 1e-08"]
 
 
-def test_in_float32_each_step_lies_within_the_spread_of_perturbed_runs() -> None:
+def test_in_float32_a_run_lies_within_the_spread_of_perturbed_runs() -> None:
     assert NEAR.holds
     assert NEAR.spreads == pytest.approx([0, 0.002])
+    assert NEAR.excess == pytest.approx(0.8)
+    assert NEAR.excesses == pytest.approx([0.4, 1.6])
+    assert "1.6, 1 of 2 as far or further" in [*NEAR.told()][-1]
     outside = dataclasses.replace(NEAR, divided=(2.0, 1.003))
     assert not outside.holds
-    assert [*outside.told()][-1] == "  within the spread at 1 of 2 steps"
+    assert [*outside.told()][-2] == "  within the spread at 1 of 2 steps"
+    assert not dataclasses.replace(NEAR, divided=(2.1, 1.0)).holds  # where no other is off
+
+
+def test_the_furthest_at_one_step_is_no_further_off_than_the_furthest_at_another() -> None:
+    perturbed = ((2.3, 1.1), (2.1, 1.1), (2.1, 1.1))
+
+    assert Near((2.0, 1.0), (2.0, 1.2), perturbed).holds
+    assert not Near((2.0, 1.0), (2.0, 1.4), perturbed).holds
 
 
 def test_accuracies_are_the_same_if_each_pair_is_within_one_percent() -> None:
