@@ -52,7 +52,8 @@ _LARGEST_ERROR = 1e-3
 """Beyond this a way is wrong: rounding of float32 comes to 1e-5 or so in scores, to more in a second loss."""
 
 _LARGEST_ERROR_OF_OWN = 1e-2
-"""The same of PyTorch as it comes: ResNet-50's first step on eight images makes a rounding 2e-3 of a loss."""
+"""The same of PyTorch as it comes in training: ResNet-50's first step on eight images makes a rounding 2e-3
+of a loss."""
 
 _TIMES_OWN = 10.0
 """Others may be so many times as far where that is more: inductor's own is 7e-3 off there. Such a loss tells
@@ -282,18 +283,22 @@ class Runs:
         runner = self._subjects[way.layout].runner(self._plans[way.layout] if way.is_divided else None)
         result = _first(runner, way.form)
         error = largest([((result.double() - self._exact).abs().max() / self._exact.abs().max()).item()])
-        if error > largest_error(None if way == AS_IT_COMES else self.errors[AS_IT_COMES]):
+        own = None if way == AS_IT_COMES else self.errors[AS_IT_COMES]
+        if error > largest_error(self._subjects[way.layout].case.use, own):
             raise ValueError(f"Its results must be those of float64, but are {error:.0e} off.")
         self.errors.setdefault(way, error)
         return functools.partial(_within, way.form, runner)
 
 
-def largest_error(own: float | None) -> float:
+def largest_error(use: Use, own: float | None) -> float:
     """Return how far from float64 results may be, relative to the largest.
 
     Args:
+        use: what the network is run for; scores multiply no rounding.
         own: how far those of PyTorch as it comes are; None for these themselves.
     """
+    if use is Use.INFERENCE:
+        return _LARGEST_ERROR
     return _LARGEST_ERROR_OF_OWN if own is None else max(_LARGEST_ERROR, _TIMES_OWN * own)
 
 

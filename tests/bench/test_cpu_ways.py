@@ -178,10 +178,12 @@ def test_there_are_as_many_rounds_as_there_is_time_for(round_s: float, expected:
     assert ways._proving_rule(round_s).looks == (expected,)
 
 
-def test_others_may_be_as_far_off_as_pytorch_is_as_it_comes_and_not_much_farther() -> None:
-    assert ways.largest_error(1e-7) == pytest.approx(1e-3)
-    assert 7e-3 < ways.largest_error(2e-3) < 3e-2
-    assert ways.largest_error(None) == pytest.approx(1e-2)
+def test_losses_may_be_as_far_off_as_pytorchs_are_and_not_much_farther_and_scores_may_not() -> None:
+    assert ways.largest_error(Use.TRAINING, 1e-7) == pytest.approx(1e-3)
+    assert 7e-3 < ways.largest_error(Use.TRAINING, 2e-3) < 3e-2
+    assert ways.largest_error(Use.TRAINING, None) == pytest.approx(1e-2)
+    for own in (None, 1e-7, 2e-3):
+        assert ways.largest_error(Use.INFERENCE, own) == pytest.approx(1e-3)
 
 
 @pytest.mark.usefixtures("one_thread", "asked")
