@@ -20,16 +20,16 @@ def read(path: Path) -> list[Row]:
     """Return the rows of a file, those of a trial together; of equal trials the last one counts.
 
     When tuning is paid back is worked out anew, from the rounds. A line that says under which conditions a
-    trial ran begins it.
+    trial ran begins it; so does one in which a process died, and to which the next one added its own.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: a line is no row.
+        ValueError: a line has other values than a row.
     """
     trials: dict[tuple[str, str, int], list[Row]] = {}
     rows: list[Row] = []
     for text in path.read_text(encoding="utf-8").splitlines():
-        line = json.loads(text)
+        line = _object(text)
         if "way" not in line:
             rows = []
             continue
@@ -44,6 +44,15 @@ def retell(folder: Path) -> Path:
     tables = folder / TABLES
     tables.write_text(summary(read(folder / LINES)) + "\n", encoding="utf-8")
     return tables
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """Return the object that a line holds; an empty one where it holds none."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _row(line: Mapping[str, Any]) -> Row:

@@ -297,6 +297,20 @@ def test_lines_are_told_anew_as_they_were_and_the_last_of_equal_trials_counts(
     assert "cannot be told anew" in capsys.readouterr().err
 
 
+def test_a_line_in_the_middle_of_which_a_process_died_costs_its_trial_alone(
+    found: list[StepRow | PairRow], folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (folder / LINES).read_text()
+    header, first, *_ = lines.splitlines(keepends=True)
+    (tmp_path / LINES).write_text(header + first + first[:40] + lines + "7\n")
+
+    assert read(tmp_path / LINES) == found
+
+    (tmp_path / LINES).write_text('{"way": "divided", "colour": "red"}\n')
+    assert steps.main(["--retell", str(tmp_path)]) == 2
+    assert "A line must be a row of training steps" in capsys.readouterr().err
+
+
 def test_lines_of_steps_that_are_faster_say_when_tuning_is_paid_back(tmp_path: Path) -> None:
     def line(way: str, ms: int, **more: object) -> str:
         timing = Timing.of(Measurement((ms * 1_000_000,) * 7, 1, converged=True))
