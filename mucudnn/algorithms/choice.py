@@ -32,7 +32,7 @@ _COMPILED = re.compile(
 )
 
 _MATRIX = re.compile(
-    r"bf16x(?P<addends>[23])(_slices(?P<slices>[1-9]\d*))?(_rows(?P<rows>[1-9]\d*))?"
+    r"bf16x(?P<addends>[123])(_slices(?P<slices>[1-9]\d*))?(_rows(?P<rows>[1-9]\d*))?"
     r"(_images(?P<images>[2-9]|[1-9]\d+))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
     re.ASCII,
 )

@@ -315,12 +315,14 @@ def test_long_tiles_along_three_axes_would_lose_too_many_digits(name: str, taps:
 
 
 @pytest.mark.parametrize("changes", [{"in_channels": 3}, {"dtype": "bfloat16"}, {"groups": 2}])
-def test_what_would_not_fill_vectors_or_is_not_for_tiles_is_not_tried_in_c(
+def test_what_would_not_fill_vectors_or_is_not_for_winograd_is_not_tried_by_it_in_c(
     changes: dict[str, object],
 ) -> None:
-    problem = a_layer(**changes)
+    tried = names(a_layer(**changes), compiles=True)
 
-    assert names(problem, compiles=True) == names(problem, compiles=False)
+    assert [name for name in tried if not name.startswith("bf16x")] == names(
+        a_layer(**changes), compiles=False
+    )
 
 
 @pytest.mark.parametrize(

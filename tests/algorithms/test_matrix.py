@@ -41,12 +41,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 HAS_UNIT = unit.refusal_of_processor() is None
 
-SHARES = {2: 4.7e-5, 3: 1e-6}
+SHARES = {1: 1e-6, 2: 4.7e-5, 3: 1e-6}
 """Of the sum of a result's products without their signs: what it may be off by, by the number of addends.
 
 A bfloat16 has 8 bits, so that two are off by 2^-16 of a number at most, and 2^-16 of a product is left out:
-4.6e-5 together. With three that is 2^-24 of each, and the rest is float32's own rounding.
+4.6e-5 together. With three that is 2^-24 of each, and the rest is float32's own rounding, as with one.
 """
+
+ROUNDING = {1: 2.0**-8, 2: 0.0, 3: 0.0}
+"""Of a result itself: half of the last of bfloat16's 8 bits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,8 @@ class Imitated(MatrixAlgorithm):
 KINDS = [Imitated, *([MatrixAlgorithm] if HAS_UNIT else [])]
 
 VARIANTS = (
+    {"addends": 1},
+    {"addends": 1, "slices": 2, "rows": 3, "images": 4, "workers": 2},
     {"addends": 2},
     {"addends": 3},
     {"addends": 2, "rows": 2, "workers": 2},
@@ -114,13 +119,29 @@ CASES = {
     "3-D, stride 2": a_case(kernel_size=(3, 2, 3), stride=(2, 1, 2), padding=(1, 0, 1), input_size=(5, 6, 7)),
 }
 
+
+def of_its_type(algorithm: MatrixAlgorithm, problem: ConvProblem) -> ConvProblem:
+    """The problem in the type that an algorithm computes."""
+    return dataclasses.replace(problem, dtype=algorithm.dtype)
+
+
 LAYOUTS = (*((layout, layout) for layout in Layout), *itertools.permutations(Layout))
 """Of images and filters."""
 
 
-def magnitudes(problem: ConvProblem, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
-    """The sums of products without their signs, in float64."""
-    return reference(problem, first.abs(), second.abs(), None if bias is None else bias.abs())
+def is_near(
+    result: Tensor,
+    algorithm: MatrixAlgorithm,
+    problem: ConvProblem,
+    first: Tensor,
+    second: Tensor,
+    bias: Tensor | None = None,
+) -> bool:
+    """Whether every number of a result is as near to float64's as its bits allow."""
+    exact = reference(problem, first, second, bias)
+    magnitudes = reference(problem, first.abs(), second.abs(), None if bias is None else bias.abs())
+    allowed = SHARES[algorithm.addends] * magnitudes + ROUNDING[algorithm.addends] * exact.abs()
+    return bool(((result - exact).abs() <= allowed).all())
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -133,6 +154,7 @@ def test_each_number_is_as_near_as_its_bits_allow(
     problem = dataclasses.replace(
         CASES[key], op=op, layout=layouts[0], filter_layout=layouts[1], bias=op is ConvOp.FPROP
     )
+    problem = of_its_type(algorithm, problem)
     first, second, bias = operands_of(problem)
     buffer = GuardedBuffer(algorithm.workspace_bytes(problem))
 
@@ -140,23 +162,23 @@ def test_each_number_is_as_near_as_its_bits_allow(
 
     assert is_good
     assert buffer.is_intact
-    error = (result - reference(problem, first, second, bias)).abs()
-    assert (error <= SHARES[algorithm.addends] * magnitudes(problem, first, second, bias)).all()
+    assert is_near(result, algorithm, problem, first, second, bias)
 
 
 @pytest.mark.parametrize("seed", range(40))
 @every_algorithm(*(kind(addends=2) for kind in KINDS))
 def test_whatever_the_shape(algorithm: MatrixAlgorithm, seed: int) -> None:
     draw = random.Random(seed)
-    problem = _drawn(draw)
+    drawn = _drawn(draw)
     variant = dataclasses.replace(
         algorithm,
-        addends=draw.choice([2, 3]),
+        addends=draw.choice([1, 2, 3]),
         slices=draw.choice([0, 1, 2]),
         rows=draw.choice([0, 1, 2, 5]),
         images=draw.choice([1, 2, 4]),
         workers=draw.choice([1, 2, 3]),
     )
+    problem = of_its_type(variant, drawn)
     first, second, bias = operands_of(problem)
     buffer = GuardedBuffer(variant.workspace_bytes(problem))
 
@@ -164,8 +186,7 @@ def test_whatever_the_shape(algorithm: MatrixAlgorithm, seed: int) -> None:
 
     assert is_good
     assert buffer.is_intact
-    error = (result - reference(problem, first, second, bias)).abs()
-    assert (error <= SHARES[variant.addends] * magnitudes(problem, first, second, bias)).all()
+    assert is_near(result, variant, problem, first, second, bias)
 
 
 def _drawn(draw: random.Random) -> ConvProblem:
@@ -194,20 +215,22 @@ def _drawn(draw: random.Random) -> ConvProblem:
 @pytest.mark.parametrize("op", ConvOp)
 @every_algorithm()
 def test_small_integers_are_computed_exactly(algorithm: MatrixAlgorithm, op: ConvOp) -> None:
-    problem = a_case(op=op, batch=5, stride=(2, 1))
+    problem = of_its_type(algorithm, a_case(op=op, batch=5, stride=(2, 1)))
     first, second, _ = operands_of(problem, small_integers)
 
     result, _ = compute(algorithm, problem, first, second)
 
-    assert torch.equal(result.double(), reference(problem, first, second))
+    exact = reference(problem, first, second)
+    assert torch.equal(result.double(), exact.to(result.dtype).double())
 
 
 @pytest.mark.parametrize("op", ConvOp)
-@every_algorithm(*(kind(addends=3, rows=2) for kind in KINDS))
+@every_algorithm(*(kind(addends=addends, rows=2) for kind in KINDS for addends in (1, 3)))
 def test_operands_and_results_may_lie_anyhow(algorithm: MatrixAlgorithm, op: ConvOp) -> None:
-    problem = a_case(op=op, bias=op is ConvOp.FPROP)
+    problem = of_its_type(algorithm, a_case(op=op, bias=op is ConvOp.FPROP))
     first, second, bias = operands_of(problem)
-    apart = torch.full((*first.shape[:-1], 2 * first.shape[-1]), float("nan"))[..., ::2].copy_(first)
+    wide = (*first.shape[:-1], 2 * first.shape[-1])
+    apart = torch.full(wide, float("nan"), dtype=first.dtype)[..., ::2].copy_(first)
     turned = second.transpose(0, -1).contiguous().transpose(0, -1)
     gapped = None if bias is None else bias.repeat_interleave(3)[::3]
     around = torch.full_like(poisoned_result(problem).repeat_interleave(2, dim=-1), 7.0)
@@ -216,8 +239,7 @@ def test_operands_and_results_may_lie_anyhow(algorithm: MatrixAlgorithm, op: Con
 
     assert is_good
     assert (around[..., 1::2] == 7).all()
-    error = (result - reference(problem, first, second, bias)).abs()
-    assert (error <= SHARES[3] * magnitudes(problem, first, second, bias)).all()
+    assert is_near(result, algorithm, problem, first, second, bias)
 
 
 @every_algorithm(*(kind(addends=2) for kind in KINDS))
@@ -236,7 +258,10 @@ LARGE_FILTER = a_case(in_channels=64, out_channels=512, batch=14, input_size=(4,
 
 DIVIDED = {"3x3": a_case(batch=14), "large filter": LARGE_FILTER}
 
-OF_TWO = tuple(kind(addends=2, images=2, workers=2) for kind in KINDS)
+OF_TWO = tuple(kind(addends=addends, images=2, workers=2) for kind in KINDS for addends in (1, 2))
+
+NEAR = {1: 3e-3, 2: 2e-5}
+"""In the 2-norm of a whole result, by the number of addends."""
 
 
 @pytest.mark.parametrize("problem", DIVIDED.values(), ids=DIVIDED)
@@ -245,7 +270,7 @@ OF_TWO = tuple(kind(addends=2, images=2, workers=2) for kind in KINDS)
 def test_parts_of_all_sizes_use_the_filter_that_one_packed(
     algorithm: MatrixAlgorithm, op: ConvOp, problem: ConvProblem
 ) -> None:
-    problem = dataclasses.replace(problem, op=op)
+    problem = of_its_type(algorithm, dataclasses.replace(problem, op=op))
     image, weight, _ = operands_of(problem)
     parts, out = parts_of(algorithm, problem), poisoned_result(problem)
     kernels = slice_kernels(algorithm, problem, parts)
@@ -254,15 +279,15 @@ def test_parts_of_all_sizes_use_the_filter_that_one_packed(
     answers = [kernels[size].run(image[here], weight, out[here], None) for size, here in parts]
 
     assert all(answers)
-    assert relative_error(out, reference(problem, image, weight)) <= 2e-5
+    assert relative_error(out, reference(problem, image, weight)) <= NEAR[algorithm.addends]
 
 
 @pytest.mark.parametrize("problem", DIVIDED.values(), ids=DIVIDED)
 @every_algorithm(*OF_TWO)
-def test_parts_of_a_weight_gradient_are_added_to_what_is_there(
+def test_parts_of_a_weight_gradient_are_added_to_what_is_there_in_float32(
     algorithm: MatrixAlgorithm, problem: ConvProblem
 ) -> None:
-    problem = dataclasses.replace(problem, op=ConvOp.WGRAD)
+    problem = of_its_type(algorithm, dataclasses.replace(problem, op=ConvOp.WGRAD))
     image, gradient, _ = operands_of(problem)
     total = normal(problem.filter_shape, torch.Generator().manual_seed(1)).float()
     expected = reference(problem, image, gradient) + total
@@ -271,6 +296,21 @@ def test_parts_of_a_weight_gradient_are_added_to_what_is_there(
 
     assert is_good
     assert relative_error(total, expected) <= 2e-5
+
+
+@every_algorithm(*(kind(addends=1, workers=2) for kind in KINDS))
+def test_a_whole_gradient_in_16_bits_is_rounded_once(algorithm: MatrixAlgorithm) -> None:
+    problem = of_its_type(algorithm, dataclasses.replace(DIVIDED["3x3"], op=ConvOp.WGRAD))
+    image, gradient, _ = operands_of(problem)
+    total = torch.ones(problem.filter_shape, dtype=torch.bfloat16)
+
+    is_good = sum_parts(algorithm, problem, image, gradient, GradientSum(total, accumulate=True))
+
+    assert is_good
+    exact = reference(problem, image, gradient) + 1
+    magnitudes = reference(problem, image.abs(), gradient.abs()) + 1
+    allowed = SHARES[1] * magnitudes + ROUNDING[1] * exact.abs()
+    assert ((total - exact).abs() <= allowed).all()
 
 
 def test_threads_share_a_large_filter_by_its_channels_whatever_the_batch() -> None:
@@ -300,11 +340,11 @@ def test_channels_need_not_be_shared_evenly(algorithm: MatrixAlgorithm, op: Conv
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
 @pytest.mark.parametrize("op", ConvOp)
 @pytest.mark.parametrize("place", ["first", "second"])
-@every_algorithm(*(kind(addends=2) for kind in KINDS))
+@every_algorithm(*(kind(addends=addends) for kind in KINDS for addends in (1, 2)))
 def test_numbers_that_may_overflow_are_reported(
     algorithm: MatrixAlgorithm, place: str, op: ConvOp, value: float
 ) -> None:
-    problem = a_case(op=op)
+    problem = of_its_type(algorithm, a_case(op=op))
     first, second, _ = operands_of(problem)
     spoilt = {"first": first, "second": second}[place]
     spoilt[(-1,) * spoilt.dim()] = value
@@ -335,6 +375,19 @@ def test_numbers_that_have_no_addends_are_reported(
     assert not is_good
 
 
+@pytest.mark.parametrize("op", ConvOp)
+@every_algorithm(*(kind(addends=1) for kind in KINDS))
+def test_small_numbers_of_16_bits_are_computed_as_they_are(algorithm: MatrixAlgorithm, op: ConvOp) -> None:
+    problem = of_its_type(algorithm, a_case(op=op))
+    first, second, _ = operands_of(problem)
+    small = first * 2.0**-100
+
+    result, is_good = compute(algorithm, problem, small, second)
+
+    assert is_good
+    assert is_near(result, algorithm, problem, small, second)
+
+
 @pytest.mark.parametrize("factor", [1e20, 1e-18])
 @pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
 @every_algorithm(*(kind(addends=3) for kind in KINDS))
@@ -350,9 +403,9 @@ def test_products_that_may_overflow_or_vanish_are_reported(
 
 
 @pytest.mark.parametrize("op", ConvOp)
-@every_algorithm(*(kind(addends=2) for kind in KINDS))
+@every_algorithm(*(kind(addends=addends) for kind in KINDS for addends in (1, 2)))
 def test_zeros_are_numbers_like_any_other(algorithm: MatrixAlgorithm, op: ConvOp) -> None:
-    problem = a_case(op=op)
+    problem = of_its_type(algorithm, a_case(op=op))
     first, second, _ = operands_of(problem)
 
     result, is_good = compute(algorithm, problem, torch.zeros_like(first), second)
@@ -399,9 +452,10 @@ def test_a_tensor_that_c_cannot_read_is_refused(algorithm: MatrixAlgorithm) -> N
         kernel.run(image.double(), weight, poisoned_result(problem), None)
 
 
-def test_the_source_is_c_without_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_source_is_c_without_a_warning(tmp_path: Path, dtype: str) -> None:
     found = compilers.needed_compiler()
-    tiles = ["-mavx512f", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+    tiles = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
     sources = {"imitated": (False, [])}
     asked = [*found.command[:1], *tiles, "-E", "-x", "c", "-"]
     if subprocess.run(asked, input="", text=True, capture_output=True, check=False).returncode == 0:
@@ -409,14 +463,14 @@ def test_the_source_is_c_without_a_warning(tmp_path: Path) -> None:
     for name, (is_native, flags) in sources.items():
         strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
         words = [*strict, *flags, "-O1", "-std=gnu11", "-c", "-o", str(tmp_path / name), "-x", "c", "-"]
-        subprocess.run([*found.command[:1], *words], input=source_of(is_native), text=True, check=True)
+        subprocess.run([*found.command[:1], *words], input=source_of(is_native, dtype), text=True, check=True)
 
 
 def test_a_name_tells_what_runs() -> None:
     some = MatrixAlgorithm(3, slices=2, rows=8, images=4, workers=2)
     assert some.name == "bf16x3_slices2_rows8_images4_mt2"
-    assert MatrixAlgorithm(2).name == "bf16x2"
-    assert [named(each.name) for each in (some, MatrixAlgorithm(2))] == [some, MatrixAlgorithm(2)]
+    assert [MatrixAlgorithm(addends).name for addends in (1, 2)] == ["bf16x1", "bf16x2"]
+    assert all(named(each.name) == each for each in (some, MatrixAlgorithm(1), MatrixAlgorithm(2)))
     assert named("bf16x4") is None
     assert named("bf16x2_images1") is None
 
@@ -470,6 +524,7 @@ def test_more_sizes_are_tried_if_all_is_to_be() -> None:
     [
         ({"dtype": "float64"}, "for float32"),
         ({"dtype": "bfloat16"}, "for float32"),
+        ({"dtype": "float16"}, "for float32"),
         ({"groups": 2}, "one group"),
     ],
 )
@@ -500,6 +555,16 @@ def test_sixteen_bits_must_do_before_they_are_tried(convolutions: Any) -> None:
     assert found == {"none": {3}, "ieee": {3}, "tf32": {2, 3}, "bf16": {2, 3}}
 
 
+@pytest.mark.usefixtures("with_unit")
+def test_what_has_16_bits_is_its_only_addend(convolutions: Any) -> None:
+    convolutions.fp32_precision = "none"
+    problem = a_layer(dtype="bfloat16")
+    ids = backend_of("cpu:").algorithms(problem)
+    assert {each[: len("cpu:bf16x1")] for each in ids if "bf16x" in each} == {"cpu:bf16x1"}
+    assert MatrixAlgorithm(1).refusal(a_layer()) == "it is for bfloat16"
+    assert MatrixAlgorithm(1).refusal(problem) is None
+
+
 def test_without_a_compiler_or_a_unit_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unit, "compiler", lambda: None)
     assert MatrixAlgorithm(2).refusal(a_layer()) == "there is no C compiler"
@@ -517,6 +582,8 @@ def test_bounds_are_those_of_the_bits_and_of_long_sums() -> None:
     backend, problem = backend_of("cpu:"), a_layer()
     bounds = [backend.error_bound(problem, name) for name in ("cpu:im2col", "cpu:bf16x2_mt2", "cpu:bf16x3")]
     assert bounds == pytest.approx([1e-6, 2e-5, 2e-6])
+    halves = a_layer(dtype="bfloat16")
+    assert backend.error_bound(halves, "cpu:bf16x1") == pytest.approx(4e-3)
 
 
 # Where things lie
@@ -526,7 +593,7 @@ def test_neighbours_of_a_row_are_one_group() -> None:
     geometry = Geometry(a_layer(), 0, 0)
     assert geometry.pitch == 16 + 2
     assert [(group.shift, group.tap) for group in geometry.sets[0].groups] == [
-        (row * 18 * 64, (0, row, 0)) for row in range(3)
+        (row * 18, (0, row, 0)) for row in range(3)
     ]
     assert geometry.sets[0].taps == 3
 

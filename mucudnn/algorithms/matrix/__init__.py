@@ -1,4 +1,4 @@
-"""Convolution of float32 by a processor's matrix unit, in C, which multiplies numbers of 16 bits."""
+"""Convolution by a processor's matrix unit, in C: of bfloat16, which it multiplies, and of sums of them."""
 
 from mucudnn.algorithms.matrix.algorithm import MatrixAlgorithm
 

@@ -16,7 +16,7 @@ class MatrixAlgorithm:
     """Products of tiles of bfloat16, of which several make a float32.
 
     Attributes:
-        addends: bfloat16 that make a number: 2 keep 16 of its 24 bits, 3 all.
+        addends: bfloat16 that make a number: 2 keep 16 of a float32's 24 bits, 3 all; 1 is a bfloat16.
         slices, rows: of the result in a unit; 0 for all.
         images: units, of whole images or of parts, that are computed at once.
         workers: threads.
@@ -36,10 +36,15 @@ class MatrixAlgorithm:
         threads = [f"mt{self.workers}"] if self.workers > 1 else []
         return "_".join([f"bf16x{self.addends}", *parts, *threads])
 
+    @property
+    def dtype(self) -> str:
+        """What it computes, by torch's name."""
+        return "bfloat16" if self.addends == 1 else "float32"
+
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""
-        if problem.dtype != "float32":
-            return "it is for float32"
+        if problem.dtype != self.dtype:
+            return f"it is for {self.dtype}"
         if problem.groups > 1:
             return "it is for one group"
         return refusal_of_processor()
@@ -48,13 +53,13 @@ class MatrixAlgorithm:
         """Return how the threads share the work on a micro-batch."""
         return Shares(problem, self.addends, self.slices, self.rows, self.images, self.workers)
 
-    def compile(self, problem: ConvProblem) -> None:  # noqa: ARG002  # one library computes all
+    def compile(self, problem: ConvProblem) -> None:
         """Have in the cache folder what computes the problem.
 
         Raises:
             BackendError: it cannot be compiled.
         """
-        functions(is_native=True)
+        functions(is_native=True, dtype=problem.dtype)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""

@@ -67,7 +67,7 @@ class Group(NamedTuple):
     """Where the taps of a group lie.
 
     Attributes:
-        shift: elements from an output's own place in a unit to what it reads.
+        shift: pixels from an output's own place in a unit to what it reads.
         tap: of the filter (d, h, w), the first of them.
     """
 
@@ -240,9 +240,9 @@ class Geometry:
         return self._width.count - 1 + -(-window // self._width.step)
 
     @property
-    def pixel(self) -> int:
-        """Elements from what an output reads to what the next one reads."""
-        return self._width.step * self.x_channels
+    def panel(self) -> int:
+        """Channels of x that lie next to each other: as many as are multiplied at once, or all."""
+        return self.x_channels if self.x_channels % SIDE else SIDE
 
     @property
     def rows_d(self) -> int:
@@ -256,7 +256,7 @@ class Geometry:
 
     @property
     def _row(self) -> int:
-        return self.pitch * self.pixel
+        return self.pitch * self._width.step
 
     @property
     def _slice(self) -> int:
@@ -279,18 +279,24 @@ class Geometry:
         depth, height, _ = self.axes
         slices = d.phase * self.rows_d + d.offset - depth.first
         rows = h.phase * self.rows_h + h.offset - height.first
-        return slices * self._slice + rows * self._row + (column - self.first_column) * self.x_channels
+        return slices * self._slice + rows * self._row + column - self.first_column
 
     @cached_property
-    def unit_length(self) -> int:
-        """Elements of a unit of x: its rows, and as far as tiles read beyond them."""
+    def panel_length(self) -> int:
+        """Elements of a panel of a unit of x: its rows, and as far as tiles read beyond them."""
         rows = self.axes[0].phases * self.rows_d * self._slice
         outputs = -(-((self.band_h - 1) * self.pitch + self._width.count) // SIDE) * SIDE
-        last = (self.band_d - 1) * self._slice + (outputs - 1) * self.pixel
+        last = (self.band_d - 1) * self._slice + (outputs - 1) * self._width.step
         reach = max(
-            (group.shift + self.length(each) for each in self.sets for group in each.groups), default=0
-        )
-        return -(-max(rows, last + reach) // SIDE) * SIDE
+            ((last + group.shift) * self.panel + self.length(each) * self.panel // self.x_channels
+             for each in self.sets for group in each.groups), default=0
+        )  # fmt: skip
+        return -(-max(rows * self.panel, reach) // SIDE) * SIDE
+
+    @property
+    def unit_length(self) -> int:
+        """Elements of a unit of x."""
+        return self.panel_length * (self.x_channels // self.panel)
 
     def length(self, of: OutputSet) -> int:
         """Return the elements that an output of a set reads in a group, rounded up to whole tiles."""

@@ -56,11 +56,12 @@ class _Share(ctypes.Structure):
 
 
 @functools.cache
-def functions(is_native: bool) -> dict[str, Function]:
-    """Return the library's functions by their names; each takes a call and a share.
+def functions(is_native: bool, dtype: str) -> dict[str, Function]:
+    """Return a library's functions by their names; each takes a call and a share.
 
     Args:
         is_native: whether by this processor's matrix unit, or by an imitation of it.
+        dtype: of the operands, float32 or bfloat16.
 
     Raises:
         BackendError: there is no such unit, or it cannot be compiled.
@@ -68,8 +69,8 @@ def functions(is_native: bool) -> dict[str, Function]:
     if is_native and (refused := refusal_of_processor()):
         raise BackendError(f"Tiles of bfloat16 cannot be multiplied here: {refused}.")
     double = ctypes.c_double
-    types = {"prepare": double, "slices": double, "add": None, "finish": double}
-    return functions_of(library(source_of(is_native)), types, _Call, _Share)
+    types = {"prepare": double, "slices": double, "add": None, "finish": double, "finish_floats": double}
+    return functions_of(library(source_of(is_native, dtype)), types, _Call, _Share)
 
 
 class _Kernel:
@@ -77,7 +78,9 @@ class _Kernel:
 
     def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
         problem, geometry = shares.problem, shares.geometry
-        self._functions = functions(is_native)
+        self._functions = functions(is_native, problem.dtype)
+        self._dtype: torch.dtype = getattr(torch, problem.dtype)
+        self._is_usual = _is_finite if shares.addends == 1 else _has_addends
         self._space = carve(buffer, shares.regions)
         self._is_dgrad = problem.op is ConvOp.DGRAD
         self._image_shape = problem.output_shape if self._is_dgrad else problem.input_shape
@@ -93,7 +96,8 @@ class _Kernel:
             rows_d=geometry.rows_d, rows_h=geometry.rows_h, pitch=geometry.pitch,
             band_d=geometry.band_d, band_h=geometry.band_h,
             bands_d=geometry.bands_d, bands_h=geometry.bands_h,
-            at_once=shares.at_once, unit_length=geometry.unit_length, turned=geometry.turned,
+            at_once=shares.at_once, unit_length=geometry.unit_length,
+            panel=geometry.panel, panel_length=geometry.panel_length, turned=geometry.turned,
             next_tap=width.next_tap,
             sets=len(self._sets), set=ctypes.addressof(self._sets), group=ctypes.addressof(self._groups),
         )  # fmt: skip
@@ -112,7 +116,7 @@ class _Kernel:
 
     def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
-        return checked(tensor, shape, torch.float32)
+        return checked(tensor, shape, self._dtype)
 
     def _put_filter(self, tensor: Tensor) -> None:
         """Tell where the filter lies, or its gradient; in dgrad x has the channels of dy."""
@@ -128,7 +132,8 @@ class MatrixSliceKernel(_Kernel):
 
     No sum is larger than the largest magnitude of x times the largest sum of a channel's magnitudes, which
     lies in the workspace with the packed filter: where both and their product are far from overflow, and from
-    underflow, so are all results, but for what is much smaller than the largest.
+    underflow, so are all results, but for what is much smaller than the largest. What is bfloat16 itself may
+    be small: PyTorch's own takes the least numbers for zero by such a unit, too.
     """
 
     def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
@@ -156,11 +161,18 @@ class MatrixSliceKernel(_Kernel):
             self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
         largest = run_shares(self._functions["slices"], self._call, self._shares)
         pairs = itertools.product(largest, self._sums)
-        return all(_is_usual(each) and _is_usual(found) and _is_usual(each * found) for each, found in pairs)
+        return all(
+            self._is_usual(each) and self._is_usual(found) and self._is_usual(each * found)
+            for each, found in pairs
+        )
 
 
-def _is_usual(magnitude: float) -> bool:
+def _has_addends(magnitude: float) -> bool:
     return magnitude == 0 or _SMALLEST < magnitude < _LARGEST  # what is no number is neither
+
+
+def _is_finite(magnitude: float) -> bool:
+    return magnitude < _LARGEST
 
 
 class MatrixSumKernel(_Kernel):
@@ -187,9 +199,11 @@ class MatrixSumKernel(_Kernel):
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite, written anyway."""
+        is_float = into.total.dtype is torch.float32
         self._put_filter(into.total)
         self._call.adds = into.accumulate
-        return all(map(math.isfinite, run_shares(self._functions["finish"], self._call, self._parts)))
+        finish = self._functions["finish_floats" if is_float else "finish"]
+        return all(map(math.isfinite, run_shares(finish, self._call, self._parts)))
 
 
 def _tables(shares: Shares) -> tuple[Any, Any]:

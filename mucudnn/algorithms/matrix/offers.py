@@ -8,7 +8,7 @@ from mucudnn.algorithms.matrix.geometry import Geometry
 from mucudnn.algorithms.matrix.shares import Shares
 from mucudnn.problem import ConvOp, ConvProblem
 
-_PRODUCTS = {2: 3, 3: 6}
+_PRODUCTS = {1: 1, 2: 3, 3: 6}
 """Of tiles, by how many bfloat16 make a number."""
 
 _WORTH = 12
@@ -23,6 +23,9 @@ _BYTES = {
     ConvOp.WGRAD: (2**20, 3 * 2**19),
 }
 """Of the units that a thread computes at once: a second-level cache of 2 MiB has room for more than these."""
+
+_BYTES_OF_SUMS = (3 * 2**19, 5 * 2**19)
+"""The same for a filter's gradient of bfloat16: products are so fast that sums must be read seldom."""
 
 _OTHER_BYTES = (2**18, 2**21)
 
@@ -40,13 +43,20 @@ def likely(
         exhaustive: whether to try units of other sizes as well.
         may_round: whether two bfloat16 may make a number, too.
     """
-    for addends in (2, 3) if may_round else (3,):
+    for addends in _addends(problem, may_round):
         whole = MatrixAlgorithm(addends, workers=threads)
         if whole.refusal(problem) is not None:
             continue
-        sizes = (*_BYTES[problem.op], *(_OTHER_BYTES if exhaustive else ()))
+        usual = _BYTES_OF_SUMS if addends == 1 and problem.op is ConvOp.WGRAD else _BYTES[problem.op]
+        sizes = (*usual, *(_OTHER_BYTES if exhaustive else ()))
         found = dict.fromkeys(_fitting(whole, problem, some_bytes) for some_bytes in sizes)
         yield from (each for each in found if _is_worth(each.shares(problem).geometry, _PRODUCTS[addends]))
+
+
+def _addends(problem: ConvProblem, may_round: bool) -> tuple[int, ...]:
+    if problem.dtype == "bfloat16":
+        return (1,)
+    return (2, 3) if may_round else (3,)
 
 
 def _is_worth(geometry: Geometry, products: int) -> bool:

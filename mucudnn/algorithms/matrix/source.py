@@ -1,6 +1,7 @@
-"""The C source of convolutions by a matrix unit: the file beside this one, with what it is told, and tiles.
+"""The C source of convolutions by a matrix unit: the files beside this one, what they are told, and tiles.
 
-Where there is no such unit the same source may be compiled with its tiles imitated, for tests.
+There is a library for each type of elements. Where there is no such unit the same source may be compiled with
+its tiles imitated, for tests.
 """
 
 from pathlib import Path
@@ -25,13 +26,15 @@ FIELDS = {
         **dict.fromkeys(("bias_step", "adds", "addends", "step_d", "step_h", "step_w"), "number"),
         **dict.fromkeys(("phases_d", "phases_h", "first_d", "first_h", "first_w"), "number"),
         **dict.fromkeys(("rows_d", "rows_h", "pitch", "band_d", "band_h", "bands_d", "bands_h"), "number"),
-        **dict.fromkeys(("at_once", "unit_length", "turned", "next_tap", "sets"), "number"),
+        **dict.fromkeys(("at_once", "unit_length", "panel", "panel_length"), "number"),
+        **dict.fromkeys(("turned", "next_tap", "sets"), "number"),
         "set": "sets",
         "group": "groups",
     },
     "share": {
         **dict.fromkeys(("first", "last", "channel", "last_channel"), "number"),
-        **dict.fromkeys(("u", "x", "pairs", "turned", "sums"), "address"),
+        **dict.fromkeys(("u", "x", "pairs", "turned"), "address"),
+        "sums": "floats",
         **dict.fromkeys(("totals", "next_total"), "number"),
     },
 }
@@ -42,7 +45,7 @@ image: as in Winograd's convolution in C.
 set: outputs along d, h and w: the first, from one to the next, how many; the first of its groups of taps, how
 many, and the taps of each; elements of the packed filter before its own.
 
-group: elements from an output's own place in a unit to what it reads; its first tap.
+group: pixels from an output's own place in a unit to what it reads; its first tap.
 
 call: of all threads. The filter or its gradient, with its steps from one channel of x, of y, from one tap to
 the next; whether to add to what is there; how many bfloat16 make a number; steps of x from one output to the
@@ -54,21 +57,35 @@ share: of one thread. Units from `first` to `last`, channels of y from `channel`
 the packed filter, for x, its pairs, dy and sums of a gradient; how many threads have sums, and how far apart.
 """
 
-_IN_C = {"number": "int64_t", "address": "float *", "sets": "const set_t *", "groups": "const group_t *"}
+_IN_C = {
+    "number": "int64_t",
+    "address": "element *",
+    "floats": "float *",
+    "sets": "const set_t *",
+    "groups": "const group_t *",
+}
 
 _NATIVE = r"""
 #include <immintrin.h>
 
-/* The stores before a tile is loaded are not the compiler's to move behind it. */
-#define START_TILES(row) \
-    __asm__ volatile("" ::: "memory"); \
-    _tile_loadd(0, row, 0); _tile_loadd(1, row + 1, 0); _tile_loadd(2, row, 0); _tile_loadd(3, row + 1, 0)
+/* Stores of what tiles will load are not the compiler's to move behind this. */
+#define STORED __asm__ volatile("" ::: "memory")
+#define CLEAR_TILES _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3)
 #define LOAD_TILE(tile, from, step) _tile_loadd(tile, from, step)
 #define STORE_TILE(tile, to, step) _tile_stored(tile, to, step)
 #define MULTIPLY_TILES(c, a, b) _tile_dpbf16ps(c, a, b)
-#define STORE_SOME(to, value, first, last) \
-    _mm512_mask_storeu_ps(to, (__mmask16)((1u << (last)) - (1u << (first))), (__m512)(value))
 #define HALVES_OF(value) ((halves)_mm512_cvtneps_pbh((__m512)(value)))
+
+/* The places of a vector from `first` to `last`: of words, of halves, of twice as many halves. */
+#define SOME(first, last) ((1ull << (last)) - (1ull << (first)))
+#define LOAD_WORDS(from, count) ((lanes)_mm512_maskz_loadu_ps((__mmask16)SOME(0, count), from))
+#define LOAD_HALVES(from, count) ((halves)_mm256_maskz_loadu_epi16((__mmask16)SOME(0, count), from))
+#define STORE_WORDS(to, value, first, last) \
+    _mm512_mask_storeu_ps(to, (__mmask16)SOME(first, last), (__m512)(value))
+#define STORE_HALVES(to, value, first, last) \
+    _mm256_mask_storeu_epi16(to, (__mmask16)SOME(first, last), (__m256i)(value))
+#define STORE_PAIRS(to, value, first, last) \
+    _mm512_mask_storeu_epi16(to, (__mmask32)SOME(first, last), (__m512i)(value))
 
 /* Libraries keep in mind how they have set up the tiles: it is left as it was. */
 #define WITH_TILES(...) \
@@ -126,9 +143,21 @@ INLINE halves halves_of(const lanes value)
     return __builtin_convertvector((near | (absent & 0x7fc00000)) >> 16, halves);
 }
 
-#define STORE_SOME(to, value, first, last) for (int i = first; i < (last); ++i) (to)[i] = (value)[i]
+/* Load so many values of a vector; the rest is zero. */
+#define LOAD_SOME(kind, from, count) \
+    ({ kind some = {0}; for (int lane = 0; lane < (count); ++lane) some[lane] = (from)[lane]; some; })
+#define STORE_SOME(to, value, first, last) \
+    for (int lane = first; lane < (last); ++lane) (to)[lane] = (value)[lane]
+#define LOAD_WORDS(from, count) LOAD_SOME(lanes, from, count)
+#define LOAD_HALVES(from, count) LOAD_SOME(halves, from, count)
+#define STORE_WORDS STORE_SOME
+#define STORE_HALVES STORE_SOME
+#define STORE_PAIRS(to, value, first, last) \
+    for (int lane = first; lane < (last); ++lane) \
+        (to)[lane] = (uint16_t)(((words)(value))[lane / 2] >> lane % 2 * 16)
 #define HALVES_OF(value) halves_of(value)
-#define START_TILES(row) for (int i = 0; i < 4; ++i) load_tile(i, row + i % 2, 0)
+#define STORED (void)0
+#define CLEAR_TILES memset(tiles, 0, 4 * sizeof *tiles)
 #define LOAD_TILE(tile, from, step) load_tile(tile, from, step)
 #define STORE_TILE(tile, to, step) store_tile(tile, to, step)
 #define MULTIPLY_TILES(c, a, b) multiply_tiles(c, a, b)
@@ -138,11 +167,21 @@ INLINE halves halves_of(const lanes value)
 _HERE = Path(__file__).parent
 
 
-def source_of(is_native: bool) -> str:
-    """Return the source of the library, for a matrix unit or with one imitated."""
-    text = (_HERE / "products.c").read_text(encoding="utf-8")
+def source_of(is_native: bool, dtype: str) -> str:
+    """Return the source of a library.
+
+    Args:
+        is_native: whether for a matrix unit, or with one imitated.
+        dtype: of the elements, float32 or bfloat16.
+    """
+    text = _text("products")
     for name, fields in FIELDS.items():
         in_c = " ".join(f"{_IN_C[kind]} {field};" for field, kind in fields.items())
         text = text.replace(f"FIELDS_OF_{name.upper()}", in_c)
     text = text.replace("TRANSPOSITION", transposition(16))
-    return text.replace("TILES\n", _NATIVE if is_native else _IMITATED, 1)
+    text = text.replace("TILES\n", _NATIVE if is_native else _IMITATED, 1)
+    return text.replace("ELEMENTS\n", _text(dtype), 1)
+
+
+def _text(name: str) -> str:
+    return (_HERE / f"{name}.c").read_text(encoding="utf-8")
