@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from bench.cpu.layers import Layer
 from bench.cpu.lines import Case, Recording
 from bench.cpu.schedule import cases_of
-from bench.cpu.settings import SETTINGS
+from bench.cpu.settings import OF_LAYERS
 from mucudnn.problem import ConvOp, Layout
 
 
 def missing(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:
     """Yield the layers that were not measured, and those that failed with the reason."""
     groups: dict[str, list[str]] = {}
-    for setting, layout, op in itertools.product(SETTINGS, Layout, ConvOp):
+    for setting, layout, op in itertools.product(OF_LAYERS, Layout, ConvOp):
         names = _absent(recording, layers, setting, layout, op)
         if names:
             groups.setdefault(names, []).append(f"{setting}, {layout}, {op}")

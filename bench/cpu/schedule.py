@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from bench.cpu.layers import Layer
 from bench.cpu.lines import Case
-from bench.cpu.settings import ONE, SETTINGS
+from bench.cpu.settings import OF_LAYERS, ONE
 from mucudnn.problem import ConvOp, Layout
 
 
@@ -60,7 +60,7 @@ def tiers(layers: Sequence[Layer], selection: Selection) -> list[list[Stage]]:
     other layers. Backward ops go layer by layer, so that as many layers as possible have all three.
     """
     found: dict[int, dict[str, list[Case]]] = {}
-    for setting in SETTINGS:
+    for setting in OF_LAYERS:
         for layer in layers:
             for case in cases_of(layer, setting):
                 if case in selection:

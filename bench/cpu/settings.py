@@ -17,19 +17,25 @@ class Setting:
         threads: of `torch.set_num_threads`.
         variables: of the environment.
         fp32_precision: of `torch.backends.mkldnn.conv`.
+        autocasts: whether networks run in `torch.autocast`, in bfloat16; layers are measured without it.
+        limit_bytes: of each convolution's workspace within a network, where it is not the network's own.
     """
 
     name: str
     threads: int
     variables: tuple[tuple[str, str], ...] = ()
     fp32_precision: Literal["none", "tf32"] = "none"
+    autocasts: bool = False
+    limit_bytes: int | None = None
 
     @property
     def text(self) -> str:
         """What a table's heading says: "2 threads, GOMP_SPINCOUNT=10000"."""
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         rounding = [] if self.fp32_precision == "none" else [f"fp32_precision={self.fp32_precision}"]
-        return ", ".join([threads, *(f"{name}={value}" for name, value in self.variables), *rounding])
+        casting = ["autocast to bfloat16"] if self.autocasts else []
+        variables = (f"{name}={value}" for name, value in self.variables)
+        return ", ".join([threads, *variables, *rounding, *casting])
 
 
 ONE = Setting("1-thread", 1)
@@ -37,7 +43,15 @@ TWO = Setting("2-threads", 2)
 TWO_SPINNING_LESS = Setting("2-threads-spin", 2, (("GOMP_SPINCOUNT", "10000"),))
 TWO_ROUNDING = Setting("2-threads-tf32", 2, fp32_precision="tf32")
 
-SETTINGS: Mapping[str, Setting] = {each.name: each for each in (ONE, TWO, TWO_SPINNING_LESS, TWO_ROUNDING)}
+TWO_CASTING = Setting("2-threads-bf16", 2, autocasts=True, limit_bytes=64 * 2**20)
+"""PyTorch's own takes more workspace in 16 bits, mostly in the default layout: it turns images round."""
+
+SETTINGS: Mapping[str, Setting] = {
+    each.name: each for each in (ONE, TWO, TWO_SPINNING_LESS, TWO_ROUNDING, TWO_CASTING)
+}
+
+OF_LAYERS: tuple[str, ...] = tuple(name for name, each in SETTINGS.items() if not each.autocasts)
+"""Names of those in which single layers are measured."""
 
 
 def environment_of(setting: Setting, present: Mapping[str, str]) -> dict[str, str]:

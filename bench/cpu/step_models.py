@@ -1,14 +1,17 @@
 """The networks of the training steps with their data, and a step as one call, to be timed and weighed."""
 
+import contextlib
 import copy
 import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
+from bench.cpu.using import casting_in
 from bench.data import IMAGE_SIZE, batches, load
 from bench.networks import resnet18, resnet18_224, resnet50, unet2d, unet3d, vgg11
 from mucudnn.algorithms.base import memory_format
@@ -27,6 +30,9 @@ _SMALL_IMAGENET_BATCH = 8
 _IMAGENET_BATCH = 16
 _MOSAIC_SIDE = 4
 """Digits along each side of a mosaic, of 32x32 pixels each."""
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +112,9 @@ def stacks_of(images: Tensor) -> Tensor:
     return images[: whole * IMAGE_SIZE, 0].reshape(whole, 1, IMAGE_SIZE, IMAGE_SIZE, IMAGE_SIZE)
 
 
-def prepared(recipe: str, layout: Layout) -> "ReadingStep":
+def prepared(
+    recipe: str, layout: Layout, casting: AbstractContextManager[object] = _NOTHING
+) -> "ReadingStep":
     """Return the step of the `module:function` that returns a `Recipe`, with its model in that layout.
 
     The same arguments give the same weights and the same data in the same order.
@@ -116,7 +124,7 @@ def prepared(recipe: str, layout: Layout) -> "ReadingStep":
     found: Recipe = getattr(importlib.import_module(module), function)()
     lying = memory_format(layout, found.images.dim())
     found.model.train().to(memory_format=lying)  # type: ignore[call-overload]  # torch's stub forgets it
-    return ReadingStep(found, layout)
+    return ReadingStep(found, layout, casting)
 
 
 class ReadingStep:
@@ -127,22 +135,29 @@ class ReadingStep:
         recipe: it and its data.
         batch: samples in a step.
         loss: of the last step, mean cross-entropy in nats; 0 before the first.
+
+    Args:
+        recipe: whose model is in training mode.
+        layout: that the model is in.
+        casting: in which forward pass and loss are computed, again and again.
     """
 
-    def __init__(self, recipe: Recipe, layout: Layout) -> None:
-        """Take a recipe whose model is in training mode and in that layout."""
+    def __init__(
+        self, recipe: Recipe, layout: Layout, casting: AbstractContextManager[object] = _NOTHING
+    ) -> None:
         self.model = recipe.model
         self.batch = recipe.batch
         self.loss = 0.0
         self.recipe = recipe
         self._layout = layout
+        self._casting = casting
         self._optimiser = torch.optim.SGD(recipe.model.parameters(), lr=0.01, momentum=0.9)
         self._stream = _endless(recipe)
 
     def copy(self) -> "ReadingStep":
         """Return the step of a copy of the model, which reads the data from their beginning."""
         model = copy.deepcopy(self.model)
-        return ReadingStep(dataclasses.replace(self.recipe, model=model), self._layout)
+        return ReadingStep(dataclasses.replace(self.recipe, model=model), self._layout, self._casting)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Return the next batch as the model takes it: images and targets."""
@@ -152,7 +167,8 @@ class ReadingStep:
     def train(self, images: Tensor, targets: Tensor) -> None:
         """Change the weights by one step."""
         self._optimiser.zero_grad()
-        loss = F.cross_entropy(self.model(images), targets)
+        with self._casting:
+            loss = F.cross_entropy(self.model(images), targets)
         loss.backward()
         self._optimiser.step()
         self.loss = loss.item()
@@ -175,8 +191,9 @@ class WeighedStep:
     result_bytes = 0
 
     def __init__(self, payload: Mapping[str, object]) -> None:
-        """Take the values that `bench.cpu.steps` gives: recipe, layout, and a plan's text or None."""
-        self._step = prepared(str(payload["recipe"]), Layout(str(payload["layout"])))
+        """Take the values that `bench.cpu.steps` gives: recipe, layout, setting, a plan's text or None."""
+        casting = casting_in(str(payload["setting"]))
+        self._step = prepared(str(payload["recipe"]), Layout(str(payload["layout"])), casting)
         if payload["plan"] is not None:
             plan = Plan.from_text(str(payload["plan"]))
             here = backend_of(f"{plan.environment.backend}:").environment()  # another allocator, nothing else

@@ -14,9 +14,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.cpu.rounds import Rounds
+from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import LIMIT_BYTES, Network
 from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepMeasured, Tuned
 from bench.cpu.step_models import ReadingStep, prepared
+from bench.cpu.using import casting_in
 from bench.steps import TrainingStep, copy_of, differences, double
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
@@ -47,21 +49,25 @@ def measure(case: StepCase, network: Network, folder: Path) -> StepMeasured:
     """
     start = time.perf_counter()
     backend = backend_of("cpu:")
-    own = prepared(network.recipe, case.layout)
+    casting, limit_bytes = casting_in(case.setting), SETTINGS[case.setting].limit_bytes
+    own = prepared(network.recipe, case.layout, casting)
     sample, targets = own.copy().read()
     place = folder / str(case).replace(" ", "_")
-    plan, cost = tuned(own.model, sample, backend, place, network.limit_bytes)
+    limit_bytes = limit_bytes or network.limit_bytes
+    with casting:
+        plan, cost = tuned(own.model, sample, backend, place, limit_bytes)
     divided = own.copy()
     apply(divided.model, plan)
     single, present = (TrainingStep(step.copy().model, sample, targets) for step in (own, divided))
-    changed, rounding = differences(present, copy_of(single)), differences(single, double(single))
+    with casting:
+        changed, rounding = differences(present, copy_of(single)), differences(single, double(single))
     rounds = timed(own, divided, backend.neighbours())
     shares = _shares(own)
-    payload = {"recipe": network.recipe, "layout": str(case.layout)}
+    payload = {"recipe": network.recipe, "layout": str(case.layout), "setting": case.setting}
     return StepMeasured(
         case=case,
         batch=own.batch,
-        limit_bytes=network.limit_bytes,
+        limit_bytes=limit_bytes,
         tuned=cost,
         rounds=rounds,
         convolutions=shares.convolutions,

@@ -1,5 +1,8 @@
 """Having this process compute in one of the settings."""
 
+import contextlib
+from contextlib import AbstractContextManager
+
 import torch
 
 from bench.cpu.settings import SETTINGS
@@ -11,3 +14,10 @@ def use(setting: str) -> None:
     torch.set_num_threads(chosen.threads)
     flags = torch.backends.mkldnn.conv  # type: ignore[attr-defined]  # torch's stub forgets it
     flags.fp32_precision = chosen.fp32_precision
+
+
+def casting_in(setting: str) -> AbstractContextManager[object]:
+    """Return a context for the forward pass of a network, which may be entered again and again."""
+    if SETTINGS[setting].autocasts:
+        return torch.autocast("cpu", torch.bfloat16)
+    return contextlib.nullcontext()

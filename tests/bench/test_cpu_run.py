@@ -283,7 +283,7 @@ def test_backward_goes_layer_by_layer() -> None:
 
 def test_tiers_hold_every_case_once() -> None:
     cases = [case for tier in tiers(ALL, EVERYTHING) for stage in tier for case in stage.cases]
-    expected = sum(len(layer.ops) * len(layer.layouts) for layer in ALL) * len(settings.SETTINGS)
+    expected = sum(len(layer.ops) * len(layer.layouts) for layer in ALL) * len(settings.OF_LAYERS)
     assert len(cases) == len(set(cases)) == expected
 
 

@@ -111,9 +111,9 @@ def one_thread() -> Iterator[None]:
 
 def test_the_cases_are_every_network_in_every_setting_and_layout_network_by_network() -> None:
     cases = cases_of(NETWORKS, tuple(SETTINGS), tuple(Layout))
-    assert len(cases) == len(set(cases)) == 6 * 4 * 2
+    assert len(cases) == len(set(cases)) == 6 * 5 * 2
     names = ("resnet18", "vgg11", "unet", "unet3d", "resnet18-224", "resnet50")
-    assert [each.network for each in cases] == [name for name in names for _ in range(8)]
+    assert [each.network for each in cases] == [name for name in names for _ in range(10)]
     assert cases[0] == case()
 
 
@@ -200,6 +200,18 @@ def test_a_step_changes_the_weights() -> None:
 
 
 # What is measured
+
+
+def test_a_step_in_16_bits_is_tuned_and_trained_in_them(tmp_path: Path) -> None:
+    line = measure(case("tiny", "2-threads-bf16"), TINY, tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    assert {each.problem.dtype for each in Plan.load(path).assignments} == {"bfloat16"}
+    assert line.limit_bytes == 64 * 2**20
+    assert line.differences is not None
+    assert line.rounding is not None
+    assert line.differences.outputs < 0.05
+    assert 1e-4 < line.rounding.outputs < 0.05
+    assert line.own_bytes is not None
 
 
 def test_a_small_step_is_measured_from_end_to_end(tmp_path: Path) -> None:

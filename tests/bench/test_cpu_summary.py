@@ -30,7 +30,7 @@ from bench.cpu.lines import (
     to_text,
 )
 from bench.cpu.means import Pair, geometric_mean, sum_of_medians, total
-from bench.cpu.settings import SETTINGS
+from bench.cpu.settings import OF_LAYERS
 from bench.cpu.summary import summary
 from bench.cpu.targets import Row, rows
 from mucudnn.problem import ConvOp, Layout
@@ -330,7 +330,7 @@ def test_layers_that_were_not_measured_are_listed_and_failures_have_their_reason
 
 
 def test_where_all_is_measured_nothing_is_missing() -> None:
-    cases = [each for setting in SETTINGS for each in all_of(setting)]
+    cases = [each for setting in OF_LAYERS for each in all_of(setting)]
     recording = Recording.of([measured(each, 20.0, 10.0) for each in cases])
     assert list(coverage.missing(recording, LAYERS)) == ["None."]
 
