@@ -35,7 +35,7 @@ _NATIVE = (("-march=native",), ("-mcpu=native",), ())
 _VECTOR_BYTES = (("__AVX512F__", 64), ("__AVX__", 32))
 """By what a compiler says of the processor; 16 elsewhere."""
 
-_TILES = ("__AMX_TILE__", "__AMX_BF16__", "__AVX512BF16__")
+_TILES = ("__AMX_TILE__", "__AMX_BF16__", "__AVX512BF16__", "__AVX512BW__", "__AVX512VL__")
 
 _TIMEOUT_S = 120
 

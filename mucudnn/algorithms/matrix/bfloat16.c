@@ -12,8 +12,6 @@ INLINE float value_of(const element from)
     return value;
 }
 
-INLINE element element_of(const float value) { return HALVES_OF((lanes){value})[0]; }
-
 INLINE lanes widened(const halves value) { return (lanes)(__builtin_convertvector(value, words) << 16); }
 
 INLINE lanes load(const element *from) { return widened(*(const halves *)from); }

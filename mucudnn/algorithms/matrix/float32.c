@@ -6,8 +6,6 @@ enum { ADDENDS_MOST = 3, IN_WORD = 1, WIDE = LANES };
 
 INLINE float value_of(const element from) { return from; }
 
-INLINE element element_of(const float value) { return value; }
-
 INLINE lanes load(const element *from) { return *(const loose *)from; }
 
 INLINE lanes load_first(const element *from, const int64_t count) { return LOAD_WORDS(from, count); }

@@ -2,8 +2,8 @@
 
 x is what is read, y what is computed: for fprop the images of those names, for dgrad dy and dx; for wgrad x
 and dy, which is read as well. Outputs form sets, each a grid whose points read x the same way: one, or in
-dgrad one for each phase of the stride. Along the rows of x the taps of a group are neighbours, so that all
-their channels lie next to each other; along the other axes every tap is of a group of its own.
+dgrad one for each phase of the stride. Along the rows of x the taps of a group are neighbours, so that
+their channels of a panel lie next to each other; along the other axes every tap is of a group of its own.
 """
 
 import dataclasses
@@ -255,12 +255,12 @@ class Geometry:
         return self.band_h + self.axes[1].span
 
     @property
-    def _row(self) -> int:
+    def _row_pixels(self) -> int:
         return self.pitch * self._width.step
 
     @property
-    def _slice(self) -> int:
-        return self.axes[1].phases * self.rows_h * self._row
+    def _slice_pixels(self) -> int:
+        return self.axes[1].phases * self.rows_h * self._row_pixels
 
     @cached_property
     def sets(self) -> tuple[OutputSet, ...]:
@@ -279,14 +279,14 @@ class Geometry:
         depth, height, _ = self.axes
         slices = d.phase * self.rows_d + d.offset - depth.first
         rows = h.phase * self.rows_h + h.offset - height.first
-        return slices * self._slice + rows * self._row + column - self.first_column
+        return slices * self._slice_pixels + rows * self._row_pixels + column - self.first_column
 
     @cached_property
     def panel_length(self) -> int:
         """Elements of a panel of a unit of x: its rows, and as far as tiles read beyond them."""
-        rows = self.axes[0].phases * self.rows_d * self._slice
+        rows = self.axes[0].phases * self.rows_d * self._slice_pixels
         outputs = -(-((self.band_h - 1) * self.pitch + self._width.count) // SIDE) * SIDE
-        last = (self.band_d - 1) * self._slice + (outputs - 1) * self._width.step
+        last = (self.band_d - 1) * self._slice_pixels + (outputs - 1) * self._width.step
         reach = max(
             ((last + group.shift) * self.panel + self.length(each) * self.panel // self.x_channels
              for each in self.sets for group in each.groups), default=0

@@ -80,7 +80,7 @@ class _Kernel:
         problem, geometry = shares.problem, shares.geometry
         self._functions = functions(is_native, problem.dtype)
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
-        self._is_usual = _is_finite if shares.addends == 1 else _has_addends
+        self._is_usual = _cannot_overflow if shares.addends == 1 else _has_addends
         self._space = carve(buffer, shares.regions)
         self._is_dgrad = problem.op is ConvOp.DGRAD
         self._image_shape = problem.output_shape if self._is_dgrad else problem.input_shape
@@ -171,7 +171,7 @@ def _has_addends(magnitude: float) -> bool:
     return magnitude == 0 or _SMALLEST < magnitude < _LARGEST  # what is no number is neither
 
 
-def _is_finite(magnitude: float) -> bool:
+def _cannot_overflow(magnitude: float) -> bool:
     return magnitude < _LARGEST
 
 
@@ -199,10 +199,9 @@ class MatrixSumKernel(_Kernel):
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite, written anyway."""
-        is_float = into.total.dtype is torch.float32
         self._put_filter(into.total)
         self._call.adds = into.accumulate
-        finish = self._functions["finish_floats" if is_float else "finish"]
+        finish = self._functions["finish" if into.total.dtype is self._dtype else "finish_floats"]
         return all(map(math.isfinite, run_shares(finish, self._call, self._parts)))
 
 

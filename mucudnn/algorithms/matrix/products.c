@@ -172,7 +172,7 @@ INLINE void split_pixels(
 {
     const image_t *x = &call->x;
     const int64_t channels = call->panel;
-    if (x->step_c == 1 && x->step_w == channels)
+    if (x->step_c == 1 && x->step_w == channels && x->channels == channels)
         split_run(from, pixels * channels, to, plane, addends, largest);
     else if (x->step_c == 1)
         for (int64_t p = 0; p < pixels; ++p, from += x->step_w, to += channels)
@@ -201,13 +201,14 @@ INLINE void split_rows(
     const int64_t left = least(most(-call->first_w, 0), columns), skipped = most(call->first_w, 0);
     const int64_t pixels = most(least(x->width - skipped, columns - left), 0);
     const int64_t next = call->step_h * x->step_h;
+    from += skipped * x->step_w;
     if (pixels == columns && next == columns * x->step_w) {
         split_pixels(call, from, rows * pixels, to, plane, addends, largest);
         return;
     }
     for (int64_t h = 0; h < rows; ++h, from += next, to += columns * channels) {
         clear_pixels(call, left, to, plane, addends);
-        split_pixels(call, from + skipped * x->step_w, pixels, to + left * channels, plane, addends, largest);
+        split_pixels(call, from, pixels, to + left * channels, plane, addends, largest);
         clear_pixels(call, columns - left - pixels, to + (left + pixels) * channels, plane, addends);
     }
 }
@@ -254,7 +255,7 @@ INLINE int64_t chunks_of(const call_t *call, const set_t *set)
     return (set->taps * call->x.channels + SIDE - 1) / SIDE;
 }
 
-/* Elements from one slice of a unit to the next. */
+/* Elements from one slice of a panel to the next. */
 INLINE int64_t slice_length_of(const call_t *call)
 {
     return call->phases_h * call->rows_h * call->pitch * call->step_w * call->panel;
@@ -418,7 +419,9 @@ INLINE void write_rows(
     }
 }
 
-/* The same of as many pixels as a vector holds, where channels lie apart: it holds those of one. */
+/* The same of as many pixels as a vector holds, where channels lie apart: it holds those of one channel. Rows
+ * that follow upon one another in y are written as one.
+ */
 INLINE void write_columns(
     const call_t *call, const outputs_t out, const float *square, const lanes *bias, const int64_t m,
     const int64_t channel)
@@ -430,8 +433,8 @@ INLINE void write_columns(
         const int length = (int)least(WIDE - i, call->pitch - column);
         const int inside = (int)least(length, out.columns - column);
         element *to = out.start + row * out.step_h + column * out.step_w;
-        const int is_next = runs && to == run[runs - 1].to + (i - run[runs - 1].first) * out.step_w;
-        if (is_next)
+        const int is_next = runs && run[runs - 1].last == i;
+        if (inside > 0 && is_next && to == run[runs - 1].to + (i - run[runs - 1].first) * out.step_w)
             run[runs - 1].last = i + inside;
         else if (inside > 0)
             run[runs].to = to, run[runs].first = i, run[runs].last = i + inside, ++runs;
@@ -476,8 +479,8 @@ INLINE void write_square(
             write_columns(call, out, square + i * SIDE, bias, m + i, channel);
 }
 
-/* Have the lines of planes that the next outputs are written to on their way while these are computed: of floats,
- * as halves, which take half as many, were written more slowly with it than without.
+/* Have the lines of planes that the next outputs are written to on their way while these are computed. Not those
+ * of halves, which were written more slowly so.
  */
 INLINE void expect_writes(const call_t *call, const outputs_t out, const int64_t m, const int64_t channel)
 {

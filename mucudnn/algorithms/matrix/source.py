@@ -50,8 +50,8 @@ group: pixels from an output's own place in a unit to what it reads; its first t
 call: of all threads. The filter or its gradient, with its steps from one channel of x, of y, from one tap to
 the next; whether to add to what is there; how many bfloat16 make a number; steps of x from one output to the
 next, its phases along d and h, and where those of a unit begin; rows of each phase in a unit, outputs of a
-row with those between rows, outputs of a unit, units of an image, units at once, elements of one, places of a
-row of dy, and taps from one to the next of a group.
+row with those between rows, outputs of a unit, units of an image, units at once, elements of one, channels
+and elements of a panel, places of a row of dy, and taps from one to the next of a group.
 
 share: of one thread. Units from `first` to `last`, channels of y from `channel` to `last_channel`; places for
 the packed filter, for x, its pairs, dy and sums of a gradient; how many threads have sums, and how far apart.
