@@ -8,7 +8,7 @@ READY := $(VENV)/ready
 DEVICELESS ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),yes,no)
 CUDNN := $(VENV)/cudnn
 
-.PHONY: help run proof test check bench bench-cpu models gpu record gpu-steps gpu-layers clean
+.PHONY: help run proof test check bench bench-cpu models gpu record gpu-steps gpu-layers gpu-rest clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -104,6 +104,11 @@ gpu-layers:  ## convolution layers on an NVIDIA GPU, PyTorch's own ways and ours
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
 	@$(GPU)/bin/python -m bench.gpu.layer_run $(ARGS)
+
+gpu-rest:  ## what no card has shown yet, in its order, in ten minutes; ARGS="--list" says what, WHEELS as for gpu
+	@$(PYTHON) -m bench.gpu.available
+	@$(MAKE) --no-print-directory $(GPU)/ready
+	@$(GPU)/bin/python -m bench.gpu.rest $(ARGS)
 
 clean:  ## remove the virtual environment, build/ and what tools keep here
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks

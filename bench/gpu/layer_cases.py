@@ -30,6 +30,9 @@ _CLIFFS = ("dw7x7", "unet3d", "conv3d", "rn50_c1", "grp32")
 
 _NETWORKS = ("vgg16", "resnet18", "unet3d", "resnet50")
 
+_LARGE = 256
+"""Images of a mini-batch of which a tenth keeps a card busy, so that it matters less what a part costs."""
+
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -69,11 +72,15 @@ def settings() -> list[Setting]:
 
 
 def layers() -> Iterator[Layer]:
-    """Yield all layers: cliffs, AlexNet's, DeepBench's, those of larger networks, and the largest cliff."""
+    """Yield all: cliffs, AlexNet's, DeepBench's, those of larger networks and batches, the largest cliff."""
     named = {workload.name: workload for workload in NETWORKS}
     yield from cliffs()
     for workload in (named["alexnet"], *LAYERS, *(named[name] for name in _NETWORKS)):
         yield from layers_of(workload)
+    vgg = named["vgg16"]
+    yield from layers_of(
+        dataclasses.replace(vgg, name=f"{vgg.name}_b{_LARGE}", shape=(_LARGE, *vgg.shape[1:]))
+    )
     yield from largest()
 
 

@@ -39,6 +39,22 @@ def read(path: Path) -> list[Row]:
     return [row for found in trials.values() for row in _paid(found)]
 
 
+def known(folder: Path) -> set[tuple[str, str, int]]:
+    """Return the trials that a folder's lines hold to their end: network, setting, and bytes of the limit.
+
+    Raises:
+        ValueError: a line has other values than a row.
+    """
+    path = folder / LINES
+    rows = read(path) if path.exists() else []
+    return {(row.network, row.setting, row.limit_bytes) for row in rows if _is_of_a_graph(row)}
+
+
+def _is_of_a_graph(row: Row) -> bool:
+    """Whether a row is of what a trial measures last."""
+    return isinstance(row, StepRow) and row.way.endswith(", in a graph")
+
+
 def retell(folder: Path) -> Path:
     """Write the tables of a folder's lines, and return their file."""
     tables = folder / TABLES

@@ -26,7 +26,7 @@ from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
 from bench.gpu.sections import attempted, sentence
-from bench.gpu.step_lines import LINES, retell
+from bench.gpu.step_lines import LINES, known, retell
 from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary, told
 from bench.gpu.step_ways import Step, Way, rooms_seen, step_of
 from bench.gpu.values import Timing, jsonable
@@ -76,14 +76,13 @@ class Trial:
     def __init__(
         self, ground: Ground, workload: Workload, setting: Setting, limit: str, folder: Path, watch: Watch
     ) -> None:
-        network = f"{workload.name} {'x'.join(map(str, workload.shape))}"
         self._ground = ground
         self._workload = workload
         self._setting = setting
         self._limit = limit
         self._folder = folder
         self._watch = watch
-        self._empty = StepRow(network, setting.name, parse_bytes(limit), "")
+        self._empty = StepRow(_name(workload), setting.name, parse_bytes(limit), "")
         self._losses: tuple[float, ...] = ()
         self._own: Step | None = None
 
@@ -238,6 +237,10 @@ class Trial:
         return replay, tuple(losses)
 
 
+def _name(workload: Workload) -> str:
+    return f"{workload.name} {'x'.join(map(str, workload.shape))}"
+
+
 def _parted(plan: Plan) -> str:
     totals = Totals.of(plan)
     return f"{totals.divided} of {totals.sites}"
@@ -250,6 +253,7 @@ def run(
     limits: Sequence[str],
     folders: tuple[Path, Path],
     watch: Watch,
+    again: bool = False,
 ) -> tuple[list[StepRow | PairRow], bool]:
     """Compare the ways of all networks as long as there is time; return the rows, and whether all went well.
 
@@ -261,13 +265,18 @@ def run(
         folders: of the recording, and of the rows, which are appended to steps.jsonl one by one, after a
             line that says under which conditions they were measured.
         watch: which ends it.
+        again: whether to measure what the lines hold already.
     """
     recorded, results = folders
     rows: list[StepRow | PairRow] = []
     is_well = True
+    done = set() if again else known(results)
     with (results / LINES).open("a", encoding="utf-8") as file:
         try:
             for workload, setting, limit in itertools.product(workloads, settings, limits):
+                if (_name(workload), setting.name, parse_bytes(limit)) in done:
+                    print(f"{_name(workload)}, {setting.name}, {limit}: known, see --again.", flush=True)
+                    continue
                 watch.check()
                 with ground.precision(setting.allow_tf32), ground.current():
                     _write(file.write, _header(ground))
@@ -346,7 +355,7 @@ def _compare(options: argparse.Namespace, networks: Sequence[Workload], settings
         print(f"There is no recording {recorded}: what is needed is measured first, and kept there.")
     for folder in (results, recorded):
         folder.mkdir(parents=True, exist_ok=True)
-    rows, is_well = run(ground, networks, settings, limits, (recorded, results), watch)
+    rows, is_well = run(ground, networks, settings, limits, (recorded, results), watch, options.again)
     print(f"\n{summary(rows)}\n\nWritten to {results / LINES}.")
     return _retold(results) or (0 if is_well else 1)
 
@@ -371,6 +380,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--networks", nargs="+", default=["*"], metavar="PATTERN", help="(default: all)")
     parser.add_argument("--settings", nargs="+", default=["*"], metavar="PATTERN", help="(default: all)")
+    parser.add_argument("--again", action="store_true", help="measure what is known anew")
     parser.add_argument(
         "--recording", type=Path, help="folder of make record (default: build/record/ and the card's name)"
     )

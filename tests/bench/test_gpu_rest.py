@@ -1,0 +1,76 @@
+"""What is run on a card that is lent for minutes, and in which order."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from bench import record
+from bench.gpu import layer_cases, layer_options, rest, step_lines, steps
+from bench.gpu.layer_cases import cases
+from bench.gpu.rest import ERRANDS, Errand, run, seed
+from bench.record import recording
+from bench.workloads import NETWORKS, SETTINGS, chosen
+
+PARSERS = {
+    "bench.record": record._parser,
+    "bench.gpu.steps": steps._parser,
+    "bench.gpu.layer_run": layer_options.parser,
+}
+
+
+@pytest.mark.parametrize("errand", ERRANDS, ids=lambda errand: errand.about)
+def test_every_errand_is_a_command_that_finds_something_to_measure(errand: Errand) -> None:
+    *_, program = errand.command(50.0)[:3]
+    options = PARSERS[program]().parse_args(errand.command(50.0)[3:])
+
+    settings = chosen(options.settings, SETTINGS)
+    assert options.seconds == 50.0
+    assert settings
+    if program == "bench.gpu.layer_run":
+        assert any(cases(layer_cases.layers(), settings, options.layers))
+    else:
+        assert chosen(options.networks, NETWORKS)
+
+
+def an_errand(name: str, least_s: float = 10.0) -> Errand:
+    return Errand(name, f"bench.{name}", (), least_s)
+
+
+def test_errands_share_the_time_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    now = itertools.count(0.0, 20.0)  # each look at the clock takes 20 s
+    called = []
+
+    def call(command: list[str], timeout_s: float) -> int:
+        called.append((command[2], command[-1], timeout_s))
+        return 3 if command[2] == "bench.a" else 0
+
+    status = run(
+        [an_errand("a"), an_errand("b", 50.0), an_errand("c"), an_errand("d")], 70.0, call, now.__next__
+    )
+
+    assert status == 3
+    assert called == [("bench.a", "50", 50.0 + rest._PATIENCE_S), ("bench.c", "10", 10.0 + rest._PATIENCE_S)]
+    assert "30 s left, too few for b." in capsys.readouterr().out
+
+
+def test_tuning_begins_with_the_recordings_of_the_card_that_come_with_the_package(tmp_path: Path) -> None:
+    assert seed(tmp_path / "new", "nvidia-h200") == ["h200-tf32", "h200"]
+    with recording(tmp_path / "new") as store:
+        assert store.count() > 1000
+    assert seed(tmp_path / "new", "nvidia-h200") == []  # what there is counts
+    assert seed(tmp_path / "other", "nvidia-a100") == []
+
+
+def test_steps_that_the_lines_hold_to_their_end_are_known() -> None:
+    folder = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200"
+    known = step_lines.known(folder)
+    assert ("resnet18 128x3x224x224", "bfloat16-nhwc", 2**26) in known
+    assert not any(network.startswith("resnet50") for network, *_ in known)
+
+
+def test_without_a_card_it_lists_what_it_would_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rest.main(["--list", "--seconds", "77"]) == 0
+    told = capsys.readouterr().out
+    assert "python -m bench.record --networks resnet50 --settings bfloat16-nhwc --seconds 77" in told
+    assert told.count("python -m ") == len(ERRANDS)
