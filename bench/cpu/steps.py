@@ -49,11 +49,11 @@ def measure(case: StepCase, network: Network, folder: Path) -> StepMeasured:
     """
     start = time.perf_counter()
     backend = backend_of("cpu:")
-    casting, limit_bytes = casting_in(case.setting), SETTINGS[case.setting].limit_bytes
+    casting = casting_in(case.setting)
     own = prepared(network.recipe, case.layout, casting)
     sample, targets = own.copy().read()
     place = folder / str(case).replace(" ", "_")
-    limit_bytes = limit_bytes or network.limit_bytes
+    limit_bytes = SETTINGS[case.setting].limit_bytes or network.limit_bytes
     with casting:
         plan, cost = tuned(own.model, sample, backend, place, limit_bytes)
     divided = own.copy()

@@ -1,13 +1,14 @@
 """`make gpu-rest`: what no card has shown yet, one errand after the other for as long as there is time.
 
-Cards are lent for minutes, so what is still to be shown is listed in the order of what it tells. Each errand
-is one of the programs beside this one, which measure nothing twice: what they know takes them no time. Tuning
-begins with the recordings that come with the package.
+Cards are lent for minutes, so what is still to be shown is listed in the order of what it tells, each with
+the time that it may take. An errand is one of the programs beside this one, which measure nothing twice: the
+next run goes on. Tuning begins with the recordings that come with the package.
+`python -m bench.gpu.rest --list` prints all commands, anywhere.
 """
 
 import argparse
 import shlex
-import subprocess
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,13 +17,18 @@ from typing import NamedTuple
 
 from bench.arguments import seconds
 from bench.gpu.available import obstacle
+from bench.gpu.hanging import status_of
 
 _RECORDINGS = Path("mucudnn/recordings")
+_RESULTS = Path("bench/results")
 
-_SECONDS = 560.0
+_SECONDS = 480.0
+"""Of ten minutes: setting up comes before, and the last program may pass its time."""
 
-_PATIENCE_S = 90.0
-"""By how much a program may pass its time before it is stopped: most end a case that they have begun."""
+_PATIENCE_S = 150.0
+"""By how much a program may pass its time before it is killed: longer than it waits for its own processes."""
+
+_INTERRUPTED = 130
 
 
 class Errand(NamedTuple):
@@ -31,49 +37,56 @@ class Errand(NamedTuple):
     Attributes:
         about: what it shows.
         program: module that shows it.
-        arguments: of the program, without the time.
+        arguments: of the program, without time and folder.
         least_s: seconds with which it is begun.
+        most_s: that it is given.
     """
 
     about: str
     program: str
     arguments: tuple[str, ...]
     least_s: float
+    most_s: float
 
-    def command(self, left_s: float) -> list[str]:
-        """Return how it is run in so much time."""
-        return [sys.executable, "-m", self.program, *self.arguments, "--seconds", f"{left_s:.0f}"]
-
-
-def _record(networks: str, settings: str) -> Errand:
-    arguments = ("--networks", networks, "--settings", settings)
-    return Errand(f"plans of {networks}, {settings}", "bench.record", arguments, 40.0)
-
-
-def _steps(network: str, setting: str, *limits: str) -> Errand:
-    arguments = ("--networks", network, "--settings", setting, "--limit", *limits)
-    return Errand(f"training steps of {network}, {setting}", "bench.gpu.steps", arguments, 40.0)
+    def command(self, left_s: float, output: Path | None = None) -> list[str]:
+        """Return how it is run with so much time left, and whereto its results go if that is said."""
+        given = ["--seconds", f"{min(left_s, self.most_s):.0f}"]
+        if output is not None and self.program != "bench.record":
+            given += ["--output", str(output)]
+        return [sys.executable, "-m", self.program, *self.arguments, *given]
 
 
-def _layers(about: str, layers: Sequence[str], settings: Sequence[str], *more: str) -> Errand:
+def _record(network: str, setting: str, most_s: float) -> Errand:
+    arguments = ("--networks", network, "--settings", setting)
+    return Errand(f"plans of {network}, {setting}", "bench.record", arguments, 40.0, most_s)
+
+
+def _steps(network: str, setting: str, most_s: float) -> Errand:
+    arguments = ("--networks", network, "--settings", setting, "--limit", "512MiB", "64MiB")
+    return Errand(f"training steps of {network}, {setting}", "bench.gpu.steps", arguments, 40.0, most_s)
+
+
+def _layers(about: str, layers: Sequence[str], settings: Sequence[str], most_s: float, *more: str) -> Errand:
     arguments = ("--layers", *layers, "--settings", *settings, "--case-seconds", "60", *more)
-    return Errand(about, "bench.gpu.layer_run", arguments, 30.0)
+    return Errand(about, "bench.gpu.layer_run", arguments, 30.0, most_s)
 
+
+_DEEPBENCH = ["deepbench/*_b16"]
 
 ERRANDS: tuple[Errand, ...] = (
-    _record("resnet50", "bfloat16-nhwc"),
-    _steps("resnet50", "bfloat16-nhwc", "512MiB", "64MiB"),
+    _record("resnet50", "bfloat16-nhwc", 75.0),
+    _steps("resnet50", "bfloat16-nhwc", 80.0),
     _layers("cliffs", ["cliffs/dw7x7", "cliffs/rn50_c1", "cliffs/grp32", "cliffs/conv3d"],
-            ["float32-nchw", "bfloat16-nhwc"]),
-    _layers("workspace saved on large batches", ["vgg16_b256/*"], ["bfloat16-nchw"],
-            "--limit", "8MiB", "64MiB", "512MiB", "2GiB"),
-    _layers("DeepBench's list in TF32, channels_last", ["deepbench/*_b16"], ["tf32-nhwc"]),
-    _steps("vgg16", "float32-nchw", "512MiB", "64MiB"),
-    _steps("alexnet", "tf32-nchw", "512MiB", "64MiB"),
-    _steps("unet3d", "tf32-nchw", "512MiB", "64MiB"),
-    _layers("DeepBench's list in bfloat16, contiguous", ["deepbench/*_b16"], ["bfloat16-nchw"]),
-    _layers("DeepBench's list in strict float32, channels_last", ["deepbench/*_b16"], ["float32-nhwc"]),
-    _layers("all sizes of micro-batches", ["deepbench/*_b16"], ["float32-nchw"], "--policy", "all"),
+            ["float32-nchw", "bfloat16-nhwc"], 60.0),
+    _layers("workspace saved on large batches", ["vgg16_b256/*"], ["bfloat16-nchw"], 100.0,
+            "--limit", "64MiB", "512MiB"),
+    _layers("DeepBench's list in TF32, channels_last", _DEEPBENCH, ["tf32-nhwc"], 240.0),
+    _steps("vgg16", "float32-nchw", 120.0),
+    _steps("alexnet", "tf32-nchw", 80.0),
+    _steps("unet3d", "tf32-nchw", 100.0),
+    _layers("DeepBench's list in bfloat16, contiguous", _DEEPBENCH, ["bfloat16-nchw"], 240.0),
+    _layers("DeepBench's list in strict float32, channels_last", _DEEPBENCH, ["float32-nhwc"], 240.0),
+    _layers("all sizes of micro-batches", _DEEPBENCH, ["float32-nchw"], 400.0, "--policy", "all"),
 )  # fmt: skip
 """By what each tells in its time."""
 
@@ -82,6 +95,7 @@ def run(
     errands: Sequence[Errand],
     left_s: float,
     call: Callable[[list[str], float], int],
+    output: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Run errands in their order; return the first status of those that failed, or 0.
@@ -89,7 +103,8 @@ def run(
     Args:
         errands: what is to be shown.
         left_s: seconds for all of them.
-        call: runs a command, stops it after so many seconds, and returns its status.
+        call: runs a command, kills it after so many seconds, and returns its status.
+        output: folder of results; None for that of the card.
         clock: seconds.
     """
     end_s, first = clock() + left_s, 0
@@ -98,42 +113,39 @@ def run(
         if left_s < errand.least_s:
             print(f"{left_s:.0f} s left, too few for {errand.about}.", flush=True)
             continue
-        print(f"\n{left_s:.0f} s left: {errand.about}", flush=True)
-        command = errand.command(left_s)
-        print(shlex.join(["python", *command[1:]]), flush=True)
-        status = call(command, left_s + _PATIENCE_S)
+        command = errand.command(left_s, output)
+        print(f"\n{left_s:.0f} s left: {errand.about}\n{_told(command)}", flush=True)
+        status = call(command, min(left_s, errand.most_s) + _PATIENCE_S)
         first = first or status
     return first
 
 
-def _called(command: list[str], timeout_s: float) -> int:
-    try:
-        return subprocess.run(command, check=False, timeout=timeout_s).returncode
-    except subprocess.TimeoutExpired:
-        print("It was stopped, as it did not end.", flush=True)
-        return 124
+def _told(command: Sequence[str]) -> str:
+    return shlex.join(["python", *command[1:]])
 
 
 def seed(folder: Path, card: str) -> list[str]:
-    """Put the package's recordings of a card into the store that tuning uses; return their names.
+    """Put what the package knows of a card where tuning looks for it; return the names of the recordings.
 
     Args:
-        folder: of the recording; one that has a store is left as it is.
+        folder: of the recording; one that has a store or a packed one is left as it is.
         card: such as nvidia-h200, which has the recordings whose names begin with h200.
     """
-    from bench.record import STORE, recording
+    from bench.record import COSTS, PACKED, STORE, recording  # needs torch
     from mucudnn.store import SqliteStore
 
-    if (folder / STORE).exists():
+    if (folder / STORE).exists() or (folder / PACKED).exists():
         return []
     folder.mkdir(parents=True, exist_ok=True)
-    names = []
+    paths = sorted(_RECORDINGS.glob(f"{card.removeprefix('nvidia-')}*.sqlite3.gz"))
     with recording(folder) as store:
-        for path in sorted(_RECORDINGS.glob(f"{card.removeprefix('nvidia-')}*.sqlite3.gz")):
+        for path in paths:
             with SqliteStore(path, read_only=True) as known:
                 known.copy_into(store)
-            names.append(path.name.partition(".")[0])
-    return names
+    costs = _RESULTS / card / f"record-{COSTS}"
+    if costs.exists():
+        shutil.copy(costs, folder / COSTS)
+    return [path.name.partition(".")[0] for path in paths]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,10 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--seconds", type=seconds, default=_SECONDS, help="for all of it (default: %(default).0f)"
     )
     parser.add_argument("--list", action="store_true", help="print the commands and end")
+    parser.add_argument(
+        "--output", type=Path, help="folder of layers and steps (default: bench/results/ and the card's name)"
+    )
     options = parser.parse_args(arguments)
     if options.list:
         for errand in ERRANDS:
-            print(f"{errand.about}:\n    {shlex.join(['python', *errand.command(options.seconds)[1:]])}")
+            print(f"{errand.about}:\n    {_told(errand.command(options.seconds, options.output))}")
         return 0
     reason = obstacle()
     if reason is not None:
@@ -157,10 +172,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from bench.gpu.results import slug
     from bench.record import folder_of
 
-    card = slug(torch.cuda.get_device_name())
-    names = seed(folder_of(torch.device("cuda")), card)
-    print(f"Begun with the recordings: {', '.join(names) or 'none'}.")
-    return run(ERRANDS, options.seconds, _called)
+    names = seed(folder_of(torch.device("cuda")), slug(torch.cuda.get_device_name()))
+    print(f"Recordings that come with the package and were added: {', '.join(names) or 'none'}.")
+    try:
+        return run(ERRANDS, options.seconds, status_of, options.output)
+    except KeyboardInterrupt:
+        print("bench.gpu.rest: interrupted; the next run goes on.", file=sys.stderr)
+        return _INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -42,17 +42,19 @@ def read(path: Path) -> list[Row]:
 def known(folder: Path) -> set[tuple[str, str, int]]:
     """Return the trials that a folder's lines hold to their end: network, setting, and bytes of the limit.
 
+    By whatever card and libraries: a folder is of one card.
+
     Raises:
         ValueError: a line has other values than a row.
     """
     path = folder / LINES
     rows = read(path) if path.exists() else []
-    return {(row.network, row.setting, row.limit_bytes) for row in rows if _is_of_a_graph(row)}
+    return {(row.network, row.setting, row.limit_bytes) for row in rows if _is_last(row)}
 
 
-def _is_of_a_graph(row: Row) -> bool:
-    """Whether a row is of what a trial measures last."""
-    return isinstance(row, StepRow) and row.way.endswith(", in a graph")
+def _is_last(row: Row) -> bool:
+    """Whether a row is the last one of a trial, and has a time."""
+    return isinstance(row, StepRow) and row.way == "divided, in a graph" and row.time is not None
 
 
 def retell(folder: Path) -> Path:

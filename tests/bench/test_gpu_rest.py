@@ -28,13 +28,14 @@ def test_every_errand_is_a_command_that_finds_something_to_measure(errand: Erran
     assert options.seconds == 50.0
     assert settings
     if program == "bench.gpu.layer_run":
-        assert any(cases(layer_cases.layers(), settings, options.layers))
+        layers = list(layer_cases.layers())
+        assert all(any(cases(layers, settings, [pattern])) for pattern in options.layers)
     else:
         assert chosen(options.networks, NETWORKS)
 
 
-def an_errand(name: str, least_s: float = 10.0) -> Errand:
-    return Errand(name, f"bench.{name}", (), least_s)
+def an_errand(name: str, least_s: float = 10.0, most_s: float = 99.0) -> Errand:
+    return Errand(name, f"bench.{name}", (), least_s, most_s)
 
 
 def test_errands_share_the_time_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,19 +46,24 @@ def test_errands_share_the_time_in_their_order(capsys: pytest.CaptureFixture[str
         called.append((command[2], command[-1], timeout_s))
         return 3 if command[2] == "bench.a" else 0
 
-    status = run(
-        [an_errand("a"), an_errand("b", 50.0), an_errand("c"), an_errand("d")], 70.0, call, now.__next__
-    )
+    errands = [an_errand("a", most_s=40.0), an_errand("b", 50.0), an_errand("c"), an_errand("d")]
+    status = run(errands, 70.0, call, clock=now.__next__)
 
     assert status == 3
-    assert called == [("bench.a", "50", 50.0 + rest._PATIENCE_S), ("bench.c", "10", 10.0 + rest._PATIENCE_S)]
+    assert called == [("bench.a", "40", 40.0 + rest._PATIENCE_S), ("bench.c", "10", 10.0 + rest._PATIENCE_S)]
     assert "30 s left, too few for b." in capsys.readouterr().out
+
+
+def test_layers_and_steps_go_to_the_folder_that_is_named() -> None:
+    given = {each.program: "--output" in each.command(50.0, Path("there")) for each in ERRANDS}
+    assert given == {"bench.record": False, "bench.gpu.steps": True, "bench.gpu.layer_run": True}
 
 
 def test_tuning_begins_with_the_recordings_of_the_card_that_come_with_the_package(tmp_path: Path) -> None:
     assert seed(tmp_path / "new", "nvidia-h200") == ["h200-tf32", "h200"]
     with recording(tmp_path / "new") as store:
         assert store.count() > 1000
+    assert record.seconds_of(tmp_path / "new", "resnet18", "bfloat16-nhwc") > 60
     assert seed(tmp_path / "new", "nvidia-h200") == []  # what there is counts
     assert seed(tmp_path / "other", "nvidia-a100") == []
 
@@ -70,7 +76,7 @@ def test_steps_that_the_lines_hold_to_their_end_are_known() -> None:
 
 
 def test_without_a_card_it_lists_what_it_would_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert rest.main(["--list", "--seconds", "77"]) == 0
+    assert rest.main(["--list", "--seconds", "70"]) == 0
     told = capsys.readouterr().out
-    assert "python -m bench.record --networks resnet50 --settings bfloat16-nhwc --seconds 77" in told
+    assert "python -m bench.record --networks resnet50 --settings bfloat16-nhwc --seconds 70" in told
     assert told.count("python -m ") == len(ERRANDS)
