@@ -203,8 +203,8 @@ def _changes(lines: Sequence[StepMeasured]) -> Iterator[str]:
     yield from (
         "Largest differences of the patched model from the unpatched one after one pass with equal weights,",
         "relative to the largest value; beside them, in brackets, what rounding alone does: the unpatched",
-        "model in its own type against float64. A ReLU turns a rounding into a jump, as gradients show most.",
-        "The gradient of a bias before a batch norm (3-D U-Net) is zero but for rounding: no measure.",
+        "model in its own type against float64. A ReLU turns a rounding into a jump, which gradients show",
+        "most. The gradient of a bias before a batch norm (3-D U-Net) is zero but for rounding: no measure.",
         "",
     )
     names = ("outputs", "gradients", "statistics")

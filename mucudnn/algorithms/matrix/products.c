@@ -68,12 +68,15 @@ INLINE lanes load_some(const element *from, const int64_t step, const int64_t co
     return value;
 }
 
-/* Load up to LANES words: of two elements each, if these are halves, that are `next` apart. */
-INLINE lanes load_words(const element *from, const int64_t next, const int64_t step, const int64_t count)
+/* Load up to LANES words: of two elements each, if these are halves, that are `next` apart, and of which there are
+ * `count` first and `next_count` second ones.
+ */
+INLINE lanes load_words(
+    const element *from, const int64_t next, const int64_t step, const int64_t count, const int64_t next_count)
 {
     const lanes value = load_some(from, step, count);
     if (IN_WORD == 1) return value;
-    return (lanes)((words)value >> 16 | (words)load_some(from + next, step, count));
+    return (lanes)((words)value >> 16 | (words)load_some(from + next, step, next_count));
 }
 
 /* Store the addends of `count` values next to each other, one plane behind the other. */
@@ -149,7 +152,7 @@ INLINE void split_apart(
             lanes square[LANES];
             UNROLL for (int i = 0; i < LANES; ++i)
                 square[i] = load_words(
-                    from + (c + i * IN_WORD) * x->step_c + p * x->step_w, x->step_c, x->step_w, count);
+                    from + (c + i * IN_WORD) * x->step_c + p * x->step_w, x->step_c, x->step_w, count, count);
             UNROLL for (int i = 0; i < LANES; ++i) *largest = largest_in(*largest, square[i]);
             transpose(square);
             for (int i = 0; i < count; ++i) store_words(square[i], to + (p + i) * channels + c, plane, addends);
@@ -602,15 +605,6 @@ INLINE void turn_rows(
         }
 }
 
-/* Load up to 16 channels of a pixel of y, or of two that follow upon each other, of which there are `count`. */
-INLINE lanes pixels_of(
-    const call_t *call, const element *from, const int64_t next, const int64_t channels, const int64_t count)
-{
-    const lanes value = load_some(from, call->y.step_c, count > 0 ? channels : 0);
-    if (IN_WORD == 1) return value;
-    return (lanes)((words)value >> 16 | (words)load_some(from + next, call->y.step_c, count > 1 ? channels : 0));
-}
-
 /* The same where they do not, 32 pixels at a time: a line of the cache. */
 INLINE void turn_pixels(
     const call_t *call, const outputs_t out, const int64_t channel, const int64_t last, uint16_t *to,
@@ -627,11 +621,14 @@ INLINE void turn_pixels(
                     if (count == WIDE && channels == LANES)
                         UNROLL for (int i = 0; i < LANES; ++i)
                             square[i] = load_words(
-                                from + i * IN_WORD * out.step_w, out.step_w, call->y.step_c, LANES);
+                                from + i * IN_WORD * out.step_w, out.step_w, call->y.step_c, LANES, LANES);
                     else
-                        for (int i = 0; i < LANES; ++i)
-                            square[i] = pixels_of(
-                                call, from + i * IN_WORD * out.step_w, out.step_w, channels, count - i * IN_WORD);
+                        for (int i = 0; i < LANES; ++i) {
+                            const int64_t left = count - i * IN_WORD;
+                            square[i] = load_words(
+                                from + i * IN_WORD * out.step_w, out.step_w, call->y.step_c,
+                                left > 0 ? channels : 0, left > 1 ? channels : 0);
+                        }
                     transpose(square);
                     for (int i = 0; i < channels; ++i) store_words(square[i], rows + i * call->turned, plane, addends);
                 }
