@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -158,14 +159,49 @@ def test_a_compiler_that_fails_is_told_with_its_first_words(asked_anew: pytest.M
 def test_a_compiler_that_lacks_something_fails_for_now(
     failure: str, words: str, asked_anew: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    script = tmp_path / "cc"
-    script.write_text(f'#!/bin/sh\ncase $* in *library.so*) {failure};; esac\nexec gcc "$@"\n')
-    script.chmod(0o700)
+    script = _wrapped(f"case $* in *library.so*) {failure};; esac", tmp_path)
+    _forget()
     asked_anew.setenv("CC", str(script))
     asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     with pytest.raises(CompilationError, match=f"could not compile a convolution: {words}"):
         library("int five(void) { return 5; }")
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_compiler_that_lacks_something_when_it_is_tried_is_told_of(
+    is_named: bool, asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = _wrapped("case $* in *trial.so*) echo cc1: No space left on device >&2; exit 1;; esac", tmp_path)
+    _forget()
+    if is_named:
+        asked_anew.setenv("CC", str(script))
+    else:
+        asked_anew.delenv("CC", raising=False)
+        asked_anew.setenv("PATH", str(tmp_path))
+
+    with pytest.warns(BackendWarning, match="for want of something: .*cc1: No space left on device"):
+        assert description() == "none"
+
+
+def test_a_compiler_writes_where_python_finds_room(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = _wrapped('[ -w "$TMPDIR" ] || { echo No space left on device >&2; exit 1; }', tmp_path)
+    _forget()
+    asked_anew.setenv("CC", str(script))
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked_anew.setenv("TMPDIR", "/proc/nowhere")
+    asked_anew.setattr(compilers.tempfile, "tempdir", None)  # sought anew
+
+    assert library("int six(void) { return 6; }").six() == 6
+
+
+def _wrapped(first: str, folder: Path) -> Path:
+    """Return a compiler which does something in the shell first."""
+    compiler_path = shutil.which(_words()[0])
+    script = folder / "cc"
+    script.write_text(f'#!/bin/sh\n{first}\nexec {compiler_path} "$@"\n')
+    script.chmod(0o700)
+    return script
 
 
 def test_what_was_compiled_is_compiled_once(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -81,11 +81,16 @@ def compiler() -> Compiler | None:
     """Return the compiler that the variable CC names, or else cc, gcc or clang; None if there is none.
 
     It is asked once a process, in some tenths of a second, and has to make a library that can be loaded. One
-    that is named and does not is told of by a warning, unless it is "none".
+    that is named and does not is told of by a warning, unless it is "none"; and so is one that cannot now.
     """
     text = os.environ.get("CC", "").strip()
-    found = _able(text)
-    if found is None and text not in ("", "none"):
+    found, lack = _able(text)
+    if found is None and lack:
+        warn_user(
+            f"No convolution is computed in C here, which is faster, for want of something: {lack}",
+            BackendWarning,
+        )
+    elif found is None and text not in ("", "none"):
         warn_user(
             f"The variable CC names a compiler that cannot make a library here, {text!r}, so no convolution "
             "is computed in C, which is faster. Without CC it is cc, gcc or clang; CC=none does without one, "
@@ -95,9 +100,17 @@ def compiler() -> Compiler | None:
     return found
 
 
+class _Sought(NamedTuple):
+    """The compiler that was found, if any; else what the last one said that may serve another time."""
+
+    found: Compiler | None = None
+    lack: str = ""
+
+
 @functools.cache  # also where a warning is an error
-def _able(text: str) -> Compiler | None:
+def _able(text: str) -> _Sought:
     """Return the first compiler that makes a library: the one that `text` names, or else a usual one."""
+    sought = _Sought()
     try:
         named = shlex.split(text)
     except ValueError:  # a quotation without an end
@@ -107,9 +120,12 @@ def _able(text: str) -> Compiler | None:
             continue
         for native in _NATIVE:
             found = _asked((*words, *native))
-            if found is not None and _is_able(found):
-                return found
-    return None
+            try:
+                if found is not None and _is_able(found):
+                    return _Sought(found)
+            except CompilationError as error:
+                sought = _Sought(lack=str(error))
+    return sought
 
 
 def needed_compiler() -> Compiler:
@@ -184,15 +200,7 @@ def _digest(content: bytes) -> str:
 def _asked(command: tuple[str, ...]) -> Compiler | None:
     """Return what a compiler says of itself and of this processor; None if it does not answer."""
     try:
-        said = subprocess.run(
-            [*command, "-dM", "-E", "-x", "c", "-"],
-            input="",
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=True,
-            timeout=_TIMEOUT_S,
-        ).stdout
+        said = _said([*command, "-dM", "-E", "-x", "c", "-"], "")
     except (OSError, subprocess.SubprocessError):
         return None
     kind = "clang" if "__clang__" in said else "gcc"
@@ -209,6 +217,9 @@ def _is_able(found: Compiler) -> bool:
 
     What it makes is first loaded by another process, since a sanitizer ends one that it does not know, and
     fast mathematics leave a processor that takes small numbers for zeros.
+
+    Raises:
+        CompilationError: it cannot now, for want of room or time.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="mucudnn-") as folder:
@@ -216,21 +227,15 @@ def _is_able(found: Compiler) -> bool:
             _compile(found, _TRIAL, made)
             words = [sys.executable, "-I", "-S", "-c", _LOADING, str(made)]
             return not subprocess.run(words, capture_output=True, check=False, timeout=_TIMEOUT_S).returncode
+    except CompilationError:
+        raise
     except (BackendError, OSError, subprocess.SubprocessError):
         return False
 
 
 def _compile(by: Compiler, source: str, place: Path) -> None:
     try:
-        subprocess.run(
-            [*by.command, "-o", str(place), "-x", "c", "-"],
-            input=source,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=True,
-            timeout=_TIMEOUT_S,
-        )
+        _said([*by.command, "-o", str(place), "-x", "c", "-"], source)
     except subprocess.CalledProcessError as error:
         first = next(iter(str(error.stderr).splitlines()), f"it ended with {error.returncode}")
         is_for_now = error.returncode < 0 or any(words in error.stderr for words in _FOR_NOW)
@@ -238,6 +243,24 @@ def _compile(by: Compiler, source: str, place: Path) -> None:
         raise kind(f"{by.name} could not compile a convolution: {first}") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilationError(f"{by.name} could not compile a convolution: {error}") from error
+
+
+def _said(words: list[str], source: str) -> str:
+    """Return what a compiler prints when it is given a source.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot be run, or ends badly, or not in time.
+    """
+    return subprocess.run(
+        words,
+        input=source,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        env={**os.environ, "TMPDIR": tempfile.gettempdir()},  # which has room, if any has
+        check=True,
+        timeout=_TIMEOUT_S,
+    ).stdout
 
 
 def _kept(content: bytes, folder: Path, key: str) -> Path:
