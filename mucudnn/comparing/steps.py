@@ -16,7 +16,7 @@ from mucudnn.comparing.clocks import CardClock, HostClock, ModuleClocks
 from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes, StepComparison
 from mucudnn.comparing.taking_back import taken_back
 from mucudnn.convolutions.modules import home_of
-from mucudnn.errors import OptionError, PlanError
+from mucudnn.errors import OptionError
 from mucudnn.intervals import Verdict, median, rank_of_lower_end
 from mucudnn.patching.applying import noted, patched_modules, plan_of, unpatched
 from mucudnn.plan import Plan
@@ -33,7 +33,7 @@ except ImportError:  # Windows, where plans run all the same
 _WARMUPS = 2
 """Steps of either kind that are run and forgotten: the first may compile and build, and fills caches."""
 
-_ROUNDS, _MOST_ROUNDS = 20, 200
+_FEWEST_ROUNDS, _ROUNDS, _MOST_ROUNDS = 6, 20, 200
 
 _SECONDS = 10.0
 """That more rounds of a short step may take, up to the most."""
@@ -63,7 +63,8 @@ def compare(
 
     A convolution's time is that of its forward pass and of its node in autograd's graph, without hooks of
     yours on the module. In graphs of torch.compile only the whole step is timed; a graph that was captured
-    before replays the same kernels both times.
+    before replays the same kernels both times. Where the plan patches nothing, six rounds tell what the step
+    takes, and it is settled as it is.
 
     A store does not know of this: `settled.save` keeps the plan, which `Plan.load` reads at the next start.
     Of several ranks of torch.distributed all have to call this. They run equally many rounds, and what the
@@ -78,19 +79,18 @@ def compare(
         progress: as for `optimize`.
 
     Raises:
-        PlanError: the model runs no plan, or one that patches nothing.
+        PlanError: the model runs no plan.
         OptionError: there are too few rounds for an interval, `model` is no module, `step` no function, or
             `progress` nothing of that kind.
         Exception: whatever the step raises, unchanged; the model is patched then as it was before.
     """
     plan_of(model)  # which says so if there is none
-    if not patched_modules(model):
-        raise PlanError("The plan must patch something to be compared, but it patches nothing.")
     if not callable(step):
         raise OptionError(f"step must be a function that runs a step, but got {type(step).__name__}.")
     if rounds is not None and (type(rounds) is not int or not rank_of_lower_end(rounds)):
         raise OptionError(
-            f"rounds must be a whole number of at least 6, as an interval needs, but got {rounds!r}."
+            f"rounds must be a whole number of at least {_FEWEST_ROUNDS}, as an interval needs, "
+            f"but got {rounds!r}."
         )
     check_progress(progress)
     return compared(model, step, rounds, progress, backend_for("auto", home_of(model)))
@@ -117,7 +117,8 @@ def compared(
     with progress_for(progress) as shown, neighbours.watched():
         warm = turns.take(run, range(_WARMUPS))  # in which shapes may be tuned when they are met
         plan, layers = plan_of(model), patched_modules(model)
-        rounds = rounds or _rounds_for(warm.before[-1].span_ns + warm.now[-1].span_ns)
+        if rounds is None:
+            rounds = _rounds_for(warm.before[-1].span_ns + warm.now[-1].span_ns) if layers else _FEWEST_ROUNDS
         work = Work(shown, dict.fromkeys(range(2 * rounds), 1.0))
         whole = turns.take(run, _told(work, "timing the step", range(rounds)))
         with clocks.watching(layers):

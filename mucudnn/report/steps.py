@@ -142,11 +142,18 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
             f"At {len(over)} of these the limit forbids PyTorch's own, which ran all the same before. A "
             "larger limit lets it be a rival.",
         )
-    yield "tuning", _pay_back(found.step)
-    if found.slower:
-        yield "slower", _about_slower(found)
-    if found.step.verdict is not Verdict.FASTER:
-        yield "advice", _advice(found)
+    if patches_nothing(found):
+        yield (
+            "nothing is patched",
+            "The plan leaves PyTorch's own convolutions everywhere, so the same ran both times: what these "
+            "differ by is chance.",
+        )
+    else:
+        yield "tuning", _pay_back(found.step)
+        if found.slower:
+            yield "slower", _about_slower(found)
+        if found.step.verdict is not Verdict.FASTER:
+            yield "advice", _advice(found)
     if found.unplanned:
         yield _UNPLANNED, _about_unplanned(found)
     if found.unseen:
@@ -184,6 +191,11 @@ def over_limit(found: StepComparison) -> list[str]:
     evidence = ((each.site.path, each.evidence) for each in found.plan.assignments)
     forbidden = {path for path, seen in evidence if seen is not None and seen.reference is None}
     return [layer.path for layer in found.layers if layer.path in forbidden]
+
+
+def patches_nothing(found: StepComparison) -> bool:
+    """Return whether the plan changes no convolution of the model."""
+    return not found.layers and not found.unseen
 
 
 def _pay_back(step: PairedTimes) -> str:

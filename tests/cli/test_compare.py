@@ -109,21 +109,24 @@ def test_gradients_of_all_that_a_model_returns_are_computed(plans: dict[str, Pat
     assert_one_sentence(frozen, "mucudnn: The model cannot be run: it returns nothing that has a gradient")
 
 
-@pytest.mark.parametrize(
-    ("name", "plan", "words"),
-    [
-        ("wide", "training", "but here it has ((64, 64, 3, 3)"),
-        ("conv", "nothing", "The plan must patch something to be compared"),
-    ],
-)
-def test_a_plan_that_does_not_suit_is_refused(
-    name: str, plan: str, words: str, plans: dict[str, Path]
-) -> None:
-    result = compare(name, plans[plan])
+def test_a_plan_that_does_not_suit_is_refused(plans: dict[str, Path]) -> None:
+    result = compare("wide", plans["training"])
 
     assert result.exit_code == 1
-    assert words in result.stderr
+    assert "but here it has ((64, 64, 3, 3)" in result.stderr
     assert result.stdout == ""
+
+
+def test_a_plan_that_patches_nothing_is_told_of_and_saved(plans: dict[str, Path], tmp_path: Path) -> None:
+    settled, drawn = tmp_path / "settled.json", tmp_path / "step.svg"
+
+    result = compare("conv", plans["nothing"], "-o", str(settled), "--plot", str(drawn))
+
+    assert result.exit_code == 0
+    assert "nothing is patched" in result.stdout
+    assert "paid back" not in result.stdout
+    assert settled.read_bytes() == plans["nothing"].read_bytes()
+    assert drawn.exists()
 
 
 def test_a_model_that_cannot_be_run_is_told_so(plans: dict[str, Path]) -> None:
