@@ -22,6 +22,7 @@ class Evidence:
             the rounds' quotients, which decides, with its interval. Empty without a reference, or predicted.
         is_predicted: whether no whole division was run: the times are sums of recorded parts' times, the
             workspaces those of the largest parts.
+        others: how many processors others took in these rounds, where that may have moved the times.
     """
 
     reference: Estimate | None = None
@@ -33,6 +34,7 @@ class Evidence:
     rejected: tuple[tuple[str, Estimate], ...] = ()
     speedups: tuple[tuple[str, Estimate], ...] = dataclasses.field(default=(), metadata=OPTIONAL)
     is_predicted: bool = dataclasses.field(default=False, metadata=OPTIONAL)
+    others: float = dataclasses.field(default=0.0, metadata=OPTIONAL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +48,14 @@ class CallTimes:
         divided: seconds with the divisions, from the same rounds.
         speedup: how many times as fast as the first the second is: the median of the rounds' quotients.
         verdict: the second against the first.
+        others: how many processors others took in these rounds, where that may have moved the times.
     """
 
     reference: Estimate
     divided: Estimate
     speedup: Estimate
     verdict: Verdict
+    others: float = dataclasses.field(default=0.0, metadata=OPTIONAL, kw_only=True)
 
     @property
     def is_faster(self) -> bool:

@@ -18,11 +18,12 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.sizes import format_bytes, format_exactly
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the plan file; a newer one is refused.
 
 The first has no quotients of rounds and no calls, the second nothing of frozen graphs, the third nothing of
-algorithms that are not deterministic. A file has the lowest that holds it.
+algorithms that are not deterministic, the fourth nothing of others who used the processors meanwhile. A file
+has the lowest that holds it.
 """
 
 _NAMED = 3
@@ -156,6 +157,26 @@ class Plan:
         """Seconds that the profiles predict for all sites together."""
         return math.fsum(assigned.division.time_s for assigned in self.assignments)
 
+    @property
+    def others(self) -> tuple[float, ...]:
+        """How many processors others took while each of its times was measured; 0 where that moved nothing.
+
+        One number for every division that was timed, then for every whole call, then for frozen graphs. What
+        is the same was measured once, and counts once.
+        """
+        divisions = {
+            (each.problem, each.division.key): each.evidence.others
+            for each in self.assignments
+            if each.evidence is not None and each.evidence.chosen and not each.evidence.is_predicted
+        }
+        calls = {(each.reference, each.divided): each.others for each in self.calls}
+        frozen = {
+            (each.times.reference, each.times.divided): each.times.others
+            for each in self.frozen
+            if each.times
+        }
+        return (*divisions.values(), *calls.values(), *frozen.values())
+
     def check(self) -> None:
         """Verify in exact integers that every batch is covered and that the limit holds.
 
@@ -236,6 +257,8 @@ class Plan:
 
 def _schema(plan: Plan) -> int:
     """Return the lowest schema that holds a plan."""
+    if any(plan.others):
+        return 5
     parts = (part for each in plan.assignments for part in (*each.division.parts, *each.candidates))
     if not all(part.is_deterministic for part in parts):
         return 4

@@ -93,14 +93,18 @@ class Measurement:
         spans_ns: timed spans in nanoseconds.
         calls: how many calls each span holds.
         converged: whether the interval was narrow enough when sampling stopped.
+        others: how many processors others took on average meanwhile, where that may have moved the times;
+            0 elsewhere, and where nobody looked.
 
     Raises:
-        ValueError: there is no span, or a span or the number of calls is no whole number from 1 on.
+        ValueError: there is no span, or a span or the number of calls is no whole number from 1 on, or
+            `others` is no number of processors.
     """
 
     spans_ns: tuple[int, ...]
     calls: int = 1
     converged: bool = True
+    others: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.spans_ns or not all(
@@ -110,6 +114,8 @@ class Measurement:
                 "A measurement must have spans and calls that are whole numbers above 0, but got "
                 f"{self.spans_ns} and {self.calls!r}."
             )
+        if not 0 <= self.others < math.inf:
+            raise ValueError(f"others must be finite and not negative, but got {self.others!r}.")
 
     @property
     def samples_s(self) -> list[float]:
@@ -290,6 +296,11 @@ class Comparison:
 
     def __post_init__(self) -> None:
         _check_bytes(*self.workspaces.values())
+
+    @property
+    def others(self) -> float:
+        """How many processors others took meanwhile, where that may have moved the times."""
+        return max((times.others for times in self.times.values()), default=0.0)
 
     def speedup(self, base: str, other: str) -> Estimate:
         """Return how many times as fast as the base another division is: the median over the rounds."""

@@ -342,15 +342,41 @@ def test_json_that_is_no_plan_is_refused(text: str) -> None:
 
 
 def test_a_newer_schema_is_refused() -> None:
-    with pytest.raises(PlanFormatError, match=r"must have schema 4 or lower, but got 5: .* newer mucudnn"):
-        Plan.from_text(_edited(schema=5))
+    with pytest.raises(PlanFormatError, match=r"must have schema 5 or lower, but got 6: .* newer mucudnn"):
+        Plan.from_text(_edited(schema=6))
 
 
 def test_a_plan_has_the_schema_of_what_is_in_it() -> None:
     everything = _plan_with_everything()
-    plans = (a_plan(), dataclasses.replace(everything, frozen=()), everything)
+    plans = (a_plan(), dataclasses.replace(everything, frozen=()), everything, _disturbed(everything))
 
-    assert [json.loads(plan.to_text())["schema"] for plan in plans] == [1, 2, 3]
+    assert [json.loads(plan.to_text())["schema"] for plan in plans] == [1, 2, 3, 5]
+
+
+def test_what_others_took_is_told_of_all_that_was_timed_and_survives_loading() -> None:
+    quiet, plan = _plan_with_everything(), _disturbed(_plan_with_everything())
+
+    assert (quiet.others, plan.others) == ((0, 0, 0), (0.5, 1.5, 0.25))
+    assert Plan.from_text(plan.to_text()) == plan
+    assert "others" not in quiet.to_text()
+
+
+def _disturbed(plan: Plan) -> Plan:
+    """Return the same with others beside the first division, the call and the frozen graph."""
+    first, *further = plan.assignments
+    assert first.evidence is not None
+    frozen, own = plan.frozen
+    assert frozen.times is not None
+    times = dataclasses.replace(frozen.times, others=0.25)
+    return dataclasses.replace(
+        plan,
+        assignments=(
+            dataclasses.replace(first, evidence=dataclasses.replace(first.evidence, others=0.5)),
+            *further,
+        ),
+        calls=tuple(dataclasses.replace(call, others=1.5) for call in plan.calls),
+        frozen=(dataclasses.replace(frozen, times=times), own),
+    )
 
 
 def _edited(**fields: object) -> str:

@@ -1,6 +1,7 @@
 """Environments, measurements and candidates."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -111,6 +112,12 @@ def test_estimate_is_that_of_the_samples() -> None:
 def test_times_that_no_clock_has_shown_are_refused(spans_ns: tuple[Any, ...], calls: int) -> None:
     with pytest.raises(ValueError, match="spans and calls that are whole numbers above 0, but got"):
         Measurement(spans_ns, calls)
+
+
+@pytest.mark.parametrize("others", [-0.1, math.inf, math.nan])
+def test_others_take_no_such_number_of_processors(others: float) -> None:
+    with pytest.raises(ValueError, match="others must be finite and not negative, but got"):
+        Measurement((5,), others=others)
 
 
 def test_candidates_with_equal_fields_are_equal() -> None:

@@ -143,8 +143,10 @@ class Neighbours(Protocol):
     def watched(self) -> AbstractContextManager[None]:
         """Return a context in which they are watched, and times measured."""
 
-    def undisturbed(self, measure: Callable[[], Result]) -> Result:
+    def undisturbed(self, measure: Callable[[], Result]) -> tuple[Result, float]:
         """Return what `measure` returns, which may be called again after they disturbed it; watch meanwhile.
+
+        With it comes how many processors they took on average all the same, 0 unless that may have moved it.
 
         Raises:
             Exception: whatever `measure` raises, unchanged.
@@ -163,9 +165,9 @@ class NoNeighbours:
         """Return a context that does nothing."""
         return contextlib.nullcontext()
 
-    def undisturbed(self, measure: Callable[[], Result]) -> Result:
+    def undisturbed(self, measure: Callable[[], Result]) -> tuple[Result, float]:
         """Return what `measure` returns, called once."""
-        return measure()
+        return measure(), 0.0
 
     def complaint(self) -> str | None:
         """Return None."""

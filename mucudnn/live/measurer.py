@@ -257,9 +257,10 @@ class LiveMeasurer:
 
     def _compared(self, calls: Mapping[str, Callable[[], None]], stand: Stand) -> Mapping[str, Measurement]:
         before = stand.ordinary_operation
-        return self._neighbours.undisturbed(
+        times, others = self._neighbours.undisturbed(
             lambda: compare_runs(calls, self._confirming, self._clock, before=before)
         )
+        return {key: dataclasses.replace(each, others=others) for key, each in times.items()}
 
     def _stand(self, problem: ConvProblem, buffer_bytes: int) -> Stand:
         """Return operands and calls of a whole mini-batch.
@@ -368,7 +369,7 @@ class LiveMeasurer:
             if trial.algorithm != self.own and trial.algorithm not in set_ups:
                 set_ups[trial.algorithm] = Entrant(last.remembered(trial, run.setup), trial.algorithm, 0)
         with last.blamed():
-            times, set_up_times = self._neighbours.undisturbed(
+            (times, set_up_times), others = self._neighbours.undisturbed(
                 lambda: (
                     race(parts, self._profiling, self._clock, before=before),
                     race(set_ups, self._setting_up, self._clock, before=before),
@@ -377,7 +378,7 @@ class LiveMeasurer:
         return {
             trial: dataclasses.replace(
                 records[trial],
-                times=times[trial],
+                times=dataclasses.replace(times[trial], others=others),
                 setup=set_up_times.get(trial.algorithm),
                 is_deterministic=self._backend.is_deterministic(trial.problem, trial.algorithm),
             )

@@ -46,6 +46,11 @@ class Outcome:
         """Whether the times are sums of parts' times, and no whole division was run."""
         return self.comparison is None
 
+    @property
+    def others(self) -> float:
+        """How many processors others took in the rounds, where that may have moved the times."""
+        return 0.0 if self.comparison is None else self.comparison.others
+
     def verdict(self, base: str, other: str) -> Verdict:
         """Return whether the division with the key `other` is faster than that with the key `base`."""
         if self.comparison is not None:

@@ -106,6 +106,11 @@ _MEASURED_ONCE = (
     "Measurements: {}, sites: {}; the same problem and division is measured once. A convolution `as` another "
     "one has the same rows."
 )
+_DISTURBED = (
+    "While {} of the {} times of divisions and calls were measured, others took up to {:.1f} processors, so "
+    "these and their verdicts may be off. again=True (mucudnn tune --again) measures anew, when the machine "
+    "is idle."
+)
 _PREDICTION = (
     "Whole divisions took {:.2f} to {:.2f} times (median {:.2f}) what their parts' measured times add up to."
 )
@@ -269,10 +274,19 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
         *_call_notes(plan),
         *_frozen_notes(plan.frozen),
         ("times", _TIMES.format(how_many, but_predicted)),
+        *_others_notes(plan),
         *_error_notes(measurements),
         ("prediction", _prediction_note(measurements)),
         ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
     ]
+
+
+def _others_notes(plan: Plan) -> list[tuple[str, str]]:
+    """Say how many of the times others may have moved; nothing if none."""
+    disturbed = [each for each in plan.others if each]
+    if not disturbed:
+        return []
+    return [("disturbed", _DISTURBED.format(len(disturbed), len(plan.others), max(disturbed)))]
 
 
 def _error_notes(measurements: Sequence[Assignment]) -> list[tuple[str, str]]:

@@ -59,6 +59,7 @@ def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
         "is_kept": is_kept(assigned),
         "error": seen.error,
         "is_predicted": seen.is_predicted,
+        "others": seen.others,
         "rejected": [{"division": key, "time": _as_json(estimate)} for key, estimate in seen.rejected],
         "speedups": {key: _interval_as_json(estimate) for key, estimate in seen.speedups},
     }
@@ -86,6 +87,7 @@ def _times_as_json(times: CallTimes | None) -> dict[str, object]:
         "speedup": None if times is None else times.speedup.median,
         "speedup_interval": None if times is None else _interval_as_json(times.speedup),
         "verdict": None if times is None else times.verdict,
+        "others": None if times is None else times.others,
     }
 
 

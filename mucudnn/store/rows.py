@@ -110,7 +110,12 @@ def _error_to_column(error: float | None) -> float | str | None:
 
 
 def _measurement_to_text(measurement: Measurement | None) -> str | None:
-    return None if measurement is None else json.dumps(dataclasses.asdict(measurement), sort_keys=True)
+    if measurement is None:
+        return None
+    fields = dataclasses.asdict(measurement)
+    if not measurement.others:  # as in the rows of versions that did not know of others
+        del fields["others"]
+    return json.dumps(fields, sort_keys=True)
 
 
 def _measurement_from_text(text: str | None) -> Measurement | None:
@@ -119,4 +124,6 @@ def _measurement_from_text(text: str | None) -> Measurement | None:
 
 def _some_measurement(text: str) -> Measurement:
     fields = json.loads(text)
-    return Measurement(tuple(fields["spans_ns"]), fields["calls"], fields["converged"])
+    return Measurement(
+        tuple(fields["spans_ns"]), fields["calls"], fields["converged"], fields.get("others", 0.0)
+    )

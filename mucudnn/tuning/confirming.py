@@ -142,4 +142,5 @@ def evidence_of(chosen: Division, outcome: Outcome, own: str, error: float | Non
         rejected=tuple((key, estimates[key]) for key in sorted(estimates) if key not in (own, chosen.key)),
         speedups=outcome.speedups(own),
         is_predicted=outcome.is_predicted,
+        others=outcome.others,
     )

@@ -130,4 +130,5 @@ def _times(seen: Comparison, before: str, now: str) -> CallTimes:
         divided=outcome.estimates[now],
         speedup=seen.speedup(before, now),
         verdict=outcome.verdict(before, now),
+        others=outcome.others,
     )

@@ -55,8 +55,11 @@ class Machine:
         ]
         self._write()
 
-    def undisturbed(self, *tries: tuple[float, float]) -> int:
-        """Have so many seconds measured, of which others take so much; return which try counts, from 1."""
+    def undisturbed(self, *tries: tuple[float, float]) -> tuple[int, float]:
+        """Have so many seconds measured, of which others take so much.
+
+        Return which try counts, from 1, and how many processors they are said to have taken.
+        """
         left = iter(enumerate(tries, 1))
 
         def measure() -> int:
@@ -67,7 +70,8 @@ class Machine:
             self.run(seconds, own=2 * seconds - others, others=(others, 0))
             return number
 
-        return self.neighbours.undisturbed(measure)
+        found, others = self.neighbours.undisturbed(measure)
+        return found, pytest.approx(others)
 
 
 @pytest.fixture
@@ -127,7 +131,7 @@ def test_what_nobody_disturbs_is_measured_once(machine: Machine, monkeypatch: py
     on(monkeypatch, 2)
     machine.measure(100, own=200)
 
-    assert machine.undisturbed((0.4, 0.05)) == 1
+    assert machine.undisturbed((0.4, 0.05)) == (1, 0)
     assert machine.slept == []
 
 
@@ -137,7 +141,7 @@ def test_what_is_disturbed_is_measured_again_after_a_pause(
     on(monkeypatch, 2)
     machine.measure(100, own=200)
 
-    assert machine.undisturbed((0.4, 0.3), (0.4, 0.2), (0.4, 0.0)) == 3
+    assert machine.undisturbed((0.4, 0.3), (0.4, 0.2), (0.4, 0.0)) == (3, 0)
     assert machine.slept == [0.5, 0.5]
     assert machine.neighbours.taken == 0  # what was disturbed is not kept, and not complained of
 
@@ -160,7 +164,7 @@ def test_what_is_not_seen_to_be_disturbed_counts(
     on(monkeypatch, threads)
     machine.measure(100, own=100)
 
-    assert machine.undisturbed(*tries) == counts
+    assert machine.undisturbed(*tries) == (counts, 0)
 
 
 def test_what_takes_longer_the_second_time_is_paid_for(
@@ -187,7 +191,7 @@ def test_a_time_is_not_lost_where_it_cannot_be_measured_again(
         machine.run(0.4, own=0.4, others=(0.4, 0))
         return number
 
-    assert machine.neighbours.undisturbed(measure) == 1
+    assert machine.neighbours.undisturbed(measure) == (1, pytest.approx(1.0))
     assert machine.neighbours.taken == pytest.approx(0.4 / 100.4)
 
 
@@ -197,9 +201,9 @@ def test_patience_ends_and_what_was_disturbed_least_counts(
     on(monkeypatch, 2)
     machine.measure(10, own=20)  # so 2 s may be spent
 
-    assert machine.undisturbed((0.4, 0.4), (0.4, 0.2), (0.4, 0.3)) == 2
+    assert machine.undisturbed((0.4, 0.4), (0.4, 0.2), (0.4, 0.3)) == (2, 0.5)
     assert machine.slept == [0.5, 0.5]
-    assert machine.undisturbed((0.4, 0.4)) == 1  # nothing is left
+    assert machine.undisturbed((0.4, 0.4)) == (1, 1.0)  # nothing is left
     assert machine.neighbours.taken == pytest.approx((0.2 + 0.4) / 10.8)
 
 
@@ -216,7 +220,7 @@ def test_who_has_measured_nothing_yet_does_not_wait(
 ) -> None:
     on(monkeypatch, 2)
 
-    assert machine.undisturbed((0.4, 0.4)) == 1
+    assert machine.undisturbed((0.4, 0.4)) == (1, 1.0)
 
 
 @pytest.mark.parametrize("before", [[], [1]])
@@ -241,7 +245,7 @@ def test_where_the_kernel_does_not_tell_nothing_is_said(tmp_path: Path) -> None:
     silent = ProcessorNeighbours(tmp_path / "none", lambda: next(clock), lambda: 0.0)
     with silent.watched():
         pass
-    assert silent.undisturbed(lambda: 7) == 7
+    assert silent.undisturbed(lambda: 7) == (7, 0)
 
     assert silent.complaint() is None
     assert silent.taken is None

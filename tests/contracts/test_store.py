@@ -76,6 +76,7 @@ _measurements = st.builds(
     st.lists(st.integers(1, 2**62), min_size=1).map(tuple),
     calls=st.integers(1, 2**16),
     converged=st.booleans(),
+    others=st.just(0.0) | st.floats(0, 1000),
 )
 
 

@@ -19,7 +19,7 @@ from mucudnn.division import Division
 from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, UnmeasuredError
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate, Environment, Profile, Record, Refusal, RefusalKind, Trial
+from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.measurer import ModelCall, division_trial
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store import SqliteStore, Store
@@ -553,28 +553,35 @@ def test_whatever_is_timed_is_watched() -> None:
         def __init__(self) -> None:
             self.watches = 0
 
-        def undisturbed(self, measure: Callable[[], Result]) -> Result:
+        def undisturbed(self, measure: Callable[[], Result]) -> tuple[Result, float]:
             measure()  # what they disturb is measured again, and the last time counts
             before = len(backend.world.ran)
             found = measure()
             assert len(backend.world.ran) > before
             self.watches += 1
-            return found
+            return found, 0.25 * self.watches
 
         def complaint(self) -> Any:
             return f"{self.watches} watches"
 
-    backend = Watching({})
-    profiler = _profiler(backend)
+    backend, store = Watching({}), MemoryStore()
+    profiler = _profiler(backend, store=store)
     own = {ConvOp.FPROP: _division("scripted:own", 8, 1)}
     parts = {ConvOp.FPROP: _division("scripted:own", 4, 2)}
 
     profiler.profile(_problem())
-    profiler.compare(_problem(), [own[ConvOp.FPROP]])
+    found = profiler.compare(_problem(), [own[ConvOp.FPROP]])
     call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
-    profiler.compare_calls(call, own, parts)
+    called = profiler.compare_calls(call, own, parts)
 
     assert profiler.complaint() == "3 watches"
+    assert found.others == 0.5
+    assert isinstance(called, Comparison)
+    assert called.others == 0.75
+    trial = Trial(_problem(), "scripted:own", whole=True)
+    known = store.records(backend.environment(), [trial])[trial]
+    assert known.times is not None
+    assert known.times.others == 0.25
 
 
 def test_threads_with_one_store_share_the_work() -> None:

@@ -278,6 +278,21 @@ def test_json_has_whole_calls_and_their_totals() -> None:
     assert plan_as_json(a_mixed_plan())["calls"] == []
 
 
+def test_times_that_others_may_have_moved_are_told_of() -> None:
+    rows = (
+        assigned("conv1", ConvOp.FPROP, WINOGRAD, dataclasses.replace(FASTER, others=0.42)),
+        assigned("conv2", ConvOp.FPROP, WINOGRAD, dataclasses.replace(FASTER, others=0.42)),  # the same
+        assigned("conv1", ConvOp.DGRAD, OWN, KEPT),
+    )
+    plan = a_mixed_plan(assignments=rows)
+
+    assert note(render_plan(plan), "disturbed").startswith(
+        "While 1 of the 2 times of divisions and calls were measured, others took up to 0.4 processors, so "
+    )
+    assert [each["others"] for each in plan_as_json(plan)["sites"]] == [0.42, 0.42, 0]
+    assert "disturbed" not in render_plan(a_mixed_plan())
+
+
 def a_plan_with_frozen() -> Plan:
     """The mixed plan, of whose convolutions frozen graphs run one as planned, one not, and one is its own."""
     frozen = (

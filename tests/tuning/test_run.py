@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor, nn
 
 from mucudnn.backends import Job
+from mucudnn.backends.base import Neighbours, NoNeighbours, Result
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning
@@ -794,6 +795,23 @@ def test_a_busy_machine_is_told_of_with_what_helps() -> None:
         BusyWarning, match=r"^Others took all\. again=True \(mucudnn tune --again\) measures anew"
     ):
         Tuning(profiler, Mode.REUSE, _one_convolution(), Listener()).plan()
+
+
+def test_what_was_measured_on_a_busy_machine_is_told_of_whenever_it_is_read() -> None:
+    class Busy(ScriptedBackend):
+        def neighbours(self) -> Neighbours:
+            return Taking()
+
+    class Taking(NoNeighbours):
+        def undisturbed(self, measure: Callable[[], Result]) -> tuple[Result, float]:
+            return measure(), 1.25
+
+    store, recipes = MemoryStore(), {"rival": Recipe(rate(0.5 * MS))}
+    words = r"^While (\d) of the plan's \1 times were measured, others took up to 1\.2 processors, .*--again"
+    for backend in (Busy(recipes), ScriptedBackend(recipes)):
+        with pytest.warns(BusyWarning, match=words):
+            plan = _tuned(backend, _one_convolution(), store=store)
+        assert set(plan.others) == {1.25}
 
 
 def test_what_was_called_as_in_a_model_is_not_called_again() -> None:

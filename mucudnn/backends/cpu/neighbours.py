@@ -85,8 +85,10 @@ class ProcessorNeighbours:
             yield
         self._count(seen)
 
-    def undisturbed(self, measure: Callable[[], Result]) -> Result:
+    def undisturbed(self, measure: Callable[[], Result]) -> tuple[Result, float]:
         """Return what `measure` returns while others leave it alone, as far as that can be had soon.
+
+        With it comes how many processors they took all the same, 0 if it was not disturbed.
 
         Whoever takes a core for a while slows one algorithm more than another, whatever the order of the
         rounds. So what others disturbed is measured once more after a pause, and what they disturbed least
@@ -110,7 +112,7 @@ class ProcessorNeighbours:
             if seen.taken < best.taken or not self._is_disturbed(seen):
                 best, found = seen, again
         self._count(best)
-        return found
+        return found, best.taken if self._is_disturbed(best) else 0.0
 
     def _has_patience(self, seconds: float) -> bool:
         """Return whether so many seconds more may be spent."""
