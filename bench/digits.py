@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from bench.arguments import at_least_one, plan_file
+from bench.data import TRAIN_IMAGES
 from bench.differences import Differences
 from bench.steps import TrainingStep, copy_of, differences, digits_step, double, in_float64
 from mucudnn import apply, compare, tune
@@ -57,11 +58,24 @@ def main() -> int:
     return 0
 
 
+def _batch(text: str) -> int:
+    """Return a size of a mini-batch, as large as the images that there are allow.
+
+    Raises:
+        argparse.ArgumentTypeError: it is too small or too large.
+        ValueError: it is no whole number.
+    """
+    batch = at_least_one(text)
+    if batch > TRAIN_IMAGES:
+        raise argparse.ArgumentTypeError(f"must be at most {TRAIN_IMAGES}, but got {batch}")
+    return batch
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench.digits", description=__doc__)
     parser.add_argument("--limit", default="16MiB", help="workspace limit (default: %(default)s)")
     parser.add_argument(
-        "--batch", type=at_least_one, default=64, help="mini-batch, 1500 at most (default: %(default)s)"
+        "--batch", type=_batch, default=64, help=f"mini-batch, {TRAIN_IMAGES} at most (default: %(default)s)"
     )
     parser.add_argument("--mode", default="reuse", help="reuse or sharing (default: %(default)s)")
     parser.add_argument(

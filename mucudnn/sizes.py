@@ -43,6 +43,8 @@ def _parse_text(text: str) -> int:
     if match is None:
         raise SizeError(f"A size must be a number with a unit, such as '64MiB', but got {text!r}.")
     number, unit = match.groups()
+    if not unit and float(number) == 0:
+        return 0
     if not unit:
         raise SizeError(
             f"A size in a string must name its unit ({', '.join(UNITS)}), but got {text!r}; "

@@ -12,6 +12,7 @@ from mucudnn.sizes import format_bytes, format_exactly, parse_bytes
     ("text", "n_bytes"),
     [
         ("0B", 0),
+        ("0", 0),
         ("1B", 1),
         ("512KB", 512_000),
         ("512KiB", 524_288),

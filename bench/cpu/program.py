@@ -68,6 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.ways is not None and not _way_cases(options):
         print("bench.cpu: --ways needs --settings 1-thread or 2-threads.", file=sys.stderr)
         return 2
+    has_layers = _has_layers(options) and tiers(ALL, _selection(options))
+    if not (has_layers or _step_cases(options) or _way_cases(options)):
+        print(
+            "bench.cpu: there is nothing of that kind to measure; --help lists what there is.",
+            file=sys.stderr,
+        )
+        return 2
     ground, version = Ground.here(), commit()
     folder = Path("build") / "bench-cpu" / ground.digest
     folder.mkdir(parents=True, exist_ok=True)

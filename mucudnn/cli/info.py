@@ -152,6 +152,7 @@ class _Cudnn(NamedTuple):
 class _Kept(NamedTuple):
     """What a store holds, or why it cannot be read."""
 
+    exists: bool = True
     records: int | None = 0
     environments: Sequence[Environment] = ()
     failure: StoreError | None = None
@@ -159,13 +160,15 @@ class _Kept(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> "_Kept":
         """Return what the file holds; it is only read, unless a write that a crash tore is to be undone."""
-        if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        if not path.exists():
+            return cls(exists=False)
+        if path.is_file() and path.stat().st_size == 0:
             return cls()
         try:
             with readable_store(path) as store:
-                return cls(store.count(), store.environments())
+                return cls(records=store.count(), environments=store.environments())
         except StoreError as error:
-            return cls(None, failure=error)
+            return cls(records=None, failure=error)
 
     @property
     def numbered(self) -> list[str]:
@@ -175,6 +178,8 @@ class _Kept(NamedTuple):
     def __str__(self) -> str:
         if self.records is None:
             return "which cannot be read"
+        if not self.exists:
+            return "which does not exist yet"
         several = f" of {len(self.environments)} environments" if len(self.environments) > 1 else ""
         return f"{self.records} records{several}"
 

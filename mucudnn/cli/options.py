@@ -1,5 +1,6 @@
 """Arguments and options that commands share, and how they are read."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,17 @@ _INTEGERS = {"int32": "int32", "int": "int32", "int64": "int64", "long": "int64"
 """The same of what is counted, for inputs alone."""
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class FiniteRange(click.FloatRange):
+    """A number that is one, and has an end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number that an option names."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"it must be finite, but got {value}.", param, ctx)
+        return number
 
 
 class NewFile(click.Path):

@@ -12,6 +12,7 @@ from mucudnn.choices import Mode, Search
 from mucudnn.cli.model import Shapes, device_of_backend, load_model, make_lazy, prepare, random_inputs
 from mucudnn.cli.options import (
     FILE,
+    FiniteRange,
     NewFile,
     Target,
     channels_last_option,
@@ -52,7 +53,7 @@ from mucudnn.store.steadfast import SteadfastStore
     show_default=True, help="Which algorithms are tried: those that the library recommends, or all.",
 )  # fmt: skip
 @click.option(
-    "--max-error", type=click.FloatRange(min=0), metavar="ERROR",
+    "--max-error", type=FiniteRange(min=0), metavar="ERROR",
     help="Largest error of an algorithm, relative to float64, such as 2e-6.  [default: the backend's bound]",
 )  # fmt: skip
 @click.option("--eval", "is_eval", is_flag=True, help="Tune for inference: the forward pass alone.")

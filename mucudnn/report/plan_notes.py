@@ -111,9 +111,7 @@ _DISTURBED = (
     "these and their verdicts may be off. again=True (mucudnn tune --again) measures anew, when the machine "
     "is idle."
 )
-_PREDICTION = (
-    "Whole divisions took {:.2f} to {:.2f} times (median {:.2f}) what their parts' measured times add up to."
-)
+_PREDICTION = "Whole divisions took {} to {} times (median {}) what their parts' measured times add up to."
 
 
 def plan_notes(plan: Plan, width: int) -> list[str]:
@@ -339,7 +337,8 @@ def _prediction_note(measurements: Sequence[Assignment]) -> str:
     ]
     if not ratios:
         return "The profiles predict nothing."
-    return _PREDICTION.format(min(ratios), max(ratios), median(ratios))
+    figures = (min(ratios), max(ratios), median(ratios))
+    return _PREDICTION.format(*(f"{each:.2f}" if each >= 0.1 else f"{each:.1g}" for each in figures))
 
 
 def _chosen_note(plan: Plan) -> str:

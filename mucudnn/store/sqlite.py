@@ -23,6 +23,7 @@ PACKED = ".gz"
 """What the name of a file ends with that holds a store in compressed form, to be read only."""
 
 _BUSY_TIMEOUT_S = 30.0
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNUSABLE = {
     sqlite3.SQLITE_BUSY,  # somebody else has held it for all that time
     sqlite3.SQLITE_CANTOPEN,
@@ -292,7 +293,8 @@ def _errors_naming(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits tell variants apart
         kind = UnusableFileError if code in _UNUSABLE else StoreError
-        raise kind(f"{path} cannot be used as a store: {error}.") from error
+        advice = "; move it away, or choose another store" if code in _DAMAGED else ""
+        raise kind(f"{path} cannot be used as a store: {error}{advice}.") from error
     except (LookupError, TypeError, ValueError) as error:
         raise StoreError(f"{path} is damaged, a row cannot be read: {error!r}.") from error
 
@@ -300,6 +302,8 @@ def _errors_naming(path: Path) -> Iterator[None]:
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if read_only and not path.exists():
         raise UnusableFileError(f"{path} cannot be used as a store: there is no such file.")
+    if path.is_dir():
+        raise UnusableFileError(f"{path} cannot be used as a store: it is a folder.")
     with _errors_naming(path):
         if path.suffix == PACKED:
             return _unpacked(path, read_only)

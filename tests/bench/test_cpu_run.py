@@ -443,6 +443,11 @@ def test_a_folder_is_named_after_the_processor() -> None:
     assert ground.Ground(here.environment, "other code").digest != here.digest
 
 
+def test_what_selects_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--layers", "nosuch*"]) == 2
+    assert capsys.readouterr().err.startswith("bench.cpu: there is nothing of that kind to measure")
+
+
 def test_a_wrong_limit_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--limits", "4"]) == 2
     assert capsys.readouterr().err.startswith("bench.cpu: A size in a string must name its unit")

@@ -67,6 +67,7 @@ def test_info_makes_no_store(store_path: Path) -> None:
         "records": 0,
         "environments": [],
     }
+    assert f"{store_path}, which does not exist yet" in " ".join(run("info").stdout.split())
     assert not store_path.exists()
 
 
@@ -114,7 +115,7 @@ def test_info_says_that_a_folder_is_no_store(store_path: Path) -> None:
     result = run("info")
 
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"mucudnn: {store_path} cannot be used as a store: ")
+    assert result.stderr.startswith(f"mucudnn: {store_path} cannot be used as a store: it is a folder")
     assert "which cannot be read" in " ".join(result.stdout.split())
 
 
@@ -179,7 +180,10 @@ def test_info_works_beside_a_damaged_store(store_path: Path, options: list[str])
     result = run("info", *options)
 
     assert result.exit_code == 1
-    assert result.stderr == f"mucudnn: {store_path} cannot be used as a store: file is not a database.\n"
+    assert result.stderr == (
+        f"mucudnn: {store_path} cannot be used as a store: file is not a database; move it away, or choose "
+        "another store.\n"
+    )
     assert str(store_path) in result.stdout
     assert __version__ in result.stdout
 

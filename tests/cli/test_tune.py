@@ -267,7 +267,9 @@ def test_a_damaged_store_ends_tuning_before_anything_is_run(store_path: Path) ->
     damage(store_path)
 
     assert_one_sentence(
-        tune("broken"), f"mucudnn: {store_path} cannot be used as a store: file is not a database."
+        tune("broken"),
+        f"mucudnn: {store_path} cannot be used as a store: file is not a database; move it away, or choose "
+        "another store.",
     )
 
 
@@ -431,6 +433,14 @@ def test_an_exhaustive_search_may_be_asked_for(tuned: Tuned) -> None:
     result = tune("conv", *SMALL, "--backend", f"replay:{tuned.store}", "--search", "exhaustive")
 
     assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("error", ["nan", "inf"])
+def test_an_error_without_an_end_is_refused_before_anything_is_done(error: str) -> None:
+    result = tune("no_such_model", *SMALL, "--max-error", error)
+
+    assert result.exit_code == 2
+    assert f"it must be finite, but got {error}" in result.stderr
 
 
 def test_an_exacter_result_may_be_asked_for(tuned: Tuned, tmp_path: Path) -> None:

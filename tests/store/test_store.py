@@ -96,8 +96,8 @@ def _make_other_marked_application(path: Path) -> None:
 
 
 REFUSED = [
-    (_make_text, "cannot be used as a store: file is not a database"),
-    (_make_truncated, "cannot be used as a store: database disk image is malformed"),
+    (_make_text, "cannot be used as a store: file is not a database; move it away"),
+    (_make_truncated, "cannot be used as a store: database disk image is malformed; move it away"),
     (_make_overwritten, "(is damaged: |malformed)"),
     (_make_newer, f"has {schema.SCHEMA + 1}: it comes from a newer mucudnn"),
     (_make_other_application, "got an SQLite file of another application"),
