@@ -168,7 +168,8 @@ def _transposed_call(
 def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
     """Return the call's image, padded where equal zeros on both sides cannot say it, and what remains.
 
-    Without a module, None, the call is a function's.
+    Without a module, None, the call is a function's. Under autocast the image is to be cast afterwards:
+    reflected and replicated pixels are float32 there, and so are the sums of their gradients.
     """
     stride, padding, dilation, groups, padding_mode, output_padding = call.settings
     arguments = ConvArguments(stride, padding, dilation, groups, output_padding)

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mucudnn.convolutions.calls import FUNCTIONS, as_autocast, autocast_dtype, obstacle, problem_of
+from mucudnn.convolutions.calls import (
+    FUNCTIONS,
+    as_autocast,
+    autocast_dtype,
+    obstacle,
+    problem_of,
+)
 from mucudnn.convolutions.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
 from mucudnn.examining.foreign import SCRIPTED, check_unscripted, check_unsharded, scripted_paths
@@ -297,15 +303,16 @@ class _Recorder:
         if not are_tensors:  # PyTorch's own says what is wrong, right after this
             return
         dtype = autocast_dtype(image.device)
-        if dtype is not None:
-            image, weight, bias = as_autocast(image, weight, bias, dtype)
-        reason = obstacle(image, weight, bias)
+        cast = (image, weight, bias) if dtype is None else as_autocast(image, weight, bias, dtype)
+        reason = obstacle(*cast)
         if reason is not None:
             self._obstacle = reason
             return
         batched = image if image.dim() == weight.dim() else image.unsqueeze(0)
         try:
-            image, arguments = padded(self.module, call._replace(image=batched, weight=weight))
+            image, arguments = padded(self.module, call._replace(image=batched))
+            if dtype is not None:
+                image, weight, bias = as_autocast(image, weight, bias, dtype)
             problem = problem_of(image, weight, bias is not None, arguments)
         except ProblemError as error:  # unless PyTorch's own says what is wrong, right after this
             self._obstacle = str(error)

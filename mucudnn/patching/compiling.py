@@ -78,12 +78,11 @@ def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None
     # A filter that the model computes, or that is passed in, is none.
     is_constant = type(call.weight) is nn.Parameter and module is not None and call.weight is module.weight
     is_constant = is_constant and _holds_constants()
-    kind = call.image.device.type
-    if _has_autocast(kind) and torch.is_autocast_enabled(kind):  # which knows nothing of the operator
-        cast = as_autocast(call.image, call.weight, call.bias, torch.get_autocast_dtype(kind))
-        call = Call(*cast, call.settings)
     image, arguments = padded(module, call)
-    return trace(image, call.weight, call.bias, arguments, server, is_constant)
+    weight, bias, kind = call.weight, call.bias, image.device.type
+    if _has_autocast(kind) and torch.is_autocast_enabled(kind):  # which knows nothing of the operator
+        image, weight, bias = as_autocast(image, weight, bias, torch.get_autocast_dtype(kind))
+    return trace(image, weight, bias, arguments, server, is_constant)
 
 
 def _never(problem: ConvProblem) -> bool:  # noqa: ARG001  # nothing is known of any

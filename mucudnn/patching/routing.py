@@ -50,14 +50,13 @@ class Route(NamedTuple):
 
     def run(self, module: nn.Module | None, call: Call) -> Tensor:
         """Return the convolution of the call."""
-        image, weight, bias, settings = call
-        if self.dtype is None and not self.is_padded:
+        image, weight, bias, _ = call
+        if self.is_padded:
+            image, _ = padded(module, call)
+        if self.dtype is None:
             return self.convolution(image, weight, bias)
-        if self.dtype is not None:
-            image, weight, bias = as_autocast(image, weight, bias, self.dtype)
+        image, weight, bias = as_autocast(image, weight, bias, self.dtype)
         with without_autocast(image.device, self.dtype):
-            if self.is_padded:
-                image, _ = padded(module, Call(image, weight, bias, settings))
             return self.convolution(image, weight, bias)
 
 
@@ -142,14 +141,15 @@ class Router:
 
     def _route(self, backend: Backend, call: Call, dtype: torch.dtype | None, decide: Decide) -> Route | None:
         """Return what runs such calls, or None for PyTorch's own."""
-        image, weight, bias, settings = call
-        if dtype is not None:
-            image, weight, bias = as_autocast(image, weight, bias, dtype)
-        if obstacle(image, weight, bias) is not None:
+        image, weight, bias, _ = call
+        cast = (image, weight, bias) if dtype is None else as_autocast(image, weight, bias, dtype)
+        if obstacle(*cast) is not None:
             return None
-        plain = Call(image, weight, bias, settings)
         try:
-            image, arguments = padded(self._module, plain)
+            image, arguments = padded(self._module, call)
+            is_padded = image is not call.image
+            if dtype is not None:
+                image, weight, bias = as_autocast(image, weight, bias, dtype)
             problem = problem_of(image, weight, bias is not None, arguments)
         except (OptionError, ProblemError):
             return None  # PyTorch's own says what is wrong, if anything is
@@ -158,7 +158,7 @@ class Router:
         convolution = decide(backend, problem)
         if convolution is None or convolution.is_own:
             return None
-        return Route(convolution, image is not plain.image, dtype)
+        return Route(convolution, is_padded, dtype)
 
     def _remember(self, key: Hashable, route: Route | None) -> None:
         """Put a route among the others, of which the oldest go when there are many; any thread may do so."""

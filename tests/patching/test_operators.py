@@ -215,6 +215,25 @@ def test_under_autocast_a_graph_is_divided_in_autocasts_type(
         torch.testing.assert_close(result, of_twin, rtol=0, atol=0.02 * scale)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_under_autocast_a_graph_pads_by_pixels(mode: str) -> None:
+    torch.manual_seed(0)
+    twin, images = nn.Conv2d(3, 4, 3, padding=1, padding_mode=mode), a_batch().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+
+    found = autocast_step(compiled, images, [*model.parameters()])
+
+    expected = autocast_step(model, images, [*model.parameters()])
+    for result, eager, of_twin in zip(
+        found, expected, autocast_step(twin, images, [*twin.parameters()]), strict=True
+    ):
+        assert result.dtype is of_twin.dtype
+        assert torch.equal(result, eager)
+        torch.testing.assert_close(result, of_twin, rtol=0, atol=0.02 * of_twin.abs().max().item())
+
+
 def test_a_graph_under_autocast_says_that_it_was_tuned_without() -> None:
     twin, images = a_module(nn.Conv2d).float(), images_for(nn.Conv2d).detach().float()
     module = divided(twin, images)

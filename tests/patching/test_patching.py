@@ -348,6 +348,34 @@ def test_under_autocast_what_was_tuned_under_it_runs_divided() -> None:
     torch.testing.assert_close(result, expected, rtol=5e-2, atol=5e-2 * expected.abs().max().item())
 
 
+@pytest.mark.parametrize(
+    ("kind", "size"), [(nn.Conv1d, (8,)), (nn.Conv2d, (8, 6)), (nn.Conv3d, (3, 8, 6))], ids=["1d", "2d", "3d"]
+)
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+@pytest.mark.parametrize("is_tuned_so", [True, False])
+def test_what_is_padded_by_pixels_obeys_autocast(
+    kind: Any, size: tuple[int, ...], mode: str, is_tuned_so: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(3, 4, 3, padding=1, padding_mode=mode), kind(4, 4, 3, padding=1))
+    twin, images = copy.deepcopy(model), torch.randn(4, 3, *size, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_tuned_so):
+        plan = a_plan_for(model, images)
+    apply(model, plan)
+
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("error" if is_tuned_so else "ignore")
+        result, expected = model(images), twin(images)
+    gradient, expected_gradient = (
+        torch.autograd.grad(each.float().square().mean(), images)[0] for each in (result, expected)
+    )
+
+    assert {str(each.problem.dtype) for each in plan.assignments} == {("float32", "bfloat16")[is_tuned_so]}
+    for found, wanted in ((result, expected), (gradient, expected_gradient)):
+        assert found.dtype is wanted.dtype
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0.02 * wanted.abs().max().item())
+
+
 def test_a_model_that_has_run_without_autocast_obeys_it_afterwards() -> None:
     torch.manual_seed(0)
     model = a_chain().eval()
