@@ -7,6 +7,7 @@ TorchScript is deprecated, not removed: what is passed here is ordinary Python a
 """
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
@@ -39,15 +40,16 @@ class Script(Generic[Parameters, Result]):
         """Call the function.
 
         Raises:
-            KeyboardInterrupt: the user has interrupted a function of Python's that it calls; TorchScript
-                makes a RuntimeError of whatever such a function raises.
+            BaseException: whatever a function of Python's that it calls has raised, or a handler of signals
+                meanwhile, as KeyboardInterrupt or SystemExit; TorchScript makes a RuntimeError of that.
         """
         compiled = self._compiled or self.compile()
         try:
             return compiled(*args, **kwargs)
         except RuntimeError as error:
-            if "KeyboardInterrupt" in str(error):
-                raise KeyboardInterrupt from error
+            raised = _raised.__dict__.pop("error", None)
+            if raised is not None and type(raised).__name__ in str(error):
+                raise raised from None
             raise
 
     def compile(self) -> Callable[Parameters, Result]:
@@ -60,10 +62,22 @@ class Script(Generic[Parameters, Result]):
 
 _scripts: list[Callable[[], object]] = []
 
+_raised = threading.local()
+"""The error that a function of Python's has raised last, within a script of this thread."""
+
 
 def called_from_scripts(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Mark a function of Python's that scripts call as it is, for 3 microseconds and with the GIL."""
-    marked: Callable[Parameters, Result] = torch.jit.ignore(function)
+
+    @functools.wraps(function)
+    def remembered(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            _raised.error = error
+            raise
+
+    marked: Callable[Parameters, Result] = torch.jit.ignore(remembered)
     return marked
 
 

@@ -1,6 +1,7 @@
 """Functions compiled by TorchScript: the same results, without warnings, and as they are where it cannot."""
 
 import dataclasses
+import sys
 import threading
 import time
 import warnings
@@ -230,6 +231,8 @@ def _broken(kind: int) -> None:
         raise KeyboardInterrupt
     if kind == 1:
         raise _OwnError
+    if kind == 2:
+        sys.exit(3)
 
 
 @Script
@@ -237,13 +240,10 @@ def _breaks(kind: int) -> None:
     _broken(kind)
 
 
-def test_a_user_may_interrupt_what_a_script_calls() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        _breaks(0)
+@pytest.mark.parametrize(("kind", "error"), [(0, KeyboardInterrupt), (1, _OwnError), (2, SystemExit)])
+def test_what_a_script_calls_raises_its_own_errors(kind: int, error: type[BaseException]) -> None:
+    with pytest.raises(error) as raised:
+        _breaks(kind)
 
-
-def test_errors_of_what_a_script_calls_name_their_kind() -> None:
-    with pytest.raises(RuntimeError, match="_OwnError"):
-        _breaks(1)
-
-    _breaks(2)
+    assert raised.type is error
+    _breaks(3)
