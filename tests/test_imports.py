@@ -59,6 +59,22 @@ def test_a_report_loads_what_draws_when_it_is_asked_for_a_picture() -> None:
     assert "matplotlib" not in _loaded_by("import mucudnn.cli")
 
 
+def test_the_first_call_keeps_nothing_of_its_caller() -> None:
+    program = (
+        "import gc, weakref, mucudnn\n"
+        "class Data: pass\n"
+        "def caller():\n"
+        "    data = Data()\n"
+        "    mucudnn.optimize\n"  # which is imported now
+        "    return weakref.ref(data)\n"
+        "data = caller()\n"
+        "gc.collect()\n"
+        "print(data())\n"
+    )
+
+    assert _output(program) == "None\n"
+
+
 def test_the_package_loads_no_cudnn_library() -> None:
     assert "libcudnn" not in _output("import mucudnn; print(open('/proc/self/maps').read())")
 

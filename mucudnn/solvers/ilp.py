@@ -78,6 +78,21 @@ SOLVER_LIMIT_S = 1.0
 _log = logging.getLogger(__name__)
 
 
+def _let_go_of_importers() -> None:
+    """Forget who has imported PuLP.
+
+    It keeps why a solver cannot be loaded, with the frames of all who called at that time: this module is
+    imported in the first call of `optimize`, whose caller's model and data would stay for ever.
+    """
+    for solver in vars(pulp).values():
+        failure = getattr(solver, "err", None)
+        if isinstance(failure, BaseException):
+            failure.__traceback__ = None
+
+
+_let_go_of_importers()
+
+
 def solve_sharing(
     fronts: Mapping[Key, Sequence[Division]], limit_bytes: int, solver: Solver | None = None
 ) -> dict[Key, Division]:
