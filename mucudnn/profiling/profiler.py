@@ -71,9 +71,16 @@ class Profiler:
         return self._measurer.complaint()
 
     def forget(self, problems: Iterable[ConvProblem]) -> None:
-        """Have the store forget what it knows here of mini-batches of `problems` and of their parts."""
-        parts = {problem.part(size) for problem in problems for size in self.policy.sizes(problem.batch)}
-        self._store.forget(self.environment, parts)
+        """Have the store forget what it knows here of mini-batches of `problems` and of their parts.
+
+        A smaller mini-batch is as large as such a part: what is known of it as a whole stays.
+        """
+        wholes = set(problems)
+        parts = {
+            each.part(size) for each in wholes for size in self.policy.sizes(each.batch) if size < each.batch
+        }
+        self._store.forget(self.environment, wholes, whole=True)
+        self._store.forget(self.environment, parts, whole=False)
 
     def profile(self, problem: ConvProblem) -> Profile:
         """Return the candidates of `problem` within the limit, at all sizes of the policy.

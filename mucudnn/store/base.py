@@ -38,8 +38,14 @@ class Store(Protocol):
     def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
         """Keep `comparison`, unless the same divisions have been compared."""
 
-    def forget(self, environment: Environment, problems: Iterable[ConvProblem]) -> None:
-        """Remove all records and comparisons of these `problems` in `environment`."""
+    def forget(self, environment: Environment, problems: Iterable[ConvProblem], *, whole: bool) -> None:
+        """Remove what is known of these `problems` in `environment`, in one role.
+
+        Args:
+            environment: in which it was measured.
+            problems: of micro-batches.
+            whole: whether these are whole mini-batches, whose comparisons are removed too, or parts of some.
+        """
 
     def count(self) -> int:
         """Return the number of records, of all environments together."""

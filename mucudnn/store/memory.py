@@ -53,19 +53,19 @@ class MemoryStore:
         with self._lock:
             self._comparisons.setdefault(place, comparison)
 
-    def forget(self, environment: Environment, problems: Iterable[ConvProblem]) -> None:
-        """Remove all records and comparisons of these `problems` in `environment`."""
+    def forget(self, environment: Environment, problems: Iterable[ConvProblem], *, whole: bool) -> None:
+        """Remove what is known of these `problems` in `environment`, in one role."""
         places = {(environment.key, problem) for problem in problems}
         with self._lock:
             self._records = {
                 (key, trial): record
                 for (key, trial), record in self._records.items()
-                if (key, trial.problem) not in places
+                if trial.whole is not whole or (key, trial.problem) not in places
             }
             self._comparisons = {
                 place: comparison
                 for place, comparison in self._comparisons.items()
-                if place[:2] not in places
+                if not whole or place[:2] not in places
             }
 
     def count(self) -> int:

@@ -75,8 +75,9 @@ _FIND_WITHOUT_SETUP = f"""
     SELECT algorithm FROM records WHERE environment = {_ENVIRONMENT} AND times IS NOT NULL
     GROUP BY algorithm HAVING count(setup) = 0 ORDER BY algorithm"""
 
-_FORGET = (
-    f"DELETE FROM records WHERE environment = {_ENVIRONMENT} AND problem = ?",
+_FORGET_PARTS = (f"DELETE FROM records WHERE environment = {_ENVIRONMENT} AND problem = ? AND whole = 0",)
+_FORGET_WHOLE = (
+    f"DELETE FROM records WHERE environment = {_ENVIRONMENT} AND problem = ? AND whole = 1",
     f"""DELETE FROM compared WHERE comparison IN
         (SELECT id FROM comparisons WHERE environment = {_ENVIRONMENT} AND problem = ?)""",
     f"DELETE FROM comparisons WHERE environment = {_ENVIRONMENT} AND problem = ?",
@@ -189,11 +190,11 @@ class SqliteStore:
             if cursor.rowcount:
                 database.executemany(_ADD_COMPARED, [(cursor.lastrowid, *row) for row in added])
 
-    def forget(self, environment: Environment, problems: Iterable[ConvProblem]) -> None:
-        """Remove all records and comparisons of these `problems` in `environment`."""
+    def forget(self, environment: Environment, problems: Iterable[ConvProblem], *, whole: bool) -> None:
+        """Remove what is known of these `problems` in `environment`, in one role."""
         places = [(environment.key, problem.key) for problem in problems]
         with self._transaction("IMMEDIATE") as database:
-            for statement in _FORGET:
+            for statement in _FORGET_WHOLE if whole else _FORGET_PARTS:
                 database.executemany(statement, places)
 
     def count(self) -> int:

@@ -71,10 +71,10 @@ class SteadfastStore:
         """Keep `comparison`, unless the same divisions have been compared."""
         self._used(lambda store: store.add_comparison(environment, comparison))
 
-    def forget(self, environment: Environment, problems: Iterable[ConvProblem]) -> None:
-        """Remove all records and comparisons of these `problems` in `environment`."""
+    def forget(self, environment: Environment, problems: Iterable[ConvProblem], *, whole: bool) -> None:
+        """Remove what is known of these `problems` in `environment`, in one role."""
         forgotten = list(problems)
-        self._used(lambda store: store.forget(environment, forgotten))
+        self._used(lambda store: store.forget(environment, forgotten, whole=whole))
 
     def count(self) -> int:
         """Return the number of records, of all environments together."""

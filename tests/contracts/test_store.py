@@ -276,34 +276,37 @@ def test_the_first_comparison_of_the_same_divisions_stays(store: Store) -> None:
     assert store.comparison(an_environment(), a_problem(), ["a", "b"]) == _comparison(a=1, b=2)
 
 
-def test_what_is_forgotten_can_be_measured_anew(store: Store) -> None:
-    for trial in (a_trial(), a_trial("cpu:fft", whole=True)):
-        store.add_records(an_environment(), [a_record(trial, first_span_ns=1)])
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_forgotten_can_be_measured_anew(store: Store, whole: bool) -> None:
+    trial, other = a_trial(whole=whole), a_trial(whole=not whole)
+    store.add_records(an_environment(), [a_record(trial, first_span_ns=1), a_record(other, first_span_ns=1)])
     store.add_comparison(an_environment(), _comparison(a=1, b=2))
 
-    store.forget(an_environment(), iter([a_problem()]))
+    store.forget(an_environment(), iter([a_problem()]), whole=whole)
 
-    assert store.count() == 0
-    assert store.comparison(an_environment(), a_problem(), ["a", "b"]) is None
-    store.add_records(an_environment(), [a_record(first_span_ns=2)])
-    store.add_comparison(an_environment(), _comparison(a=3, b=4))
-    assert store.records(an_environment(), [a_trial()]) == {a_trial(): a_record(first_span_ns=2)}
-    assert store.comparison(an_environment(), a_problem(), ["a", "b"]) == _comparison(a=3, b=4)
+    known = store.records(an_environment(), [trial, other])
+    assert known == {other: a_record(other, first_span_ns=1)}  # in the other role
+    assert (store.comparison(an_environment(), a_problem(), ["a", "b"]) is None) is whole
+    store.add_records(an_environment(), [a_record(trial, first_span_ns=2)])
+    assert store.records(an_environment(), [trial]) == {trial: a_record(trial, first_span_ns=2)}
+    if whole:
+        store.add_comparison(an_environment(), _comparison(a=3, b=4))
+        assert store.comparison(an_environment(), a_problem(), ["a", "b"]) == _comparison(a=3, b=4)
 
 
 def test_other_problems_and_environments_are_not_forgotten(store: Store) -> None:
-    other = an_environment(backend="cudnn")
+    other, trial = an_environment(backend="cudnn"), a_trial(whole=True)
     for environment in (an_environment(), other):
-        store.add_records(environment, [a_record()])
+        store.add_records(environment, [a_record(trial)])
         store.add_comparison(environment, _comparison(a=1))
 
-    store.forget(an_environment(), [a_problem(batch=31)])
-    store.forget(other, [a_problem()])
-    store.forget(an_environment(backend="nowhere"), [a_problem()])
+    store.forget(an_environment(), [a_problem(batch=31)], whole=True)
+    store.forget(other, [a_problem()], whole=True)
+    store.forget(an_environment(backend="nowhere"), [a_problem()], whole=True)
 
-    assert store.records(an_environment(), [a_trial()]) == {a_trial(): a_record()}
+    assert store.records(an_environment(), [trial]) == {trial: a_record(trial)}
     assert store.comparison(an_environment(), a_problem(), ["a"]) == _comparison(a=1)
-    assert store.records(other, [a_trial()]) == {}
+    assert store.records(other, [trial]) == {}
     assert store.comparison(other, a_problem(), ["a"]) is None
 
 

@@ -604,6 +604,21 @@ def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
     assert _tuned(idle, other, store=store) == plans[1]
 
 
+def test_what_a_smaller_mini_batch_was_tuned_with_stays_when_a_larger_one_is_measured_anew() -> None:
+    store, backend = MemoryStore(), ScriptedBackend({"rival": Recipe(rate(2 * MS))})
+    small, large = (extract(nn.Conv2d(3, 4, 3), a_batch(samples), "fprop") for samples in (4, 8))
+    _tuned(backend, small, store=store, policy=Policy.UNDIVIDED)
+    profiler = Profiler(LiveMeasurer(backend), store, 2**20, Policy.POWER_OF_TWO)
+
+    tuning = Tuning(profiler, Mode.REUSE, large, Listener())
+    tuning.plan()
+    tuning.forget()
+
+    ran = len(backend.world.ran)
+    _tuned(backend, small, store=store, policy=Policy.UNDIVIDED)
+    assert len(backend.world.ran) == ran
+
+
 def test_a_call_of_which_nothing_is_divided_was_not_timed() -> None:
     assert _tuned(ScriptedBackend({}), _one_convolution()).calls == ()
 
