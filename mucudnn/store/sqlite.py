@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import os
 import sqlite3
-import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from mucudnn.errors import StoreError
+from mucudnn.files import write_whole
+from mucudnn.locks import ForkSafeLock
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
 from mucudnn.sizes import LARGEST
@@ -23,6 +24,13 @@ PACKED = ".gz"
 """What the name of a file ends with that holds a store in compressed form, to be read only."""
 
 _BUSY_TIMEOUT_S = 30.0
+
+_LEFT: list[sqlite3.Connection] = []
+"""Of a parent that forked: SQLite forbids its child to use them, and to close them.
+
+Source: SQLite, How To Corrupt An SQLite Database File, section 2.6.
+"""
+
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNUSABLE = {
     sqlite3.SQLITE_BUSY,  # somebody else has held it for all that time
@@ -114,14 +122,21 @@ class SqliteStore:
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False) -> None:
         self.path = Path(path).absolute()
         self._read_only = read_only
-        self._lock = threading.Lock()
-        self._connection = _connect(self.path, read_only)
+        self._lock = ForkSafeLock()
+        self._open()
+
+    def _open(self) -> None:
+        """Open the file for this process."""
+        self._connection = _connect(self.path, self._read_only)
+        self._process, self._is_closed = os.getpid(), False
         try:
-            self._prepare(read_only)
+            self._prepare(self._read_only)
         except BaseException:
             self.close()
             raise
-        weakref.finalize(self, self._connection.close)  # whoever copies a model knows of no store to close
+        weakref.finalize(
+            self, _close, self._connection, self._process
+        )  # who copies a model knows of no store
 
     def __reduce__(self) -> tuple[Callable[[Path, bool], "SqliteStore"], tuple[Path, bool]]:
         return _reopened, (self.path, self._read_only)
@@ -135,10 +150,9 @@ class SqliteStore:
                 raise UnusableFileError(f"{self.path} holds nothing to read.")
             if read_only and schema.is_older(database):
                 copied = _in_memory()
-                weakref.finalize(self, copied.close)
                 database.backup(copied)
         if copied is not None:
-            self.close()
+            self._connection.close()
             self._connection = copied
         if copied is not None or not read_only:
             with self._transaction("IMMEDIATE") as database:
@@ -149,9 +163,13 @@ class SqliteStore:
     @contextlib.contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
         """Run the block in one transaction: all of it or, if it raises, nothing of it."""
-        with _errors_naming(self.path), self._lock, self._connection:
-            self._connection.execute(f"BEGIN {kind}")
-            yield self._connection
+        with _errors_naming(self.path), self._lock:
+            if os.getpid() != self._process and not self._is_closed:
+                _LEFT.append(self._connection)
+                self._open()
+            with self._connection:
+                self._connection.execute(f"BEGIN {kind}")
+                yield self._connection
 
     def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:
         """Return the records of those `trials` that are known in `environment`, in the order of `trials`."""
@@ -258,18 +276,17 @@ class SqliteStore:
         if target.suffix != PACKED:
             raise StoreError(f"The name of a packed store must end with {PACKED!r}, but got {str(path)!r}.")
         with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
-            with _errors_naming(self.path), self._lock:
-                self._connection.backup(copy)
+            with self._transaction("DEFERRED") as database:
+                database.backup(copy)
             copy.execute("VACUUM")
             packed = gzip.compress(copy.serialize(), mtime=0)  # the same bytes from the same store
-        beside = target.with_name(f"{target.name}.part")
         with _errors_naming(target):
-            beside.write_bytes(packed)
-            beside.replace(target)  # a process that dies here leaves what was there
+            write_whole(target, packed)
 
     def close(self) -> None:
         """Close the file."""
-        self._connection.close()
+        self._is_closed = True
+        _close(self._connection, self._process)
 
     def __enter__(self) -> Self:
         return self
@@ -278,6 +295,12 @@ class SqliteStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _close(connection: sqlite3.Connection, process: int) -> None:
+    """Close what this process has opened."""
+    if os.getpid() == process:
+        connection.close()
 
 
 def _reopened(path: Path, read_only: bool) -> SqliteStore:

@@ -12,10 +12,12 @@ import pickle
 import re
 import resource
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +39,7 @@ from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as former
 from tests.data import make_store_schema_2 as released
 from tests.examples import a_record, a_trial, an_environment, copy_in_a_write
+from tests.test_locks import in_a_child
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
@@ -173,6 +176,35 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match="closed database"):
         store.count()
+
+
+def test_a_forked_child_opens_the_file_once_more_though_a_thread_was_about_to_write(tmp_path: Path) -> None:
+    store, trials = SqliteStore(tmp_path / "profiles.sqlite3"), [a_trial(f"cpu:{n}") for n in range(3)]
+    store.add_records(an_environment(), [a_record(trials[0])])
+    is_reading, may_end = threading.Event(), threading.Event()
+
+    def read() -> None:
+        with store._transaction("DEFERRED"):
+            is_reading.set()
+            may_end.wait()
+
+    def check() -> bool:
+        signal.alarm(20)  # instead of waiting for ever
+        store.add_records(an_environment(), [a_record(trials[1])])
+        is_known = store.count() == 2
+        store.close()
+        return is_known
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    is_reading.wait()
+    found = in_a_child(check)
+    may_end.set()
+    thread.join()
+
+    assert found
+    store.add_records(an_environment(), [a_record(trials[2])])
+    assert store.count() == 3
 
 
 def test_opening_a_store_does_not_change_it(tmp_path: Path) -> None:
