@@ -4,6 +4,7 @@ import math
 import re
 import reprlib
 from fractions import Fraction
+from numbers import Integral
 
 from mucudnn.errors import SizeError
 from mucudnn.units import UNITS, format_bytes, format_exactly
@@ -27,10 +28,10 @@ def parse_bytes(size: int | str) -> int:
     Raises:
         SizeError: negative, more than `LARGEST`, no number, a string without a unit, or an unknown unit.
     """
-    if isinstance(size, bool) or not isinstance(size, int | str):
+    if isinstance(size, bool) or not isinstance(size, Integral | str):
         got = reprlib.repr(size)  # a sample, in the limit's place, may be large
         raise SizeError(f"A size must be an int of bytes or a string such as '64MiB', but got {got}.")
-    n_bytes = size if isinstance(size, int) else _parse_text(size)
+    n_bytes = _parse_text(size) if isinstance(size, str) else int(size)
     if n_bytes < 0:
         raise SizeError(f"A size must not be negative, but got {size!r}.")
     if n_bytes > LARGEST:

@@ -1,5 +1,6 @@
 """Amounts of memory as text and as bytes."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,11 @@ from mucudnn.sizes import format_bytes, format_exactly, parse_bytes
 )
 def test_a_number_with_a_unit_is_read_in_that_unit(text: str, n_bytes: int) -> None:
     assert parse_bytes(text) == n_bytes
+
+
+def test_numpys_int_is_a_number_of_bytes() -> None:
+    assert type(parse_bytes(np.int64(1 << 24))) is int  # type: ignore[arg-type]
+    assert parse_bytes(np.int64(1 << 24)) == 1 << 24  # type: ignore[arg-type]
 
 
 def test_an_int_is_a_number_of_bytes() -> None:

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,8 +115,8 @@ def own_gradients(
 
 def numbers(given: Numbers, rank: int) -> tuple[int, ...]:
     """Return one number for each of `rank` dimensions; one stands for all of them."""
-    if isinstance(given, int):
-        return (given,) * rank
+    if isinstance(given, int | Integral):  # of NumPy, say
+        return (int(given),) * rank
     return tuple(given) * rank if len(given) == 1 else tuple(given)
 
 
@@ -197,6 +199,7 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
     Raises:
         ProblemError: the shapes fit no convolution, or no transposed one that is another's gradient.
     """
+    arguments = _plain(arguments)
     if isinstance(arguments.padding, str):
         raise OptionError(f"padding must be in numbers here, but got {arguments.padding!r}.")
     expected = weight.shape[0] if arguments.is_transposed else weight.shape[1] * arguments.groups
@@ -220,12 +223,26 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
         filter_layout=Layout.CHANNELS_LAST if _is_channels_last(weight) else Layout.CONTIGUOUS,
         bias=has_bias and not arguments.is_transposed,
     )
+    if arguments.is_transposed and not all(plain.input_size):
+        raise ProblemError("The result of a transposed convolution must have pixels, but got none.")
     if arguments.is_transposed and plain.output_size != tuple(image.shape[2:]):
         raise ProblemError(
             "The output padding of a transposed convolution must be smaller than its stride, "
             f"but got {arguments.output_padding} for {arguments.stride}."
         )
     return dataclasses.replace(plain, layout=_layout_of_call(image, weight, arguments))
+
+
+def _plain(arguments: ConvArguments) -> ConvArguments:
+    """Return the same in Python's numbers, where they are whole ones of NumPy."""
+    plain = {name: _in_python(value) for name, value in vars(arguments).items()}
+    return dataclasses.replace(arguments, **plain)
+
+
+def _in_python(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_in_python, value))
+    return int(value) if isinstance(value, Integral) else value
 
 
 def _layout_of_call(image: Tensor, weight: Tensor, arguments: ConvArguments) -> Layout:

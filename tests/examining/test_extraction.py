@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -890,6 +891,22 @@ def test_complex_numbers_are_left_to_pytorch() -> None:
 
     with pytest.raises(SampleError, match="complex64 has PyTorch's own convolution only"):
         extract(model, a_batch().to(torch.complex64))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    two, one = np.int64(2), np.int64(1)
+    model = nn.Conv2d(4, 4, np.int64(3), stride=two, padding=one, dilation=one, groups=two)  # type: ignore[arg-type]
+
+    (call,) = extract(model, a_batch(channels=4)).calls
+
+    assert call.problem.stride == (2, 2)
+    assert call.problem == extract(nn.Conv2d(4, 4, 3, 2, 1, 1, 2), a_batch(channels=4)).calls[0].problem
+    assert {type(each) for each in (*call.problem.stride, call.problem.groups)} == {int}
+
+
+def test_a_transposed_convolution_without_a_result_is_left_to_pytorch() -> None:
+    with pytest.raises(SampleError, match="must have pixels, but got none"):
+        extract(nn.ConvTranspose2d(3, 4, 1, padding=1), a_batch()[..., :2, :2])
 
 
 def test_a_batch_of_nothing_is_left_to_pytorch() -> None:
