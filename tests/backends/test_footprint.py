@@ -403,9 +403,13 @@ def test_a_child_that_is_about_to_end_gets_no_job() -> None:
         assert not _runs(first)
 
 
-def test_a_meter_without_work_starts_no_process() -> None:
+def test_a_meter_without_work_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", None)  # to start one raises
+
     with FootprintMeter() as meter:
+        assert meter._child is None
         meter.close()
+        assert meter._child is None
 
 
 def test_a_child_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

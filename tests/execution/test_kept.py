@@ -226,21 +226,41 @@ def test_a_filter_is_transformed_anew_once_others_have_written_there(
     assert len(prepared) == 1
 
 
-def test_a_filter_whose_transform_was_interrupted_is_not_kept(
-    prepared: list[Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner, workspace, weight, image = a_call()
+def interrupted_call(runner: Runner, workspace: Workspace, weight: Tensor, image: Tensor) -> None:
+    """A call that ends once the filter is transformed, before anything is computed with it."""
 
     def interrupted(*_: Any) -> bool:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TileSliceKernel, "run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             runner(workspace, image, weight, keeps_filter=True)
+
+
+@pytest.mark.parametrize("calls", [0, 1], ids=["at first", "once it would be kept"])
+def test_a_filter_whose_transform_was_interrupted_is_not_kept(calls: int, prepared: list[Tensor]) -> None:
+    runner, workspace, weight, image = a_call()
+    for _ in range(calls):
+        results_of(runner, workspace, weight, image)
+
+    interrupted_call(runner, workspace, weight, image)
     results_of(runner, workspace, weight, image)
 
+    assert len(prepared) == calls + 2
+
+
+def test_a_filter_is_not_kept_once_a_call_with_another_was_interrupted(prepared: list[Tensor]) -> None:
+    """The other's transform lies where that of the first one was."""
+    runner, workspace, weight, image = a_call()
+    for _ in range(3):
+        results_of(runner, workspace, weight, image)
     assert len(prepared) == 2
+
+    interrupted_call(runner, workspace, weight.flip(0), image)
+    results_of(runner, workspace, weight, image)
+
+    assert len(prepared) == 4
 
 
 def test_two_algorithms_have_their_filters_in_one_place_and_keep_neither(prepared: list[Tensor]) -> None:

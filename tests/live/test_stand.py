@@ -22,6 +22,7 @@ from mucudnn.division import Division
 from mucudnn.live.stand import Stand, relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
+from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -186,10 +187,19 @@ def test_the_same_seed_makes_the_same_operands() -> None:
 
 @pytest.mark.parametrize("op", ConvOp)
 def test_a_finished_division_runs_as_in_a_model(op: ConvOp) -> None:
-    problem = for_op(PROBLEM, op)
-    parts = (Candidate("cpu:winograd4", 4, 0.0, 0), Candidate("cpu:im2col", 2, 0.0, 0))
+    """Every part by its algorithm, on its samples of the operands, and with the bias."""
+    results: list[Tensor] = []
+    recipe = Recipe(rate(MS), damage=lambda _problem, result, _behind: results.append(result))
+    backend = ScriptedBackend({"one": recipe, "other": recipe})
+    stand = Stand(backend, for_op(dataclasses.replace(PROBLEM, bias=True), op), buffer_bytes=0)
+    parts = (Candidate("scripted:one", 4, 0.0, 0), Candidate("scripted:other", 2, 0.0, 0))
 
-    Stand(BACKEND, problem, buffer_bytes=0).division(Division(parts))()  # raises nothing
+    stand.division(Division(parts))()
+
+    ran = [entry for entry in backend.world.ran if not entry.endswith("set-up")]
+    assert ran == ["scripted:one@4", "scripted:other@2"]
+    whole = torch.stack(results).sum(0) if op is ConvOp.WGRAD else torch.cat(results)
+    assert relative_error(whole, stand.reference.of(slice(0, 6))) <= BOUND
 
 
 @pytest.mark.parametrize("op", ConvOp)
@@ -415,6 +425,32 @@ def test_whoever_writes_beyond_its_workspace_has_an_infinite_error(kernel: type[
     op = ConvOp.FPROP if issubclass(kernel, Slices) else ConvOp.WGRAD
 
     assert error_of(kernel, for_op(PROBLEM, op)) == math.inf
+
+
+class SlicesThatNeedAlignment(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
+        if image.data_ptr() % 16:
+            out.zero_()
+        return True
+
+
+class SumsThatNeedAlignment(Sums):
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        super().add(image, gradient, into, first)
+        if image.data_ptr() % 16:
+            self.sum.zero_()
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_parts_that_are_wrong_off_alignment_are_found_out(op: ConvOp) -> None:
+    """The first part starts at a multiple of 16 bytes; with these shapes the second may not."""
+    kernel = SumsThatNeedAlignment if op is ConvOp.WGRAD else SlicesThatNeedAlignment
+    problem = for_op(dataclasses.replace(PROBLEM, in_channels=3, out_channels=5), op)
+
+    wrong = [size for size in range(1, 7) if not error_of(kernel, problem, size) <= BOUND]
+
+    assert wrong == [1, 2, 3]  # of 4 samples and more there is no second part
 
 
 class SlicesThatCannotRun(Slices):
