@@ -315,7 +315,7 @@ class _Recorder:
                 image, weight, bias = as_autocast(image, weight, bias, dtype)
             problem = problem_of(image, weight, bias is not None, arguments)
         except ProblemError as error:  # unless PyTorch's own says what is wrong, right after this
-            self._obstacle = str(error)
+            self._obstacle = str(error).removesuffix(".")
             return
         self._obstacle = None
         if not self.calls:

@@ -61,7 +61,7 @@ def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
         "is_predicted": seen.is_predicted,
         "others": seen.others,
         "rejected": [{"division": key, "time": _as_json(estimate)} for key, estimate in seen.rejected],
-        "speedups": {key: _interval_as_json(estimate) for key, estimate in seen.speedups},
+        "speedups": {key: interval_as_json(estimate) for key, estimate in seen.speedups},
     }
 
 
@@ -85,18 +85,19 @@ def _times_as_json(times: CallTimes | None) -> dict[str, object]:
         "before": None if times is None else _as_json(times.reference),
         "divided": None if times is None else _as_json(times.divided),
         "speedup": None if times is None else times.speedup.median,
-        "speedup_interval": None if times is None else _interval_as_json(times.speedup),
+        "speedup_interval": None if times is None else interval_as_json(times.speedup),
         "verdict": None if times is None else times.verdict,
         "others": None if times is None else times.others,
     }
 
 
 def _as_json(time: Estimate | None) -> dict[str, object] | None:
-    """Return a time in seconds; the ends of an interval that does not exist are null."""
-    return None if time is None else _interval_as_json(time, "_s")
+    """Return a time in seconds."""
+    return None if time is None else interval_as_json(time, "_s")
 
 
-def _interval_as_json(estimate: Estimate, unit: str = "") -> dict[str, object]:
+def interval_as_json(estimate: Estimate, unit: str = "") -> dict[str, object]:
+    """Return median and ends, with a unit behind their names; ends that do not exist are null."""
     ends = {f"low{unit}": estimate.low, f"high{unit}": estimate.high}
     known = {name: end if math.isfinite(end) else None for name, end in ends.items()}
     return {f"median{unit}": estimate.median, **known, "rounds": estimate.samples}

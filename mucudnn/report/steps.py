@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from mucudnn.comparing.step_comparison import PairedTimes, StepComparison
 from mucudnn.intervals import CONFIDENCE, Estimate, Verdict
 from mucudnn.report.plan_notes import OVER_LIMIT
+from mucudnn.report.plan_values import interval_as_json
 from mucudnn.report.table import Row, table
 from mucudnn.report.words import DEFAULT_WIDTH, and_more, decimals_of_ms, describe_ms, render_notes
 from mucudnn.sizes import format_bytes
@@ -110,16 +111,11 @@ def _as_json(times: PairedTimes) -> dict[str, object]:
     return {
         "before_ns": list(times.before_ns),
         "now_ns": list(times.now_ns),
-        "before": _estimate_as_json(times.before),
-        "now": _estimate_as_json(times.now),
-        "speedup": _estimate_as_json(times.speedup),
+        "before": interval_as_json(times.before, "_s"),
+        "now": interval_as_json(times.now, "_s"),
+        "speedup": interval_as_json(times.speedup),
         "verdict": times.verdict,
     }
-
-
-def _estimate_as_json(found: Estimate) -> dict[str, object]:
-    ends = ((name, getattr(found, name)) for name in ("median", "low", "high"))
-    return {name: end if math.isfinite(end) else None for name, end in ends}
 
 
 def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:

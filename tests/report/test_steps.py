@@ -201,7 +201,7 @@ def test_json_of_rounds_that_have_no_interval_has_no_infinity() -> None:
     short = dataclasses.replace(FOUND, step=PairedTimes((100,), (50,)), layers=())
 
     values = json.loads(json.dumps(comparison_as_json(short), allow_nan=False))
-    assert (values["step"]["now"]["low"], values["step"]["now"]["high"]) == (None, None)
+    assert (values["step"]["now"]["low_s"], values["step"]["now"]["high_s"]) == (None, None)
 
 
 def test_what_does_not_run_as_planned_is_named_with_what_to_do() -> None:
