@@ -4,8 +4,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-REMOVED_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_")
-"""Variables with these prefixes are taken out of a child's environment, so that defaults are defaults."""
+REMOVED_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_NUM_", "MKL_DOMAIN_", "MKL_DYNAMIC")
+"""Variables with these prefixes are taken out of a child's environment, so that defaults are defaults.
+
+All are about threads: which instructions MKL may use (MKL_ENABLE_INSTRUCTIONS) is the machine's description.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
