@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.cli.model import Shapes, device_of_backend, load_model, make_lazy, prepare, random_inputs
+from mucudnn.cli.model import (
+    Shapes,
+    autocasting,
+    device_of_backend,
+    load_model,
+    make_lazy,
+    prepare,
+    random_inputs,
+)
 from mucudnn.cli.options import (
     NewFile,
     Target,
+    autocast_option,
     channels_last_option,
     check_files,
+    check_types,
     dtype_option,
     inputs_option,
     json_option,
@@ -39,6 +49,7 @@ _FEWEST_ROUNDS = 6
     help="What mucudnn tune -o has saved, for the same model, inputs, type and layout.",
 )  # fmt: skip
 @dtype_option
+@autocast_option
 @channels_last_option
 @click.option(
     "--rounds", type=click.IntRange(min=_FEWEST_ROUNDS),
@@ -56,6 +67,7 @@ def compare_command(
     shapes: Shapes,
     path: Path,
     dtype: str | None,
+    autocast: str | None,
     channels_last: bool,
     rounds: int | None,
     output: Path | None,
@@ -74,6 +86,7 @@ def compare_command(
       mucudnn compare torchvision.models:resnet18 --input 32x3x224x224 --plan plan.json
     """
     check_files(output, plot)
+    check_types(dtype, autocast)
     plan = Plan.load(path)
     with contextlib.redirect_stdout(sys.stderr):  # whatever the model prints, stdout has the table alone
         # here, so that help and other commands do not wait for torch
@@ -89,7 +102,8 @@ def compare_command(
         inputs = random_inputs(model, shapes, channels_last=channels_last)
         make_lazy(model, inputs, channels_last=channels_last)
         apply(model, plan)
-        run = _inference(model, inputs) if is_eval else _training(model, inputs)
+        forward = _forward(model, inputs, autocast)
+        run = _inference(forward) if is_eval else _training(model, forward)
         found = compare(model, run, rounds=rounds, progress=True)
     if output is not None:
         found.settled.save(output)  # before anything is printed: whoever reads that may leave
@@ -115,19 +129,30 @@ def is_for_inference(plan: Plan, model: "nn.Module") -> bool:
     return all(site.op is (ConvOp.DGRAD if site.path in transposed else ConvOp.FPROP) for site in plan.sites)
 
 
-def _inference(model: "nn.Module", inputs: "tuple[Tensor, ...]") -> Callable[[], None]:
+def _forward(model: "nn.Module", inputs: "tuple[Tensor, ...]", autocast: str | None) -> Callable[[], object]:
+    """Return a forward pass, in autocast if that is asked for."""
+
+    def run() -> object:
+        """Run it, and return what the model does."""
+        with autocasting(model, autocast):
+            return model(*inputs)
+
+    return run
+
+
+def _inference(forward: Callable[[], object]) -> Callable[[], None]:
     """Return a forward pass without gradients."""
     import torch
 
     def run() -> None:
         """Run it."""
         with failing_as("The model cannot be run"), torch.no_grad():
-            model(*inputs)
+            forward()
 
     return run
 
 
-def _training(model: "nn.Module", inputs: "tuple[Tensor, ...]") -> Callable[[], None]:
+def _training(model: "nn.Module", forward: Callable[[], object]) -> Callable[[], None]:
     """Return a forward and backward pass, with ones for the gradients of all that the model returns."""
     import torch
     from torch.utils._pytree import tree_leaves
@@ -137,7 +162,7 @@ def _training(model: "nn.Module", inputs: "tuple[Tensor, ...]") -> Callable[[], 
         model.zero_grad()
         with failing_as("The model cannot be run"):
             results = [
-                each for each in tree_leaves(model(*inputs)) if torch.is_tensor(each) and each.requires_grad
+                each for each in tree_leaves(forward()) if torch.is_tensor(each) and each.requires_grad
             ]
             if not results:
                 raise ValueError("it returns nothing that has a gradient, and the plan is for training")

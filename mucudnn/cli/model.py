@@ -1,6 +1,8 @@
 """The user's model and its inputs, as the options want them."""
 
+import contextlib
 import importlib
+import itertools
 import sys
 from operator import attrgetter
 from pathlib import Path
@@ -66,6 +68,16 @@ def prepare(model: "nn.Module", *, is_eval: bool, dtype: str | None, channels_la
         model.to(dtype=getattr(torch, dtype))
     if channels_last:
         _lay_out(model)
+
+
+def autocasting(model: "nn.Module", dtype: str | None) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a model runs in autocast to a type; None changes nothing."""
+    import torch
+
+    if dtype is None:
+        return contextlib.nullcontext()
+    first = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return torch.autocast("cpu" if first is None else first.device.type, getattr(torch, dtype))
 
 
 def make_lazy(model: "nn.Module", inputs: "tuple[Tensor, ...]", *, channels_last: bool) -> None:

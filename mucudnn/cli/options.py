@@ -30,6 +30,9 @@ DTYPES = {
 }
 """torch's names of types by the names that people give them."""
 
+_HALVES = {name: kind for name, kind in DTYPES.items() if kind in ("bfloat16", "float16")}
+"""Those of 16 bits."""
+
 _INTEGERS = {"int32": "int32", "int": "int32", "int64": "int64", "long": "int64", "bool": "bool"}
 """The same of what is counted, for inputs alone."""
 
@@ -139,6 +142,18 @@ def check_files(output: Path | None, plot: Path | None) -> None:
         raise click.BadParameter(f"the plan itself is saved in '{plot}'.", param_hint="'--plot'")
 
 
+def check_types(dtype: str | None, autocast: str | None) -> None:
+    """Refuse a model to be cast that autocast leaves alone, or that has 16 bits already.
+
+    Raises:
+        BadParameter: it is of another type than float32.
+    """
+    if autocast is not None and dtype not in (None, "float32"):
+        raise click.BadParameter(
+            f"autocast is for models in float32, but got --dtype {dtype}.", param_hint="'--autocast'"
+        )
+
+
 def _dtype(_context: click.Context, _parameter: click.Parameter, name: str | None) -> str | None:
     return None if name is None else DTYPES[name]
 
@@ -157,6 +172,11 @@ policy_option = click.option(
 dtype_option = click.option(
     "--dtype", type=click.Choice(list(DTYPES), case_sensitive=False), callback=_dtype, metavar="TYPE",
     help="Type of model and inputs: bf16, fp16, f32, f64 or torch's names.  [default: the model's]",
+)  # fmt: skip
+autocast_option = click.option(
+    "--autocast", type=click.Choice(list(_HALVES), case_sensitive=False), callback=_dtype, metavar="TYPE",
+    help="Run the model in torch.autocast to bf16 or fp16, as training in mixed precision does; its "
+    "parameters keep their type, which --dtype would change.",
 )  # fmt: skip
 channels_last_option = click.option(
     "--channels-last", is_flag=True, help="Lay out the model and its 4-D and 5-D inputs channels-last."

@@ -9,14 +9,24 @@ from pathlib import Path
 import click
 
 from mucudnn.choices import Mode, Search
-from mucudnn.cli.model import Shapes, device_of_backend, load_model, make_lazy, prepare, random_inputs
+from mucudnn.cli.model import (
+    Shapes,
+    autocasting,
+    device_of_backend,
+    load_model,
+    make_lazy,
+    prepare,
+    random_inputs,
+)
 from mucudnn.cli.options import (
     FILE,
     FiniteRange,
     NewFile,
     Target,
+    autocast_option,
     channels_last_option,
     check_files,
+    check_types,
     dtype_option,
     inputs_option,
     json_option,
@@ -58,6 +68,7 @@ from mucudnn.store.steadfast import SteadfastStore
 )  # fmt: skip
 @click.option("--eval", "is_eval", is_flag=True, help="Tune for inference: the forward pass alone.")
 @dtype_option
+@autocast_option
 @channels_last_option
 @click.option(
     "--backend", default="auto", show_default=True, metavar="NAME",
@@ -83,6 +94,7 @@ def tune_command(
     max_error: float | None,
     is_eval: bool,
     dtype: str | None,
+    autocast: str | None,
     channels_last: bool,
     backend: str,
     store: Path | None,
@@ -102,6 +114,7 @@ def tune_command(
       mucudnn tune torchvision.models:resnet18 --input 32x3x224x224 --workspace-limit 64MiB -o plan.json
     """
     check_files(output, plot)
+    check_types(dtype, autocast)
     _check_backend(backend, store, again=again)
     start = time.perf_counter()
     is_replay = backend.startswith(PREFIX)
@@ -117,10 +130,11 @@ def tune_command(
             model.to(device)
         sample = random_inputs(model, shapes, channels_last=channels_last)
         make_lazy(model, sample, channels_last=channels_last)
-        plan = tune(
-            model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
-            backend=backend, store=opened, again=again, progress=True,
-        )  # fmt: skip
+        with autocasting(model, autocast):
+            plan = tune(
+                model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
+                backend=backend, store=opened, again=again, progress=True,
+            )  # fmt: skip
     seconds = time.perf_counter() - start
     try:
         _keep(plan, output, plot)  # before anything is printed: whoever reads that may leave

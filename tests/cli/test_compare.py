@@ -117,6 +117,19 @@ def test_a_plan_that_does_not_suit_is_refused(plans: dict[str, Path]) -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("is_inference", [True, False])
+def test_within_autocast_a_plan_made_so_runs_as_it_was_planned(is_inference: bool, tmp_path: Path) -> None:
+    model, path = nn.Conv2d(3, 4, 3).train(not is_inference), tmp_path / "plan.json"
+    with torch.autocast("cpu", torch.bfloat16):
+        a_plan_for(model, torch.zeros(4, 3, 8, 8)).save(path)
+
+    within, without = (compare("conv", path, *options) for options in (("--autocast", "bf16"), ()))
+
+    assert (within.exit_code, without.exit_code) == (0, 0)
+    assert "not as planned" not in within.stdout
+    assert "not as planned" in without.stdout
+
+
 def test_a_plan_that_patches_nothing_is_told_of_and_saved(plans: dict[str, Path], tmp_path: Path) -> None:
     settled, drawn = tmp_path / "settled.json", tmp_path / "step.svg"
 

@@ -435,6 +435,29 @@ def test_an_exhaustive_search_may_be_asked_for(tuned: Tuned) -> None:
     assert result.exit_code == 0
 
 
+@pytest.mark.parametrize("is_inference", [True, False])
+def test_a_model_may_be_tuned_within_autocast(is_inference: bool, tmp_path: Path) -> None:
+    output, store = tmp_path / "plan.json", tmp_path / "profiles.sqlite3"
+    options = [each for each in SMALL if is_inference or each != "--eval"]
+
+    tuned = tune("conv", *options, "--autocast", "bf16", "--store", store, "-o", output)
+    again = tune("conv", *options, "--autocast", "BFloat16", "--backend", f"replay:{store}")
+
+    assert (tuned.exit_code, again.exit_code) == (0, 0)
+    assert {each.problem.dtype for each in Plan.load(output).assignments} == {"bfloat16"}
+    assert "bfloat16" in again.stdout
+
+
+@pytest.mark.parametrize("command", ["tune", "compare"])
+def test_autocast_is_for_models_in_float32(command: str, tmp_path: Path) -> None:
+    more = ("--plan", tmp_path / "plan.json") if command == "compare" else SMALL[2:]
+
+    result = run(command, "no_such_module:model", *SMALL[:2], *more, "--autocast", "bf16", "--dtype", "f64")
+
+    assert result.exit_code == 2
+    assert "autocast is for models in float32, but got --dtype float64" in result.stderr
+
+
 @pytest.mark.parametrize("error", ["nan", "inf"])
 def test_an_error_without_an_end_is_refused_before_anything_is_done(error: str) -> None:
     result = tune("no_such_model", *SMALL, "--max-error", error)
