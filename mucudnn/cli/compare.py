@@ -100,7 +100,8 @@ def compare_command(
         if device is not None:
             model.to(device)
         inputs = random_inputs(model, shapes, channels_last=channels_last)
-        make_lazy(model, inputs, channels_last=channels_last)
+        with autocasting(model, autocast):
+            make_lazy(model, inputs, channels_last=channels_last)
         apply(model, plan)
         forward = _forward(model, inputs, autocast)
         run = _inference(forward) if is_eval else _training(model, forward)

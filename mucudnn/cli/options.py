@@ -171,7 +171,8 @@ policy_option = click.option(
 )  # fmt: skip
 dtype_option = click.option(
     "--dtype", type=click.Choice(list(DTYPES), case_sensitive=False), callback=_dtype, metavar="TYPE",
-    help="Type of model and inputs: bf16, fp16, f32, f64 or torch's names.  [default: the model's]",
+    help="Type that the whole model and its inputs are cast to: bf16, fp16, f32, f64 or torch's names.  "
+    "[default: the model's]",
 )  # fmt: skip
 autocast_option = click.option(
     "--autocast", type=click.Choice(list(_HALVES), case_sensitive=False), callback=_dtype, metavar="TYPE",

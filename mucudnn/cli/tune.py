@@ -129,8 +129,8 @@ def tune_command(
         if device is not None:
             model.to(device)
         sample = random_inputs(model, shapes, channels_last=channels_last)
-        make_lazy(model, sample, channels_last=channels_last)
         with autocasting(model, autocast):
+            make_lazy(model, sample, channels_last=channels_last)
             plan = tune(
                 model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
                 backend=backend, store=opened, again=again, progress=True,

@@ -130,6 +130,31 @@ def test_within_autocast_a_plan_made_so_runs_as_it_was_planned(is_inference: boo
     assert "not as planned" in without.stdout
 
 
+def test_the_backward_pass_runs_outside_of_autocast(folder: Path) -> None:
+    (folder / "watched.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "forward, backward = set(), set()\n"
+        "class Watched(nn.Conv2d):\n"
+        "    def forward(self, image):\n"
+        "        forward.add(torch.is_autocast_enabled('cpu'))\n"
+        "        result = super().forward(image)\n"
+        "        result.register_hook(lambda _: backward.add(torch.is_autocast_enabled('cpu')))\n"
+        "        return result\n"
+        "def made():\n"
+        "    return Watched(3, 4, 3)\n"
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        a_plan_for(nn.Conv2d(3, 4, 3), torch.zeros(4, 3, 8, 8)).save(folder / "watched.json")
+
+    options = ("--plan", folder / "watched.json", "--rounds", "6", "--autocast", "bf16")
+    result = run("compare", "watched:made", *INPUT, *options)
+
+    assert result.exit_code == 0, result.stderr
+    watched = importlib.import_module("watched")
+    assert (watched.forward, watched.backward) == ({True}, {False})
+
+
 def test_a_plan_that_patches_nothing_is_told_of_and_saved(plans: dict[str, Path], tmp_path: Path) -> None:
     settled, drawn = tmp_path / "settled.json", tmp_path / "step.svg"
 
@@ -198,6 +223,29 @@ def test_parameters_that_the_first_call_makes_are_laid_out_too(command: str, fol
         importlib.import_module("lazy_norm").model[0].weight.is_contiguous(memory_format=torch.channels_last)
     )
     del sys.modules["lazy_norm"]
+
+
+@pytest.mark.parametrize("command", ["tune", "compare"])
+def test_the_first_call_that_makes_parameters_runs_within_autocast_too(command: str, folder: Path) -> None:
+    (folder / "lazy_mixed.py").write_text(
+        "from torch import nn\n"
+        "class Mixed(nn.Conv2d):\n"
+        "    def forward(self, image):\n"
+        "        return super().forward(image.bfloat16())\n"  # parameters are float32: autocast must help
+        "def made():\n    return nn.Sequential(nn.LazyConv2d(3, 1), Mixed(3, 4, 3))\n"
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        twin = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 4, 3))
+        a_plan_for(twin, torch.zeros(4, 3, 8, 8)).save(folder / "lazy_mixed.json")
+    options = {
+        "tune": ("--workspace-limit", "1MiB", "--policy", "undivided", "--store", folder / "lazy_mixed"),
+        "compare": ("--plan", folder / "lazy_mixed.json", "--rounds", "6"),
+    }
+
+    result = run(command, "lazy_mixed:made", *INPUT, "--autocast", "bf16", *options[command])
+
+    assert result.exit_code == 0, result.stderr
+    assert "not as planned" not in result.stdout
 
 
 def test_a_picture_is_refused_in_the_place_of_the_settled_plan(

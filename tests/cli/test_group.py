@@ -41,6 +41,15 @@ def test_every_help_has_an_example(command: list[str]) -> None:
     assert "Example:\n" in result.stdout
 
 
+@pytest.mark.parametrize("command", ["tune", "compare"])
+def test_help_tells_autocast_from_a_cast_of_the_whole_model(command: str) -> None:
+    help_text = " ".join(run(command, "--help").stdout.split())
+
+    assert "--dtype TYPE Type that the whole model and its inputs are cast to" in help_text
+    assert "--autocast TYPE Run the model in torch.autocast to bf16 or fp16" in help_text
+    assert "its parameters keep their type, which --dtype would change" in help_text
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import re
@@ -125,6 +126,7 @@ def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
         ("--mode", "both", "'both' is not one of 'reuse', 'sharing'."),
         ("--policy", "some", "'some' is not one of 'undivided', 'power-of-two', 'all'."),
         ("--dtype", "int8", "'int8' is not one of"),
+        ("--autocast", "f32", "'f32' is not one of 'bf16', 'bfloat16', 'fp16', 'half', 'float16'."),
         ("--search", "some", "'some' is not one of 'heuristic', 'exhaustive'."),
         (
             "--output",
@@ -440,22 +442,24 @@ def test_a_model_may_be_tuned_within_autocast(is_inference: bool, tmp_path: Path
     output, store = tmp_path / "plan.json", tmp_path / "profiles.sqlite3"
     options = [each for each in SMALL if is_inference or each != "--eval"]
 
-    tuned = tune("conv", *options, "--autocast", "bf16", "--store", store, "-o", output)
-    again = tune("conv", *options, "--autocast", "BFloat16", "--backend", f"replay:{store}")
+    tuned = tune("instance", *options, "--autocast", "bf16", "--store", store, "-o", output)
+    again = tune("conv", *options, "--autocast", "BFloat16", "--dtype", "f32", "--backend", f"replay:{store}")
 
     assert (tuned.exit_code, again.exit_code) == (0, 0)
     assert {each.problem.dtype for each in Plan.load(output).assignments} == {"bfloat16"}
     assert "bfloat16" in again.stdout
+    assert importlib.import_module("models_of_a_test").instance.weight.dtype is torch.float32
 
 
 @pytest.mark.parametrize("command", ["tune", "compare"])
-def test_autocast_is_for_models_in_float32(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_autocast_is_for_models_in_float32(command: str, dtype: str, tmp_path: Path) -> None:
     more = ("--plan", tmp_path / "plan.json") if command == "compare" else SMALL[2:]
 
-    result = run(command, "no_such_module:model", *SMALL[:2], *more, "--autocast", "bf16", "--dtype", "f64")
+    result = run(command, "no_such_module:model", *SMALL[:2], *more, "--autocast", "bf16", "--dtype", dtype)
 
     assert result.exit_code == 2
-    assert "autocast is for models in float32, but got --dtype float64" in result.stderr
+    assert f"autocast is for models in float32, but got --dtype {dtype}" in result.stderr
 
 
 @pytest.mark.parametrize("error", ["nan", "inf"])
