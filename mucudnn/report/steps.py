@@ -140,7 +140,7 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
         )
     if patches_nothing(found):
         yield (
-            "nothing is patched",
+            "no patches",
             "The plan leaves PyTorch's own convolutions everywhere, so the same ran both times: what these "
             "differ by is chance.",
         )

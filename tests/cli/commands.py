@@ -104,7 +104,7 @@ class Shown(nn.Module):
         )
 '''
 
-_PASSING = re.compile(r"^mucudnn: (\d+%|done) after |measured times, others took")
+_PASSING = re.compile(r"^mucudnn: (\d+%|done) after |times( were measured)?, others took")
 
 SMALL = ("--input", "4x3x8x8", "--workspace-limit", "1MiB", "--eval", "--policy", "undivided")
 
