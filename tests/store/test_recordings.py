@@ -174,6 +174,14 @@ def test_the_demonstration_is_replayed_in_both_modes_and_layouts_and_by_both_sol
     assert not all(is_kept(each) for each in plans[0].assignments)
 
 
+def test_training_in_mixed_precision_is_replayed_too() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        plan = mucudnn.tune(resnet18(), a_batch(64, 3, 32), "64MiB", backend="replay:xeon", progress=False)
+
+    assert {each.problem.dtype for each in plan.assignments} == {"bfloat16"}
+    assert any(each.startswith("cpu:bf16x1") for each in algorithms_of(plan))
+
+
 CARD_NETWORKS = {each.name: each for each in NETWORKS}
 
 
