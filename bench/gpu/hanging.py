@@ -6,6 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
+_CONCLUDING_S = 30.0
+"""That a command has to write what it found, after an interrupt."""
+
 
 @contextlib.contextmanager
 def ended_if_it_hangs(seconds: float) -> Iterator[None]:
@@ -24,8 +27,15 @@ def status_of(command: Sequence[str], seconds: float | None) -> int:
         command: with its arguments.
         seconds: that it may take; None for whatever it takes.
     """
-    try:
-        return subprocess.run(command, check=False, timeout=seconds).returncode
-    except subprocess.TimeoutExpired as error:
-        print(f"Killed: it had not ended after {error.timeout:.0f} s.", file=sys.stderr)
-        return 1
+    with subprocess.Popen(command) as child:
+        try:
+            return child.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            child.kill()
+            print(f"Killed: it had not ended after {error.timeout:.0f} s.", file=sys.stderr)
+            return 1
+        except BaseException:  # an interrupt, which the command has had too, and concludes
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_CONCLUDING_S)
+            child.kill()
+            raise

@@ -30,7 +30,7 @@ _CLIFFS = ("dw7x7", "unet3d", "conv3d", "rn50_c1", "grp32")
 
 _NETWORKS = ("vgg16", "resnet18", "unet3d", "resnet50")
 
-_LARGE = 256
+_LARGE = 512
 """Images of a mini-batch of which a tenth keeps a card busy, so that it matters less what a part costs."""
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}

@@ -27,6 +27,7 @@ from mucudnn.sizes import format_bytes
 
 DEEPBENCH = "deepbench/"
 _VGG = ("vgg16/",)
+_VGG_LARGE = ("vgg16_b",)
 _RESNET = ("resnet18/", "resnet50/")
 
 _WANTED_SAVING = 10.0
@@ -118,7 +119,12 @@ def savings(recording: Recording) -> Iterator[str]:
     rows = []
     for setting, lines in _of_networks(recording).items():
         hiding = [line for line in lines if hides_much(line)]
-        for title, prefixes in (("all", ("",)), ("VGG", _VGG), ("ResNet", _RESNET)):
+        for title, prefixes in (
+            ("all", ("",)),
+            ("VGG", _VGG),
+            ("VGG, large batches", _VGG_LARGE),
+            ("ResNet", _RESNET),
+        ):
             factors = [workspace_saving(line) for line in hiding if line.case.layer.startswith(prefixes)]
             if factors:
                 reached = sum(factor >= _WANTED_SAVING for factor in factors)

@@ -316,7 +316,7 @@ def _rows_of(
     except TimeIsUpError:
         raise
     except Exception as error:  # whatever one trial dies of, the others are to be had
-        yield StepRow(workload.name, setting.name, parse_bytes(limit), "all", failure=sentence(error))
+        yield StepRow(_name(workload), setting.name, parse_bytes(limit), "all", failure=sentence(error))
         if not is_alive(ground):
             raise TimeIsUpError("The card works no more; run the same command again.") from error
 

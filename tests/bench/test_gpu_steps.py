@@ -430,7 +430,7 @@ def test_a_network_that_cannot_be_tuned_is_a_row_and_the_next_one_goes_on(
     rows, is_well = run(ground, [SMALL, other], [STRICT], ["1MiB"], (folder, tmp_path), ENDLESS)
 
     assert not is_well
-    assert [(rows[0].network, rows[0].failure)] == [("small", "Nothing could be measured.")]
+    assert [(rows[0].network, rows[0].failure)] == [("small 4x3x8x8", "Nothing could be measured.")]
     assert {row.network for row in rows[1:]} == {"other 4x3x8x8"}
 
 

@@ -1,6 +1,8 @@
 """What is left of the measurements when a process ends in the middle of them."""
 
 import argparse
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,3 +90,26 @@ def test_results_of_an_earlier_run_are_not_taken_for_this_one(runs: list[list[st
 
     assert results.path_of(tmp_path, "plans").read_text() == "{}"
     assert (tmp_path / "README.md").read_text() == "all"
+
+
+def test_a_command_that_is_interrupted_concludes(tmp_path: Path) -> None:
+    child = (
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: time.sleep(1) or open('done', 'w').close())\n"
+        "signal.pause()\n"
+    )
+    parent = (
+        "import os, signal, sys, threading\n"
+        "from bench.gpu.hanging import status_of\n"
+        "threading.Timer(2, lambda: os.killpg(0, signal.SIGINT)).start()\n"
+        f"status_of([sys.executable, '-c', {child!r}], 60)\n"
+    )
+    root = Path(__file__).parents[2]
+
+    ended = subprocess.run(
+        [sys.executable, "-c", parent], cwd=tmp_path, check=False, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(root)}, start_new_session=True, timeout=60,
+    )  # fmt: skip
+
+    assert "KeyboardInterrupt" in ended.stderr
+    assert (tmp_path / "done").exists()
