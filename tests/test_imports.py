@@ -59,13 +59,16 @@ def test_a_report_loads_what_draws_when_it_is_asked_for_a_picture() -> None:
     assert "matplotlib" not in _loaded_by("import mucudnn.cli")
 
 
-def test_the_first_call_keeps_nothing_of_its_caller() -> None:
+@pytest.mark.parametrize(
+    "call", ["mucudnn.optimize", "try: raise MemoryError\n    except MemoryError: mucudnn.optimize"]
+)
+def test_the_first_call_keeps_nothing_of_its_caller(call: str) -> None:
     program = (
         "import gc, weakref, mucudnn\n"
         "class Data: pass\n"
         "def caller():\n"
         "    data = Data()\n"
-        "    mucudnn.optimize\n"  # which is imported now
+        f"    {call}\n"  # which is imported now
         "    return weakref.ref(data)\n"
         "data = caller()\n"
         "gc.collect()\n"

@@ -7,7 +7,7 @@ TorchScript is deprecated, not removed: what is passed here is ordinary Python a
 """
 
 import functools
-import threading
+import re
 import warnings
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
@@ -20,6 +20,9 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _compiling = ForkSafeLock()
+
+_ENDED = re.compile(r"\bSystemExit(?:: (\d+)$)?", re.MULTILINE)
+"""What an error of TorchScript's says where Python's was to end the program, with a status."""
 
 
 class Script(Generic[Parameters, Result]):
@@ -40,16 +43,18 @@ class Script(Generic[Parameters, Result]):
         """Call the function.
 
         Raises:
-            BaseException: whatever a function of Python's that it calls has raised, or a handler of signals
-                meanwhile, as KeyboardInterrupt or SystemExit; TorchScript makes a RuntimeError of that.
+            KeyboardInterrupt, SystemExit: a function of Python's that it calls has raised that, or a handler
+                of a signal meanwhile; TorchScript makes a RuntimeError of it, as of all that these raise.
         """
         compiled = self._compiled or self.compile()
         try:
             return compiled(*args, **kwargs)
         except RuntimeError as error:
-            raised = _raised.__dict__.pop("error", None)
-            if raised is not None and type(raised).__name__ in str(error):
-                raise raised from None
+            text = str(error)
+            if "KeyboardInterrupt" in text:
+                raise KeyboardInterrupt from error
+            if (ended := _ENDED.search(text)) is not None:
+                raise SystemExit(int(ended[1]) if ended[1] else None) from error
             raise
 
     def compile(self) -> Callable[Parameters, Result]:
@@ -62,22 +67,10 @@ class Script(Generic[Parameters, Result]):
 
 _scripts: list[Callable[[], object]] = []
 
-_raised = threading.local()
-"""The error that a function of Python's has raised last, within a script of this thread."""
-
 
 def called_from_scripts(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Mark a function of Python's that scripts call as it is, for 3 microseconds and with the GIL."""
-
-    @functools.wraps(function)
-    def remembered(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            _raised.error = error
-            raise
-
-    marked: Callable[Parameters, Result] = torch.jit.ignore(remembered)
+    marked: Callable[Parameters, Result] = torch.jit.ignore(function)
     return marked
 
 

@@ -75,7 +75,7 @@ def compare(
             DDP's calls it.
         step: runs the model, and whatever else a step of the program does.
         rounds: that time the step, and again that time its convolutions, 6 at least; None for 20, and more
-            of a short step.
+            of a short step, but for 6 where no module is patched.
         progress: as for `optimize`.
 
     Raises:

@@ -379,7 +379,9 @@ class LiveMeasurer:
             trial: dataclasses.replace(
                 records[trial],
                 times=dataclasses.replace(times[trial], others=others),
-                setup=set_up_times.get(trial.algorithm),
+                setup=None
+                if trial.algorithm not in set_up_times
+                else dataclasses.replace(set_up_times[trial.algorithm], others=others),
                 is_deterministic=self._backend.is_deterministic(trial.problem, trial.algorithm),
             )
             for trial in runs

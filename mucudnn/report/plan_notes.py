@@ -108,8 +108,8 @@ _MEASURED_ONCE = (
 )
 _DISTURBED = (
     "While {} of the {} times of divisions and calls were measured, others took up to {:.1f} processors, so "
-    "these and their verdicts may be off. again=True (mucudnn tune --again) measures anew, when the machine "
-    "is idle."
+    "these and their verdicts may be off. again=True (mucudnn tune --again) measures anew, on that machine, "
+    "when it is idle."
 )
 _PREDICTION = "Whole divisions took {} to {} times (median {}) what their parts' measured times add up to."
 

@@ -87,7 +87,7 @@ def _let_go_of_importers() -> None:
     for solver in vars(pulp).values():
         failure = getattr(solver, "err", None)
         if isinstance(failure, BaseException):
-            failure.__traceback__ = None
+            failure.__traceback__ = failure.__context__ = failure.__cause__ = None
 
 
 _let_go_of_importers()

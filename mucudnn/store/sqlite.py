@@ -31,6 +31,9 @@ _LEFT: list[sqlite3.Connection] = []
 Source: SQLite, How To Corrupt An SQLite Database File, section 2.6.
 """
 
+_NOBODY = 0
+"""No process."""
+
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNUSABLE = {
     sqlite3.SQLITE_BUSY,  # somebody else has held it for all that time
@@ -123,20 +126,21 @@ class SqliteStore:
         self.path = Path(path).absolute()
         self._read_only = read_only
         self._lock = ForkSafeLock()
+        self._is_closed = False
         self._open()
 
     def _open(self) -> None:
         """Open the file for this process."""
         self._connection = _connect(self.path, self._read_only)
-        self._process, self._is_closed = os.getpid(), False
+        self._process = os.getpid()
         try:
             self._prepare(self._read_only)
         except BaseException:
-            self.close()
+            self._connection.close()
+            self._process = _NOBODY  # who asks again opens it again
             raise
-        weakref.finalize(
-            self, _close, self._connection, self._process
-        )  # who copies a model knows of no store
+        # Whoever copies a model knows of no store to close.
+        weakref.finalize(self, _close, self._connection, self._process)
 
     def __reduce__(self) -> tuple[Callable[[Path, bool], "SqliteStore"], tuple[Path, bool]]:
         return _reopened, (self.path, self._read_only)
@@ -164,7 +168,9 @@ class SqliteStore:
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
         """Run the block in one transaction: all of it or, if it raises, nothing of it."""
         with _errors_naming(self.path), self._lock:
-            if os.getpid() != self._process and not self._is_closed:
+            if self._is_closed:
+                raise sqlite3.ProgrammingError("it is a closed database")
+            if os.getpid() != self._process:
                 _LEFT.append(self._connection)
                 self._open()
             with self._connection:
@@ -301,6 +307,8 @@ def _close(connection: sqlite3.Connection, process: int) -> None:
     """Close what this process has opened."""
     if os.getpid() == process:
         connection.close()
+    else:
+        _LEFT.append(connection)
 
 
 def _reopened(path: Path, read_only: bool) -> SqliteStore:

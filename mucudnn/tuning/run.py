@@ -27,7 +27,7 @@ from mucudnn.tuning.confirming import Confirmed, Pool, Proven, evidence_of, less
 from mucudnn.tuning.whole_calls import LOOKS, Called, taken_before
 from mucudnn.version import __version__
 
-_ADVICE = "again=True (mucudnn tune --again) measures anew, when the machine is idle."
+_ADVICE = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
 
 _PROFILING_SHARE = 6.0
 """How many times as long as a confirmation profiling takes: of a ResNet-18 on a processor, in batches of 16,

@@ -1,6 +1,7 @@
 """Convolution by tiles in C: its compiler, what is compiled, who shares the work, and when it is tried."""
 
 import ctypes
+import errno
 import math
 import shutil
 import subprocess
@@ -180,8 +181,38 @@ def test_a_compiler_that_lacks_something_when_it_is_tried_is_told_of(
         asked_anew.delenv("CC", raising=False)
         asked_anew.setenv("PATH", str(tmp_path))
 
-    with pytest.warns(BackendWarning, match="for want of something: .*cc1: No space left on device"):
+    with pytest.warns(BackendWarning, match="lacks something now.*cc1: No space left on device"):
         assert description() == "none"
+
+
+def test_a_compiler_that_lacks_something_is_not_tried_with_fewer_instructions(
+    asked_anew: pytest.MonkeyPatch,
+) -> None:
+    tries: list[Compiler] = []
+
+    def once(found: Compiler) -> bool:
+        tries.append(found)
+        if len(tries) == 1:
+            raise CompilationError("it was killed")
+        return True
+
+    asked_anew.setattr(compilers, "_is_able", once)
+
+    with pytest.warns(BackendWarning, match=r"lacks something now.*: it was killed\. Free some room"):
+        assert compiler() is None
+    assert len(tries) == 1
+
+
+def test_where_no_folder_takes_drafts_the_compiler_is_told_to_lack_one(
+    asked_anew: pytest.MonkeyPatch,
+) -> None:
+    def no_folder() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    asked_anew.setattr(compilers.tempfile, "gettempdir", no_folder)
+
+    with pytest.warns(BackendWarning, match="lacks something now.*No usable temporary directory"):
+        assert compiler() is None
 
 
 def test_a_compiler_writes_where_python_finds_room(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:

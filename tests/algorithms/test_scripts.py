@@ -1,6 +1,7 @@
 """Functions compiled by TorchScript: the same results, without warnings, and as they are where it cannot."""
 
 import dataclasses
+import signal
 import sys
 import threading
 import time
@@ -231,8 +232,10 @@ def _broken(kind: int) -> None:
         raise KeyboardInterrupt
     if kind == 1:
         raise _OwnError
-    if kind == 2:
-        sys.exit(3)
+    if kind == 3:
+        sys.exit(7)
+    if kind == 4:
+        sys.exit()
 
 
 @Script
@@ -240,10 +243,45 @@ def _breaks(kind: int) -> None:
     _broken(kind)
 
 
-@pytest.mark.parametrize(("kind", "error"), [(0, KeyboardInterrupt), (1, _OwnError), (2, SystemExit)])
-def test_what_a_script_calls_raises_its_own_errors(kind: int, error: type[BaseException]) -> None:
-    with pytest.raises(error) as raised:
+def test_a_user_may_interrupt_what_a_script_calls() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        _breaks(0)
+
+
+@pytest.mark.parametrize(("kind", "status"), [(3, 7), (4, None)])
+def test_what_a_script_calls_may_end_the_program(kind: int, status: int | None) -> None:
+    with pytest.raises(SystemExit) as raised:
         _breaks(kind)
 
-    assert raised.type is error
-    _breaks(3)
+    assert raised.value.code == status
+
+
+@Script
+def _multiplies(x: Tensor, times: int) -> Tensor:
+    for _ in range(times):
+        x = torch.mm(x, x)
+        _broken(2)
+    return x
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_a_handler_of_signals_may_interrupt_a_script_or_end_the_program(error: type[BaseException]) -> None:
+    def handler(*_: object) -> None:
+        raise error
+
+    _multiplies(torch.zeros(300, 300), 1)
+    former = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(error):
+            _multiplies(torch.zeros(300, 300), 100_000)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def test_errors_of_what_a_script_calls_name_their_kind() -> None:
+    with pytest.raises(RuntimeError, match="_OwnError"):
+        _breaks(1)
+
+    _breaks(2)

@@ -207,6 +207,43 @@ def test_a_forked_child_opens_the_file_once_more_though_a_thread_was_about_to_wr
     assert store.count() == 3
 
 
+def test_a_forked_child_closes_nothing_of_its_parent_and_its_closed_store_says_so(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    dropped, closed = SqliteStore(path), SqliteStore(path)
+    opened = _opened(path)
+
+    def check() -> bool:
+        nonlocal dropped
+        del dropped
+        gc.collect()
+        closed.close()
+        with pytest.raises(StoreError, match="closed database"):
+            closed.count()
+        return _opened(path) == opened == 2
+
+    assert in_a_child(check)
+    assert dropped.count() == closed.count() > 0
+
+
+def _opened(path: Path) -> int:
+    """Return how often this process has opened a file."""
+    return sum(os.path.realpath(each) == str(path) for each in Path("/proc/self/fd").iterdir())
+
+
+def test_a_forked_child_that_could_not_open_a_store_may_do_so_later(tmp_path: Path) -> None:
+    path = _filled(tmp_path / "profiles.sqlite3")
+    store, whole = SqliteStore(path), path.read_bytes()
+
+    def check() -> bool:
+        path.write_bytes(b"what was measured" * 1000)
+        with pytest.raises(StoreError, match="not a database"):
+            store.count()
+        path.write_bytes(whole)
+        return store.count() > 0
+
+    assert in_a_child(check)
+
+
 def test_opening_a_store_does_not_change_it(tmp_path: Path) -> None:
     path = _filled(tmp_path / "profiles.sqlite3")
     before = path.read_bytes()

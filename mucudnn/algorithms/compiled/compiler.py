@@ -87,7 +87,9 @@ def compiler() -> Compiler | None:
     found, lack = _able(text)
     if found is None and lack:
         warn_user(
-            f"No convolution is computed in C here, which is faster, for want of something: {lack}",
+            "The C compiler lacks something now, so this process computes no convolution in C, which is "
+            f"slower, and refuses plans that do: {lack} Free some room or memory, or set TMPDIR, and start "
+            "again.",
             BackendWarning,
         )
     elif found is None and text not in ("", "none"):
@@ -101,7 +103,7 @@ def compiler() -> Compiler | None:
 
 
 class _Sought(NamedTuple):
-    """The compiler that was found, if any; else what the last one said that may serve another time."""
+    """The compiler that was found, if any; else what it says if it may serve another time."""
 
     found: Compiler | None = None
     lack: str = ""
@@ -110,7 +112,6 @@ class _Sought(NamedTuple):
 @functools.cache  # also where a warning is an error
 def _able(text: str) -> _Sought:
     """Return the first compiler that makes a library: the one that `text` names, or else a usual one."""
-    sought = _Sought()
     try:
         named = shlex.split(text)
     except ValueError:  # a quotation without an end
@@ -119,13 +120,13 @@ def _able(text: str) -> _Sought:
         if shutil.which(words[0]) is None:
             continue
         for native in _NATIVE:
-            found = _asked((*words, *native))
             try:
+                found = _asked((*words, *native))
                 if found is not None and _is_able(found):
                     return _Sought(found)
-            except CompilationError as error:
-                sought = _Sought(lack=str(error))
-    return sought
+            except CompilationError as error:  # with fewer instructions it would be another one
+                return _Sought(lack=f"{str(error).removesuffix('.')}.")
+    return _Sought()
 
 
 def needed_compiler() -> Compiler:
@@ -198,7 +199,11 @@ def _digest(content: bytes) -> str:
 
 
 def _asked(command: tuple[str, ...]) -> Compiler | None:
-    """Return what a compiler says of itself and of this processor; None if it does not answer."""
+    """Return what a compiler says of itself and of this processor; None if it does not answer.
+
+    Raises:
+        CompilationError: it cannot now, as there is no folder for its drafts.
+    """
     try:
         said = _said([*command, "-dM", "-E", "-x", "c", "-"], "")
     except (OSError, subprocess.SubprocessError):
@@ -229,7 +234,9 @@ def _is_able(found: Compiler) -> bool:
             return not subprocess.run(words, capture_output=True, check=False, timeout=_TIMEOUT_S).returncode
     except CompilationError:
         raise
-    except (BackendError, OSError, subprocess.SubprocessError):
+    except OSError as error:
+        raise CompilationError(f"{found.name} could not be tried: {error}") from error
+    except (BackendError, subprocess.SubprocessError):
         return False
 
 
@@ -249,15 +256,20 @@ def _said(words: list[str], source: str) -> str:
     """Return what a compiler prints when it is given a source.
 
     Raises:
+        CompilationError: there is no folder for its drafts.
         OSError, subprocess.SubprocessError: it cannot be run, or ends badly, or not in time.
     """
+    try:
+        folder = tempfile.gettempdir()  # which has room, if any has
+    except OSError as error:
+        raise CompilationError(f"{words[0]} could not be run: {error}") from error
     return subprocess.run(
         words,
         input=source,
         capture_output=True,
         encoding="utf-8",
         errors="replace",
-        env={**os.environ, "TMPDIR": tempfile.gettempdir()},  # which has room, if any has
+        env={**os.environ, "TMPDIR": folder},
         check=True,
         timeout=_TIMEOUT_S,
     ).stdout
