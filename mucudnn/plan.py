@@ -177,6 +177,17 @@ class Plan:
         }
         return (*divisions.values(), *calls.values(), *frozen.values())
 
+    @property
+    def disturbance(self) -> str | None:
+        """Which of its times others may have moved, perhaps another day, in a sentence; None if none."""
+        disturbed = [each for each in self.others if each]
+        if not disturbed:
+            return None
+        return (
+            f"While {len(disturbed)} of the plan's {len(self.others)} times were measured, others took up to "
+            f"{max(disturbed):.1f} processors, so these and their verdicts may be off."
+        )
+
     def check(self) -> None:
         """Verify in exact integers that every batch is covered and that the limit holds.
 

@@ -6,6 +6,7 @@ import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -35,6 +36,8 @@ from mucudnn.profiling.measurer import (
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.sizes import format_exactly
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
+
+Key = TypeVar("Key")
 
 _COARSE = 5
 """How many times as short spans of set-ups are on a card, and as wide their intervals, as those of parts.
@@ -260,7 +263,7 @@ class LiveMeasurer:
         times, others = self._neighbours.undisturbed(
             lambda: compare_runs(calls, self._confirming, self._clock, before=before)
         )
-        return {key: dataclasses.replace(each, others=others) for key, each in times.items()}
+        return _beside(times, others)
 
     def _stand(self, problem: ConvProblem, buffer_bytes: int) -> Stand:
         """Return operands and calls of a whole mini-batch.
@@ -369,23 +372,27 @@ class LiveMeasurer:
             if trial.algorithm != self.own and trial.algorithm not in set_ups:
                 set_ups[trial.algorithm] = Entrant(last.remembered(trial, run.setup), trial.algorithm, 0)
         with last.blamed():
-            (times, set_up_times), others = self._neighbours.undisturbed(
+            raced, others = self._neighbours.undisturbed(
                 lambda: (
                     race(parts, self._profiling, self._clock, before=before),
                     race(set_ups, self._setting_up, self._clock, before=before),
                 )
             )
+        times, set_up_times = _beside(raced[0], others), _beside(raced[1], others)
         return {
             trial: dataclasses.replace(
                 records[trial],
-                times=dataclasses.replace(times[trial], others=others),
-                setup=None
-                if trial.algorithm not in set_up_times
-                else dataclasses.replace(set_up_times[trial.algorithm], others=others),
+                times=times[trial],
+                setup=set_up_times.get(trial.algorithm),
                 is_deterministic=self._backend.is_deterministic(trial.problem, trial.algorithm),
             )
             for trial in runs
         }
+
+
+def _beside(times: Mapping[Key, Measurement], others: float) -> dict[Key, Measurement]:
+    """Return times with how many processors others took meanwhile."""
+    return {key: dataclasses.replace(each, others=others) for key, each in times.items()}
 
 
 def _too_large(trial: Trial, needed: int | None, limit_bytes: int, bound: str = "limit") -> Record:

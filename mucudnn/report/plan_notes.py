@@ -106,11 +106,7 @@ _MEASURED_ONCE = (
     "Measurements: {}, sites: {}; the same problem and division is measured once. A convolution `as` another "
     "one has the same rows."
 )
-_DISTURBED = (
-    "While {} of the {} times of divisions and calls were measured, others took up to {:.1f} processors, so "
-    "these and their verdicts may be off. again=True (mucudnn tune --again) measures anew, on that machine, "
-    "when it is idle."
-)
+_MEASURED_ANEW = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
 _PREDICTION = "Whole divisions took {} to {} times (median {}) what their parts' measured times add up to."
 
 
@@ -281,10 +277,8 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
 
 def _others_notes(plan: Plan) -> list[tuple[str, str]]:
     """Say how many of the times others may have moved; nothing if none."""
-    disturbed = [each for each in plan.others if each]
-    if not disturbed:
-        return []
-    return [("disturbed", _DISTURBED.format(len(disturbed), len(plan.others), max(disturbed)))]
+    told = plan.disturbance
+    return [] if told is None else [("disturbed", f"{told} {_MEASURED_ANEW}")]
 
 
 def _error_notes(measurements: Sequence[Assignment]) -> list[tuple[str, str]]:

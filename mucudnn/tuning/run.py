@@ -118,7 +118,7 @@ class Tuning:
         )
         plan.check()
         self._work.end(self._profiler.measured)
-        complaint = self._profiler.complaint() or _complaint_of(plan)
+        complaint = self._profiler.complaint() or plan.disturbance
         if complaint is not None:
             warn_user(f"{complaint} {_ADVICE}", BusyWarning)
         return plan
@@ -385,17 +385,6 @@ class Tuning:
 def _step(call: SiteCall, look: int) -> Hashable:
     """Return what the call is timed as: equal convolutions with equal gradients are timed once."""
     return ("call", call.problem, call.ops, call.computed, look)
-
-
-def _complaint_of(plan: Plan) -> str | None:
-    """Return which of a plan's times others may have moved when they were measured, perhaps another day."""
-    disturbed = [each for each in plan.others if each]
-    if not disturbed:
-        return None
-    return (
-        f"While {len(disturbed)} of the plan's {len(plan.others)} times were measured, others took up to "
-        f"{max(disturbed):.1f} processors, so these may be off."
-    )
 
 
 def _frozen_step(call: SiteCall, look: int) -> Hashable:

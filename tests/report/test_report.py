@@ -287,7 +287,7 @@ def test_times_that_others_may_have_moved_are_told_of() -> None:
     plan = a_mixed_plan(assignments=rows)
 
     assert note(render_plan(plan), "disturbed").startswith(
-        "While 1 of the 2 times of divisions and calls were measured, others took up to 0.4 processors, so "
+        "While 1 of the plan's 2 times were measured, others took up to 0.4 processors, so these and "
     )
     assert [each["others"] for each in plan_as_json(plan)["sites"]] == [0.42, 0.42, 0]
     assert "disturbed" not in render_plan(a_mixed_plan())
