@@ -30,6 +30,8 @@ _CLIFFS = ("dw7x7", "unet3d", "conv3d", "rn50_c1", "grp32")
 
 _NETWORKS = ("vgg16", "resnet18", "unet3d", "resnet50")
 
+_ENLARGED = ("vgg16", "resnet18")
+
 _LARGE = 512
 """Images of a mini-batch of which a tenth keeps a card busy, so that it matters less what a part costs."""
 
@@ -77,11 +79,15 @@ def layers() -> Iterator[Layer]:
     yield from cliffs()
     for workload in (named["alexnet"], *LAYERS, *(named[name] for name in _NETWORKS)):
         yield from layers_of(workload)
-    vgg = named["vgg16"]
-    yield from layers_of(
-        dataclasses.replace(vgg, name=f"{vgg.name}_b{_LARGE}", shape=(_LARGE, *vgg.shape[1:]))
+    yield from itertools.chain.from_iterable(
+        layers_of(_with_batch(named[name], _LARGE)) for name in _ENLARGED
     )
     yield from largest()
+
+
+def _with_batch(workload: Workload, batch: int) -> Workload:
+    name = f"{workload.name}_b{batch}"
+    return dataclasses.replace(workload, name=name, shape=(batch, *workload.shape[1:]))
 
 
 def cliffs() -> Iterator[Layer]:

@@ -28,6 +28,7 @@ from mucudnn.sizes import format_bytes
 DEEPBENCH = "deepbench/"
 _VGG = ("vgg16/",)
 _VGG_LARGE = ("vgg16_b",)
+_RESNET_LARGE = ("resnet18_b",)
 _RESNET = ("resnet18/", "resnet50/")
 
 _WANTED_SAVING = 10.0
@@ -124,6 +125,7 @@ def savings(recording: Recording) -> Iterator[str]:
             ("VGG", _VGG),
             ("VGG, large batches", _VGG_LARGE),
             ("ResNet", _RESNET),
+            ("ResNet, large batches", _RESNET_LARGE),
         ):
             factors = [workspace_saving(line) for line in hiding if line.case.layer.startswith(prefixes)]
             if factors:

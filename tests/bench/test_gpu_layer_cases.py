@@ -45,7 +45,8 @@ def test_within_a_setting_cliffs_come_first_and_the_largest_network_and_cliff_la
 ) -> None:
     names = [each.case.layer.partition("/")[0] for each in of_setting(everything, "tf32-nhwc")]
     assert [name for name, _ in itertools.groupby(names)] == [
-        "cliffs", "alexnet", "deepbench", "vgg16", "resnet18", "unet3d", "resnet50", "vgg16_b512", "cliffs",
+        "cliffs", "alexnet", "deepbench", "vgg16", "resnet18", "unet3d", "resnet50", "vgg16_b512",
+        "resnet18_b512", "cliffs",
     ]  # fmt: skip
     assert [each.case.layer for each in of_setting(everything, "tf32-nhwc")][-2:] == [
         each.name for each in largest()
