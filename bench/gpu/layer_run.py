@@ -50,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(reason, file=sys.stderr)
         return 1
     _fill_in_folders(options)
-    return watched(options, given)
+    try:
+        return watched(options, given)
+    except KeyboardInterrupt:  # after all was measured
+        print("bench.gpu.layer_run: interrupted; --retell writes the summary.", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _fill_in_folders(options: argparse.Namespace) -> None:

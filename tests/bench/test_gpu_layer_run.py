@@ -132,6 +132,23 @@ def test_a_case_that_is_killed_by_an_interrupt_is_measured_by_the_next_run(
     assert [line.reason for line in failed.values()] == ["done", STOPPED]
 
 
+def test_an_interrupt_while_the_summary_is_written_loses_no_line(
+    commands: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def retell(_: Path) -> list[Path]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layer_run, "obstacle", lambda: None)
+    monkeypatch.setattr(layer_run, "retell", retell)
+    monkeypatch.setattr(layer_run, "_fill_in_folders", lambda _: None)  # they are given
+
+    given = ["--output", str(tmp_path / "results"), "--recording", str(tmp_path / "store")]
+    assert layer_run.main(given) == INTERRUPTED
+
+    assert "--retell writes the summary" in capsys.readouterr().err
+    assert len(Recording.of(read(tmp_path / "results/layers.jsonl")).failed) == 3
+
+
 def test_a_process_is_given_what_was_asked_for_and_the_time_that_is_left(tmp_path: Path) -> None:
     given = ["--layers", "vgg16/*", "--seconds", "500", "--limit", "8MiB"]
     asked = options(tmp_path, *given)
