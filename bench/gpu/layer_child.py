@@ -40,6 +40,7 @@ from bench.gpu.hanging import ended_if_it_hangs
 from bench.gpu.layer_cases import LayerCase
 from bench.gpu.layer_kinds import ASKED, ENDED, IN_PARTS, STOPPED, UNDIVIDED, UNTILED, is_end
 from bench.gpu.layer_options import parser, stem_of
+from bench.gpu.layer_records import comparisons
 from bench.record import TimeIsUpError, Watch, recording
 from bench.workloads import Setting, chosen
 from mucudnn.backends import backend_of
@@ -48,6 +49,7 @@ from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.choices import Policy
 from mucudnn.errors import BackendError, DeviceLostError, MucudnnError
 from mucudnn.intervals import estimate
+from mucudnn.profile import Environment
 from mucudnn.sizes import format_bytes, parse_bytes
 from mucudnn.store import Store
 from mucudnn.version import __version__
@@ -138,10 +140,15 @@ class LayerRun:
         left = [each for each in asked if each.case not in known]
         for setting, group in itertools.groupby(left, key=lambda each: each.setting):
             with self._ground.precision(setting.allow_tf32), self._ground.current():
-                meter = self._meter(setting, counts[setting.name])
+                # By this backend divisions are weighed, too.
+                backend = backend_of(CudnnBackend.own, self._ground.card.device)
+                environment = backend.environment()
+                self._begin(setting, environment, counts[setting.name])
+                questions = Questions(self._aims.policy, TENTH, FAMILIES, find_by_benchmark, is_card=True)
+                meter = CaseMeter(backend, self._store, self._aims.limits, questions)
                 for each in group:
                     self._watch.check()
-                    self._measure(meter, each)
+                    self._measure(meter, each, environment)
 
     def _known(self) -> set[Case]:
         """Cases that were measured under all limits, or that have failed for good."""
@@ -164,17 +171,14 @@ class LayerRun:
         }
         return measured | failed
 
-    def _meter(self, setting: Setting, asked: int) -> CaseMeter:
-        """Return what measures cases of a setting, whose flags are in force; begin its lines.
+    def _begin(self, setting: Setting, present: Environment, asked: int) -> None:
+        """Begin the lines of a setting, whose flags are in force.
 
         Args:
             setting: which.
+            present: in which it is measured.
             asked: how many cases of it are asked for, known or not.
         """
-        backend = backend_of(
-            CudnnBackend.own, self._ground.card.device
-        )  # by which divisions are weighed, too
-        present = backend.environment()
         former = Recording.of(read_packed_too(self._lines)).started.get(setting.name)
         if former is not None and former.environment.key != present.key:
             differences = "; ".join(former.environment.differences(present))
@@ -182,10 +186,8 @@ class LayerRun:
                 f"{self._lines} must hold lines of one environment, but {differences}: give another --output."
             )
         append(self._lines, Started(setting.name, present, {**self._run, ASKED: str(asked)}))
-        questions = Questions(self._aims.policy, TENTH, FAMILIES, find_by_benchmark, is_card=True)
-        return CaseMeter(backend, self._store, self._aims.limits, questions)
 
-    def _measure(self, meter: CaseMeter, each: LayerCase) -> None:
+    def _measure(self, meter: CaseMeter, each: LayerCase, environment: Environment) -> None:
         gc.collect()  # a stand may be a cycle: without this, operands of gigabytes pile up
         self._ground.allocator.settle()
         append(self._lines, Failed(each.case, ENDED))
@@ -194,6 +196,8 @@ class LayerRun:
             with ended_if_it_hangs(self._aims.case_s):
                 found = meter.measure(each.case, each.problem)
                 line = dataclasses.replace(found, conditions=dict(self._ground.conditions()))
+                for rounds in comparisons(found):
+                    self._store.add_comparison(environment, rounds)
         except KeyboardInterrupt:
             append(self._lines, Failed(each.case, STOPPED))
             raise

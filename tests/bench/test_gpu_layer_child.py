@@ -46,7 +46,7 @@ from mucudnn.errors import BackendError, DeviceLostError
 from mucudnn.execution import weighing
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profiling.profiler import Profiler
-from mucudnn.store import MemoryStore
+from mucudnn.store import MemoryStore, SqliteStore
 from tests.models import on_one_thread
 from tests.paper_ground import SMALL, SPAN_NS, PaperGround
 
@@ -560,6 +560,23 @@ def test_a_process_writes_its_lines_and_its_store(ground: PaperGround, tmp_path:
     assert started.run["command"] == "python -m bench.gpu.layer_run --limit 64MiB 1MiB"
     assert (tmp_path / "store").is_dir()
     assert len(meter.asked) == 2
+
+
+def test_rounds_are_kept_for_a_replay_which_takes_those_that_prove(
+    ground: PaperGround, lines: Path, meter: Meter, found: list[Measured], tmp_path: Path
+) -> None:
+    aims, environment = Aims(LIMITS, Policy.POWER_OF_TWO, 60.0), ground.backend.environment()
+    with SqliteStore(tmp_path / "store") as store:
+        LayerRun(ground, lines, store, aims, Watch(math.inf), {}).measure(some_cases())
+        kept = [store.comparisons_of(environment, case.problem) for case in some_cases()]
+
+    proving, deciding = found[0].proving, found[0].deciding
+    for first, *others in kept:
+        assert first.times.keys() == proving.spans_ns.keys()
+        assert [each.times.keys() for each in others] == [deciding.spans_ns.keys()]
+        for key, times in first.times.items():
+            assert times.samples_s == pytest.approx(proving.samples_s(key))
+            assert first.workspaces[key] == found[0].bytes_of(key)
 
 
 def test_a_process_whose_card_is_broken_says_so_by_its_status(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import mucudnn
+from bench import layers
 from bench.networks import resnet18
 from bench.ship import MOST_BYTES, main, ship
 from bench.workloads import NETWORKS, SETTINGS, chosen, operands
@@ -15,6 +16,7 @@ from mucudnn.errors import StoreError
 from mucudnn.plan import Plan
 from mucudnn.recordings import packed_file, recording_file, shipped
 from mucudnn.report import is_kept
+from mucudnn.report.totals import Totals
 from mucudnn.sizes import parse_bytes
 from mucudnn.solvers.ilp import solve_with_cbc, solve_with_highs
 from mucudnn.store import SqliteStore, readable_store
@@ -222,6 +224,32 @@ def test_what_a_card_measured_in_fewer_digits_is_replayed_by_both_solvers(
     assert plans[0].workspace_bytes <= parse_bytes(limit)
     assert len({plan.to_text() for plan in plans}) == 1
     assert any(each.evidence is not None for each in plans[0].assignments)
+
+
+@pytest.mark.parametrize("limit", ["8MiB", "64MiB", "512MiB"])
+def test_all_of_deepbench_is_replayed_by_the_rounds_of_a_card(limit: str) -> None:
+    model, samples = layers.deepbench_b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
+
+    plan = mucudnn.tune(model, samples, limit, backend="replay:h200-deepbench", progress=False)
+
+    assert len(plan.assignments) == 150
+    assert plan.workspace_bytes <= parse_bytes(limit)
+    seen = [each.evidence for each in plan.assignments if each.evidence is not None]
+    assert [each.is_predicted for each in seen] == [False] * 150
+    assert Totals.of(plan).divided == {"8MiB": 58, "64MiB": 12, "512MiB": 0}[limit]
+
+
+def test_all_of_deepbench_shares_a_limit_by_either_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, samples = layers.deepbench_b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
+    plans = []
+    for solver in (solve_with_highs, solve_with_cbc):
+        monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
+        backend = "replay:h200-deepbench"
+        plans.append(mucudnn.tune(model, samples, "1GiB", mode="sharing", backend=backend, progress=False))
+
+    totals = [sum(each.division.workspace_bytes for each in plan.assignments) for plan in plans]
+    assert max(totals) <= 2**30
+    assert len({plan.to_text() for plan in plans}) == 1
 
 
 @pytest.mark.parametrize("name", ["epyc", "xeon"])
