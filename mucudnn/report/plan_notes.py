@@ -7,7 +7,7 @@ from mucudnn.choices import Mode
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, median
 from mucudnn.plan import Assignment, ConvSite, Plan
-from mucudnn.problem import ConvOp, Layout
+from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
 from mucudnn.report.words import decimals_of_ms, describe_environment, is_own, render_notes
@@ -52,6 +52,11 @@ _NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
 _LAYOUT = (
     "Images are contiguous at {} of {} sites. Tuned for channels_last, most training steps measured so far "
     "took less time on processors (README): model.to(memory_format=torch.channels_last), then tune."
+)
+_CARD_LAYOUT = (
+    "Images are contiguous at {} of {} sites. In 16 bits and in TF32 cuDNN copies them to channels_last and "
+    "back, in workspace. In channels_last most layers measured so far took less time and little workspace "
+    "(README): model.to(memory_format=torch.channels_last), then tune."
 )
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
@@ -212,14 +217,28 @@ def _workspace_note(plan: Plan) -> str:
 
 
 def _layout_notes(plan: Plan) -> list[tuple[str, str]]:
-    """Advise another layout where that was found faster: training on 2-D images on processors."""
+    """Advise another layout where that was found faster for 2-D images.
+
+    That is in training on processors, and in 16 bits and TF32 on a card.
+    """
     problems = [assigned.problem for assigned in plan.assignments]
-    contiguous = sum(problem.layout is Layout.CONTIGUOUS for problem in problems)
+    environment = plan.environment
+    is_cpu, is_card = environment.backend == "cpu", environment.backend == "cudnn"
     is_trained = any(problem.op is ConvOp.WGRAD for problem in problems)
+    contiguous = sum(
+        problem.layout is Layout.CONTIGUOUS
+        and ((is_cpu and is_trained) or (is_card and _is_of_few_bits(problem, environment)))
+        for problem in problems
+    )
     is_plane = all(len(problem.input_size) == 2 for problem in problems)
-    if plan.environment.backend != "cpu" or not (contiguous and is_trained and is_plane):
-        return []
-    return [("layout", _LAYOUT.format(contiguous, len(problems)))]
+    text = _LAYOUT if is_cpu else _CARD_LAYOUT
+    return [("layout", text.format(contiguous, len(problems)))] if contiguous and is_plane else []
+
+
+def _is_of_few_bits(problem: ConvProblem, environment: Environment) -> bool:
+    """Return whether a card multiplies in 16 bits or TF32."""
+    is_tf32 = problem.dtype == "float32" and environment.policy.get("TF32") == "True"
+    return is_tf32 or problem.dtype in ("float16", "bfloat16")
 
 
 def _repeating_notes(plan: Plan) -> list[tuple[str, str]]:

@@ -570,10 +570,26 @@ def test_the_notes_advise_channels_last_for_contiguous_images_on_processors() ->
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.WGRAD])
+def test_the_notes_advise_channels_last_for_contiguous_images_of_few_bits_on_a_card(
+    op: ConvOp, dtype: str
+) -> None:
+    only = assigned("only", op, OWN, None, dtype=dtype)
+    card = an_environment(backend="cudnn", policy={"TF32": "True"})
+
+    told = note(render_plan(a_mixed_plan(assignments=(only,), environment=card)), "layout")
+
+    assert told.startswith("Images are contiguous at 1 of 1 sites. In 16 bits and in TF32 cuDNN copies them")
+
+
 @pytest.mark.parametrize(
     ("backend", "problem"),
     [
         ("cudnn", {}),
+        ("cudnn", {"dtype": "float64"}),
+        ("cudnn", {"dtype": "bfloat16", "layout": Layout.CHANNELS_LAST}),
+        ("scripted", {"dtype": "bfloat16"}),
         ("cpu", {"layout": Layout.CHANNELS_LAST}),
         ("cpu", {"op": ConvOp.FPROP}),
         ("cpu", dict.fromkeys(("input_size", "kernel_size", "padding", "stride", "dilation"), (1, 1, 1))),
