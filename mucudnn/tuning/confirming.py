@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from mucudnn.division import Division
 from mucudnn.evidence import Evidence
-from mucudnn.intervals import Verdict
+from mucudnn.intervals import TOLERANCE, Verdict
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.profiling.measurer import fits_as_seen
@@ -105,7 +105,9 @@ def winner(rivals: Mapping[str, Division], outcome: Outcome, base: str) -> Divis
 
     Medians of quotients are not transitive: what is FASTER than something that is FASTER than the first may
     still be told apart from the first by nothing. Where the base may not run, the first is one whose time is
-    known, if there is one: what has left a race at once has no lower end that anything could beat.
+    known, if there is one: what has left a race at once has no lower end that anything could beat. Of what is
+    predicted there, from so few samples perhaps that there is no interval, the medians decide: nothing else
+    is known, and PyTorch's own, which would be safe, does not compete.
 
     Args:
         rivals: by key.
@@ -113,8 +115,13 @@ def winner(rivals: Mapping[str, Division], outcome: Outcome, base: str) -> Divis
         base: key of PyTorch's own, undivided, which stays in doubt.
     """
     known = [key for key in rivals if key == base or outcome.estimates[key].low > 0]
-    first = next(iter(known or rivals))
-    best = first
+    first = best = next(iter(known or rivals))
+    if outcome.is_predicted and base not in rivals:
+        medians = {key: outcome.estimates[key].median for key in known or rivals}
+        for key, median in medians.items():
+            if median < (1 - TOLERANCE) * medians[best]:
+                best = key
+        return rivals[best]
     for key in rivals:
         if all(outcome.verdict(each, key) is Verdict.FASTER for each in {first, best}):
             best = key

@@ -1,11 +1,12 @@
 """Which of the rivals at a site wins, by rounds that are written down."""
 
 import dataclasses
+import math
 
 import pytest
 
 from mucudnn.division import Division
-from mucudnn.intervals import Verdict
+from mucudnn.intervals import Estimate, Verdict
 from mucudnn.profile import Candidate, Comparison, Measurement
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.tuning.confirming import winner
@@ -65,3 +66,26 @@ def test_where_the_base_may_not_run_the_first_is_one_whose_time_is_known() -> No
     assert unknown.verdict("once@8*1", "parted@8*1") is not Verdict.FASTER
     assert winner(rivals, unknown, "own@8*1").key == "parted@8*1"
     assert winner(rivals, unknown, "once@8*1").key == "once@8*1"
+
+
+def _predicted(**medians_s: float) -> tuple[dict[str, Division], Outcome]:
+    """Rivals of these names, and what three samples each of their parts add up to: no interval."""
+    rivals = [Division((Candidate(name, 8, 0.0, 0),)) for name in medians_s]
+    estimates = {
+        rival.key: Estimate(median, median / 2, math.inf, 3)
+        for rival, median in zip(rivals, medians_s.values(), strict=True)
+    }
+    return {rival.key: rival for rival in rivals}, Outcome(estimates, dict.fromkeys(estimates, 0))
+
+
+def test_of_predictions_without_intervals_the_medians_decide_where_the_base_may_not_run() -> None:
+    rivals, outcome = _predicted(whole=5.0, parted=1.0, slower=2.0)
+
+    assert winner(rivals, outcome, "own@8*1").key == "parted@8*1"
+    assert winner(rivals, outcome, "whole@8*1").key == "whole@8*1"  # the base, which stays in doubt
+
+
+def test_what_is_predicted_to_be_hardly_faster_does_not_win() -> None:
+    rivals, outcome = _predicted(whole=1.0, parted=0.99, more=0.985)
+
+    assert winner(rivals, outcome, "own@8*1").key == "whole@8*1"
