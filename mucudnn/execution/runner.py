@@ -124,7 +124,7 @@ class Runner:
         """
         with workspace.lock:
             if workspace.is_taken:
-                return self(Workspace(workspace.device), first, second, bias, unread)
+                return self(workspace.another(), first, second, bias, unread)
             workspace.is_taken = True
             try:
                 if self._by_pages:  # the host, which is always current
@@ -175,7 +175,7 @@ class Runner:
     def _make_ready(self, workspace: Workspace, group: "Group") -> None:
         """Give back what the groups before have touched of the buffer, if this one needs that room.
 
-        Where the buffer would lose the running sum with that, room was made before the first group.
+        The running sum at its start stays: the workspace of every part counts it.
         """
         if group.elsewhere_bytes:
             self._make_room(workspace, group.elsewhere_bytes)

@@ -1,10 +1,12 @@
 """The buffers in which divisions run: one for each queue, reused by all layers, or one for each owner.
 
 A queue is a thread of the processor, or a stream of a device: what is put there runs in order, so one buffer
-serves all of it, whichever threads put it there.
+serves all of it, whichever threads put it there. What a stream captures is replayed on any other: it has
+buffers apart, in which nothing else works.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
@@ -36,16 +38,27 @@ class Workspace:
         holder: whose transformed filter lies at its start, and which, as that user says; None if nobody's.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, is_for_graphs: bool = False) -> None:
+        """Begin with no bytes.
+
+        Args:
+            device: where the buffer will lie.
+            is_for_graphs: whether captured graphs work in it. It then never moves nor goes, nor do those that
+                it had before it grew: nobody knows when the last replay has been.
+        """
         self.device = device
         self.lock = threading.RLock()
         self.is_taken = False
         self.holder: object | None = None
         self._buffer = _bytes(0, device)
         self._touched_bytes = 0
-        self._is_captured = False
+        self._is_for_graphs = is_for_graphs
         self._is_alone = False
         self._bound: WeakKeyDictionary[Binder[object], object] = WeakKeyDictionary()
+
+    def another(self) -> "Workspace":
+        """Return one like this, without bytes, for whoever must compute while somebody does here."""
+        return Workspace(self.device, is_for_graphs=self._is_for_graphs)
 
     @property
     def n_bytes(self) -> int:
@@ -60,36 +73,38 @@ class Workspace:
     def reserve(self, n_bytes: int, capacity_bytes: int = 0) -> None:
         """Make the buffer hold at least `n_bytes`; if it must grow, all is bound anew later.
 
-        A buffer in which a captured graph works stays where it is; a new one is made if it is too small.
-
         Args:
             n_bytes: that are needed now.
             capacity_bytes: what it grows to at once, if it must grow and there is memory: what later layers
                 are known to need. As much of it comes again after it was given back, in one piece.
         """
-        if n_bytes <= self._touched_bytes and not _is_capturing(self._buffer):
+        if n_bytes <= self._touched_bytes:
             return  # all of it is there, as before
-        storage = self._buffer.untyped_storage()
-        if n_bytes > self.n_bytes or (self._is_captured and n_bytes > storage.nbytes()):
+        if n_bytes > self.n_bytes:
             _as_much_as_there_is(self._grow, n_bytes, capacity_bytes)
-            storage = self._buffer.untyped_storage()
+            self._touched_bytes = self.n_bytes  # as far as one knows: an allocator hands out used pages, too
+            return
+        storage = self._buffer.untyped_storage()
         if n_bytes > storage.nbytes():  # it was given back, and comes again as far as it is needed
             self.holder = None
             self._touched_bytes = 0  # as long as it is not there
             storage.resize_(0)  # else what is left of it would be copied, and stay until that is done
             _as_much_as_there_is(storage.resize_, n_bytes, min(capacity_bytes, self.n_bytes))
         self._touched_bytes = max(self._touched_bytes, n_bytes)
-        if _is_capturing(self._buffer) and not self._is_captured:
-            self._is_captured = True
-            _kept_for_graphs.append(self._buffer)
 
     def _grow(self, n_bytes: int) -> None:
+        self._drop()
+        self._buffer = _bytes(n_bytes, self.device)
+        if self._is_for_graphs:
+            _kept_for_graphs.append(self._buffer)
+
+    def _drop(self) -> None:
+        """Let the buffer go, unless a graph or a kernel that runs now keeps it."""
         self._bound.clear()
         self.holder = None
         self._touched_bytes = 0
-        self._is_captured = self._is_alone = False
-        self._buffer = _bytes(0, self.device)  # the old one goes first, unless a graph keeps it
-        self._buffer = _bytes(n_bytes, self.device)
+        self._is_alone = False
+        self._buffer = _bytes(0, self.device)
 
     def make_room(
         self, n_bytes: int, limit_bytes: int, backend: Backend, result_bytes: int = 0, block_bytes: int = 0
@@ -97,8 +112,8 @@ class Workspace:
         """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
 
         What lies behind in the buffer goes back to the system, or on a device all of it to its allocator; it
-        comes again when it is needed. A buffer in which a captured graph works stays, and the limit does not
-        hold there.
+        comes again when it is needed. Where the system takes no pages, since they are locked in memory, the
+        whole buffer goes. That of captured graphs stays, and the limit does not hold there.
 
         Args:
             n_bytes: that are to be taken.
@@ -116,16 +131,20 @@ class Workspace:
             self._grow_early(block_bytes)
         # Host memory is taken page by page, as it is written to; a device's at once.
         taken_bytes = self._touched_bytes if by_pages else self.held_bytes
-        if taken_bytes > kept_bytes and not self._is_captured:
+        if taken_bytes > kept_bytes and not self._is_for_graphs:
             self.holder = None
             another = None if by_pages else self._another_block(result_bytes)
-            backend.release(self._buffer[kept_bytes:taken_bytes])
+            try:
+                backend.release(self._buffer[kept_bytes:taken_bytes])
+            except OSError:
+                self._drop()
+                return
             del another
             self._touched_bytes = kept_bytes if by_pages else 0
 
     def _grow_early(self, n_bytes: int) -> None:
-        """Grow before anybody needs it, unless a captured graph uses the buffer, or there is no memory."""
-        if self._is_alone or self._is_captured or _is_capturing(self._buffer):
+        """Grow before anybody needs it, unless captured graphs use the buffer, or there is no memory."""
+        if self._is_alone or self._is_for_graphs:
             return
         try:
             self.reserve(n_bytes)
@@ -152,7 +171,7 @@ class Workspace:
         if found is None:
             with _lasting():
                 found = self._bound[binder] = binder.bind(self._present())
-        if _is_capturing(self._buffer):
+        if self._is_for_graphs:
             _kept_for_graphs.append(found)
         return cast(Bound, found)
 
@@ -174,8 +193,8 @@ _kept_for_graphs: list[object] = []
 """Buffers, kernels and plans that captured graphs use: nobody knows when the last replay has been."""
 
 
-def _is_capturing(buffer: Tensor) -> bool:
-    return buffer.is_cuda and torch.cuda.is_current_stream_capturing()
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def head(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -185,9 +204,8 @@ def head(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def _bytes(n_bytes: int, device: torch.device) -> Tensor:
-    make = torch.empty if device.type == "cuda" else torch.zeros  # a graph would fill it at every replay
-    with _lasting():
-        return make(n_bytes, dtype=torch.uint8, device=device)
+    with _lasting():  # nobody fills it: that would touch all of its pages, and a graph would at every replay
+        return torch.empty(n_bytes, dtype=torch.uint8, device=device)
 
 
 def _lasting() -> torch.inference_mode:
@@ -202,32 +220,39 @@ class Owner:
 class _Workspaces:
     """The workspaces of one queue: one that all share, and those that have an owner."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.common = Workspace(device)
+    def __init__(self, make: Callable[[], Workspace]) -> None:
+        self.make = make
+        self.common = make()
         self.owned: WeakKeyDictionary[Owner, Workspace] = WeakKeyDictionary()
 
 
 _workspaces: WeakKeyDictionary[Queue, _Workspaces] = WeakKeyDictionary()
+_of_graphs: WeakKeyDictionary[Queue, _Workspaces] = WeakKeyDictionary()
+"""What a stream captures works in these; graphs that were captured on one stream share them."""
+
 _making = ForkSafeLock()
 
 
 def workspace_of(backend: Backend, owner: Owner | None = None) -> Workspace:
     """Return the workspace of this thread's present queue: the common one, or the one of `owner`.
 
-    In reuse mode all sites share the common one; in sharing mode each site owns its own.
+    In reuse mode all sites share the common one; in sharing mode each site owns its own. While the queue is
+    being captured they are those of graphs.
     """
-    queue = backend.queue()
-    here = _workspaces.get(queue)
+    queue, device = backend.queue(), backend.device
+    is_for_graphs = _is_capturing(device)
+    workspaces = _of_graphs if is_for_graphs else _workspaces
+    here = workspaces.get(queue)
     if here is None:
+        make = functools.partial(Workspace, device, is_for_graphs=is_for_graphs)
         with _making:
-            here = _workspaces.setdefault(queue, _Workspaces(backend.device))
+            here = workspaces.setdefault(queue, _Workspaces(make))
     if owner is None:
         return here.common
     owned = here.owned.get(owner)
     if owned is None:
         with _making:
-            owned = here.owned.setdefault(owner, Workspace(here.device))
+            owned = here.owned.setdefault(owner, here.make())
     return owned
 
 
@@ -237,3 +262,4 @@ def release_workspaces() -> None:
     What captured graphs use stays.
     """
     _workspaces.clear()
+    _of_graphs.clear()

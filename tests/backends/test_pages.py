@@ -63,6 +63,15 @@ def test_released_pages_go_back_to_the_system_and_read_as_zeros() -> None:
     assert int(tensor[MIB : 63 * MIB].sum()) == 0
 
 
+def test_a_buffer_has_no_pages_before_something_is_written_to_them() -> None:
+    workspace, before = Workspace(torch.device("cpu")), resident_bytes()
+
+    workspace.reserve(MIB, 64 * MIB)
+
+    assert workspace.n_bytes == 64 * MIB
+    assert resident_bytes() - before < SLACK
+
+
 def test_a_page_that_holds_other_data_too_stays() -> None:
     tensor = torch.ones(3 * 4096, dtype=torch.uint8)
     release_pages(tensor[100:200])

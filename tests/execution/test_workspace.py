@@ -13,7 +13,7 @@ from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
 from mucudnn.execution import workspace as room
 from mucudnn.execution.runner import Runner
-from mucudnn.execution.workspace import Workspace, release_workspaces, workspace_of
+from mucudnn.execution.workspace import Owner, Workspace, release_workspaces, workspace_of
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from tests.operands import a_convolution, operands_of
@@ -62,37 +62,52 @@ def test_a_buffer_goes_when_a_larger_one_comes(capture: Capture) -> None:
     assert not lives(binder)
 
 
+def of_graphs() -> Workspace:
+    return Workspace(CPU, is_for_graphs=True)
+
+
 def test_a_buffer_that_a_graph_uses_stays_when_a_larger_one_comes(capture: Capture) -> None:
-    workspace, binder = Workspace(CPU), Address()
-    workspace.reserve(100)
-    capture.is_on = True
+    workspace, binder = of_graphs(), Address()
     workspace.reserve(100)
     workspace.bound(binder)
-    capture.is_on = False
 
     workspace.reserve(200)
 
     assert lives(binder)
 
 
-def test_a_buffer_that_grew_inside_of_a_capture_stays_and_the_one_before_goes(capture: Capture) -> None:
-    workspace, before, inside = Workspace(CPU), Address(), Address()
-    workspace.reserve(100)
-    workspace.bound(before)
+def test_what_a_stream_captures_works_in_buffers_in_which_nothing_else_does(capture: Capture) -> None:
+    backend, owner = backend_of("cpu:"), Owner()
+    eager = workspace_of(backend), workspace_of(backend, owner)
     capture.is_on = True
-    workspace.reserve(200)
-    workspace.bound(inside)
+    captured = workspace_of(backend), workspace_of(backend, owner)
+    again = workspace_of(backend), workspace_of(backend, owner)
     capture.is_on = False
 
-    workspace.reserve(300)
+    assert again == captured
+    assert (workspace_of(backend), workspace_of(backend, owner)) == eager
+    assert len({*map(id, (*eager, *captured))}) == 4
+    for one, other in zip(eager, captured, strict=True):
+        addresses = []
+        for workspace in (other, one):
+            workspace.reserve(100)
+            addresses.append(workspace.bound(Address()))
+        assert addresses[0] != addresses[1]
 
-    assert [lives(before), lives(inside)] == [False, True]
+
+def test_a_signal_handler_that_computes_during_a_capture_has_such_a_buffer_too(capture: Capture) -> None:
+    workspace, binder = of_graphs().another(), Address()
+    workspace.reserve(100)
+    workspace.bound(binder)
+    del workspace
+
+    assert lives(binder)
 
 
 def test_a_buffer_that_a_graph_uses_survives_the_release_of_all_others(capture: Capture) -> None:
     binder = Address()
-    workspace = workspace_of(backend_of("cpu:"))
     capture.is_on = True
+    workspace = workspace_of(backend_of("cpu:"))
     workspace.reserve(100)
     workspace.bound(binder)
     capture.is_on = False
@@ -115,11 +130,9 @@ class Kernels:
 
 
 def test_kernels_that_a_graph_was_captured_with_stay_with_it(capture: Capture) -> None:
-    workspace, binder = Workspace(CPU), Kernels()
+    workspace, binder = of_graphs(), Kernels()
     workspace.reserve(100)
-    capture.is_on = True
     kernel = weakref.ref(workspace.bound(binder))
-    capture.is_on = False
 
     workspace.reserve(200)
     gc.collect()
@@ -241,14 +254,9 @@ def test_a_device_grows_before_what_does_not_fit_beside_its_block_and_for_nothin
     assert backend.released == [10]  # the end of it, and all goes
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-def test_while_a_graph_is_captured_and_where_one_was_nothing_grows_early(
-    capture: Capture, *, is_over: bool
-) -> None:
-    workspace = Workspace(CPU)
-    capture.is_on = True
+def test_what_graphs_use_does_not_grow_early(capture: Capture) -> None:
+    workspace = of_graphs()
     workspace.reserve(100)
-    capture.is_on = not is_over
     address = workspace.bound(Address())
 
     workspace.make_room(900, 1000, Device(), 70, 950)
@@ -404,6 +412,53 @@ class Pages(CpuBackend):
         self.released.append((tail.storage_offset(), tail.numel()))
 
 
+def test_a_new_buffer_counts_as_touched_to_its_end_since_an_allocator_hands_out_used_pages() -> None:
+    workspace, backend = Workspace(CPU), Pages()
+
+    workspace.reserve(100, 1000)
+    workspace.make_room(900, 1000, backend)
+    workspace.make_room(900, 1000, backend)
+
+    assert backend.released == [(100, 900)]
+
+
+class Locked(CpuBackend):
+    """A processor whose kernel takes no pages back."""
+
+    tried = 0
+
+    def release(self, tail: Tensor) -> None:
+        self.tried += 1
+        raise OSError(22, "locked")
+
+
+def test_where_pages_are_locked_in_memory_the_whole_buffer_goes() -> None:
+    workspace, binder = Workspace(CPU), Address()
+    workspace.reserve(1000)
+    workspace.bound(binder)
+
+    workspace.make_room(900, 1000, Locked())
+
+    assert workspace.n_bytes == 0
+    assert not lives(binder)
+    workspace.reserve(1000)
+    assert workspace.held_bytes == 1000
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_parts_go_on_where_pages_are_locked_in_memory(op: ConvOp) -> None:
+    problem = a_convolution(batch=4, op=op)
+    needed = Locked().buffer_bytes(problem.with_batch(1), "cpu:im2col") + problem.running_sum_bytes
+    parts = tuple(Candidate(name, 1, 0.0, needed) for name in ("cpu:im2col", "cpu:aten") for _ in range(2))
+    locked, given = Locked(), operands_of(problem)[:2]
+    expected = Runner(CpuBackend(), problem, Division(parts))(Workspace(CPU), *given)
+
+    result = Runner(locked, problem, Division(parts), limit_bytes=needed)(Workspace(CPU), *given)
+
+    assert locked.tried == 1
+    assert torch.equal(result, expected)
+
+
 def test_on_the_processor_the_end_goes_back_once_and_again_when_it_was_touched() -> None:
     workspace, backend = Workspace(CPU), Pages()
     workspace.reserve(1000)
@@ -436,10 +491,8 @@ def test_what_a_part_touches_after_room_was_made_for_one_before_it_goes_back_aga
 
 
 def test_what_a_graph_uses_is_not_given_back_to_make_room(capture: Capture) -> None:
-    workspace, backend = Workspace(CPU), Device()
-    capture.is_on = True
+    workspace, backend = of_graphs(), Device()
     workspace.reserve(1000)
-    capture.is_on = False
 
     workspace.make_room(900, 1000, backend)
 
@@ -476,16 +529,12 @@ def test_a_device_never_holds_a_buffer_of_two_sizes_at_once(
 
 
 def test_a_buffer_that_a_graph_uses_never_moves(capture: Capture) -> None:
-    workspace, backend = Workspace(CPU), Device()
-    workspace.reserve(1000)
-    workspace.make_room(1000, 1000, backend)
-    workspace.reserve(50)  # all that came again
-    capture.is_on = True
+    workspace, backend = of_graphs(), Device()
     workspace.reserve(50)
     captured = workspace.bound(Whole())
     address = captured.data_ptr()
-    capture.is_on = False
 
+    workspace.make_room(1000, 1000, backend)
     workspace.reserve(500)
 
     assert (captured.data_ptr(), captured.numel()) == (address, 50)
