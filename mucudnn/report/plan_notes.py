@@ -17,7 +17,7 @@ from mucudnn.standing import seen_at
 KEPT = "own"
 """Verdict on what stays PyTorch's own."""
 OVER_LIMIT = "over limit"
-"""Verdict where PyTorch's own was not run."""
+"""Verdict where PyTorch's own may not run."""
 OVER_SHARE = "share"
 """Mark of a verdict where PyTorch's own takes more than the site has in sharing mode."""
 PARTLY = "*"
@@ -33,8 +33,8 @@ _BOUND = f"{TOLERANCE * 100:g} %"
 _NO_TOTAL = "No site has both a time before and a time now, so there is nothing to add up."
 _TOTAL = "{} of {} sites have a time before and now: {} before, {} now, {:.2f} times as fast{}."
 _WITHOUT_BASE = (
-    "{} of {} sites, {} now. PyTorch's own needs more workspace there than the limit. It was not run, so "
-    "there is no speedup to tell, and it may be faster."
+    "{} of {} sites, {} now. PyTorch's own needs more workspace there than the limit. It may not run, so no "
+    "speedup is told, and it may be faster."
 )
 _WHOLE_CALLS = (
     "{} convolution{} timed with forward pass and gradients together: {} before, {} now, {:.2f} times as "
@@ -64,16 +64,16 @@ _RUNS = (
     "it is the other way round), wgrad that of the weights; each of these in one convolution is a site."
 )
 _TIMES = (
-    "Medians of {} rounds, each of which ran all rivals once in an order drawn anew{}, on the same operands, "
-    "warm as the caches keep them. Intervals come from ranks; no distribution is assumed. The speedup is the "
-    "median of the rounds' quotients before / now (--json has its interval), so it may differ from the "
-    "quotient of both medians."
+    "Medians of {} rounds, each of which timed all rivals in an order drawn anew{}, on the same operands, "
+    "short calls several times in a row, warm as the caches keep them. Intervals come from ranks; no "
+    "distribution is assumed. The speedup is the median of the rounds' quotients before / now (--json has "
+    "its interval), so it may differ from the quotient of both medians."
 )
 _VERDICTS = (
     f"FASTER or SLOWER if the {_PERCENT} interval of now / before lies wholly more than {_BOUND} from 1, "
-    f"SAME if wholly within, else AMBIGUOUS. {KEPT}: PyTorch's own stays, as nothing was FASTER both alone "
-    f"and in the whole call. {OVER_LIMIT}: PyTorch's own was not run, as it needs more than the limit{{}}. "
-    f"Comparisons made: {{}}; at {_PERCENT}, one in twenty may be wrong by chance."
+    f"SAME if wholly within, else AMBIGUOUS. {KEPT}: PyTorch's own stays, as nothing was FASTER{{}}. "
+    f"{OVER_LIMIT}: PyTorch's own may not run, as it needs more than the limit{{}}. Comparisons made: {{}}; "
+    f"at {_PERCENT}, one in twenty may be wrong by chance."
 )
 _CALLS = (
     "call is forward pass and gradients as the model runs them, with what Python costs. Before, PyTorch's "
@@ -282,8 +282,9 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
     but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
     comparisons = sum(map(comparisons_at, measurements))
+    alone = " both alone and in the whole call" if plan.calls else ""
     return [
-        ("verdicts", _VERDICTS.format(_share_note(plan, plan.assignments), comparisons)),
+        ("verdicts", _VERDICTS.format(alone, _share_note(plan, plan.assignments), comparisons)),
         *_call_notes(plan),
         *_frozen_notes(plan.frozen),
         ("times", _TIMES.format(how_many, but_predicted)),
