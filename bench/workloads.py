@@ -10,8 +10,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from bench import networks
-from bench.cpu import deepbench
+from bench import deepbench_list, networks
+from bench.deepbench import conv_of
 from mucudnn.algorithms.base import memory_format
 from mucudnn.problem import Layout
 
@@ -58,13 +58,12 @@ NETWORKS: tuple[Workload, ...] = (
 )
 
 
-def _layer(row: deepbench.Row) -> Workload:
-    name, batch, c, size, k, taps, padding, stride = row
-    build = partial(nn.Conv2d, c, k, taps, stride, padding, bias=False)
-    return Workload(f"deepbench/{name}", build, (batch, c, *size), wants_gradient=True)
+def _layer(row: deepbench_list.Row) -> Workload:
+    name, batch, c, size, *_ = row
+    return Workload(f"deepbench/{name}", partial(conv_of, row), (batch, c, *size), wants_gradient=True)
 
 
-LAYERS: tuple[Workload, ...] = tuple(map(_layer, deepbench.LAYERS))
+LAYERS: tuple[Workload, ...] = tuple(map(_layer, deepbench_list.LAYERS))
 """DeepBench's, each a network of its own."""
 
 SETTINGS: tuple[Setting, ...] = (

@@ -5,10 +5,9 @@ from fractions import Fraction
 import pytest
 
 from bench.cpu import bounds
-from bench.cpu.deepbench import CHOSEN
-from bench.cpu.deepbench import LAYERS as DEEPBENCH
-from bench.cpu.layers import ALL, Layer
+from bench.cpu.layers import ALL, CHOSEN, Layer
 from bench.cpu.targets import dense
+from bench.deepbench_list import LAYERS as DEEPBENCH
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 GIB = 2**30

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mucudnn
-from bench import layers
+from bench import deepbench
 from bench.networks import resnet18
 from bench.ship import MOST_BYTES, main, ship
 from bench.workloads import NETWORKS, SETTINGS, chosen, operands
@@ -228,7 +228,7 @@ def test_what_a_card_measured_in_fewer_digits_is_replayed_by_both_solvers(
 
 @pytest.mark.parametrize("limit", ["8MiB", "64MiB", "512MiB"])
 def test_all_of_deepbench_is_replayed_by_the_rounds_of_a_card(limit: str) -> None:
-    model, samples = layers.deepbench_b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
+    model, samples = deepbench.b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
 
     plan = mucudnn.tune(model, samples, limit, backend="replay:h200-deepbench", progress=False)
 
@@ -240,7 +240,7 @@ def test_all_of_deepbench_is_replayed_by_the_rounds_of_a_card(limit: str) -> Non
 
 
 def test_all_of_deepbench_shares_a_limit_by_either_solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, samples = layers.deepbench_b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
+    model, samples = deepbench.b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
     plans = []
     for solver in (solve_with_highs, solve_with_cbc):
         monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)

@@ -1,12 +1,8 @@
 """DeepBench's convolutions for training (baidu-research/DeepBench, Apache-2.0), in the order of its list.
 
-Layers that the list names twice (vision6 = resnet13, resnet8 = resnet11) stand here once.
+Layers that the list names twice (vision6 = resnet13, resnet8 = resnet11) stand here once. Their models are in
+`bench.deepbench`, apart from the list: whoever tells of layers by it has no need of torch.
 """
-
-CHOSEN = frozenset(
-    {"speech1_b4", "speech2_b4", "ocr4_b16", "face2_b8", "face4_b8", "vision8_b16", "vision13_b16"}
-)
-"""Measured with the layers of the other networks: shapes that none of those has, small enough."""
 
 Row = tuple[str, int, int, tuple[int, int], int, tuple[int, int], tuple[int, int], tuple[int, int]]
 """Name, n, c, (h, w), k, (r, s), padding, stride; `_b` and the batch end the name."""

@@ -1,7 +1,7 @@
-"""DeepBench's layers as models, for `mucudnn tune bench.layers:deepbench_b16`.
+"""DeepBench's layers as models, for `mucudnn tune bench.deepbench:b16`.
 
-Each name of the list is a model of one convolution, such as `speaker2_b16`; `deepbench_b4`, `_b8`, `_b16` and
-`_b32` are models of all that the list has with that batch. Their input is one number a sample: `--input 16`.
+Each name of the list is a model of one convolution, such as `speaker2_b16`; `b4`, `b8`, `b16` and `b32` are
+models of all that the list has with that batch. Their input is one number a sample: `--input 16`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from bench.cpu.deepbench import LAYERS, Row
+from bench.deepbench_list import LAYERS, Row
 
 
 class Layers(nn.Module):
@@ -26,14 +26,17 @@ class Layers(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
         self.register_buffer("layout", torch.zeros(1, 2, 2, 2), persistent=False)  # filters of 1x1 have both
-        self.layers = nn.ModuleDict()
-        self._sizes = {}
-        for name, _, c, size, k, taps, padding, stride in rows:
-            self.layers[name] = nn.Conv2d(c, k, taps, stride, padding, bias=False)
-            self._sizes[name] = (c, *size)
+        self.layers = nn.ModuleDict({row[0]: conv_of(row) for row in rows})
+        self._sizes = {name: (c, *size) for name, _, c, size, *_ in rows}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return y."""
+        """Return y.
+
+        Raises:
+            ValueError: x has another shape.
+        """
+        if x.dim() != 1:
+            raise ValueError(f"x must have shape (n,), one number a sample, but got {tuple(x.shape)}.")
         n = len(x)
         samples = (self.scale * x).view(n, 1, 1, 1)
         is_last = self.layout.is_contiguous(memory_format=torch.channels_last)
@@ -45,16 +48,23 @@ class Layers(nn.Module):
         return torch.stack(means).sum()
 
 
+def conv_of(row: Row) -> nn.Conv2d:
+    """Return the convolution of a row of the list, without bias."""
+    _, _, c, _, k, taps, padding, stride = row
+    return nn.Conv2d(c, k, taps, stride, padding, bias=False)
+
+
 def __getattr__(name: str) -> Callable[[], nn.Module]:
     """Return what makes the model of that name.
 
     Raises:
         AttributeError: the list has no such layer and no such batch.
     """
-    rows = [row for row in LAYERS if name in (row[0], f"deepbench_b{row[1]}")]
+    rows = [row for row in LAYERS if name in (row[0], f"b{row[1]}")]
     if not rows:
+        *batches, last = (f"b{batch}" for batch in sorted({row[1] for row in LAYERS}))
         raise AttributeError(
-            f"A model of {__name__} must be a layer of DeepBench's list, such as speaker2_b16, or all of one "
-            f"batch, such as deepbench_b16, but got {name!r}."
+            f"A model of {__name__} must be all of one batch, {', '.join(batches)} or {last}, or a layer of "
+            f"DeepBench's list, whose name ends with its batch, such as speaker2_b16, but got {name!r}."
         )
     return partial(Layers, rows)
