@@ -47,7 +47,7 @@ from mucudnn.backends import backend_of
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.choices import Policy
-from mucudnn.errors import BackendError, DeviceLostError, MucudnnError
+from mucudnn.errors import BackendError, DeviceLostError, MucudnnError, StoreError
 from mucudnn.intervals import estimate
 from mucudnn.profile import Environment
 from mucudnn.sizes import format_bytes, parse_bytes
@@ -171,21 +171,21 @@ class LayerRun:
         }
         return measured | failed
 
-    def _begin(self, setting: Setting, present: Environment, asked: int) -> None:
+    def _begin(self, setting: Setting, environment: Environment, asked: int) -> None:
         """Begin the lines of a setting, whose flags are in force.
 
         Args:
             setting: which.
-            present: in which it is measured.
+            environment: in which it is measured.
             asked: how many cases of it are asked for, known or not.
         """
         former = Recording.of(read_packed_too(self._lines)).started.get(setting.name)
-        if former is not None and former.environment.key != present.key:
-            differences = "; ".join(former.environment.differences(present))
+        if former is not None and former.environment.key != environment.key:
+            differences = "; ".join(former.environment.differences(environment))
             raise BackendError(
                 f"{self._lines} must hold lines of one environment, but {differences}: give another --output."
             )
-        append(self._lines, Started(setting.name, present, {**self._run, ASKED: str(asked)}))
+        append(self._lines, Started(setting.name, environment, {**self._run, ASKED: str(asked)}))
 
     def _measure(self, meter: CaseMeter, each: LayerCase, environment: Environment) -> None:
         gc.collect()  # a stand may be a cycle: without this, operands of gigabytes pile up
@@ -196,8 +196,6 @@ class LayerRun:
             with ended_if_it_hangs(self._aims.case_s):
                 found = meter.measure(each.case, each.problem)
                 line = dataclasses.replace(found, conditions=dict(self._ground.conditions()))
-                for rounds in comparisons(found):
-                    self._store.add_comparison(environment, rounds)
         except KeyboardInterrupt:
             append(self._lines, Failed(each.case, STOPPED))
             raise
@@ -205,8 +203,23 @@ class LayerRun:
             line = Failed(each.case, reason_of(error))
         append(self._lines, line)
         print(f"{each.case}: {told(line)}", flush=True)
-        if isinstance(line, Failed) and (_has_lost_the_card(line) or not is_alive(self._ground)):
+        if isinstance(line, Measured):
+            self._keep_rounds(line, environment)
+        elif _has_lost_the_card(line) or not is_alive(self._ground):
             raise CardLostError(f"The card works no more after {each.case}.")
+
+    def _keep_rounds(self, line: Measured, environment: Environment) -> None:
+        """Add the rounds of a line to the store; should that fail, the lines have them, and cases go on."""
+        try:
+            for rounds in comparisons(line):
+                self._store.add_comparison(environment, rounds)
+        except StoreError as error:
+            print(
+                f"bench.gpu.layer_run: rounds are not in the store: {error} "
+                "`python -m bench.gpu.layer_records` adds those of the lines.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _has_lost_the_card(line: Failed) -> bool:

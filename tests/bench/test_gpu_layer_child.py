@@ -42,10 +42,15 @@ from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.graph import UID_X
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.choices import Policy
-from mucudnn.errors import BackendError, DeviceLostError
+from mucudnn.division import Division
+from mucudnn.errors import BackendError, DeviceLostError, StoreError
 from mucudnn.execution import weighing
+from mucudnn.intervals import estimate
 from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.profile import Candidate, Comparison, Environment
+from mucudnn.profiling.measurer import Limits
 from mucudnn.profiling.profiler import Profiler
+from mucudnn.profiling.replay import Replay
 from mucudnn.store import MemoryStore, SqliteStore
 from tests.models import on_one_thread
 from tests.paper_ground import SMALL, SPAN_NS, PaperGround
@@ -112,13 +117,13 @@ class Meter:
     asked: list[str]
 
     def __init__(self, line: Measured) -> None:
-        self._line = line
+        self.line = line
         self.asked = []
 
     def measure(self, case: object, problem: object) -> Measured:
         self.asked.append(str(case))
         self.ends.get(str(case), lambda: None)()
-        return dataclasses.replace(self._line, case=case, problem=problem)
+        return dataclasses.replace(self.line, case=case, problem=problem)
 
 
 @pytest.fixture
@@ -562,21 +567,73 @@ def test_a_process_writes_its_lines_and_its_store(ground: PaperGround, tmp_path:
     assert len(meter.asked) == 2
 
 
+def a_division(key: str) -> Division:
+    """A division with that key, of which a replay asks for no more."""
+    runs = [part.rpartition("@") for part in key.split("+")]
+    sizes = [(algorithm, *map(int, numbers.split("*"))) for algorithm, _, numbers in runs]
+    parts = [[Candidate(algorithm, batch, 1.0, 0)] * count for algorithm, batch, count in sizes]
+    return Division(tuple(itertools.chain(*parts)))
+
+
+def slow_to_prove(line: Measured) -> Measured:
+    """The same, but for times of the proving rounds, which are all other ones."""
+    spans = {
+        key: tuple(span * factor for span in each)
+        for factor, (key, each) in enumerate(line.proving.spans_ns.items(), start=2)
+    }
+    return dataclasses.replace(line, proving=dataclasses.replace(line.proving, spans_ns=spans))
+
+
 def test_rounds_are_kept_for_a_replay_which_takes_those_that_prove(
     ground: PaperGround, lines: Path, meter: Meter, found: list[Measured], tmp_path: Path
 ) -> None:
     aims, environment = Aims(LIMITS, Policy.POWER_OF_TWO, 60.0), ground.backend.environment()
+    meter.line = slow_to_prove(found[0])
+    proving = meter.line.proving
+    asked = [a_division(key) for key in proving.spans_ns]
+    assert {each.key for each in asked} < found[0].deciding.spans_ns.keys()
+
     with SqliteStore(tmp_path / "store") as store:
         LayerRun(ground, lines, store, aims, Watch(math.inf), {}).measure(some_cases())
-        kept = [store.comparisons_of(environment, case.problem) for case in some_cases()]
+        replay = Replay(store, environment)
+        for case in some_cases():
+            outcome, refusals = replay.compare(case.problem, asked, Limits(max(LIMITS)))
+            assert not refusals
+            assert not outcome.is_predicted
+            assert outcome.estimates == {key: estimate(proving.samples_s(key)) for key in proving.spans_ns}
+            assert outcome.workspaces == {key: found[0].bytes_of(key) for key in proving.spans_ns}
 
-    proving, deciding = found[0].proving, found[0].deciding
-    for first, *others in kept:
-        assert first.times.keys() == proving.spans_ns.keys()
-        assert [each.times.keys() for each in others] == [deciding.spans_ns.keys()]
-        for key, times in first.times.items():
-            assert times.samples_s == pytest.approx(proving.samples_s(key))
-            assert first.workspaces[key] == found[0].bytes_of(key)
+
+class FullStore(MemoryStore):
+    """Keeps no rounds; the lines are asked whether that of the case was there when it should have."""
+
+    def __init__(self, lines: Path) -> None:
+        super().__init__()
+        self._lines = lines
+        self.were_there: list[bool] = []
+
+    def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
+        last = read(self._lines)[-1]
+        self.were_there.append(isinstance(last, Measured) and last.problem == comparison.problem)
+        raise StoreError("The disk is full.")
+
+
+def test_what_was_measured_is_in_the_lines_even_where_its_rounds_cannot_be_kept(
+    ground: PaperGround, lines: Path, meter: Meter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = FullStore(lines)
+
+    run = LayerRun(ground, lines, store, Aims(LIMITS, Policy.POWER_OF_TWO, 60.0), Watch(math.inf), {})
+    run.measure(some_cases())
+
+    assert store.were_there == [True, True]
+    recording = Recording.of(read(lines))
+    assert [*recording.measured] == [each.case for each in some_cases()]
+    assert not recording.failed
+    told = capsys.readouterr().err
+    assert (
+        told.count("rounds are not in the store: The disk is full. `python -m bench.gpu.layer_records`") == 2
+    )
 
 
 def test_a_process_whose_card_is_broken_says_so_by_its_status(
