@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--recording", type=Path,
         help="folder of a store of profiles, as of make record, which would then take times of three samples "
-        "for its own (default: one under build/gpu-layers/)",
+        "and these rounds for its own (default: one under build/gpu-layers/)",
     )  # fmt: skip
     add(
         "--retell", type=Path, metavar="FOLDER",
