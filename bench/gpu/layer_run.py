@@ -29,7 +29,7 @@ from mucudnn.sizes import parse_bytes
 _LEAST_S = 15.0
 """With less time left no further process is started: it would import torch and end."""
 
-_PATIENCE_S = 60.0
+PATIENCE_S = 60.0
 """By how much a process may pass its time and that of its last case before it is killed."""
 
 
@@ -107,7 +107,7 @@ def _measured(options: argparse.Namespace, given: Sequence[str], lines: Path) ->
     left_s = options.seconds
     while True:
         known = len(read_packed_too(lines))
-        timeout_s = max(left_s, 0.0) + options.case_seconds + _PATIENCE_S
+        timeout_s = max(left_s, 0.0) + options.case_seconds + PATIENCE_S
         is_endless = math.isinf(timeout_s)
         status = status_of(_command(options, given, left_s), None if is_endless else timeout_s)
         left_s = end - time.monotonic()

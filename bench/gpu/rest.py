@@ -18,6 +18,7 @@ from typing import NamedTuple
 from bench.arguments import seconds
 from bench.gpu.available import obstacle
 from bench.gpu.hanging import status_of
+from bench.gpu.layer_run import PATIENCE_S
 
 _RECORDINGS = Path("mucudnn/recordings")
 _RESULTS = Path("bench/results")
@@ -28,11 +29,11 @@ _OF_LAYERS = "deepbench"
 _SECONDS = 430.0
 """Of ten minutes: setting up comes before, and the last program may pass its time."""
 
-_PATIENCE_S = {"bench.gpu.layer_run": 150.0}
-"""By how much a program may pass its time before it is killed, if it waits for processes of its own."""
+_PATIENCE_S = 45.0
+"""By how much a program may pass its time, and that of processes of its own, before it is killed."""
 
-_LEAST_PATIENCE_S = 45.0
-"""The same of the others."""
+_CASE_S, _LARGE_CASE_S = 60, 90
+"""Seconds after which a case of layers is taken to hang, and one of a large mini-batch."""
 
 _INTERRUPTED = 130
 
@@ -46,6 +47,7 @@ class Errand(NamedTuple):
         arguments: of the program, without time and folder.
         least_s: seconds with which it is begun.
         most_s: that it is given.
+        processes_s: by which processes of its own may pass that before it kills them.
     """
 
     about: str
@@ -53,6 +55,11 @@ class Errand(NamedTuple):
     arguments: tuple[str, ...]
     least_s: float
     most_s: float
+    processes_s: float = 0.0
+
+    def timeout_s(self, left_s: float) -> float:
+        """Return after how many seconds it is killed if it is begun with so much time left."""
+        return min(left_s, self.most_s) + self.processes_s + _PATIENCE_S
 
     def command(self, left_s: float, output: Path | None = None) -> list[str]:
         """Return how it is run with so much time left, and whereto its results go if that is said."""
@@ -72,9 +79,16 @@ def _steps(network: str, setting: str, most_s: float) -> Errand:
     return Errand(f"training steps of {network}, {setting}", "bench.gpu.steps", arguments, 40.0, most_s)
 
 
-def _layers(about: str, layers: Sequence[str], settings: Sequence[str], most_s: float, *more: str) -> Errand:
-    arguments = ("--layers", *layers, "--settings", *settings, "--case-seconds", "90", *more)
-    return Errand(about, "bench.gpu.layer_run", arguments, 30.0, most_s)
+def _layers(
+    about: str,
+    layers: Sequence[str],
+    settings: Sequence[str],
+    most_s: float,
+    *more: str,
+    case_s: int = _CASE_S,
+) -> Errand:
+    arguments = ("--layers", *layers, "--settings", *settings, "--case-seconds", str(case_s), *more)
+    return Errand(about, "bench.gpu.layer_run", arguments, 30.0, most_s, case_s + PATIENCE_S)
 
 
 _DEEPBENCH = ["deepbench/*_b16"]
@@ -93,10 +107,10 @@ ERRANDS: tuple[Errand, ...] = (
     _steps("unet3d", "tf32-nchw", 150.0),
     _layers("DeepBench's list in bfloat16, contiguous", _DEEPBENCH, ["bfloat16-nchw"], 300.0),
     _layers("workspace saved on large batches", _LARGE, ["bfloat16-nchw"], 200.0,
-            "--limit", "64MiB", "512MiB"),
+            "--limit", "64MiB", "512MiB", case_s=_LARGE_CASE_S),
     _layers("all sizes of micro-batches", _DEEPBENCH, ["float32-nchw"], 400.0, "--policy", "all"),
 )  # fmt: skip
-"""By what each tells in its time."""
+"""By what each tells in its time where `bench/results` has what is known of the card, as of the H200."""
 
 
 def run(
@@ -123,8 +137,7 @@ def run(
             continue
         command = errand.command(left_s, output)
         print(f"\n{left_s:.0f} s left: {errand.about}\n{_told(command)}", flush=True)
-        patience_s = _PATIENCE_S.get(errand.program, _LEAST_PATIENCE_S)
-        status = call(command, min(left_s, errand.most_s) + patience_s)
+        status = call(command, errand.timeout_s(left_s))
         first = first or status
     return first
 

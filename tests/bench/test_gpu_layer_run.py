@@ -84,7 +84,7 @@ def test_a_process_that_begins_no_case_is_not_started_again(
 def test_a_process_that_hangs_between_cases_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(layer_run, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(layer_run, "PATIENCE_S", 0.2)
     monkeypatch.setattr(
         layer_run, "_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
     )
