@@ -52,8 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _fill_in_folders(options)
     try:
         return watched(options, given)
-    except KeyboardInterrupt:  # after all was measured
-        print("bench.gpu.layer_run: interrupted; --retell writes the summary.", file=sys.stderr)
+    except KeyboardInterrupt:
+        told = f"interrupted; `--retell {shlex.quote(str(options.output))}` writes the summary."
+        print(f"bench.gpu.layer_run: {told}", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -145,8 +145,31 @@ def test_an_interrupt_while_the_summary_is_written_loses_no_line(
     given = ["--output", str(tmp_path / "results"), "--recording", str(tmp_path / "store")]
     assert layer_run.main(given) == INTERRUPTED
 
-    assert "--retell writes the summary" in capsys.readouterr().err
+    told = f"interrupted; `--retell {tmp_path}/results` writes the summary."
+    assert told in capsys.readouterr().err
     assert len(Recording.of(read(tmp_path / "results/layers.jsonl")).failed) == 3
+
+
+@pytest.mark.parametrize("interrupted", ["_say_of_the_last_case", "write_lines"])
+def test_an_interrupt_after_another_or_while_lines_are_written_anew_is_told_in_a_sentence(
+    commands: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    interrupted: str,
+) -> None:
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layer_run, "obstacle", lambda: None)
+    monkeypatch.setattr(layer_run, "_fill_in_folders", lambda _: None)  # they are given
+    monkeypatch.setattr(layer_run, "status_of", interrupt)
+    monkeypatch.setattr(layer_run, interrupted, interrupt)
+
+    given = ["--again", "--output", str(tmp_path / "results"), "--recording", str(tmp_path / "store")]
+    assert layer_run.main(given) == INTERRUPTED
+
+    assert capsys.readouterr().err.endswith(f"`--retell {tmp_path}/results` writes the summary.\n")
 
 
 def test_a_process_is_given_what_was_asked_for_and_the_time_that_is_left(tmp_path: Path) -> None:
