@@ -118,10 +118,15 @@ def _clocks(lines: Sequence[Measured]) -> str:
     return f"{min(clocks)} to {max(clocks)} MHz" if clocks else "–"
 
 
-def _of_all(recording: Recording) -> Iterator[str]:
-    yield from tables.sums(recording, "")
-    yield ""
-    yield from tables.gains(recording, "")
+def _of_networks(recording: Recording) -> Iterator[str]:
+    """Yield the tables of each network, whose cases were asked for with the same limits."""
+    names = tables.networks(recording)
+    for place, name in enumerate(names):
+        yield from ("",) * (place > 0)
+        yield from (f"### {name}", "", *tables.sums(recording, f"{name}/"))
+        yield from ("", *tables.gains(recording, f"{name}/"))
+    if not names:
+        yield "None was measured."
 
 
 def _of_deepbench(recording: Recording) -> Iterator[str]:
@@ -178,7 +183,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("Cases", (), _coverage),
     Section("Runs", ("What was measured by different code stands in the same tables.",), _runs),
     Section("DeepBench's training list", _COMPARISONS, _of_deepbench),
-    Section("All layers", ("But for cliffs, which have a table of their own.",), _of_all),
+    Section("Networks", ("DeepBench stands above; cliffs have a table of their own.",), _of_networks),
     Section(
         "Workspace saved",
         (

@@ -57,6 +57,16 @@ def _of_networks(recording: Recording) -> dict[str, list[Measured]]:
     }
 
 
+def networks(recording: Recording) -> list[str]:
+    """Return the names of networks of which layers were measured, but for DeepBench and cliffs."""
+    layers = (case.layer for case in recording.measured if not case.layer.startswith((DEEPBENCH, CLIFFS)))
+    return list(dict.fromkeys(map(_network, layers)))
+
+
+def _network(layer: str) -> str:
+    return layer.partition("/")[0]
+
+
 def _groups(recording: Recording, prefix: str) -> Iterator[tuple[str, int, int, list[Compared]]]:
     """Yield for each setting and limit how many cases there are, and those with all bases."""
     for setting, lines in _of_networks(recording).items():
@@ -244,16 +254,24 @@ def failures(recording: Recording) -> Iterator[str]:
 
 
 def times(recording: Recording) -> Iterator[str]:
-    """Yield a table for each setting with the times of every case: all bases, and ours at each limit."""
+    """Yield the times of every case: all bases, and ours at each limit that all cases of its table have.
+
+    Each setting has a table for each network, whose cases were asked for with the same limits.
+    """
     for setting, lines in by_setting(recording).items():
-        limits = common_limits(lines)
-        at_limits = [
-            (f"undivided at {name}", f"ours at {name}", "runs", "takes") for name in map(format_bytes, limits)
-        ]
-        headings = ("layer", "op", "batch", "own", "hides", "`benchmark`", *itertools.chain(*at_limits))
-        yield from (f"### {setting}, ms", "")
-        yield from markdown(headings, [_times(line, limits) for line in lines])
-        yield ""
+        for network in dict.fromkeys(_network(line.case.layer) for line in lines):
+            yield from (f"### {setting}, {network}, ms", "")
+            yield from _table_of_times([line for line in lines if _network(line.case.layer) == network])
+            yield ""
+
+
+def _table_of_times(lines: Sequence[Measured]) -> Iterator[str]:
+    limits = common_limits(lines)
+    at_limits = [
+        (f"undivided at {name}", f"ours at {name}", "runs", "takes") for name in map(format_bytes, limits)
+    ]
+    headings = ("layer", "op", "batch", "own", "hides", "`benchmark`", *itertools.chain(*at_limits))
+    yield from markdown(headings, [_times(line, limits) for line in lines])
 
 
 def _times(line: Measured, limits: Sequence[int]) -> tuple[str, ...]:

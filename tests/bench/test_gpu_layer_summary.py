@@ -296,8 +296,31 @@ def test_the_original_stands_beside_deepbench_with_its_card() -> None:
     assert "V100-SXM2" in told
 
 
+def at_64_mib_only(line: Measured) -> Measured:
+    return dataclasses.replace(line, choices=line.choices[1:])
+
+
+def test_networks_have_tables_of_their_own_with_all_limits_of_their_own_cases() -> None:
+    ms = {OWN: 10.0, WHOLE: 9.0, PARTS: 10.0, HALVES: 10.0}
+    large = at_64_mib_only(measured(case("vgg16_b512/b"), ms))
+    text = summary(of(FIRST, large, SECOND, measured(case("cliffs/dw7x7"), ms)))
+
+    _, *told = sections(text)["Networks"].split("### ")
+    assert [part.partition("\n")[0] for part in told] == ["vgg16_b512", "vgg16"]
+    sums = [table(iter(part.split("\n\n")[1].splitlines())) for part in told]
+    assert [[row[1] for row in rows] for rows in sums] == [["64 MiB"], ["8 MiB", "64 MiB"]]
+    assert "None was measured." in sections(summary(of(FIRST)))["Networks"]
+
+
+def test_the_last_tables_have_all_limits_of_each_network() -> None:
+    large = at_64_mib_only(measured(case("vgg16_b512/b"), {OWN: 9.0, WHOLE: 9.0, PARTS: 9.0}))
+    lines = [line for line in layer_tables.times(of(SECOND, large)) if line.startswith(("###", "| layer"))]
+    assert lines[::2] == ["### float32-nchw, vgg16, ms", "### float32-nchw, vgg16_b512, ms"]
+    assert ["ours at 8 MiB" in line for line in lines[1::2]] == [True, False]
+
+
 def test_the_last_table_has_all_times_of_every_case() -> None:
-    nothing = measured(case("vgg16/big"), {OWN: 9.0, PARTS: 9.0}, best={})
+    nothing = measured(case("deepbench/big"), {OWN: 9.0, PARTS: 9.0}, best={})
     unfit = [Choice(each.limit_bytes, OWN, None, {}) for each in nothing.choices]
     lines = [FIRST, type(nothing)(**{**vars(nothing), "choices": tuple(unfit)})]
 
