@@ -239,6 +239,26 @@ def test_all_of_deepbench_is_replayed_by_the_rounds_of_a_card(limit: str) -> Non
     assert Totals.of(plan).divided == {"8MiB": 58, "64MiB": 12, "512MiB": 0}[limit]
 
 
+def seconds_of(plan: Plan) -> float:
+    """What all sites take by the rounds of the recording, or by what was predicted where there are none."""
+    return sum(
+        each.division.time_s if each.evidence is None else each.evidence.chosen.median
+        for each in plan.assignments
+    )
+
+
+def test_a_larger_limit_never_makes_deepbench_slower() -> None:
+    model, samples = deepbench.b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
+    backend = "replay:h200-deepbench"
+    plans = [
+        mucudnn.tune(model, samples, limit, backend=backend, progress=False)
+        for limit in ("4MiB", "8MiB", "16MiB", "32MiB", "64MiB")
+    ]
+
+    seconds = [seconds_of(plan) for plan in plans]
+    assert seconds == sorted(seconds, reverse=True)
+
+
 def test_all_of_deepbench_shares_a_limit_by_either_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     model, samples = deepbench.b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
     plans = []
@@ -250,6 +270,7 @@ def test_all_of_deepbench_shares_a_limit_by_either_solver(monkeypatch: pytest.Mo
     totals = [sum(each.division.workspace_bytes for each in plan.assignments) for plan in plans]
     assert max(totals) <= 2**30
     assert len({plan.to_text() for plan in plans}) == 1
+    assert seconds_of(plans[0]) <= 20e-3  # PyTorch's own takes 12.8 ms, in whatever memory
 
 
 @pytest.mark.parametrize("name", ["epyc", "xeon"])
