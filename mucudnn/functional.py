@@ -16,6 +16,7 @@ from mucudnn.convolutions.calls import (
     as_autocast,
     autocast_dtype,
     explicit_padding,
+    in_order,
     is_traced,
     obstacle,
     own_call,
@@ -127,7 +128,7 @@ class DividedConvolution:
         """Return dx, dw and the bias's gradient, each None unless it is `needed`."""
         if needed[1] and self._tell_untuned is not None:
             self._tell_untuned()
-        gradient = gradient.contiguous(memory_format=self.order)
+        gradient = in_order(gradient, self.order)
         if self._are_gradients_own:
             return own_gradients(gradient, image, weight, self._arguments, needed)
         if needed[1]:  # a hook of saved tensors may have laid it out otherwise

@@ -50,6 +50,18 @@ def test_activations_may_be_computed_again(twins: Twins, use_reentrant: bool) ->
     assert_same_gradients(*twins)
 
 
+@pytest.mark.parametrize("padding_mode", ["zeros", "circular", "reflect", "replicate"])
+def test_activations_may_be_computed_again_from_the_first_call_on_whatever_pads(padding_mode: str) -> None:
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1, padding_mode=padding_mode), nn.Tanh()).double()
+    model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images()))
+
+    for each in (twin, model):
+        checkpoint(each, images().requires_grad_(), use_reentrant=False).square().mean().backward()
+
+    assert_same_gradients(twin, model)
+
+
 def test_gradients_are_exact_though_backward_is_called_under_autocast() -> None:
     torch.manual_seed(0)
     twin = nn.Sequential(nn.ConvTranspose2d(6, 4, 4, stride=2, padding=1), nn.Conv2d(4, 5, 3))

@@ -156,6 +156,19 @@ def layout_of(image: Tensor, weight: Tensor) -> Layout:
     return Layout.CONTIGUOUS
 
 
+def in_order(tensor: Tensor, order: torch.memory_format) -> Tensor:
+    """Return `tensor`, or a copy of it, dense in `order`, with the strides of a new tensor.
+
+    Lengths of 1 leave strides open: `contiguous` keeps such as they are, and PyTorch's convolutions may read
+    the other order out of them.
+    """
+    dense = tensor.contiguous(memory_format=order)
+    if 1 not in dense.shape[1:]:
+        return dense
+    strides = torch.empty(dense.shape, device="meta", memory_format=order).stride()
+    return dense if dense.stride() == strides else dense.as_strided(dense.shape, strides)
+
+
 def _is_channels_last(tensor: Tensor) -> bool:
     """Return whether PyTorch takes the tensor for channels_last: by its strides alone, dense or not.
 

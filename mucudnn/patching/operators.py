@@ -22,8 +22,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mucudnn.convolutions.calls import ConvArguments, own_call, own_gradients, strided_as
+from mucudnn.convolutions.calls import ConvArguments, in_order, own_call, own_gradients, strided_as
 from mucudnn.patching.freezing import is_compiled_to_be_packed
+
+_ONE_DIMENSION = 3
+"""Dimensions of a batch of such images: samples, channels, places."""
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -135,6 +138,7 @@ def _convolution(
 def _computed(image: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """Return the convolution, by whoever serves it."""
     *numbers, server = rest
+    image = _plain(image)
     found = _servers.get(server)
     if found is None:  # the model was restored, or patched anew
         return own_call(image, weight, bias, _arguments(*numbers))
@@ -144,7 +148,15 @@ def _computed(image: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) ->
 @_convolution.register_fake
 def _shaped(image: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *numbers, _ = rest  # the shape is the same, whoever computes
-    return own_call(image, weight, bias, _arguments(*numbers))
+    return own_call(_plain(image), weight, bias, _arguments(*numbers))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor of one dimension's images as PyTorch's convolutions would have it: contiguous.
+
+    One of a single channel may be that and look channels_last to them, and so would the result.
+    """
+    return in_order(tensor, torch.contiguous_format) if tensor.dim() == _ONE_DIMENSION else tensor
 
 
 _library = torch.library.Library("mucudnn", "FRAGMENT")
@@ -187,6 +199,7 @@ def _convolution_backward(
     has_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     arguments, wanted = _arguments(stride, padding, dilation, output_padding, groups), _three(needed)
+    gradient, image = _plain(gradient), _plain(image)
     found = _servers.get(server)
     if found is None:
         dx, dw, db = own_gradients(gradient, image, weight, arguments, wanted)
@@ -205,6 +218,7 @@ def _convolution_backward(
 @_convolution_backward.register_fake
 def _(gradient: Tensor, image: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     *numbers, _, needed, _ = rest  # the shapes are the same, whoever computes
+    gradient, image = _plain(gradient), _plain(image)
     dx, _, _ = own_gradients(gradient, image, weight, _arguments(*numbers), (needed[0], False, False))
     return (
         gradient.new_empty(0) if dx is None else dx,

@@ -146,7 +146,8 @@ class Router:
         if obstacle(*cast) is not None:
             return None
         try:
-            image, arguments = padded(self._module, call)
+            with torch.no_grad():  # a checkpoint counts what is saved, and knows nothing of this call
+                image, arguments = padded(self._module, call)
             is_padded = image is not call.image
             if dtype is not None:
                 image, weight, bias = as_autocast(image, weight, bias, dtype)

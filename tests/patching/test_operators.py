@@ -24,6 +24,7 @@ from mucudnn.patching.applying import apply, patch, plan_of, restore
 from mucudnn.patching.compiling import GraphServer
 from mucudnn.patching.operators import _servers, announce, convolve
 from mucudnn.plan import Plan
+from mucudnn.problem import ConvOp
 from tests.convolutions.test_kinds import a_module, divided, every_kind, images_for
 from tests.graphs import Graphs
 from tests.models import a_batch, a_chain
@@ -167,6 +168,51 @@ def test_code_that_the_default_compiler_writes_gives_the_same_numbers(
     assert "torch.ops.mucudnn.convolution.default" in written
     assert "torch.ops.mucudnn.convolution_backward.default" in written
     assert "aten.convolution" not in written
+
+
+class _Head(nn.Module):
+    """Maps to one channel, which the next layer has behind all others: so the gradient comes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.ConvTranspose2d(4, 1, 3, padding=1)
+        self.last = nn.Linear(1, 2)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.last(self.up(images.sin()).permute(0, 2, 3, 1))
+
+
+def _places(channels: int) -> Tensor:
+    """Images of one dimension, turned from what has its channels last."""
+    return torch.randn(4, 9, channels).double().transpose(1, 2).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("twin", "images"),
+    [
+        (nn.Conv1d(1, 4, 3, padding=1), _places(1)),
+        (nn.ConvTranspose1d(1, 4, 3), _places(1)),
+        (nn.Conv1d(3, 4, 3, padding=1), _places(3)),
+        (_Head(), torch.randn(4, 4, 5, 5).double().requires_grad_()),
+    ],
+    ids=["one channel", "transposed", "three channels", "to one channel"],
+)
+@pytest.mark.parametrize("op", ConvOp)
+def test_lengths_of_one_leave_no_order_open_in_what_the_default_compiler_writes(
+    op: ConvOp, twin: nn.Module, images: Tensor
+) -> None:
+    plan = a_plan_for(twin.double(), images)
+    assignments = tuple(  # all but one by PyTorch's own, in what is patched
+        each
+        if each.site.op is op
+        else dataclasses.replace(each, division=undivided("cpu:aten", each.problem.batch))
+        for each in plan.assignments
+    )
+    model = apply(copy.deepcopy(twin), dataclasses.replace(plan, assignments=assignments))
+
+    with torch._inductor.config.patch(compile_threads=1):
+        compiled = torch.compile(model, backend="inductor", fullgraph=True)
+        assert_same_step(compiled, model, twin, images)
 
 
 class _Autocast(nn.Module):
