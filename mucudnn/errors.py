@@ -126,7 +126,7 @@ class BackendError(MucudnnError):
 class UnmeasuredError(BackendError):
     """A convolution cannot be measured here and now, which says nothing of any algorithm.
 
-    Memory is lacking for its operands, or PyTorch's own convolution fails.
+    Memory is lacking for its operands, PyTorch's own convolution fails, or nobody counts what that takes.
     """
 
 

@@ -273,6 +273,9 @@ class Backend(Protocol):
         """Return the bytes that a job takes beside operands and result, as seen, which may exceed the limit.
 
         None where memory was refused, and it is not known how much more it takes.
+
+        Raises:
+            UnmeasuredError: what the job takes cannot be seen here, whatever it is.
         """
 
     def release(self, tail: Tensor) -> None:

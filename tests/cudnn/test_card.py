@@ -9,8 +9,9 @@ import torch
 from mucudnn.backends import backend_for, backend_name, backend_of
 from mucudnn.backends.cudnn import compiler, nvml
 from mucudnn.backends.cudnn.card import TorchCard, pytorchs_choice
-from mucudnn.backends.cudnn.environment import may_multiply, present_rules
-from mucudnn.errors import BackendError, BackendWarning
+from mucudnn.backends.cudnn.environment import may_multiply, present_policy, present_rules
+from mucudnn.errors import BackendError, BackendWarning, UnmeasuredError
+from tests.cudnn.test_footprint import Blind, Ledger, Prepared, Work
 from tests.operands import a_convolution
 
 CUDA = torch.device("cuda")
@@ -104,6 +105,44 @@ def test_cupy_is_tried_once_and_what_is_wrong_with_it_is_told(monkeypatch: pytes
         assert not card.can_compile
     assert not card.can_compile
     assert tried == ["nothing"]
+
+
+def test_an_allocator_without_a_cache_is_another_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_NO_CUDA_MEMORY_CACHING", raising=False)
+    before = present_policy()
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+
+    assert present_policy() == before | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+
+
+def weighed(card: TorchCard, ledger: Ledger) -> int | None:
+    card._allocator = ledger  # type: ignore[assignment]  # a double
+    return card.weigh(Prepared("", {}, Work(ledger, [500, 500])), 10_000)
+
+
+def test_a_card_weighs_nothing_by_an_allocator_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "version", lambda: None)
+    card = a_card()
+
+    for _ in range(2):
+        with pytest.raises(UnmeasuredError, match="PyTorch's allocator must count"):
+            weighed(card, Blind())
+    assert weighed(card, Ledger()) == 500
+
+
+def test_whether_the_allocator_counts_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "version", lambda: None)
+    pieces: list[int] = []
+
+    class Noting(Ledger):
+        def piece(self, n_bytes: int) -> object:
+            pieces.append(n_bytes)
+            return super().piece(n_bytes)
+
+    card, ledger = a_card(), Noting()
+
+    assert [weighed(card, ledger) for _ in range(2)] == [500, 500]
+    assert pieces == [2**24]
 
 
 def a_card() -> TorchCard:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from mucudnn.backends import Job
-from mucudnn.backends.cudnn.footprint import taken_bytes
+from mucudnn.backends.cudnn.footprint import check_counts, taken_bytes
+from mucudnn.errors import UnmeasuredError
 
 
 @dataclasses.dataclass
@@ -33,6 +34,9 @@ class Ledger:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         self.taken += n_bytes
         self.peak = max(self.peak, self.taken)
+
+    def piece(self, n_bytes: int) -> "Result":
+        return Result(self, n_bytes)
 
     def settle(self) -> None:
         self.peak = self.taken
@@ -70,14 +74,25 @@ class Work:
 
 
 class Result:
-    """100 bytes, which the allocator rounds up to 128."""
+    """Memory that is taken for as long as it is there: 100 bytes, which the allocator rounds up to 128."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, n_bytes: int = 128) -> None:
         self._ledger = ledger
-        ledger.take(128)
+        self._n_bytes = n_bytes
+        ledger.take(n_bytes)
 
     def __del__(self) -> None:
-        self._ledger.taken -= 128
+        self._ledger.taken -= self._n_bytes
+
+
+class Blind(Ledger):
+    """An allocator that says of all memory that nobody has asked for it, as those do that keep no count."""
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+    def peak_bytes(self) -> int:
+        return 0
 
 
 class Frugal(Work):
@@ -173,3 +188,21 @@ def test_the_allocator_is_free_again_afterwards(ledger: Ledger) -> None:
 
     assert ledger.cap == 2**62
     assert ledger.taken == 1000
+
+
+def test_an_allocator_that_counts_is_known_by_what_it_tells_of_a_known_piece(ledger: Ledger) -> None:
+    check_counts(ledger)
+
+    assert ledger.taken == 1000
+
+
+def test_an_allocator_that_does_not_count_is_told_of_with_a_remedy() -> None:
+    blind = Blind()
+
+    with pytest.raises(
+        UnmeasuredError,
+        match=r"must count .* but of 16777216 bytes told 0, so .*"
+        r"leave backend:cudaMallocAsync out .* PYTORCH_NO_CUDA_MEMORY_CACHING unset",
+    ):
+        check_counts(blind)
+    assert blind.taken == 1000

@@ -6,19 +6,23 @@ import pytest
 
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import Rules
+from mucudnn.backends.cudnn.footprint import check_counts
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.choices import Policy, Search
+from mucudnn.division import Division
+from mucudnn.errors import UnmeasuredError
 from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import Workspace
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import RefusalKind, Trial
+from mucudnn.profile import Candidate, RefusalKind, Trial
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.solvers import solve_reuse
 from mucudnn.store.memory import MemoryStore
 from mucudnn.timing import SamplingRule
 from tests.cudnn.paper import PaperCard, PaperLibrary, paper_backend
+from tests.cudnn.test_footprint import Blind
 from tests.operands import a_convolution, operands_of, reference, relative_error
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
@@ -176,6 +180,24 @@ def test_what_pytorchs_own_needs_in_float64_is_asked_in_the_layout_in_which_it_c
     trial = Trial(conv(op, dtype="float64", layout=Layout.CHANNELS_LAST), backend.own, whole=True)
 
     assert backend.workspace_bytes(trial, 0) is not None
+
+
+def test_what_nobody_can_weigh_stays_unmeasured_and_counts_as_no_failure(
+    paper: PaperLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, store = PaperCard(Rules(allow_tf32=False)), MemoryStore()
+    backend, problem = paper_backend(paper, card), conv(ConvOp.FPROP)
+    monkeypatch.setattr(card, "weigh", lambda *_: check_counts(Blind()))
+    engine = next(name for name in backend.algorithms(problem) if name.startswith("cudnn:eng"))
+    several = [Division((Candidate(engine, 8 // parts, 0.0, 0),) * parts) for parts in (1, 2)]
+    tuner = Profiler(LiveMeasurer(backend, ONCE, ONCE), store, 2**30, Policy.POWER_OF_TWO)
+
+    with pytest.raises(UnmeasuredError, match=r"^PyTorch's allocator must count"):
+        tuner.profile(problem)
+    with pytest.raises(UnmeasuredError, match=r"^PyTorch's allocator must count"):
+        tuner.compare(problem, several)
+    assert store.count() == 0
+    assert not paper.executions
 
 
 def test_an_exhaustive_search_finds_engines_that_heuristics_leave_out(backend: CudnnBackend) -> None:

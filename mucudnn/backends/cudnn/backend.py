@@ -190,6 +190,9 @@ class CudnnBackend:
         """Return the bytes that a job takes beside operands and result, as seen, which may exceed the limit.
 
         None where memory was refused, and it is not known how much more it takes.
+
+        Raises:
+            UnmeasuredError: PyTorch's allocator does not count.
         """
         return self._card.weigh(job, limit_bytes)
 

@@ -15,7 +15,7 @@ from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.environment import may_multiply, present_environment, present_rules
-from mucudnn.backends.cudnn.footprint import TorchAllocator, taken_bytes
+from mucudnn.backends.cudnn.footprint import TorchAllocator, check_counts, taken_bytes
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.errors import BackendError, BackendWarning, warn_user
@@ -103,7 +103,11 @@ class Card(Protocol):
         """Return all that a time measured now depends on."""
 
     def weigh(self, job: Job, limit_bytes: int) -> int | None:
-        """Return the bytes that a job takes beside operands and result; None if it was refused some."""
+        """Return the bytes that a job takes beside operands and result; None if it was refused some.
+
+        Raises:
+            UnmeasuredError: nobody counts them.
+        """
 
 
 class TorchCard:
@@ -217,7 +221,16 @@ class TorchCard:
         """Return the bytes that a job takes from PyTorch's allocator; None if it was refused some.
 
         The workspace of cuBLAS, which PyTorch keeps for good for every thread and stream, is there before.
+
+        Raises:
+            UnmeasuredError: the allocator does not count.
         """
         if self.can_compile:
             torch.cuda.current_blas_handle()
-        return taken_bytes(job, limit_bytes, self._allocator)
+        return taken_bytes(job, limit_bytes, self._counting_allocator)
+
+    @cached_property
+    def _counting_allocator(self) -> TorchAllocator:
+        """The allocator, of which is known that it counts; that it does not is told each time."""
+        check_counts(self._allocator)
+        return self._allocator

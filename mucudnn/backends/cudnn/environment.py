@@ -24,6 +24,7 @@ _VARIABLES = (
     "NVIDIA_TF32_OVERRIDE",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "PYTORCH_TUNABLEOP",
     "TORCH_BLAS_PREFER_CUBLASLT",
     "TORCH_CUDNN",
@@ -70,7 +71,7 @@ def present_environment(index: int, cudnn_version: int | None) -> Environment:
         "CuPy": compiler.version() or "none",
         "memory": str(torch.cuda.get_device_properties(index).total_memory),  # less what a driver keeps
     }
-    return Environment("cudnn", _device(index), _software(cudnn_version), _policy(), conditions)
+    return Environment("cudnn", _device(index), _software(cudnn_version), present_policy(), conditions)
 
 
 def _device(index: int) -> dict[str, str]:
@@ -92,7 +93,8 @@ def _software(cudnn_version: int | None) -> dict[str, str]:
     }
 
 
-def _policy() -> dict[str, str]:
+def present_policy() -> dict[str, str]:
+    """Return what the user has set that times on a card depend on: flags, and variables that are set."""
     cudnn, rules = torch.backends.cudnn, present_rules()
     return {
         "enabled": str(cudnn.enabled),

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from mucudnn.backends.base import Job, Prepared
+from mucudnn.errors import UnmeasuredError
 
 _ALLOWANCE_BYTES = 32 * 2**20
 """By how much the allocator's reserve may pass the limit: it takes blocks of 2 or 20 MiB from the driver."""
@@ -15,12 +16,18 @@ _ALLOWANCE_BYTES = 32 * 2**20
 _WEIGHINGS = 2
 """The first run of a kind may take what stays for all that come later; the lesser counts."""
 
+_KNOWN_BYTES = 16 * 2**20
+"""What is taken to see whether an allocator counts."""
+
 
 class Allocator(Protocol):
     """What an allocator tells of a device, and how it is held to a limit."""
 
     def settle(self) -> None:
         """Wait for the device, give back what is cached, and forget the peak."""
+
+    def piece(self, n_bytes: int) -> object:
+        """Return memory of so many bytes, which goes back when nobody has it any more."""
 
     def allocated_bytes(self) -> int:
         """Return the bytes that are asked for now."""
@@ -36,7 +43,10 @@ class Allocator(Protocol):
 
 
 class TorchAllocator:
-    """PyTorch's caching allocator on one card; its peak statistics start anew with every weighing."""
+    """PyTorch's allocator on one card; its peak statistics start anew with every weighing.
+
+    The caching one keeps them. Others may say that nothing was ever asked for: see `check_counts`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -46,6 +56,10 @@ class TorchAllocator:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
+
+    def piece(self, n_bytes: int) -> torch.Tensor:
+        """Return memory of so many bytes, which goes back when nobody has it any more."""
+        return torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
 
     def allocated_bytes(self) -> int:
         """Return the bytes that are asked for now; blocks may be larger by up to 2 MiB each."""
@@ -74,6 +88,29 @@ class TorchAllocator:
             yield
         finally:
             torch.cuda.set_per_process_memory_fraction(former, self._device)
+
+
+def check_counts(allocator: Allocator) -> None:
+    """Raise unless the allocator tells of 16 MiB that are taken from it.
+
+    One that does not would have PyTorch's own convolution weigh nothing, which then fits any limit. PyTorch
+    says of "backend:cudaMallocAsync" that some statistics are always zero; without caching it keeps none.
+
+    Raises:
+        UnmeasuredError: it does not.
+    """
+    allocator.settle()
+    before = allocator.allocated_bytes()
+    piece = allocator.piece(_KNOWN_BYTES)
+    seen = allocator.peak_bytes() - before
+    del piece
+    if seen < _KNOWN_BYTES:
+        raise UnmeasuredError(
+            f"PyTorch's allocator must count what is asked of it, but of {_KNOWN_BYTES} bytes told {seen}, "
+            "so that the workspace of PyTorch's own convolution cannot be weighed: leave "
+            "backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF), and "
+            "PYTORCH_NO_CUDA_MEMORY_CACHING unset."
+        )
 
 
 def taken_bytes(job: Job, limit_bytes: int, allocator: Allocator) -> int | None:
