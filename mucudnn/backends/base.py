@@ -222,7 +222,11 @@ class Backend(Protocol):
         """Make the device the current one of this thread for a while; whoever runs kernels does so inside."""
 
     def flags(self) -> Hashable:
-        """Return what the user may change at any time of the environment's policy; cheap to ask."""
+        """Return what the user may change at any time of the environment; cheap to ask.
+
+        That is its policy, and its device where a machine has several: for environments that differ in either
+        these differ too.
+        """
 
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return `tensor`, or a copy of it, dense in `layout` and aligned as this backend's kernels need."""

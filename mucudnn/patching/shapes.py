@@ -218,7 +218,7 @@ class TunedShapes:
         self._variants = (*self._variants, Variant(problem, assignments, plan.calls, plan.untouched))
 
     def _differences(self, backend: Backend) -> list[str]:
-        """Return how the plan's environment differs from this process's, if model or flags have changed."""
+        """Return how the plan's environment differs from a call's, if model, card or flags have changed."""
         flags = backend.flags()
         if flags == self._home:
             return []

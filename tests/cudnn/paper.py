@@ -227,6 +227,7 @@ class PaperCard:
     """A card whose tensors lie in the host's memory.
 
     Attributes:
+        kind: the name of the card.
         present_stream: the stream on which every thread puts its work.
         rounding: types of which products may be rounded more than that.
         is_capturing: whether that stream is being captured.
@@ -237,7 +238,8 @@ class PaperCard:
     plans_tried = 1
     can_compile = True
 
-    def __init__(self, rules: Rules | None = None) -> None:
+    def __init__(self, rules: Rules | None = None, kind: str = "paper") -> None:
+        self.kind = kind
         self.rules = rules or Rules()
         self.rounding: set[str] = set()
         self.present_stream = 7
@@ -290,7 +292,7 @@ class PaperCard:
         return dtype not in self.rounding
 
     def environment(self, cudnn_version: int | None) -> Environment:
-        return Environment("cudnn", {"name": "paper"}, {"cuDNN": str(cudnn_version)}, {})
+        return Environment("cudnn", {"name": self.kind}, {"cuDNN": str(cudnn_version)}, {})
 
     def weigh(self, job: Job, limit_bytes: int) -> int | None:
         job.prepare().run()

@@ -145,9 +145,10 @@ def test_whether_the_allocator_counts_is_looked_at_once(monkeypatch: pytest.Monk
     assert pieces == [2**24]
 
 
-def a_card() -> TorchCard:
+def a_card(index: int = 0) -> TorchCard:
     """A card that is not there, and captures nothing."""
     card = TorchCard.__new__(TorchCard)
+    card._index = index
     card.check_not_capturing = lambda _: None  # type: ignore[method-assign]
     return card
 

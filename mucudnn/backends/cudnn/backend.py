@@ -101,10 +101,13 @@ class CudnnBackend:
         return self._card.current()
 
     def flags(self) -> Hashable:
-        """Return what PyTorch's flags permit now: of convolutions, of cuDNN and its plans, of products."""
+        """Return what PyTorch's flags permit now: of convolutions, of cuDNN and its plans, of products.
+
+        And on what kind of card: in one machine there may be several, and a model may be moved.
+        """
         card = self._card
         multiplies = card.may_multiply("float32"), card.may_multiply("float64")
-        return card.rules, card.uses_cudnn, card.plans_tried, multiplies
+        return card.kind, card.rules, card.uses_cudnn, card.plans_tried, multiplies
 
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return `tensor`, or a copy of it, dense in `layout` and at a multiple of 16 bytes.

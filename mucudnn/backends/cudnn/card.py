@@ -14,7 +14,12 @@ from mucudnn.backends.base import Job, Queue
 from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.configurations import Rules
-from mucudnn.backends.cudnn.environment import may_multiply, present_environment, present_rules
+from mucudnn.backends.cudnn.environment import (
+    device_facts,
+    may_multiply,
+    present_environment,
+    present_rules,
+)
 from mucudnn.backends.cudnn.footprint import TorchAllocator, check_counts, taken_bytes
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
@@ -47,6 +52,10 @@ class Card(Protocol):
     @property
     def device(self) -> torch.device:
         """Where its tensors lie."""
+
+    @property
+    def kind(self) -> str:
+        """What is equal for cards of which times are comparable; cheap to ask."""
 
     @property
     def rules(self) -> Rules:
@@ -125,6 +134,11 @@ class TorchCard:
         self._making = threading.RLock()  # a signal handler may compute, too
         # What torch.cuda.current_stream asks, without a Python object for every launch.
         self._raw_stream = torch._C._cuda_getCurrentRawStream
+
+    @cached_property
+    def kind(self) -> str:
+        """The facts of the card by which an environment knows it, which never change, in one text."""
+        return str(device_facts(self._index))  # whose hash is worked out once, unlike that of a tuple
 
     @property
     def rules(self) -> Rules:

@@ -71,10 +71,11 @@ def present_environment(index: int, cudnn_version: int | None) -> Environment:
         "CuPy": compiler.version() or "none",
         "memory": str(torch.cuda.get_device_properties(index).total_memory),  # less what a driver keeps
     }
-    return Environment("cudnn", _device(index), _software(cudnn_version), present_policy(), conditions)
+    return Environment("cudnn", device_facts(index), _software(cudnn_version), present_policy(), conditions)
 
 
-def _device(index: int) -> dict[str, str]:
+def device_facts(index: int) -> dict[str, str]:
+    """Return what is known of a card that times depend on, and that never changes."""
     card = torch.cuda.get_device_properties(index)
     return {
         "name": card.name,
