@@ -41,11 +41,12 @@ FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """Patch `model` in place so that it runs `plan`, and return it; a former plan is replaced as a whole.
 
-    What it runs in C is compiled now, in seconds, unless the user's cache folder has it.
+    What it runs in C or by kernels of our own is compiled now, in seconds, unless the user's cache folder has
+    it, and plans of cuDNN are built; sizes that the plan does not run are made ready when a call needs them.
 
     Raises:
         PlanMismatchError: the plan was made for another model or in another environment, or something that it
-            runs cannot be compiled; the model is left as it was.
+            runs cannot be compiled or built; the model is left as it was.
         PlanError: the plan contradicts itself.
         OptionError: either is something else.
     """

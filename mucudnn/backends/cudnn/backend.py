@@ -152,7 +152,31 @@ class CudnnBackend:
         return permitted and self._card.uses_cudnn
 
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
-        """Do nothing: `computes` has asked cuDNN for plans, and tiles are compiled when first launched."""
+        """Build the plans of an engine, or compile the kernels of tiles; nothing if that was done.
+
+        Nor while a CUDA graph is captured: the first call then says what must happen before, and one that is
+        not captured does it.
+
+        Raises:
+            BackendError: cuDNN refuses to build a plan, it takes more than it declares, or CuPy cannot
+                compile a kernel.
+        """
+        if algorithm == self.own or self._is_capturing:
+            return
+        if is_tiles(algorithm):
+            self._tiles.get_ready(problem, algorithm)
+            return
+        found, workshop = self._configuration(problem, algorithm)
+        workshop.get_ready(problem, found)
+
+    @property
+    def _is_capturing(self) -> bool:
+        try:
+            with self.current():
+                self._card.check_not_capturing("Building a plan of cuDNN")
+        except BackendError:
+            return True
+        return False
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.

@@ -276,6 +276,17 @@ def _tops(geometry: TileGeometry) -> range:
     return range(0, geometry.tiles[0] * outputs, geometry.rows * outputs)
 
 
+def get_ready(geometry: TileGeometry, launcher: Launcher, groups: int = 1) -> None:
+    """Compile what kernels of a micro-batch launch, on whatever memory.
+
+    Raises:
+        BackendError: it cannot be compiled.
+    """
+    planes = {region.name: region.shape[-1] for region in regions_of(geometry, groups)}
+    for name, transform in _Forms(geometry).by_region.items():
+        launcher.launches(transform, planes[name])
+
+
 class CardSliceKernel:
     """fprop or dgrad of one micro-batch."""
 

@@ -30,7 +30,7 @@ from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.backends.base import OnSlices, PartKernel, PartSumKernel, SumOnSlices
 from mucudnn.backends.cudnn.card import Card
-from mucudnn.backends.cudnn.tile_planes import CardSliceKernel, CardSumKernel, Launcher, regions_of
+from mucudnn.backends.cudnn.tile_planes import CardSliceKernel, CardSumKernel, Launcher, get_ready, regions_of
 from mucudnn.choices import Search
 from mucudnn.problem import ConvOp, ConvProblem
 
@@ -130,6 +130,15 @@ class Tiles:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""
         tiling, groups = _parsed(algorithm)
         return total_bytes(regions_of(TileGeometry(tiling, problem), groups))
+
+    def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
+        """Compile what a kernel for this micro-batch launches; nothing if that was done.
+
+        Raises:
+            BackendError: it cannot be compiled.
+        """
+        tiling, groups = _parsed(algorithm)
+        get_ready(TileGeometry(tiling, problem), self._launcher, groups)
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch."""

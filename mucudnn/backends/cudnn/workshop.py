@@ -68,6 +68,14 @@ class Workshop:
         """
         return self._configuration(problem, *parse_id(algorithm))
 
+    def get_ready(self, problem: ConvProblem, found: EngineConfiguration) -> None:
+        """Build the plans that a kernel launches: with beta 1 too, where parts add up in dw itself.
+
+        Raises:
+            BackendError: cuDNN refuses to, or a plan takes more than its configuration declares.
+        """
+        self._launches(problem, found)
+
     def kernel(self, problem: ConvProblem, found: EngineConfiguration, buffer: Tensor) -> EngineKernel:
         """Return a kernel for fprop or dgrad."""
         launch = self._fitting(problem, found, accumulate=False)
@@ -75,11 +83,14 @@ class Workshop:
 
     def sum_kernel(self, problem: ConvProblem, found: EngineConfiguration, buffer: Tensor) -> EngineSumKernel:
         """Return a kernel for wgrad."""
+        return EngineSumKernel(problem, *self._launches(problem, found), self._place(found, buffer))
+
+    def _launches(self, problem: ConvProblem, found: EngineConfiguration) -> tuple[Launch, Launch | None]:
+        """Return the launches with beta 0 and, where parts add up by it, with beta 1."""
         overwriting = self._fitting(problem, found, accumulate=False)
-        accumulating = None
-        if found.accumulating_bytes is not None:
-            accumulating = self._fitting(problem, found, accumulate=True)
-        return EngineSumKernel(problem, overwriting, accumulating, self._place(found, buffer))
+        if found.accumulating_bytes is None:
+            return overwriting, None
+        return overwriting, self._fitting(problem, found, accumulate=True)
 
     def _fitting(self, problem: ConvProblem, found: EngineConfiguration, accumulate: bool) -> Launch:
         """Return the launch of an engine, whose plan takes no more than was declared when it was found.
