@@ -135,6 +135,9 @@ class ScriptedBackend:
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         return algorithm in self._recipes
 
+    def refusal(self, problem: ConvProblem, algorithm: str) -> str | None:
+        return None
+
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
         pass
 

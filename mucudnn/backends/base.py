@@ -251,6 +251,12 @@ class Backend(Protocol):
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` computes `problem`, whether or not it would be tried."""
 
+    def refusal(self, problem: ConvProblem, algorithm: str) -> str | None:
+        """Return why `algorithm` does not compute `problem` now, in words without a full stop.
+
+        None if it computes it, or if no reason is known.
+        """
+
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
         """Do what would take seconds at the first call, such as to compile; nothing if it was done.
 

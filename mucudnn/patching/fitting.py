@@ -141,6 +141,8 @@ def divided(
         for op, assigned in assignments.items()
     }
     problems = problems_of(problem)
+    for op, division in divisions.items():
+        _check_permitted(backend, problems[op], division)
     bounds = {
         op: memory.bound(division, running_sum_bytes(problems[op], division))
         for op, division in divisions.items()
@@ -155,6 +157,19 @@ def divided(
                 f"{problems[op]} needs {result.buffer_bytes[op]} bytes in parts, and may take {share_bytes}."
             )
     return result
+
+
+def _check_permitted(backend: Backend, problem: ConvProblem, division: Division) -> None:
+    """Raise if it is known why a part's algorithm does not compute it now, such as by the user's flags.
+
+    Raises:
+        BackendError: it is known, with the reason.
+    """
+    for algorithm, size in dict.fromkeys((part.algorithm, part.batch) for part in division.parts):
+        part = problem.part(size)
+        reason = backend.refusal(part, algorithm)
+        if reason is not None:
+            raise BackendError(f"{algorithm} does not compute {part} here: {reason}.")
 
 
 def division_for(

@@ -118,9 +118,9 @@ def check_runnable(assigned: Assignment, backend: Backend) -> None:
     for part in assigned.division.parts:
         problem = assigned.problem.part(part.batch)
         if not backend.computes(problem, part.algorithm):
-            raise PlanMismatchError(
-                f"The plan runs {part.algorithm} for {assigned.site}, which does not compute {problem} here."
-            )
+            reason = backend.refusal(problem, part.algorithm)
+            refused = f"which does not compute {problem} here" + (f": {reason}" if reason else "")
+            raise PlanMismatchError(f"The plan runs {part.algorithm} for {assigned.site}, {refused}.")
         needed = backend.buffer_bytes(problem, part.algorithm)
         if needed > part.workspace_bytes:
             raise PlanMismatchError(

@@ -375,6 +375,18 @@ def test_whatever_changes_the_policy_changes_the_flags(change: str) -> None:
         assert backend.flags() == flags
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_whatever_is_refused_for_a_reason_is_not_computed(backend: Backend, name: str) -> None:
+    every = {each for problem in PROBLEMS.values() for each in backend.algorithms(problem)}
+
+    for problem in for_each_op(PROBLEMS[name]):
+        computed = {each for each in every if backend.computes(problem, each)}
+        refused = {each for each in every if backend.refusal(problem, each) is not None}
+
+        assert backend.own in computed
+        assert not computed & refused
+
+
 def test_the_environment_stays_the_same_from_one_look_to_the_next(backend: Backend) -> None:
     assert backend.environment().key == backend.environment().key
 

@@ -22,6 +22,7 @@ from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.constants import Attribute, AttributeType, Kind
 from mucudnn.backends.cudnn.devices import device_described
+from mucudnn.backends.cudnn.environment import Obstacle
 from mucudnn.backends.cudnn.graph import UID_W, UID_X, UID_Y
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
@@ -288,8 +289,8 @@ class PaperCard:
 
         return launch
 
-    def may_multiply(self, dtype: str) -> bool:
-        return dtype not in self.rounding
+    def obstacle_to_products(self, dtype: str) -> Obstacle | None:
+        return Obstacle("products", f"{dtype} may be rounded") if dtype in self.rounding else None
 
     def environment(self, cudnn_version: int | None) -> Environment:
         return Environment("cudnn", {"name": self.kind}, {"cuDNN": str(cudnn_version)}, {})

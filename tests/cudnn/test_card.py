@@ -9,7 +9,7 @@ import torch
 from mucudnn.backends import backend_for, backend_name, backend_of
 from mucudnn.backends.cudnn import compiler, nvml
 from mucudnn.backends.cudnn.card import TorchCard, pytorchs_choice
-from mucudnn.backends.cudnn.environment import may_multiply, present_policy, present_rules
+from mucudnn.backends.cudnn.environment import obstacle_to_products, present_policy, present_rules
 from mucudnn.errors import BackendError, BackendWarning, UnmeasuredError
 from tests.cudnn.test_footprint import Blind, Ledger, Prepared, Work
 from tests.operands import a_convolution
@@ -58,12 +58,12 @@ def products() -> Iterator[None]:
 @pytest.mark.usefixtures("products")
 def test_matrices_of_float32_are_multiplied_where_they_are_not_rounded_to_tf32() -> None:
     torch.backends.cuda.matmul.fp32_precision = "ieee"
-    strict = may_multiply("float32")
+    strict = obstacle_to_products("float32")
     torch.backends.cuda.matmul.fp32_precision = "tf32"
 
-    assert strict
-    assert not may_multiply("float32")
-    assert may_multiply("float64")
+    assert strict is None
+    assert "torch.set_float32_matmul_precision" in obstacle_to_products("float32").reason
+    assert obstacle_to_products("float64") is None
 
 
 @pytest.mark.usefixtures("products")
@@ -77,11 +77,11 @@ def test_matrices_are_multiplied_where_pytorch_does_not_refuse_to(
     if config is not None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
     torch.use_deterministic_algorithms(mode=True)
-    strict = may_multiply("float64")
+    strict = obstacle_to_products("float64")
     torch.use_deterministic_algorithms(mode=True, warn_only=True)
 
-    assert strict is expected
-    assert may_multiply("float64")
+    assert (strict is None) is expected
+    assert obstacle_to_products("float64") is None
 
 
 def test_a_card_without_cupy_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

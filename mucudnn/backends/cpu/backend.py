@@ -158,6 +158,11 @@ class CpuBackend:
         found = _found(algorithm)
         return algorithm == self.own or (found is not None and found.refusal(problem) is None)
 
+    def refusal(self, problem: ConvProblem, algorithm: str) -> str | None:
+        """Return why `algorithm` does not compute `problem`; None if it does, or if there is none such."""
+        found = _found(algorithm)
+        return None if found is None else found.refusal(problem)
+
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
         """Have the algorithm's C compiled, if it is in C."""
         found = _found(algorithm)

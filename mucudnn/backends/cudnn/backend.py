@@ -106,8 +106,8 @@ class CudnnBackend:
         And on what kind of card: in one machine there may be several, and a model may be moved.
         """
         card = self._card
-        multiplies = card.may_multiply("float32"), card.may_multiply("float64")
-        return card.kind, card.rules, card.uses_cudnn, card.plans_tried, multiplies
+        obstacles = card.obstacle_to_products("float32"), card.obstacle_to_products("float64")
+        return card.kind, card.rules, card.uses_cudnn, card.plans_tried, obstacles
 
     def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
         """Return `tensor`, or a copy of it, dense in `layout` and at a multiple of 16 bytes.
@@ -150,6 +150,10 @@ class CudnnBackend:
         found = self.engine(problem, algorithm)
         permitted = found is not None and self._card.rules.permits(found.notes, problem.dtype)
         return permitted and self._card.uses_cudnn
+
+    def refusal(self, problem: ConvProblem, algorithm: str) -> str | None:
+        """Return why tiles do not compute `problem`; None of others, of which cuDNN gives no reason."""
+        return self._tiles.refusal(problem, algorithm) if is_tiles(algorithm) else None
 
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
         """Build the plans of an engine, or compile the kernels of tiles; nothing if that was done.

@@ -15,8 +15,9 @@ from mucudnn.backends.cudnn import compiler
 from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.environment import (
+    Obstacle,
     device_facts,
-    may_multiply,
+    obstacle_to_products,
     present_environment,
     present_rules,
 )
@@ -105,8 +106,8 @@ class Card(Protocol):
             BackendError: it cannot be compiled.
         """
 
-    def may_multiply(self, dtype: str) -> bool:
-        """Return whether matrices of `dtype` may be multiplied now, with the rounding of that type."""
+    def obstacle_to_products(self, dtype: str) -> Obstacle | None:
+        """Return what keeps matrices of `dtype` from being multiplied now, with the rounding of that type."""
 
     def environment(self, cudnn_version: int | None) -> Environment:
         """Return all that a time measured now depends on."""
@@ -223,9 +224,9 @@ class TorchCard:
         """Return what launches the kernel of that name in `source`, compiled by CuPy."""
         return compiler.compiled(source, kernel)
 
-    def may_multiply(self, dtype: str) -> bool:
-        """Return whether PyTorch's flags let cuBLAS multiply matrices of `dtype` now, rounded as it is."""
-        return may_multiply(dtype)
+    def obstacle_to_products(self, dtype: str) -> Obstacle | None:
+        """Return what in PyTorch's flags keeps cuBLAS from multiplying matrices of `dtype` now."""
+        return obstacle_to_products(dtype)
 
     def environment(self, cudnn_version: int | None) -> Environment:
         """Return card, libraries and flags, as they are now."""

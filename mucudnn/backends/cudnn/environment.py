@@ -1,6 +1,7 @@
 """What a time measured on this card depends on, and which of PyTorch's flags bind cuDNN."""
 
 import os
+from typing import NamedTuple
 
 import torch
 
@@ -41,21 +42,47 @@ def present_rules() -> Rules:
     return Rules(allow_tf32=precision == "tf32", deterministic=deterministic)
 
 
-def may_multiply(dtype: str) -> bool:
-    """Return whether PyTorch's flags let cuBLAS multiply matrices of `dtype` now, rounded as that type is.
+class Obstacle(NamedTuple):
+    """What keeps cuBLAS from multiplying matrices.
 
-    They do not where float32 is multiplied in TF32, where PyTorch would raise because all must be
-    deterministic and cuBLAS is not configured for it, and where TunableOp measures inside of the first calls.
+    Attributes:
+        setting: its name in an environment's policy.
+        reason: what is so, and by which of PyTorch's flags; words without a full stop.
+    """
+
+    setting: str
+    reason: str
+
+
+_ROUNDS = Obstacle(
+    "torch.backends.cuda.matmul in TF32",
+    "matrix products of float32 may be rounded to TF32 (torch.backends.cuda.matmul.fp32_precision, which "
+    "torch.set_float32_matmul_precision sets)",
+)
+_MUST_REPEAT = Obstacle(
+    f"torch.use_deterministic_algorithms without {_CONFIG}",
+    "torch.use_deterministic_algorithms forbids matrix products unless "
+    f"{_CONFIG} is {' or '.join(_REPEATING)}",
+)
+_MEASURES = Obstacle("torch.cuda.tunable", "TunableOp measures inside of the first matrix products")
+
+
+def obstacle_to_products(dtype: str) -> Obstacle | None:
+    """Return what in PyTorch's flags keeps cuBLAS from multiplying matrices of `dtype` now, if anything does.
+
+    They are to be rounded as that type is, which those of float32 in TF32 are not. PyTorch would raise where
+    all must be deterministic and cuBLAS is not configured for it, and TunableOp measures inside of the first
+    calls.
     """
     if dtype == "float32" and str(torch.backends.cuda.matmul.fp32_precision) == "tf32":
-        return False
+        return _ROUNDS
     must_repeat = (
         torch.are_deterministic_algorithms_enabled()
         and not torch.is_deterministic_algorithms_warn_only_enabled()
     )
     if must_repeat and os.environ.get(_CONFIG) not in _REPEATING:
-        return False
-    return not (_HAS_TUNABLE and torch.cuda.tunable.is_enabled())
+        return _MUST_REPEAT
+    return _MEASURES if _HAS_TUNABLE and torch.cuda.tunable.is_enabled() else None
 
 
 def present_environment(index: int, cudnn_version: int | None) -> Environment:
@@ -104,5 +131,16 @@ def present_policy() -> dict[str, str]:
         # These two decide what PyTorch's own runs, and in how much memory.
         "benchmark": str(cudnn.benchmark),
         "benchmark limit": str(cudnn.benchmark_limit),
+        **_obstacles(rules),
         **{name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
     }
+
+
+def _obstacles(rules: Rules) -> dict[str, str]:
+    """Return what keeps cuBLAS from multiplying; nothing as a rule, so that what was measured then answers.
+
+    Where convolutions may compute in TF32, that products do is none: no others of float32 are tried there.
+    """
+    dtypes = ("float64",) if rules.allow_tf32 else ("float32", "float64")
+    found = map(obstacle_to_products, dtypes)
+    return {each.setting: "True" for each in found if each is not None}

@@ -55,7 +55,7 @@ class Launcher:
 
     def may_multiply(self, problem: ConvProblem) -> bool:
         """Return whether the user's flags, which may have changed since, still let planes be multiplied."""
-        return self._card.may_multiply(problem.dtype)
+        return self._card.obstacle_to_products(problem.dtype) is None
 
     def launches(self, transform: Transform, plane: int) -> Launches:
         """Return what launches a transform for planes of so many elements; each kernel is compiled once.

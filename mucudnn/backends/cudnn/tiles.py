@@ -123,8 +123,21 @@ class Tiles:
         found = _named(algorithm)
         return found is not None and found.computes(problem) and self._may_run(problem)
 
+    def refusal(self, problem: ConvProblem, algorithm: str) -> str | None:
+        """Return why an algorithm of these does not compute `problem` here and now.
+
+        None if it does, or if only its groups of tiles are not the problem's.
+        """
+        found = _parsed(algorithm)
+        if not found.computes(problem):
+            return found.tiling.refusal(problem)
+        obstacle = self._card.obstacle_to_products(problem.dtype)
+        if obstacle is not None:
+            return obstacle.reason
+        return None if self._can_compile else "there is no CuPy that compiles kernels"
+
     def _may_run(self, problem: ConvProblem) -> bool:
-        return self._card.may_multiply(problem.dtype) and self._can_compile
+        return self._card.obstacle_to_products(problem.dtype) is None and self._can_compile
 
     def workspace_bytes(self, problem: ConvProblem, algorithm: str) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""
