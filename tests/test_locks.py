@@ -1,7 +1,6 @@
 """Locks in a process that forks."""
 
 import copy
-import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -9,19 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mucudnn.locks import ForkSafeLock
-
-
-def in_a_child(check: Callable[[], bool]) -> bool:
-    """Return what a forked child finds."""
-    child = os.fork()
-    if child == 0:
-        found = False
-        try:
-            found = check()
-        finally:  # else the child would run the other tests
-            os._exit(0 if found else 1)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) == 0
+from tests.forks import in_a_child
 
 
 def is_free(lock: ForkSafeLock) -> bool:

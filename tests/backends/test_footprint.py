@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from mucudnn.backends.cpu.footprint_child import ALLOWANCE_BYTES, NOISE_BYTES
 from mucudnn.backends.own import own_job
 from mucudnn.errors import BackendError, CompilationError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
+from tests.forks import in_a_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux caps and tells memory")
 
@@ -118,6 +121,14 @@ def fault(payload: Mapping[str, int]) -> Work:
 
 def sleep(payload: Mapping[str, int]) -> Work:
     return Work(lambda: time.sleep(60))
+
+
+def nap(payload: Mapping[str, int]) -> Work:
+    def work() -> None:
+        time.sleep(0.2)
+        np.ones(payload["scratch"], dtype=np.uint8)
+
+    return Work(work)
 
 
 def chatter(payload: Mapping[str, int]) -> Work:
@@ -459,6 +470,48 @@ def test_a_fork_leaves_the_child_alone_and_the_end_of_the_interpreter_ends_it() 
 
     assert (finished.returncode, finished.stderr) == (0, "")
     assert not _runs(int(finished.stdout))
+
+
+def test_a_fork_while_another_thread_starts_a_child_leaves_a_meter_that_can_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_starting, may_start, start = threading.Event(), threading.Event(), subprocess.Popen
+
+    def start_later(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        is_starting.set()
+        may_start.wait()
+        return start(*arguments, **options)
+
+    def is_usable() -> bool:
+        meter.close()
+        return True
+
+    monkeypatch.setattr(subprocess, "Popen", start_later)
+    with FootprintMeter() as meter, ThreadPoolExecutor(1) as pool:
+        weighing = pool.submit(meter.measure, _job(torch_scratch, scratch=0, result=0), None)
+        is_starting.wait()
+        found = in_a_child(is_usable)
+        may_start.set()
+        assert weighing.result().n_bytes == 0
+
+    assert found
+
+
+def test_what_a_signal_handler_weighs_meanwhile_is_not_taken_for_the_others(meter: FootprintMeter) -> None:
+    inner: list[int | None] = []
+
+    def weigh(_number: int, _frame: object) -> None:
+        inner.append(meter.measure(_job(torch_scratch, scratch=4 * MIB, result=0), None).n_bytes)
+
+    _pid(meter)  # a child is there
+    former = signal.signal(signal.SIGALRM, weigh)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        outer = meter.measure(_job(nap, scratch=MIB), None).n_bytes
+    finally:
+        signal.signal(signal.SIGALRM, former)
+
+    assert (inner, outer) == ([pytest.approx(4 * MIB, abs=NOISE_BYTES)], pytest.approx(MIB, abs=NOISE_BYTES))
 
 
 def test_pytorch_hides_copies_in_a_channels_first_convolution(meter: FootprintMeter) -> None:

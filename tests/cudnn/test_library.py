@@ -1,16 +1,20 @@
 """What is refused before cuDNN is asked anything, and what cuDNN's own refusals say."""
 
+import os
 import pickle
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from mucudnn.backends.cudnn import library as library_module
 from mucudnn.backends.cudnn.library import CudnnError, Library, library_of, load_library
 from mucudnn.errors import BackendError
 from tests.cudnn.doubles import CUBLASLT, CUDNN, Machine, OpenedCudnn, library_double
+from tests.forks import in_a_child
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -80,6 +84,27 @@ def test_a_library_that_lacks_a_function_is_refused() -> None:
 
     with pytest.raises(BackendError, match=r"must have the function cudnnBackendExecute, but /double/"):
         library_of(_machine(cudnn).system())
+
+
+def test_a_fork_while_another_thread_loads_the_library_leaves_its_child_free_to_load_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_loading, may_end, parent = threading.Event(), threading.Event(), os.getpid()
+
+    def loaded() -> Library:
+        if os.getpid() == parent:
+            is_loading.set()
+            may_end.wait()
+        return library_double()
+
+    monkeypatch.setattr(library_module, "_loaded", loaded)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(load_library)
+        is_loading.wait()
+        found = in_a_child(lambda: load_library().version == library_double().version)
+        may_end.set()
+
+    assert found
 
 
 def test_pointers_are_declared_lest_they_are_cut_to_32_bits() -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ import torch
 
 from mucudnn.backends.base import Job, JobFailedError
 from mucudnn.errors import BackendError, CompilationError, UnmeasuredError
+from mucudnn.locks import ForkSafeLock
 
 CHILD_MODULE = "mucudnn.backends.cpu.footprint_child"
 
@@ -95,7 +95,7 @@ class FootprintMeter:
             )
         self._timeout_s = timeout_s
         self._idle_s = idle_s
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._child: _Child | None = None
 
     def measure(self, job: Job, limit_bytes: int | None) -> Footprint:
@@ -111,13 +111,11 @@ class FootprintMeter:
             "limit_bytes": limit_bytes,
             "settings": present_settings(),
         }
-        self._forget_if_forked()
         with self._lock:
             return self._ask(job, request)
 
     def close(self) -> None:
         """End the child; a later `measure` starts another."""
-        self._forget_if_forked()
         with self._lock:
             self._drop_child()
 
@@ -133,31 +131,37 @@ class FootprintMeter:
         self.close()
 
     def _ask(self, job: Job, request: Mapping[str, object]) -> Footprint:
+        child = self._taken_child()
         try:
-            if self._child is None or not self._child.is_ready:
-                self._drop_child()
-                self._child = _Child(self._idle_s)
-            reply = self._child.ask(request, self._timeout_s)
+            reply = child.ask(request, self._timeout_s)
         except _ChildDiedError as death:
-            self._drop_child()
+            child.end()
             if death.under_cap:
                 return Footprint(None, None, f"Under the cap its process died: {death}.")
             text = f"{job.function} could not be weighed: its process died: {death}."
             raise UnmeasuredError(text) from death
         except BaseException:
-            self._drop_child()  # a reply may be on its way, which is not the next job's
+            child.end()  # a reply may be on its way, which is not the next job's
             raise
+        self._drop_child()
         if reply["spent"]:
-            self._drop_child()
+            child.end()
+        else:
+            self._child = child
         if "failed" in reply:
             kind = CompilationError if reply["for_now"] else JobFailedError
             raise kind(f"{job.function} could not be weighed: {reply['failed']}")
         n_bytes, seen_bytes = (cast("int | None", reply[name]) for name in ("n_bytes", "seen_bytes"))
         return Footprint(n_bytes, seen_bytes, str(reply["reason"]))
 
-    def _forget_if_forked(self) -> None:
-        if self._child is not None and not self._child.is_ours:
-            self._child, self._lock = None, threading.Lock()  # the fork may have copied a lock held elsewhere
+    def _taken_child(self) -> "_Child":
+        """Return a child that is ready, and nobody else's: a signal handler gets another meanwhile."""
+        child, self._child = self._child, None
+        if child is not None and child.is_ours and child.is_ready:
+            return child
+        if child is not None:
+            child.end()
+        return _Child(self._idle_s)
 
     def _drop_child(self) -> None:
         if self._child is not None:

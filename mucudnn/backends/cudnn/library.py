@@ -3,13 +3,13 @@
 import ctypes
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, cast
 
 from mucudnn.backends.cudnn.constants import Status
 from mucudnn.backends.cudnn.discovery import System, cublaslt_is_loaded, mapped_path, opened_cudnn
 from mucudnn.errors import BackendError
+from mucudnn.locks import ForkSafeLock
 
 LEAST_VERSION = 90800
 """Device descriptions came with cuDNN 9.8."""
@@ -126,7 +126,7 @@ class Library:
         return CudnnError(status, what, name, buffer.value.decode(errors="replace").strip().rstrip("."))
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 def load_library() -> Library:
