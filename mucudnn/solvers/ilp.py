@@ -104,8 +104,8 @@ def solve_sharing(
     divisions take together.
 
     Where step 2 gives up, the best answer of the solver stands. Then the time is the least to within the
-    solver's tolerance and ties are the solver's; if it ran out of time as well, a warning is logged that
-    bounds what is lost. The limit is kept always.
+    solver's tolerance and ties are the solver's; if it ran out of time or failed as well, a warning is logged
+    that bounds what is lost. The limit is kept always.
 
     Args:
         fronts: for each site the divisions to choose from; a front by `division_front`, or any others.
@@ -115,7 +115,6 @@ def solve_sharing(
     Raises:
         InfeasibleError: even the least workspaces exceed the limit, and the error holds their sum; or a
             site, which it names, has no division at all.
-        SolverError: the solver failed, or its answers stayed over the limit.
         ValueError: `limit_bytes` is negative, the slowest divisions take no finite time together, or the
             largest of each site that fit by themselves 2**63 bytes or more.
     """
@@ -152,18 +151,27 @@ def _check_feasible(offers: Mapping[Key, Sequence[Division]], limit_bytes: int) 
 def _answer(choices: Choices, prices: Prices, solver: Solver) -> tuple[Selection, Status]:
     """Return the solver's answer, which is within the limit in exact integers, and its status.
 
-    A solver that ran out of time without an answer leaves the cheapest selection at the lowest price.
+    Where the solver gives none, whatever the reason, it is the cheapest selection at the lowest price.
+    """
+    try:
+        return _answer_of(solver, _Programme(choices, prices), choices)
+    except SolverError as error:
+        _log.info("%s Merging does without it.", error)
+        return prices.cheapest, Status.ERROR
+
+
+def _answer_of(solver: Solver, programme: "_Programme", choices: Choices) -> tuple[Selection, Status]:
+    """Return the solver's answer, which is within the limit in exact integers, and its status.
 
     Raises:
-        SolverError: the solver denies that there is an answer, or `MAX_ROUNDS` answers are over the limit.
+        SolverError: the solver cannot be run, gives no answer, or `MAX_ROUNDS` that are over the limit.
     """
-    programme = _Programme(choices, prices)
     for _ in range(MAX_ROUNDS):
         status = solver(programme.problem)
-        if status is Status.INFEASIBLE:
-            raise SolverError("The solver must find a selection, for there is one, but it denies that.")
-        if status is Status.ERROR:
-            return prices.cheapest, status
+        if status not in (Status.OPTIMAL, Status.FEASIBLE):
+            raise SolverError(
+                f"The solver must find a selection, for there is one, but said: {status.value}."
+            )
         answer = programme.selection()
         if choices.fits(answer):
             return answer, status
@@ -258,6 +266,6 @@ def solve_with_cbc(problem: pulp.LpProblem) -> Status:
 def _solved(problem: pulp.LpProblem, solver: pulp.LpSolver) -> Status:
     try:
         problem.solve(solver)
-    except pulp.PulpSolverError as error:
+    except (pulp.PulpSolverError, OSError) as error:  # a program may be there, and made for another machine
         raise SolverError(f"{solver.name} must be able to run, but it failed: {error}.") from error
     return STATUSES[problem.sol_status]
