@@ -12,12 +12,19 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mucudnn.backends import Backend
-from mucudnn.backends.base import JobFailedError
+from mucudnn.backends.base import JobFailedError, UnweighableError
 from mucudnn.backends.failures import LastTrial, TrialError, is_lack_of_memory
 from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
 from mucudnn.division import Division, undivided
-from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, UnmeasuredError, warn_user
+from mucudnn.errors import (
+    BackendError,
+    BackendWarning,
+    CompilationError,
+    DeviceLostError,
+    UnmeasuredError,
+    warn_user,
+)
 from mucudnn.execution.weighing import division_job
 from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.live.turns import turn, turn_path
@@ -44,6 +51,10 @@ _COARSE = 5
 
 They are paid once, and most are nothing at all there; to tell that exactly took half of its time.
 """
+
+
+_OF_NO_TRIAL = (UnmeasuredError, DeviceLostError, UnweighableError)
+"""Errors of a backend that say nothing of the algorithm that was asked for."""
 
 
 class LiveMeasurer:
@@ -105,8 +116,17 @@ class LiveMeasurer:
         return self._neighbours.complaint()
 
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
-        """Return the ids of the backend's algorithms for `problem` in that role, PyTorch's own first."""
-        return self._backend.algorithms(problem, search, whole)
+        """Return the ids of the backend's algorithms for `problem` in that role, PyTorch's own first.
+
+        Raises:
+            UnmeasuredError: the backend cannot list them.
+        """
+        try:
+            return self._backend.algorithms(problem, search, whole)
+        except _OF_NO_TRIAL:
+            raise
+        except BackendError as error:
+            raise UnmeasuredError(f"{problem} could not be measured: {error}") from error
 
     def declared_bytes(self, trial: Trial) -> int | None:
         """Return the workspace that `trial` needs; None for what must be weighed, such as PyTorch's own."""
@@ -228,7 +248,7 @@ class LiveMeasurer:
         job = division_job(problem, division, self._backend.device)
         try:
             weight = self._backend.footprint(job, limit_bytes)
-        except UnmeasuredError:
+        except _OF_NO_TRIAL:
             raise
         except Exception as failure:  # noqa: BLE001  # it is judged there
             return self._failed(Record(trial), failure)
@@ -279,12 +299,14 @@ class LiveMeasurer:
             raise UnmeasuredError(f"{problem} could not be measured: {failure}") from failure
 
     def _weigh(self, trial: Trial, limit_bytes: int) -> Record:
-        declared = self.declared_bytes(trial)
-        if declared is not None and declared > limit_bytes:
-            return _too_large(trial, declared, limit_bytes)
         try:
+            declared = self.declared_bytes(trial)
+            if declared is not None and declared > limit_bytes:
+                return _too_large(trial, declared, limit_bytes)
             needed = self._backend.workspace_bytes(trial, limit_bytes)
-        except (RuntimeError, JobFailedError) as failure:  # what is weighed has to run
+        except _OF_NO_TRIAL:
+            raise
+        except (RuntimeError, BackendError) as failure:  # what is weighed has to run
             return self._failed(Record(trial), failure)
         if needed is None or needed > limit_bytes:
             return _too_large(trial, needed, limit_bytes)

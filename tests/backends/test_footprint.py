@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from mucudnn.backends.base import Job
+from mucudnn.backends.base import Job, UnweighableError
 from mucudnn.backends.cpu.footprint import FootprintMeter, _Child
 from mucudnn.backends.cpu.footprint_child import ALLOWANCE_BYTES, NOISE_BYTES
 from mucudnn.backends.own import own_job
@@ -428,7 +428,7 @@ def test_a_child_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
     with (
         FootprintMeter() as meter,
-        pytest.raises(BackendError, match="cannot be measured here: exit status 1"),
+        pytest.raises(UnweighableError, match="cannot be measured here: exit status 1"),
     ):
         meter.measure(_job(torch_scratch, scratch=0, result=0), None)
 
@@ -436,7 +436,7 @@ def test_a_child_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 def test_another_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 
-    with pytest.raises(BackendError, match="on Linux only, but this is darwin"):
+    with pytest.raises(UnweighableError, match="on Linux only, but this is darwin"):
         FootprintMeter()
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Job
 from mucudnn.backends.base import Neighbours, NoNeighbours, Result
-from mucudnn.choices import Mode, Policy
+from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
-from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning
+from mucudnn.errors import BackendError, BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning
 from mucudnn.evidence import Evidence, FrozenEvidence
 from mucudnn.examining.extraction import Extraction, extract
 from mucudnn.intervals import Verdict
@@ -531,6 +531,29 @@ def test_where_no_site_can_be_measured_tuning_ends(method: str, monkeypatch: pyt
 
     with pytest.raises(UnmeasuredError, match="CUDA out of memory"):
         _tuned(ScriptedBackend({}), extraction)
+
+
+class Unlisting(ScriptedBackend):
+    """A device whose library cannot list the algorithms of a convolution from 4 channels to 4."""
+
+    def algorithms(
+        self, problem: ConvProblem, search: Search = Search.HEURISTIC, whole: bool = True
+    ) -> tuple[str, ...]:
+        if problem.in_channels == problem.out_channels == 4:
+            raise BackendError("CUDNN_STATUS_INTERNAL_ERROR")
+        return super().algorithms(problem, search, whole)
+
+
+def test_a_site_whose_algorithms_cannot_be_listed_stays_as_it_is_and_is_told_of() -> None:
+    layers = [nn.Conv2d(n, k, 3, padding=1) for n, k in itertools.pairwise((3, 4, 4, 3))]
+    extraction = extract(nn.Sequential(*layers).eval(), a_batch())
+
+    with pytest.warns(
+        UntunedWarning, match=r"left as they are: 1 fprop \(.* measured: CUDNN_STATUS_INTERNAL"
+    ):
+        plan = _tuned(Unlisting({}), extraction)
+
+    assert [str(site) for site in plan.sites] == ["0 fprop", "2 fprop"]
 
 
 class QuickTogether(ScriptedBackend):

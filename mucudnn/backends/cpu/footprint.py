@@ -18,8 +18,8 @@ from typing import IO, cast
 
 import torch
 
-from mucudnn.backends.base import Job, JobFailedError
-from mucudnn.errors import BackendError, CompilationError, UnmeasuredError
+from mucudnn.backends.base import Job, JobFailedError, UnweighableError
+from mucudnn.errors import CompilationError, UnmeasuredError
 from mucudnn.locks import ForkSafeLock
 
 CHILD_MODULE = "mucudnn.backends.cpu.footprint_child"
@@ -84,12 +84,12 @@ class FootprintMeter:
         idle_s: seconds without a job after which the child ends.
 
     Raises:
-        BackendError: the system is not Linux: nothing else here caps memory and tells its peak.
+        UnweighableError: the system is not Linux: nothing else here caps memory and tells its peak.
     """
 
     def __init__(self, timeout_s: float = 600.0, idle_s: float = _IDLE_S) -> None:
         if not sys.platform.startswith("linux"):
-            raise BackendError(
+            raise UnweighableError(
                 f"Workspaces can be measured on Linux only, but this is {sys.platform}: its kernel neither "
                 "caps a process's memory nor tells the peak of it."
             )
@@ -102,8 +102,8 @@ class FootprintMeter:
         """Return what `job` takes; it runs under a cap of `limit_bytes`, or none if that is None.
 
         Raises:
-            BackendError: the job cannot be prepared, fails for a reason other than memory, or is stuck;
-                or nothing can be measured here.
+            BackendError: the job cannot be prepared, fails for a reason other than memory, or is stuck.
+            UnweighableError: nothing can be measured here.
         """
         request = {
             "function": job.function,
@@ -220,13 +220,13 @@ class _Child:
             greeting = self._read(_START_TIMEOUT_S)
         except (_ChildDiedError, UnmeasuredError) as error:
             self.end()
-            raise BackendError(f"Workspaces cannot be measured here: {error}.") from error
+            raise UnweighableError(f"Workspaces cannot be measured here: {error}.") from error
         except BaseException:
             self.end()
             raise
         if "failed" in greeting:
             self.end()
-            raise BackendError(f"Workspaces cannot be measured here: {greeting['failed']}")
+            raise UnweighableError(f"Workspaces cannot be measured here: {greeting['failed']}")
 
     @property
     def is_ours(self) -> bool:
