@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import assume, given
 
-from mucudnn.algorithms import named, offered
+from mucudnn.algorithms import Algorithm, named, offered
 from mucudnn.algorithms.tile_geometry import Block, Box, TileGeometry
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -174,6 +174,13 @@ def problems(draw: st.DrawFn, most_padding: int = 0, strides: tuple[int, ...] = 
 THREADS = st.integers(1, 4)
 
 
+def some_offered(problem: ConvProblem, threads: int, whole: bool) -> list[Algorithm]:
+    """What is offered, for problems for which anything is."""
+    found = [*offered(problem, threads, whole)]
+    assume(found)
+    return found
+
+
 def offered_tiles(problem: ConvProblem, threads: int, whole: bool = True) -> list[TileAlgorithm]:
     return [each for each in offered(problem, threads, whole) if isinstance(each, TileAlgorithm)]
 
@@ -184,19 +191,19 @@ def has_blocks(algorithm: TileAlgorithm) -> bool:
 
 @given(problems(most_padding=2), THREADS, st.booleans())
 def test_what_is_offered_is_found_by_its_name(problem: ConvProblem, threads: int, whole: bool) -> None:
-    for each in offered(problem, threads, whole):
+    for each in some_offered(problem, threads, whole):
         assert named(each.name) == each
 
 
 @given(problems(most_padding=2), THREADS, st.booleans())
 def test_what_is_offered_computes_the_problem(problem: ConvProblem, threads: int, whole: bool) -> None:
-    for each in offered(problem, threads, whole):
+    for each in some_offered(problem, threads, whole):
         assert each.refusal(problem) is None
 
 
 @given(problems(most_padding=2), THREADS, st.booleans())
 def test_nothing_is_offered_twice(problem: ConvProblem, threads: int, whole: bool) -> None:
-    names = [each.name for each in offered(problem, threads, whole)]
+    names = [each.name for each in some_offered(problem, threads, whole)]
 
     assert len(names) == len(set(names))
 
@@ -205,7 +212,10 @@ def test_nothing_is_offered_twice(problem: ConvProblem, threads: int, whole: boo
 def test_workers_are_as_many_as_the_threads_that_there_are(
     problem: ConvProblem, threads: int, whole: bool
 ) -> None:
-    assert {each.workers for each in offered_tiles(problem, threads, whole)} <= {1, threads}
+    tiles = offered_tiles(problem, threads, whole)
+    assume(tiles)
+
+    assert {each.workers for each in tiles} <= {1, threads}
 
 
 @given(problems(), THREADS)
@@ -225,7 +235,10 @@ LARGE_FILTER_BYTES = 4 * 2**20
 def test_some_channels_at_a_time_are_offered_for_large_filters_only(
     problem: ConvProblem, threads: int, whole: bool
 ) -> None:
-    for each in offered_tiles(problem, threads, whole):
+    tiles = offered_tiles(problem, threads, whole)
+    assume(tiles)
+
+    for each in tiles:
         geometry = TileGeometry(dataclasses.replace(each, channels=0), problem)
         values = geometry.taps[0] * geometry.planes * geometry.x_channels * geometry.y_channels
         assert not each.channels or values * problem.itemsize > LARGE_FILTER_BYTES
@@ -235,7 +248,10 @@ def test_some_channels_at_a_time_are_offered_for_large_filters_only(
 def test_sums_in_parts_are_offered_only_where_the_filter_is_large_and_x_has_more_channels_than_y(
     problem: ConvProblem, threads: int, whole: bool
 ) -> None:
-    for each in offered_tiles(problem, threads, whole):
+    tiles = offered_tiles(problem, threads, whole)
+    assume(tiles)
+
+    for each in tiles:
         geometry = TileGeometry(dataclasses.replace(each, summed=0), problem)
         values = geometry.taps[0] * geometry.planes * geometry.x_channels * geometry.y_channels
         is_large = values * problem.itemsize > LARGE_FILTER_BYTES

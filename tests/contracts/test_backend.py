@@ -250,7 +250,10 @@ def test_what_an_algorithm_takes_is_its_buffer_or_with_pytorchs_own_a_result_too
     backend: Backend, op: ConvOp
 ) -> None:
     problem = a_convolution(op=op)
-    for algorithm in backend.algorithms(problem)[1:]:
+    others = backend.algorithms(problem)[1:]
+    assert others
+
+    for algorithm in others:
         buffer_bytes = backend.buffer_bytes(problem, algorithm)
 
         taken = backend.workspace_bytes(Trial(problem, algorithm, whole=True), UNLIMITED)
@@ -299,7 +302,10 @@ def test_a_division_takes_no_more_than_its_parts_declare(
     backend = device_backend
     problem = a_convolution(op=op, batch=4, in_channels=16, out_channels=16, input_size=(32, 32))
     problem = dataclasses.replace(problem, layout=layout, filter_layout=layout)
-    for algorithm in backend.algorithms(problem.part(2))[1:]:
+    others = backend.algorithms(problem.part(2))[1:]
+    assert others
+
+    for algorithm in others:
         part = Candidate(algorithm, 2, 0.0, 0)
         declared = backend.workspace_bytes(Trial(problem.part(2), algorithm, whole=False), UNLIMITED)
         assert declared is not None
