@@ -160,6 +160,13 @@ class ConvProblem:
         return (self.batch, self.out_channels, *self.output_size)
 
     @property
+    def form(self) -> str:
+        """Type and layouts in words, the filter's only where it is another: "float32 channels_last"."""
+        if self.filter_layout is not self.layout and not self.has_one_filter_order:
+            return f"{self.dtype} {self.layout}, filter {self.filter_layout}"
+        return f"{self.dtype} {self.layout}"
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one element."""
         return _ITEMSIZE[self.dtype]
@@ -267,9 +274,7 @@ class ConvProblem:
             text += f", dilation {_by(self.dilation)}"
         if self.groups != 1:
             text += f", groups {self.groups}"
-        if self.filter_layout is not self.layout and not self.has_one_filter_order:
-            return f"{text}, {self.dtype} {self.layout}, filter {self.filter_layout}"
-        return f"{text}, {self.dtype} {self.layout}"
+        return f"{text}, {self.form}"
 
 
 def _by(sizes: tuple[int, ...]) -> str:

@@ -299,12 +299,16 @@ class Profiler:
         return self._store.comparison(self.environment, problem, [each.key for each in divisions])
 
     def _trials(self, problem: ConvProblem) -> list[Trial]:
+        """Return what to try; the whole is asked for first: then a refusal names what the user has given."""
+        sizes = self.policy.sizes(problem.batch)
+        found = {
+            size: self._measurer.algorithms(problem.part(size), self.search, whole=size == problem.batch)
+            for size in sorted(sizes, key=lambda size: size != problem.batch)
+        }
         return [
             Trial(problem.part(size), algorithm, whole=size == problem.batch)
-            for size in self.policy.sizes(problem.batch)
-            for algorithm in self._measurer.algorithms(
-                problem.part(size), self.search, whole=size == problem.batch
-            )
+            for size in sizes
+            for algorithm in found[size]
         ]
 
     def _refused(

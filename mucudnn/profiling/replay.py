@@ -5,7 +5,7 @@ among others, those rounds answer; else their times are predicted from the recor
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mucudnn.choices import Search
 from mucudnn.division import Division
@@ -32,6 +32,9 @@ from mucudnn.store import SqliteStore, readable_store
 
 PREFIX = "replay:"
 """What the name of a backend begins with that is a recording."""
+
+_FEW = 4
+"""How many sizes are named one by one."""
 
 
 class Replay:
@@ -89,7 +92,7 @@ class Replay:
             role = "whole mini-batch" if whole else "micro-batch"
             raise BackendError(
                 f"{problem} must have been measured as a {role}, but the recording {self._store.path} never "
-                "saw it."
+                f"saw it.{self._contents() if whole else ''}"
             )
         return tuple(sorted(found, key=lambda name: (name != self.own, name)))
 
@@ -153,6 +156,17 @@ class Replay:
             records = self._store.records_of(self._environment, problem)
             self._known[problem] = {record.trial: record for record in records}
         return self._known[problem]
+
+    def _contents(self) -> str:
+        """Return a sentence on the whole mini-batches recorded: of how many samples, types and layouts."""
+        batches: dict[str, set[int]] = {}
+        for problem in self._store.problems_of(self._environment):
+            batches.setdefault(problem.form, set()).add(problem.batch)
+        forms: dict[str, list[str]] = {}
+        for form, sizes in sorted(batches.items()):
+            forms.setdefault(_in_words(sizes), []).append(form)
+        kinds = [f"of {sizes} samples in {' or '.join(alike)}" for sizes, alike in forms.items()]
+        return f" It holds mini-batches {', and '.join(kinds)}." if kinds else ""
 
     def _record(self, trial: Trial) -> Record:
         record = self._records_of(trial.problem).get(trial)
@@ -253,6 +267,11 @@ def _is_refused(
 def _has_fitted(division: Division, comparisons: Sequence[Comparison], limit_bytes: int) -> bool:
     """Whether a division was timed and took no more: it may have been refused for less room."""
     return any(fits_as_seen(each.workspaces.get(division.key), limit_bytes) for each in comparisons)
+
+
+def _in_words(sizes: Collection[int]) -> str:
+    """Return "8 or 16", or where there are many sizes the least and the largest of them."""
+    return " or ".join(map(str, sorted(sizes))) if len(sizes) <= _FEW else f"{min(sizes)} to {max(sizes)}"
 
 
 def _smallest_with(keys: Sequence[str], comparisons: Sequence[Comparison]) -> Outcome | None:

@@ -70,6 +70,8 @@ _FIND_ENVIRONMENTS = "SELECT * FROM environments ORDER BY id"
 
 _FIND_RECORDS = f"SELECT * FROM records WHERE environment = {_ENVIRONMENT} AND problem = ?"
 
+_FIND_PROBLEMS = f"SELECT DISTINCT problem FROM records WHERE environment = {_ENVIRONMENT} AND whole = 1"
+
 _FIND_COMPARISONS = (
     f"SELECT * FROM comparisons WHERE environment = {_ENVIRONMENT} AND problem = ? ORDER BY id"
 )
@@ -237,6 +239,12 @@ class SqliteStore:
         with self._transaction("DEFERRED") as database:
             found = database.execute(_FIND_RECORDS, (environment.key, problem.key)).fetchall()
             return [rows.record_from_row(rows.trial_from_row(row), row) for row in found]
+
+    def problems_of(self, environment: Environment) -> list[ConvProblem]:
+        """Return the problems of which whole mini-batches have records in `environment`."""
+        with self._transaction("DEFERRED") as database:
+            found = database.execute(_FIND_PROBLEMS, (environment.key,)).fetchall()
+            return [rows.problem_from_text(row["problem"]) for row in found]
 
     def comparisons_of(self, environment: Environment, problem: ConvProblem) -> list[Comparison]:
         """Return the comparisons of divisions of `problem` in `environment`, in the order of adding."""

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from mucudnn.errors import (
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import Verdict
 from mucudnn.plan import Plan
-from mucudnn.profile import Candidate, Comparison, Measurement, Record, Refusal, RefusalKind
+from mucudnn.problem import ConvProblem
+from mucudnn.profile import Candidate, Comparison, Measurement, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.measurer import Limits, division_trial
 from mucudnn.profiling.replay import Replay, replaying
 from mucudnn.store import SqliteStore
@@ -316,10 +318,52 @@ def test_what_was_compared_under_a_larger_limit_is_held_to_the_present_one(tmp_p
 # What it never saw
 
 
-def test_a_problem_that_was_never_recorded_is_refused_by_name(chain: tuple[Path, Plan]) -> None:
-    sentence = rf"fprop 16x3x6x6 .* measured as a whole mini-batch, but .*{chain[0].name} never saw it"
-    with pytest.raises(BackendError, match=sentence):
-        mucudnn.tune(a_chain(), a_batch(samples=16), MIB, backend=f"replay:{chain[0]}", policy="undivided")
+@pytest.mark.parametrize("policy", ["undivided", "power_of_two"])
+def test_a_problem_that_was_never_recorded_is_refused_by_name_beside_what_was(
+    chain: tuple[Path, Plan], policy: str
+) -> None:
+    sentences = (
+        rf"fprop 16x3x6x6 .* measured as a whole mini-batch, but .*{chain[0].name} never saw it\. "
+        r"It holds mini-batches of 8 samples in float32 contiguous\.$"
+    )
+    with pytest.raises(BackendError, match=sentences):
+        mucudnn.tune(a_chain(), a_batch(samples=16), MIB, backend=f"replay:{chain[0]}", policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "sentence"),
+    [
+        ([a_problem(batch=16), a_problem(batch=2)], "mini-batches of 2 or 16 samples in float32 contiguous"),
+        (
+            [a_problem(batch=n) for n in (1, 2, 3, 4, 5)],
+            "mini-batches of 1 to 5 samples in float32 contiguous",
+        ),
+        (
+            [a_problem(batch=2), a_problem(batch=2, dtype="float64"), a_problem(batch=4, dtype="bfloat16")],
+            "mini-batches of 4 samples in bfloat16 contiguous, "
+            "and of 2 samples in float32 contiguous or float64 contiguous",
+        ),
+    ],
+)
+def test_what_a_recording_holds_is_told_in_a_sentence(
+    tmp_path: Path, recorded: Sequence[ConvProblem], sentence: str
+) -> None:
+    with SqliteStore(tmp_path / "recording") as store:
+        trials = [Trial(each, "cpu:a", whole=True) for each in recorded]
+        store.add_records(an_environment(), [a_record(each) for each in trials])
+
+        replay = Replay(store, an_environment())
+        with pytest.raises(BackendError, match=rf"never saw it\. It holds {sentence}\.$"):
+            replay.algorithms(a_problem(batch=64), Search.HEURISTIC, whole=True)
+
+
+def test_a_recording_of_parts_alone_holds_no_mini_batches(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "recording") as store:
+        store.add_records(an_environment(), [a_record(a_trial())])
+
+        replay = Replay(store, an_environment())
+        with pytest.raises(BackendError, match=r"never saw it\.$"):
+            replay.algorithms(a_problem(), Search.HEURISTIC, whole=True)
 
 
 def test_a_size_that_was_never_recorded_is_refused_by_name(chain: tuple[Path, Plan]) -> None:
@@ -504,6 +548,16 @@ def test_all_records_of_one_problem_in_one_environment_are_found(tmp_path: Path)
         store.add_records(an_environment(backend="other"), [a_record(a_trial("cpu:c"))])
 
         assert store.records_of(an_environment(), a_problem()) == records
+
+
+def test_the_problems_of_whole_mini_batches_in_one_environment_are_found(tmp_path: Path) -> None:
+    whole = [a_record(a_trial(name, whole=True, batch=n)) for name, n in (("a", 8), ("b", 8), ("a", 4))]
+    with SqliteStore(tmp_path / "store") as store:
+        store.add_records(an_environment(), [*whole, a_record(a_trial(batch=2))])
+        store.add_records(an_environment(backend="other"), [a_record(a_trial(whole=True, batch=16))])
+
+        assert {each.batch for each in store.problems_of(an_environment())} == {8, 4}
+        assert len(store.problems_of(an_environment())) == 2
 
 
 def test_what_was_predicted_says_so_in_the_file(tmp_path: Path) -> None:
