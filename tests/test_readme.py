@@ -52,7 +52,9 @@ def test_the_second_program_compares_a_step_and_shows_what_came_of_it(
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    "command", re.findall(r"^    mucudnn (.* --backend replay:.*)$", TEXT, re.MULTILINE), ids=["xeon", "h200"]
+    "command",
+    re.findall(r"^    mucudnn (.* --backend replay:.*)$", TEXT, re.MULTILINE),
+    ids=["xeon", "h200", "h200-deepbench"],
 )
 def test_the_recordings_answer_as_they_are_asked(command: str) -> None:
     result = CliRunner().invoke(main, shlex.split(command))
