@@ -23,6 +23,17 @@ class LastTrial:
     def __init__(self) -> None:
         self._last: Trial | None = None
 
+    def made(self, trial: Trial, make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+        """Return the call that `make` makes, remembered as that of `trial`.
+
+        Raises:
+            TrialError: it cannot be made.
+        """
+        try:
+            return self.remembered(trial, make())
+        except Exception as failure:
+            raise TrialError(trial, failure) from failure
+
     def remembered(self, trial: Trial, call: Callable[[], None]) -> Callable[[], None]:
         """Return a call that is remembered as that of `trial`."""
 

@@ -212,11 +212,11 @@ class LiveMeasurer:
         trials = [call_trial(call, each) for each in (base, divisions)]
         with self._apart():
             stand = self._stand(call.problem, 0)
-            calls = {
-                trial.algorithm: last.remembered(trial, stand.call(call, each))
-                for trial, each in zip(trials, (base, divisions), strict=True)
-            }
             try:
+                calls = {
+                    trial.algorithm: last.made(trial, functools.partial(stand.call, call, each))
+                    for trial, each in zip(trials, (base, divisions), strict=True)
+                }
                 with last.blamed():
                     times = self._compared(calls, stand)
             except TrialError as error:
@@ -264,12 +264,14 @@ class LiveMeasurer:
         if not fitting:
             return {}, {}
         stand, last = self._stand(problem, 0), LastTrial()
-        calls = {
-            trial: last.remembered(trial, stand.division(division))
-            for division in fitting
-            for trial in [division_trial(problem, division)]
-        }
+        calls: dict[Trial, Callable[[], None]] = {}
         failed: dict[Trial, Record] = {}
+        for division in fitting:
+            trial = division_trial(problem, division)
+            try:
+                calls[trial] = last.made(trial, functools.partial(stand.division, division))
+            except TrialError as error:
+                failed[trial] = self._failed(records[trial], error.failure)
         while True:
             named = {trial.algorithm: call for trial, call in calls.items() if trial not in failed}
             try:

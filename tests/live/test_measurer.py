@@ -15,8 +15,8 @@ from mucudnn.division import Division
 from mucudnn.errors import BackendError, BackendWarning, CompilationError, DeviceLostError, UnmeasuredError
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate, RefusalKind, Trial
-from mucudnn.profiling.measurer import Limits, ModelCall
+from mucudnn.profile import Candidate, Record, RefusalKind, Trial
+from mucudnn.profiling.measurer import Limits, ModelCall, call_trial
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution
 
@@ -162,6 +162,9 @@ class _Failing(ScriptedBackend):
         self._asked("footprint", "scripted:bad")
         return super().footprint(job, limit_bytes)
 
+    def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
+        self._asked("get_ready", algorithm)
+
 
 def _refusals(backend: ScriptedBackend) -> list[RefusalKind | None]:
     trials = [Trial(PROBLEM.part(2), name, whole=False) for name in backend.algorithms(PROBLEM)]
@@ -181,6 +184,31 @@ def test_what_cannot_be_compiled_when_it_is_weighed_is_refused_for_now() -> None
 
     with pytest.warns(BackendWarning, match="tried again later: no space left"):
         assert _refusals(backend) == [None, RefusalKind.NOT_COMPILED, None]
+
+
+def test_a_division_that_cannot_be_made_ready_is_refused_and_the_others_are_timed() -> None:
+    measurer = LiveMeasurer(_Failing("get_ready", BackendError("no plan can be built")))
+    names = ("scripted:own", "scripted:bad", "scripted:fast")
+    own, bad, fast = (Division((Candidate(name, 2, 0.0, 0),) * 2) for name in names)
+
+    compared = measurer.compare(PROBLEM, [own, bad, fast], Limits(LIMIT))
+
+    assert compared.outcome.estimates.keys() == {own.key, fast.key}
+    (record,) = compared.refusals
+    assert record.refusal is not None
+    assert (record.trial.algorithm, record.refusal.reason) == (bad.key, "no plan can be built")
+
+
+def test_divisions_of_a_call_that_cannot_be_made_ready_are_refused() -> None:
+    measurer = LiveMeasurer(_Failing("get_ready", BackendError("no plan can be built")))
+    call = ModelCall(PROBLEM, NAMES[0], is_sharing=False, limit_bytes=LIMIT)
+    base, bad = ({PROBLEM.op: Division((Candidate(name, 4, 0.0, 0),))} for name in (NAMES[0], "scripted:bad"))
+
+    record = measurer.compare_calls(call, base, bad)
+
+    assert isinstance(record, Record)
+    assert record.refusal is not None
+    assert (record.trial, record.refusal.reason) == (call_trial(call, bad), "no plan can be built")
 
 
 def _weighed(measurer: LiveMeasurer) -> None:
