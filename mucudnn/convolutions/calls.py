@@ -160,7 +160,7 @@ def in_order(tensor: Tensor, order: torch.memory_format) -> Tensor:
     """Return `tensor`, or a copy of it, dense in `order`, with the strides of a new tensor.
 
     Lengths of 1 leave strides open: `contiguous` keeps such as they are, and PyTorch's convolutions may read
-    the other order out of them.
+    the other order out of them. Out of a single sample's own they read none, and it may stay.
     """
     dense = tensor.contiguous(memory_format=order)
     if 1 not in dense.shape[1:]:

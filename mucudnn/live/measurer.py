@@ -344,7 +344,10 @@ class LiveMeasurer:
         Raises:
             DeviceLostError: the device works no more.
             UnmeasuredError: the failure says nothing of the algorithm.
+            UnweighableError: nor does it say anything of this problem.
         """
+        if isinstance(failure, _OF_NO_TRIAL):
+            raise failure
         trial = record.trial
         reason = str(failure) or type(failure).__name__
         if is_own is None:

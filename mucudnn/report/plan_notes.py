@@ -54,9 +54,9 @@ _LAYOUT = (
     "took less time on processors (README): model.to(memory_format=torch.channels_last), then tune."
 )
 _CARD_LAYOUT = (
-    "Images are contiguous at {} of {} sites. In 16 bits and in TF32 cuDNN copies them to channels_last and "
-    "back, in workspace. In channels_last most layers measured so far took less time and little workspace "
-    "(README): model.to(memory_format=torch.channels_last), then tune."
+    "Images are contiguous at {} of {} sites of 16 bits or TF32. There cuDNN copies them to channels_last "
+    "and back, in workspace. In channels_last most layers measured so far took less time and little "
+    "workspace (README): model.to(memory_format=torch.channels_last), then tune."
 )
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
@@ -225,14 +225,15 @@ def _layout_notes(plan: Plan) -> list[tuple[str, str]]:
     environment = plan.environment
     is_cpu, is_card = environment.backend == "cpu", environment.backend == "cudnn"
     is_trained = any(problem.op is ConvOp.WGRAD for problem in problems)
-    contiguous = sum(
-        problem.layout is Layout.CONTIGUOUS
-        and ((is_cpu and is_trained) or (is_card and _is_of_few_bits(problem, environment)))
+    concerned = [
+        problem
         for problem in problems
-    )
+        if (is_cpu and is_trained) or (is_card and _is_of_few_bits(problem, environment))
+    ]
+    contiguous = sum(problem.layout is Layout.CONTIGUOUS for problem in concerned)
     is_plane = all(len(problem.input_size) == 2 for problem in problems)
     text = _LAYOUT if is_cpu else _CARD_LAYOUT
-    return [("layout", text.format(contiguous, len(problems)))] if contiguous and is_plane else []
+    return [("layout", text.format(contiguous, len(concerned)))] if contiguous and is_plane else []
 
 
 def _is_of_few_bits(problem: ConvProblem, environment: Environment) -> bool:

@@ -221,7 +221,12 @@ def _compared(measurer: LiveMeasurer) -> None:
 
 @pytest.mark.parametrize(
     ("method", "measure"),
-    [("buffer_bytes", _weighed), ("workspace_bytes", _weighed), ("footprint", _compared)],
+    [
+        ("buffer_bytes", _weighed),
+        ("workspace_bytes", _weighed),
+        ("footprint", _compared),
+        ("get_ready", _compared),
+    ],
 )
 @pytest.mark.parametrize(
     "error",
