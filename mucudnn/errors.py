@@ -5,7 +5,6 @@ MucudnnError
 ├── ProblemError (ValueError)         shapes that no convolution has
 ├── OptionError (ValueError)          an option that is none of the choices
 ├── InfeasibleError                   no division fits the workspace limit
-├── SolverError                       a solver stopped without an answer
 ├── SampleError                       the model cannot be run on the sample, or has nothing to tune
 │   └── NothingToTuneError            the model runs on the sample, but has nothing to tune
 ├── BackendError                      a backend or an algorithm cannot be used here
@@ -22,6 +21,7 @@ MucudnnWarning (UserWarning)
 ├── ValuesWarning                     a model looks at values, or tensors without any are kept somewhere
 ├── BusyWarning                       others used the device while times were measured on it
 ├── BackendWarning                    a backend works, but not with all that it could offer
+├── SolverWarning                     sharing mode's selection may not be the fastest
 └── UntunedWarning                    a shape or a state that was not tuned runs PyTorch's own convolution
 """
 
@@ -107,10 +107,6 @@ class InfeasibleError(MucudnnError):
         return f"{what}; a limit of {format_exactly(self.least_bytes)} may do{most}."
 
 
-class SolverError(MucudnnError):
-    """A solver stopped without an answer; the message names the limit that stopped it."""
-
-
 class SampleError(MucudnnError):
     """The model cannot be run on the sample, or it has nothing to tune."""
 
@@ -187,6 +183,10 @@ class ValuesWarning(MucudnnWarning):
 
 class BackendWarning(MucudnnWarning):
     """A backend works, but not with all that it could offer."""
+
+
+class SolverWarning(MucudnnWarning):
+    """Sharing mode's selection may not be the fastest within the limit; the message says by how much."""
 
 
 class BusyWarning(MucudnnWarning):

@@ -40,12 +40,16 @@ import numpy as np
 import pulp
 
 from mucudnn.division import Division
-from mucudnn.errors import InfeasibleError, SolverError
+from mucudnn.errors import InfeasibleError, SolverWarning, warn_user
 from mucudnn.solvers.front import pareto
 from mucudnn.solvers.merging import Choices, Prices, Selection, TooManySumsError, best_selection
 from mucudnn.solvers.ticks import FloatArray
 
 Key = TypeVar("Key", bound=Hashable)
+
+
+class SolverError(Exception):
+    """A solver cannot be run, or its answer is none; sharing goes on without it."""
 
 
 class Status(Enum):
@@ -104,8 +108,8 @@ def solve_sharing(
     divisions take together.
 
     Where step 2 gives up, the best answer of the solver stands. Then the time is the least to within the
-    solver's tolerance and ties are the solver's; if it ran out of time or failed as well, a warning is logged
-    that bounds what is lost. The limit is kept always.
+    solver's tolerance and ties are the solver's; if it ran out of time or failed as well, a `SolverWarning`
+    bounds what is lost. The limit is kept always.
 
     Args:
         fronts: for each site the divisions to choose from; a front by `division_front`, or any others.
@@ -127,14 +131,20 @@ def solve_sharing(
     fitting = [[each for each in offer if each.workspace_bytes <= limit_bytes] for offer in offers.values()]
     choices = Choices.of(fitting, limit_bytes)
     prices = Prices.of(choices)
-    answer, status = _answer(choices, prices, solver or default_solver())
+    answer, doubt = _answer(choices, prices, solver or default_solver())
     try:
         selection = best_selection(choices, prices, choices.time_of(answer))
+        if doubt:
+            _log.info("Settled by merging alone. %s", doubt)
     except TooManySumsError:
         selection = answer
-        if status is not Status.OPTIMAL:
+        if doubt:
             loss = 1 - prices.lower / choices.time_of(answer)
-            _log.warning("Another way to share out the workspace may save time, at most %.2g %%.", 100 * loss)
+            warn_user(
+                "Sharing mode: another way to share out the workspace may save time, at most "
+                f"{100 * loss:.2g} %. {doubt}",
+                SolverWarning,
+            )
     return {key: offer[c] for key, offer, c in zip(offers, fitting, selection, strict=True)}
 
 
@@ -148,16 +158,16 @@ def _check_feasible(offers: Mapping[Key, Sequence[Division]], limit_bytes: int) 
         raise InfeasibleError(limit_bytes, sum(leasts.values()), str(neediest), is_total=True)
 
 
-def _answer(choices: Choices, prices: Prices, solver: Solver) -> tuple[Selection, Status]:
-    """Return the solver's answer, which is within the limit in exact integers, and its status.
+def _answer(choices: Choices, prices: Prices, solver: Solver) -> tuple[Selection, str]:
+    """Return an answer that is within the limit in exact integers, and why a better one may exist, if so.
 
     Where the solver gives none, whatever the reason, it is the cheapest selection at the lowest price.
     """
     try:
-        return _answer_of(solver, _Programme(choices, prices), choices)
+        answer, status = _answer_of(solver, _Programme(choices, prices), choices)
     except SolverError as error:
-        _log.info("%s Merging does without it.", error)
-        return prices.cheapest, Status.ERROR
+        return prices.cheapest, str(error)
+    return answer, "" if status is Status.OPTIMAL else f"Of the solver's answer: {status.value}."
 
 
 def _answer_of(solver: Solver, programme: "_Programme", choices: Choices) -> tuple[Selection, Status]:
