@@ -114,18 +114,23 @@ def winner(rivals: Mapping[str, Division], outcome: Outcome, base: str) -> Divis
         outcome: of all of them.
         base: key of PyTorch's own, undivided, which stays in doubt.
     """
+    if outcome.is_predicted and base not in rivals:
+        return rivals[_shortest({key: outcome.estimates[key].median for key in rivals})]
     known = [key for key in rivals if key == base or outcome.estimates[key].low > 0]
     first = best = next(iter(known or rivals))
-    if outcome.is_predicted and base not in rivals:
-        medians = {key: outcome.estimates[key].median for key in known or rivals}
-        for key, median in medians.items():
-            if median < (1 - TOLERANCE) * medians[best]:
-                best = key
-        return rivals[best]
     for key in rivals:
         if all(outcome.verdict(each, key) is Verdict.FASTER for each in {first, best}):
             best = key
     return rivals[best]
+
+
+def _shortest(times: Mapping[str, float]) -> str:
+    """Return the key of the first time, unless a later one is shorter by more than the tolerance."""
+    best = next(iter(times))
+    for key, time in times.items():
+        if time < (1 - TOLERANCE) * times[best]:
+            best = key
+    return best
 
 
 def evidence_of(chosen: Division, outcome: Outcome, own: str, error: float | None) -> Evidence:

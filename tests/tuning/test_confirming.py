@@ -85,6 +85,12 @@ def test_of_predictions_without_intervals_the_medians_decide_where_the_base_may_
     assert winner(rivals, outcome, "whole@8*1").key == "whole@8*1"  # the base, which stays in doubt
 
 
+def test_where_the_base_may_not_run_one_sample_tells_enough_to_be_chosen_by() -> None:
+    rivals, outcome = _predicted(whole=5.0, parted=1.0)
+
+    assert winner(rivals, _unbounded(outcome, "parted@8*1"), "own@8*1").key == "parted@8*1"
+
+
 def test_what_is_predicted_to_be_hardly_faster_does_not_win() -> None:
     rivals, outcome = _predicted(whole=1.0, parted=0.99, more=0.985)
 
