@@ -237,6 +237,7 @@ def test_there_are_no_groups_but_equal_ones_of_a_weight_gradient(op: ConvOp, gro
     backend, algorithm = backend_with(), f"cuda:winograd4_sums{groups}"
 
     assert not backend.computes(problem_of(op), algorithm)
+    assert f"no {groups} groups of equal size" in (backend.refusal(problem_of(op), algorithm) or "")
     assert backend.computes(problem_of(ConvOp.WGRAD), "cuda:winograd4_sums3")
     assert not backend.computes(problem_of(ConvOp.WGRAD, kernel_size=(9, 9)), "cuda:fft16_sums2")
 
@@ -297,6 +298,7 @@ def test_what_it_does_not_compute_is_left_to_others(changes: dict[str, object]) 
 
     assert backend.algorithms(problem, Search.EXHAUSTIVE) == (backend.own,)
     assert not backend.computes(problem, "cuda:winograd4")
+    assert backend.refusal(problem, "cuda:winograd4")  # says why
 
 
 def test_nothing_is_computed_so_where_matrix_products_may_round_to_10_bits() -> None:

@@ -82,9 +82,17 @@ class CardTiles(NamedTuple):
 
     def computes(self, problem: ConvProblem) -> bool:
         """Return whether it computes `problem`, whatever the batch, where there is a compiler for it."""
-        if len(problem.kernel_size) == 3 or self.tiling.refusal(problem) is not None:
-            return False
-        return _groupable_tiles(problem, self.tiling) % self.groups == 0
+        return self.refusal(problem) is None
+
+    def refusal(self, problem: ConvProblem) -> str | None:
+        """Return why it does not compute `problem`, wherever that is; None if it does."""
+        if len(problem.kernel_size) == 3:
+            return "tiles on a card have one or two dimensions"
+        if refused := self.tiling.refusal(problem):
+            return refused
+        if _groupable_tiles(problem, self.tiling) % self.groups:
+            return f"the tiles are no {self.groups} groups of equal size"
+        return None
 
 
 class Tiles:
@@ -124,13 +132,9 @@ class Tiles:
         return found is not None and found.computes(problem) and self._may_run(problem)
 
     def refusal(self, problem: ConvProblem, algorithm: str) -> str | None:
-        """Return why an algorithm of these does not compute `problem` here and now.
-
-        None if it does, or if only its groups of tiles are not the problem's.
-        """
-        found = _parsed(algorithm)
-        if not found.computes(problem):
-            return found.tiling.refusal(problem)
+        """Return why an algorithm of these does not compute `problem` here and now; None if it does."""
+        if refused := _parsed(algorithm).refusal(problem):
+            return refused
         obstacle = self._card.obstacle_to_products(problem.dtype)
         if obstacle is not None:
             return obstacle.reason
