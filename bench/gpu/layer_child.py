@@ -216,7 +216,7 @@ class LayerRun:
         except StoreError as error:
             print(
                 f"bench.gpu.layer_run: rounds are not in the store: {error} "
-                "`python -m bench.gpu.layer_records` adds those of the lines.",
+                "`python -m bench.gpu.layer_records FOLDER STORE` adds those of the lines.",
                 file=sys.stderr,
                 flush=True,
             )
