@@ -9,6 +9,8 @@ from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.base import Algorithm
 from mucudnn.algorithms.columns import ColumnAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles, offers
+from mucudnn.algorithms.depthwise import DepthwiseAlgorithm
+from mucudnn.algorithms.depthwise.offers import likely as likely_depthwise
 from mucudnn.algorithms.likely import likely_forms, some_channels
 from mucudnn.algorithms.matrix import MatrixAlgorithm
 from mucudnn.algorithms.matrix.offers import likely as likely_by_matrix_unit
@@ -36,6 +38,8 @@ _MATRIX = re.compile(
     r"(_images(?P<images>[2-9]|[1-9]\d+))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
     re.ASCII,
 )
+
+_DEPTHWISE = re.compile(r"cc_depthwise(?:_mt([2-9]|[1-9]\d+))?", re.ASCII)
 
 _COLUMNS = re.compile(r"im2col_rows([1-9]\d*)", re.ASCII)
 
@@ -100,6 +104,8 @@ def named(name: str) -> Algorithm | None:
         return BandAlgorithm(int(found[1]))
     if found := _COLUMNS.fullmatch(name):
         return ColumnAlgorithm(int(found[1]))
+    if found := _DEPTHWISE.fullmatch(name):
+        return DepthwiseAlgorithm(int(found[1] or 1))
     if found := _COMPILED.fullmatch(name):
         numbers = {key: int(value or 0) for key, value in found.groupdict().items()}
         return CompiledTiles(**{**numbers, "workers": numbers["workers"] or 1})
@@ -146,14 +152,19 @@ def offered(
         yield from offers.variants(family, problem, threads, in_blocks or exhaustive)
     if compiles and (in_blocks or exhaustive):
         yield from likely_by_matrix_unit(problem, threads, exhaustive, may_round)
+    apart = (
+        [*likely_depthwise(problem, threads, exhaustive)] if compiles and (in_blocks or exhaustive) else []
+    )
+    yield from apart
     tiles = (
         variant
         for family in families
         for variant in _variants(family, problem, threads, in_blocks or exhaustive)
         if exhaustive or not (in_c and family.outputs) or _is_for_small_limits(variant)
     )
-    bands = () if in_c and not exhaustive else _bands(problem)
-    others = (*_OTHERS, *_column_bands(problem), *bands)
+    bands = () if (in_c or apart) and not exhaustive else _bands(problem)
+    columns = () if apart and not exhaustive else _column_bands(problem)
+    others = (*_OTHERS, *columns, *bands)
     for other in others if in_blocks or exhaustive else ():
         if other.refusal(problem) is None:
             yield other

@@ -26,7 +26,7 @@ WINOGRAD4_BOUND = 1e-5
 
 FAMILIES = (
     *("im2col", "winograd2", "winograd4", "winograd5", "winograd6", "fft16", "fft32"),
-    *("cc_winograd2", "cc_winograd4"),
+    *("cc_winograd2", "cc_winograd4", "cc_depthwise"),
 )
 
 VARIANTS = (
@@ -39,6 +39,7 @@ VARIANTS = (
     *("winograd4_mt2", "winograd4_rows1_mt2", "winograd4_images1_mt2"),
     *("cc_winograd4_rows1", "cc_winograd4_rows3_mt2", "cc_winograd4_mt2", "cc_winograd6_rows2"),
     *("cc_winograd4_k2", "cc_winograd4_k16", "cc_winograd4_k4_mt2"),
+    *("cc_depthwise_mt2", "cc_depthwise_mt3"),
 )
 """In blocks, by channels, and on workers: of each kind of family one or more."""
 
@@ -46,7 +47,7 @@ KINDS = (
     "im2col_rows2",
     *("winograd4_rows1", "winograd4_images1", "winograd4_slices1", "winograd4_k2"),
     *("winograd4_c2", "winograd4_mt2", "winograd4_rows1_mt2"),
-    *("cc_winograd4_rows1", "cc_winograd4_mt2", "cc_winograd4_k2"),
+    *("cc_winograd4_rows1", "cc_winograd4_mt2", "cc_winograd4_k2", "cc_depthwise_mt2"),
 )
 """One variant of each kind."""
 
@@ -59,7 +60,7 @@ IN_BLOCKS = tuple(name for name in OF_TORCH if any(axis in name for axis in ("ro
 
 EVERY = (*FAMILIES, *VARIANTS)
 
-TILES = tuple(name for name in (*FAMILIES, *KINDS) if not name.startswith("im2col"))
+TILES = tuple(name for name in (*FAMILIES, *KINDS) if not name.startswith(("im2col", "cc_depthwise")))
 
 GROUPED = tuple(name for name in VARIANTS if "_k" in name)
 """These cut a micro-batch into equal chunks, whose size is not a matter of its size alone."""
@@ -84,6 +85,10 @@ def for_blocks(**changes: object) -> ConvProblem:
     """One that can be cut into blocks: of 4 images, 3 tile rows of F(4), and even numbers of channels."""
     even = {"batch": 4, "in_channels": 4, "out_channels": 6, "input_size": (12, 9)}
     return a_double(**{**even, **changes})
+
+
+def depthwise(channels: int, **changes: object) -> ConvProblem:
+    return a_double(in_channels=channels, out_channels=channels, groups=channels, **changes)
 
 
 PROBLEMS = {
@@ -119,6 +124,22 @@ PROBLEMS = {
     "dilation": a_double(dilation=(2, 3), padding=(2, 3)),
     "groups": a_double(in_channels=4, out_channels=6, groups=2, bias=True),
     "depthwise": a_double(in_channels=3, out_channels=6, groups=3, padding=(0, 0)),
+    "channels apart": depthwise(20, bias=True),
+    "few channels apart": depthwise(3, kernel_size=(2, 6), padding=(0, 3)),
+    "channels apart, 7x7": depthwise(9, kernel_size=(7, 7), padding=(3, 3), input_size=(10, 8)),
+    "channels apart, 5x5, stride 2": depthwise(16, kernel_size=(5, 5), stride=(2, 2), padding=(2, 2)),
+    "channels apart, stride 3": depthwise(17, kernel_size=(4, 5), stride=(3, 1), padding=(2, 1), bias=True),
+    "channels apart, gaps": depthwise(10, kernel_size=(2, 2), stride=(3, 4), padding=(0, 0)),
+    "channels apart, dilation": depthwise(12, dilation=(2, 3), padding=(2, 1)),
+    "channels apart, padding beyond": depthwise(8, kernel_size=(2, 3), padding=(4, 5), input_size=(3, 2)),
+    "channels apart, large image": depthwise(18, batch=1, input_size=(97, 101), bias=True),
+    "channels apart, large image, stride 2": depthwise(
+        16, batch=1, input_size=(97, 102), stride=(2, 2), kernel_size=(4, 4)
+    ),
+    "channels apart, 1-D": depthwise(11, input_size=(50,), kernel_size=(17,), padding=(8,), bias=True),
+    "channels apart, 3-D": depthwise(
+        9, input_size=(5, 6, 7), kernel_size=(3, 3, 3), stride=(2, 1, 2), padding=(1, 1, 0)
+    ),
     "1-D, stride 2": a_double(input_size=(9,), kernel_size=(3,), stride=(2,), padding=(1,)),
     "1-D, 3 taps": a_double(input_size=(11,), kernel_size=(3,), padding=(1,), bias=True),
     "1-D, 9 taps": a_double(input_size=(50,), kernel_size=(9,), padding=(4,)),
@@ -167,6 +188,10 @@ BLOCKED = {
         bias=True,
     ),
     "stride 2": for_blocks(stride=(2, 2), bias=True),
+    "channels apart": for_blocks(in_channels=20, out_channels=20, groups=20, bias=True),
+    "channels apart, 7x7, stride 2": for_blocks(
+        in_channels=9, out_channels=9, groups=9, kernel_size=(7, 7), padding=(3, 3), stride=(2, 2)
+    ),
     "stride 3, rows between": for_blocks(
         input_size=(17, 11), kernel_size=(2, 2), stride=(3, 3), padding=(0, 0)
     ),
@@ -183,14 +208,14 @@ VARIED = {
     name: PROBLEMS[name]
     for name in (
         *("3x3", "whole tiles", "5x3", "9x9", "1x1", "large image", "stride 2", "groups", "3-D, stride 2"),
-        *("1-D, 3 taps", "3x3x3", "1x3x3"),
+        *("1-D, 3 taps", "3x3x3", "1x3x3", "channels apart", "channels apart, 5x5, stride 2"),
     )
 }
 """One of each kind: for what does not depend on every detail of the shape."""
 
 BLOCKED_NAMES = (
     *("3x3", "5 tile rows", "7x7", "1-D, 3 taps", "3x3x3", "vectors of channels and a rest"),
-    *("3x3x3, vectors of channels and a rest", "stride 2", "dilation and groups"),
+    *("3x3x3, vectors of channels and a rest", "stride 2", "dilation and groups", "channels apart"),
 )
 
 BLOCKED_VARIED = {name: BLOCKED[name] for name in BLOCKED_NAMES}
@@ -290,9 +315,14 @@ DIVIDED = {
         "1x1",
         "1-D, 3 taps",
         "3x3x3",
+        "channels apart",
+        "channels apart, 5x5, stride 2",
     )
 }
-DIVIDED_BLOCKS = {name: BLOCKED[name].with_batch(14) for name in ("3x3", "7x7", "1-D, 3 taps", "3x3x3")}
+DIVIDED_BLOCKS = {
+    name: BLOCKED[name].with_batch(14)
+    for name in ("3x3", "7x7", "1-D, 3 taps", "3x3x3", "channels apart", "channels apart, 7x7, stride 2")
+}
 
 Part = tuple[int, slice]
 

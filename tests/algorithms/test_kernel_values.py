@@ -38,8 +38,9 @@ from tests.operands import (
 
 pytestmark = pytest.mark.usefixtures("one_thread", "products_transpose")
 
-STRANGE = {name: PROBLEMS[name] for name in ("3x3", "5x3", "9x9", "stride 2", "groups", "dilation", "3x3x3")}
-STRANGE_BLOCKS = {name: BLOCKED[name] for name in ("3x3", "7x7", "3x3x3")}
+STRANGE_NAMES = ("3x3", "5x3", "9x9", "stride 2", "groups", "dilation", "3x3x3", "channels apart")
+STRANGE = {name: PROBLEMS[name] for name in STRANGE_NAMES}
+STRANGE_BLOCKS = {name: BLOCKED[name] for name in ("3x3", "7x7", "3x3x3", "channels apart")}
 FEW = {"3x3": SQUARE, "9x9": PROBLEMS["9x9"]}
 PLACES = ("first", "second")
 VALUES = (float("nan"), float("inf"), float("-inf"))
@@ -62,7 +63,7 @@ def test_a_result_that_passes_has_its_strange_numbers_where_pytorch_has_them(
 ) -> None:
     first, second, bias = operands_of(problem)
     spoilt = {"first": first, "second": second}[place]
-    spoilt[0, 0, 0, 0], spoilt[1, 0, 1, 1], spoilt[1, 1, 2, 0] = VALUES
+    spoilt[0, 0, 0, 0], spoilt[1, 0, 1, 1], spoilt[1, -1, 2, 0] = VALUES
 
     result, is_good = compute(algorithm, problem, first, second, bias)
 

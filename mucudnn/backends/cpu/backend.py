@@ -16,6 +16,7 @@ from mucudnn.algorithms import Algorithm, named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles
 from mucudnn.algorithms.compiled.compiler import compiler
+from mucudnn.algorithms.depthwise import DepthwiseAlgorithm
 from mucudnn.algorithms.matrix import MatrixAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
@@ -50,6 +51,9 @@ _OF_UNITS = f"{_PREFIX}bf16x"
 
 _OF_ONE = f"{_OF_UNITS}1"
 """Prefix of what computes bfloat16 as it is."""
+
+_DEPTHWISE = f"{_PREFIX}cc_depthwise"
+"""Prefix of what adds up bfloat16 in float32, too."""
 
 _ROUNDED_ONCE = 4e-3
 """The bound of what is added up in float32 and then rounded to bfloat16: by 2^-8 of a number at most."""
@@ -166,7 +170,7 @@ class CpuBackend:
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
         """Have the algorithm's C compiled, if it is in C."""
         found = _found(algorithm)
-        if isinstance(found, CompiledTiles | MatrixAlgorithm):
+        if isinstance(found, CompiledTiles | DepthwiseAlgorithm | MatrixAlgorithm):
             found.compile(problem)
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
@@ -221,11 +225,12 @@ class CpuBackend:
         1e-6 in float32 and 1e-12 in float64, ten times that for F(4) to F(6), twenty times where two bfloat16
         make a number, twice where three do, four times for PyTorch's own in the other layout or of some rows;
         and more by the square root of the number of terms where very many are added up. 3e-2 in bfloat16, but
-        4e-3 by a matrix unit.
+        4e-3 by a matrix unit, and where C computes each channel by itself.
         """
         if problem.dtype == "float32" and not algorithm.startswith(_OF_UNITS) and _may_round():
             return _FAST_MATH_BOUND
-        if algorithm.startswith(_OF_ONE):
+        is_rounded_once = problem.dtype == "bfloat16" and algorithm.startswith(_DEPTHWISE)
+        if is_rounded_once or algorithm.startswith(_OF_ONE):
             return _ROUNDED_ONCE
         bound = _ERROR_BOUNDS[problem.dtype] * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
         if algorithm.startswith(_BY_OWN) and problem.itemsize > 2:

@@ -1,0 +1,185 @@
+"""Depthwise convolution in C, called: what its library is told, one call for each thread."""
+
+import ctypes
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mucudnn.algorithms.base import GradientSum, carve
+from mucudnn.algorithms.compiled.calling import (
+    Function,
+    checked,
+    fields_of,
+    functions_of,
+    place_of,
+    run_shares,
+)
+from mucudnn.algorithms.compiled.compiler import library, needed_compiler
+from mucudnn.algorithms.depthwise.axes import Axis
+from mucudnn.algorithms.depthwise.shares import Shares
+from mucudnn.algorithms.depthwise.source import FIELDS, source_of
+from mucudnn.algorithms.sides import three
+from mucudnn.problem import ConvOp
+
+
+class _Image(ctypes.Structure):
+    _fields_ = fields_of(FIELDS["image"])
+
+
+class _Tap(ctypes.Structure):
+    _fields_ = fields_of(FIELDS["tap"])
+
+
+class _Phase(ctypes.Structure):
+    _fields_ = fields_of(FIELDS["phase"])
+
+
+class _Axis(ctypes.Structure):
+    _fields_ = fields_of(FIELDS["axis"])
+
+
+class _Call(ctypes.Structure):
+    _fields_ = [
+        ("x", _Image),
+        ("y", _Image),
+        ("d", _Axis),
+        ("h", _Axis),
+        ("w", _Axis),
+        *fields_of(FIELDS["call"]),
+    ]
+
+
+class _Share(ctypes.Structure):
+    _fields_ = fields_of(FIELDS["share"])
+
+
+@functools.cache
+def functions(dtype: str) -> dict[str, Function]:
+    """Return a library's functions by their names; each takes a call and a share.
+
+    Args:
+        dtype: of the operands.
+
+    Raises:
+        BackendError: it cannot be compiled.
+    """
+    double = ctypes.c_double
+    types = {"prepare": None, "slices": double, "add": None, "finish": double, "finish_reals": double}
+    loaded = library(source_of(dtype, needed_compiler().vector_bytes))
+    return functions_of(loaded, types, _Call, _Share)
+
+
+class _Kernel:
+    """What both kernels share: a workspace, a call, and the share of every thread."""
+
+    def __init__(self, shares: Shares, buffer: Tensor) -> None:
+        problem = shares.problem
+        self._functions = functions(problem.dtype)
+        self._dtype: torch.dtype = getattr(torch, problem.dtype)
+        self._space = carve(buffer, shares.regions)
+        self._image_shape = problem.output_shape if problem.op is ConvOp.DGRAD else problem.input_shape
+        self._gradient_shape = problem.output_shape
+        self._filter_shape = problem.filter_shape
+        self._tables = [_tables(axis) for axis in shares.axes]  # held as long as C reads them
+        sizes = three(problem.kernel_size, 1)
+        axes = [_axis(*each) for each in zip(shares.axes, sizes, self._tables, strict=True)]
+        _, dilation_h, dilation_w = three(problem.dilation, 1)
+        self._call = _Call(
+            **dict(zip("dhw", axes, strict=True)),
+            channels=shares.channels, blocks=shares.blocks, band=shares.band, bands=shares.bands,
+            pitch=shares.pitch, rows=shares.rows, dilation_h=dilation_h, dilation_w=dilation_w,
+        )  # fmt: skip
+        self._shares = [self._share(shares, worker) for worker in range(shares.workers)]
+
+    def _share(self, shares: Shares, worker: int) -> _Share:
+        first, last = shares.units_of(worker)
+        places = {name: place_of(self._space, name, worker) for name in ("u", "x", "y", "sums")}
+        return _Share(first=first, last=last, totals=1, **places)
+
+    def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
+        return checked(tensor, shape, self._dtype)
+
+    def _put_filter(self, tensor: Tensor) -> None:
+        """Tell where the filter lies, or its gradient."""
+        call = self._call
+        channel, _, *steps = tensor.stride()
+        call.filter, call.filter_c = tensor.data_ptr(), channel
+        call.filter_d, call.filter_h, call.filter_w = three(steps, 0)
+        call.is_dense = tensor[0].is_contiguous()
+
+
+class DepthwiseSliceKernel(_Kernel):
+    """fprop or dgrad of one micro-batch."""
+
+    def prepare(self, weight: Tensor) -> None:
+        """Have the filter in vectors of channels; once per mini-batch."""
+        weight = self._checked(weight, self._filter_shape)
+        self._put_filter(weight)
+        self._functions["prepare"](self._call, self._shares[0])
+
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
+        """Write the part's result into `out`; return whether it is finite."""
+        image = self._checked(image, self._image_shape)
+        _put_image(self._call.x, image)
+        _put_image(self._call.y, out)
+        if bias is None:
+            self._call.bias = None
+        else:
+            bias = self._checked(bias, (self._filter_shape[0],))
+            self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
+        return all(map(math.isfinite, run_shares(self._functions["slices"], self._call, self._shares)))
+
+
+class DepthwiseSumKernel(_Kernel):
+    """wgrad of one micro-batch, which every thread sums for itself."""
+
+    def __init__(self, shares: Shares, buffer: Tensor) -> None:
+        super().__init__(shares, buffer)
+        places = [share.sums for share in self._shares]
+        vector_bytes = shares.lanes * max(self._dtype.itemsize, 4)
+        self._all = self._share(shares, 0)
+        self._all.totals = len(places)
+        self._all.next_total = (places[-1] - places[0]) // max(len(places) - 1, 1) // vector_bytes
+
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
+        """Add the part's products to the running sums, or start these with them if it is the `first`."""
+        image = self._checked(image, self._image_shape)
+        gradient = self._checked(gradient, self._gradient_shape)
+        _put_image(self._call.x, image)
+        _put_image(self._call.y, gradient)
+        self._call.adds = not first
+        run_shares(self._functions["add"], self._call, self._shares)
+
+    def finish(self, into: GradientSum) -> bool:
+        """Write the sum to `into`, or add it; return whether it is finite, written anyway."""
+        self._put_filter(into.total)
+        self._call.adds = into.accumulate
+        finish = self._functions["finish" if into.total.dtype is self._dtype else "finish_reals"]
+        return math.isfinite(finish(self._call, self._all))
+
+
+def _tables(axis: Axis) -> tuple[Any, Any]:
+    """Return an axis's phases and their taps as C reads them."""
+    phases, taps = (_Phase * axis.period)(), [tap for phase in axis.phases for tap in phase]
+    first = 0
+    for into, phase in zip(phases, axis.phases, strict=True):
+        into.first, into.taps = first, len(phase)
+        first += len(phase)
+    return phases, (_Tap * len(taps))(*(_Tap(*tap) for tap in taps))
+
+
+def _axis(axis: Axis, taps: int, tables: tuple[Any, Any]) -> _Axis:
+    phases, places = map(ctypes.addressof, tables)
+    return _Axis(axis.outputs, axis.period, axis.step, axis.first, taps, phases, places)
+
+
+def _put_image(into: _Image, image: Tensor) -> None:
+    """Tell where an image lies, and how."""
+    n, c, *steps = image.stride()
+    into.start, into.step_n, into.step_c = image.data_ptr(), n, c
+    into.step_d, into.step_h, into.step_w = three(steps, 0)
+    into.depth, into.height, into.width = three(image.shape[2:], 1)

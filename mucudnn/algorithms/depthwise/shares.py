@@ -1,0 +1,81 @@
+"""Who computes what of a depthwise convolution, and where: each thread's part, and the workspace."""
+
+import math
+from functools import cached_property
+
+from mucudnn.algorithms.base import Region
+from mucudnn.algorithms.depthwise.axes import axes_of
+from mucudnn.problem import ConvOp, ConvProblem
+
+_STAGE_BYTES = 2**18
+"""Of the rows that a thread has in its stages at once, about: a second-level cache holds more."""
+
+
+class Shares:
+    """The shares of one micro-batch, in units: a band of rows of an image's slice, of a vector of channels.
+
+    Args:
+        problem: of the micro-batch.
+        vector_bytes: of a register.
+        workers: threads.
+
+    Attributes:
+        problem, workers: the same.
+        axes: d, h and w.
+        lanes: channels that are computed at once.
+        channels, blocks: of an image, and vectors that cover them.
+        taps: of a channel's filter.
+        pitch: inputs of a row in a stage.
+        band, bands: rows of a unit, and units of a slice.
+    """
+
+    def __init__(self, problem: ConvProblem, vector_bytes: int, workers: int) -> None:
+        self.problem, self.workers = problem, workers
+        self.axes = axes_of(problem)
+        self._itemsize = max(problem.itemsize, 4)  # bfloat16 is computed in float32
+        self.lanes = vector_bytes // self._itemsize
+        self.channels = problem.out_channels
+        self.blocks = -(-self.channels // self.lanes)
+        self.taps = math.prod(problem.kernel_size)
+        depth, height, width = self.axes
+        self.pitch = width.reach(width.outputs)
+        self._slices = depth.most_taps
+        periods = -(-height.outputs // height.period)
+        pieces = min(-(-self._stage_bytes(height.outputs) // _STAGE_BYTES), periods)
+        self.band = -(-periods // pieces) * height.period
+        self.bands = -(-height.outputs // self.band)
+
+    @property
+    def units(self) -> int:
+        """Of the micro-batch."""
+        return self.problem.batch * self.axes[0].outputs * self.bands * self.blocks
+
+    @property
+    def rows(self) -> int:
+        """Inputs that a unit has in its stage along h."""
+        return self.axes[1].reach(self.band)
+
+    def units_of(self, worker: int) -> tuple[int, int]:
+        """Return a thread's first unit, and the first that is no more its own; it may have none."""
+        return self.units * worker // self.workers, self.units * (worker + 1) // self.workers
+
+    def _stage_bytes(self, band: int) -> int:
+        return self._vectors(self._read(band) + band * self.axes[2].outputs)
+
+    def _read(self, band: int) -> int:
+        """Return the inputs of such a band in a stage."""
+        return self._slices * self.axes[1].reach(band) * self.pitch
+
+    def _vectors(self, count: int) -> int:
+        return count * self.lanes * self._itemsize
+
+    @cached_property
+    def regions(self) -> tuple[Region, ...]:
+        """The workspace: what outlives a part lies first, in the same place for every batch."""
+        own = range(self.workers)
+        names = [f"sums{each}" for each in own] if self.problem.op is ConvOp.WGRAD else ["u"]
+        sizes = [(name, self._vectors(self.blocks * self.taps)) for name in names]
+        for each in own:
+            sizes.append((f"x{each}", self._vectors(self._read(self.band))))
+            sizes.append((f"y{each}", self._vectors(self.band * self.axes[2].outputs)))
+        return tuple(Region(name, (size,), "uint8") for name, size in sizes)
