@@ -43,7 +43,7 @@ _STEP_CODE = (
 _WAY_MODELS = ("cpu/rounds.py", "cpu/way_cases.py", "cpu/ways.py")
 """Files of bench that define ways, and measure them."""
 
-_STEP_MODELS = ("networks.py", "data.py", "cpu/step_models.py")
+_STEP_MODELS = ("networks.py", "depthwise_networks.py", "data.py", "cpu/step_models.py")
 """Files of bench that define the training steps."""
 
 

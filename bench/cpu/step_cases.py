@@ -91,6 +91,24 @@ NETWORKS: tuple[Network, ...] = (
         "the size of ImageNet",
         _NOISE,
     ),
+    Network(
+        "mobilenetv2",
+        f"{_MODELS}:mobilenetv2_on_noise",
+        "MobileNetV2 (Sandler et al. 2018), batch 16, images of 224x224: depthwise filters of 3x3",
+        _NOISE,
+    ),
+    Network(
+        "efficientnet-b0",
+        f"{_MODELS}:efficientnet_on_noise",
+        "EfficientNet-B0 (Tan and Le 2019), batch 16, images of 224x224: depthwise filters of 3x3 and 5x5",
+        _NOISE,
+    ),
+    Network(
+        "convnext-t",
+        f"{_MODELS}:convnext_on_noise",
+        "ConvNeXt-T (Liu et al. 2022), batch 8, images of 224x224: depthwise filters of 7x7",
+        _NOISE,
+    ),
 )
 """In the order in which they are measured: the first is the one that has targets."""
 

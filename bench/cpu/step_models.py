@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 
 from bench.cpu.using import casting_in
 from bench.data import IMAGE_SIZE, batches, load
+from bench.depthwise_networks import convnext_tiny, efficientnet_b0, mobilenetv2
 from bench.networks import resnet18, resnet18_224, resnet50, unet2d, unet3d, vgg11
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import backend_of
@@ -84,6 +85,21 @@ def resnet18_on_noise() -> Recipe:
 def resnet50_on_noise() -> Recipe:
     """Return ResNet-50 for images of 224 x 224, and normal random images."""
     return _on_noise(resnet50(), _SMALL_IMAGENET_BATCH)
+
+
+def mobilenetv2_on_noise() -> Recipe:
+    """Return MobileNetV2, and normal random images of 224 x 224."""
+    return _on_noise(mobilenetv2(), _IMAGENET_BATCH)
+
+
+def efficientnet_on_noise() -> Recipe:
+    """Return EfficientNet-B0, and normal random images of 224 x 224."""
+    return _on_noise(efficientnet_b0(), _IMAGENET_BATCH)
+
+
+def convnext_on_noise() -> Recipe:
+    """Return ConvNeXt-T, and normal random images of 224 x 224."""
+    return _on_noise(convnext_tiny(), _SMALL_IMAGENET_BATCH)
 
 
 def _on_noise(model: nn.Module, batch: int) -> Recipe:

@@ -111,8 +111,11 @@ def one_thread() -> Iterator[None]:
 
 def test_the_cases_are_every_network_in_every_setting_and_layout_network_by_network() -> None:
     cases = cases_of(NETWORKS, tuple(SETTINGS), tuple(Layout))
-    assert len(cases) == len(set(cases)) == 6 * 5 * 2
-    names = ("resnet18", "vgg11", "unet", "unet3d", "resnet18-224", "resnet50")
+    assert len(cases) == len(set(cases)) == 9 * 5 * 2
+    names = (
+        *("resnet18", "vgg11", "unet", "unet3d", "resnet18-224", "resnet50"),
+        *("mobilenetv2", "efficientnet-b0", "convnext-t"),
+    )
     assert [each.network for each in cases] == [name for name in names for _ in range(10)]
     assert cases[0] == case()
 
@@ -131,7 +134,8 @@ def test_every_network_scores_its_data_and_learns_from_them(network: Network) ->
     step.train(images[:2], targets[:2])
     assert 0 < step.loss < 20
     assert all(weight.grad is not None for weight in step.model.parameters())
-    assert any(isinstance(layer, nn.BatchNorm2d | nn.BatchNorm3d) for layer in step.model.modules())
+    normalising = nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm
+    assert any(isinstance(layer, normalising) for layer in step.model.modules())
 
 
 def test_a_mosaic_has_sixteen_images_row_by_row_and_what_is_left_over_is_left_out() -> None:

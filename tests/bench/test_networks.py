@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from bench.depthwise_networks import convnext_tiny, efficientnet_b0, mobilenetv2
 from bench.networks import (
     BasicBlock,
     Bottleneck,
@@ -130,6 +131,9 @@ def shapes_in_order(network: nn.Module, *sample: int) -> dict[str, tuple[int, ..
         (vgg16, 138_357_544),
         (alexnet, 61_100_840),
         (resnet18_224, 11_689_512),
+        (mobilenetv2, 3_504_872),
+        (efficientnet_b0, 5_288_548),
+        (convnext_tiny, 28_589_128),
         (partial(densenet40, growth=12), 1_019_722),  # 1.0 million in table 2 of the paper
         (partial(unet2d, channels=3, classes=1), 31_037_633),  # github.com/milesial/Pytorch-UNet
     ],
@@ -139,6 +143,25 @@ def test_a_public_network_has_as_many_weights_as_is_published(
 ) -> None:
     with torch.device("meta"):
         assert weights(build()) == number
+
+
+@pytest.mark.parametrize(
+    ("build", "depthwise"),
+    [
+        (mobilenetv2, {(3, 3): 17}),
+        (efficientnet_b0, {(3, 3): 7, (5, 5): 9}),
+        (convnext_tiny, {(7, 7): 18}),
+    ],
+)
+def test_networks_of_depthwise_convolutions_have_those_of_their_tables(
+    build: Callable[[], nn.Module], depthwise: dict[tuple[int, int], int]
+) -> None:
+    with torch.device("meta"):
+        network = build()
+        found = [conv.kernel_size for conv in convolutions(network) if conv.groups > 1]
+
+        assert network(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+    assert {size: found.count(size) for size in found} == depthwise
 
 
 def test_the_3d_unet_has_as_many_weights_as_its_paper_counts_without_normalisation() -> None:
