@@ -297,6 +297,9 @@ class Backend(Protocol):
 
         By pages, the addresses of `tail` stay valid, and memory comes again when they are written to. As a
         whole, all memory of the workspace is gone until its storage is resized.
+
+        Raises:
+            OSError: the system takes no pages, as when they are locked in memory; `tail` is as it was.
         """
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:

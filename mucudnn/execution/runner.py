@@ -89,6 +89,9 @@ class Runner:
         # What other divisions need would be taken at once beside what this one takes elsewhere.
         is_mixed = limit_bytes is not None and self._elsewhere_bytes > 0
         self._capacity_bytes = 0 if is_mixed else capacity_bytes
+        # A device gives the buffer back as a whole, before any kernel works in it.
+        self._makes_room_between = is_mixed and self._by_pages and self.buffer_bytes > 0
+        self._makes_room_first = is_mixed and not self._makes_room_between
         self._block_bytes = capacity_bytes if self.is_own else 0
         self._kept = KeptFilter()
         self._can_keep_filter = (
@@ -144,7 +147,7 @@ class Runner:
         keeps_filter: bool,
     ) -> Tensor:
         """Return the same in a workspace that nobody else writes to."""
-        if self._elsewhere_bytes and (self.is_own or not self._by_pages):
+        if self._makes_room_first:
             self._make_room(workspace, self._elsewhere_bytes)
         if self.is_own:
             return self._backend.own_convolution(self.problem, first, second, bias, unread)
@@ -152,8 +155,7 @@ class Runner:
             first = self._backend.operand(first, self.problem.layout)
             second = self._backend.operand(second, self._second_layout)
         workspace.reserve(self.buffer_bytes, self._capacity_bytes)
-        is_bound = self._limit_bytes is not None and self._by_pages
-        ready = functools.partial(self._make_ready, workspace) if is_bound else None
+        ready = functools.partial(self._make_ready, workspace) if self._makes_room_between else None
         if self.problem.op is ConvOp.WGRAD:
             workspace.holder = None
             return self._sums.run(workspace, first, second, unread, ready)
@@ -165,11 +167,16 @@ class Runner:
         workspace.holder = held
         return result
 
-    def _make_room(self, workspace: Workspace, elsewhere_bytes: int) -> None:
+    def _make_room(self, workspace: Workspace, elsewhere_bytes: int, *, is_in_use: bool = False) -> None:
         """Let so much be taken beside the buffer, so that both stay within the limit, if there is one."""
         if self._limit_bytes is not None:
             workspace.make_room(
-                elsewhere_bytes, self._limit_bytes, self._backend, self._result_bytes, self._block_bytes
+                elsewhere_bytes,
+                self._limit_bytes,
+                self._backend,
+                self._result_bytes,
+                self._block_bytes,
+                is_in_use=is_in_use,
             )
 
     def _make_ready(self, workspace: Workspace, group: "Group") -> None:
@@ -178,7 +185,7 @@ class Runner:
         The running sum at its start stays: the workspace of every part counts it.
         """
         if group.elsewhere_bytes:
-            self._make_room(workspace, group.elsewhere_bytes)
+            self._make_room(workspace, group.elsewhere_bytes, is_in_use=True)
         else:
             workspace.reserve(self.buffer_bytes)
 

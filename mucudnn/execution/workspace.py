@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.backends import Backend, Queue
+from mucudnn.errors import BackendWarning, warn_user
 from mucudnn.locks import ForkSafeLock
 
 Bound = TypeVar("Bound", covariant=True)
@@ -54,6 +55,7 @@ class Workspace:
         self._touched_bytes = 0
         self._is_for_graphs = is_for_graphs
         self._is_alone = False
+        self._has_told_of_locks = False
         self._bound: WeakKeyDictionary[Binder[object], object] = WeakKeyDictionary()
 
     def another(self) -> "Workspace":
@@ -107,13 +109,21 @@ class Workspace:
         self._buffer = _bytes(0, self.device)
 
     def make_room(
-        self, n_bytes: int, limit_bytes: int, backend: Backend, result_bytes: int = 0, block_bytes: int = 0
+        self,
+        n_bytes: int,
+        limit_bytes: int,
+        backend: Backend,
+        result_bytes: int = 0,
+        block_bytes: int = 0,
+        *,
+        is_in_use: bool = False,
     ) -> None:
         """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
 
         What lies behind in the buffer goes back to the system, or on a device all of it to its allocator; it
         comes again when it is needed. Where the system takes no pages, since they are locked in memory, the
-        whole buffer goes. That of captured graphs stays, and the limit does not hold there.
+        whole buffer goes; but one in use stays whole, and a warning tells once that the limit does not hold.
+        That of captured graphs stays, and the limit does not hold there.
 
         Args:
             n_bytes: that are to be taken.
@@ -124,6 +134,7 @@ class Workspace:
                 small for the `n_bytes` then, there is another one.
             block_bytes: what the buffer will grow to, on a device. If `n_bytes` do not fit beside that, it
                 grows before they are taken: out of its block, and the allocator keeps one for both.
+            is_in_use: whether a division is half run, whose kernels are bound to the buffer.
         """
         kept_bytes = max(limit_bytes - n_bytes, 0)
         by_pages = backend.takes_memory_by_pages
@@ -137,10 +148,18 @@ class Workspace:
             try:
                 backend.release(self._buffer[kept_bytes:taken_bytes])
             except OSError:
-                self._drop()
+                if is_in_use:
+                    self._tell_of_locks()
+                else:
+                    self._drop()
                 return
             del another
             self._touched_bytes = kept_bytes if by_pages else 0
+
+    def _tell_of_locks(self) -> None:
+        if not self._has_told_of_locks:
+            self._has_told_of_locks = True
+            warn_user(_LOCKED, BackendWarning)
 
     def _grow_early(self, n_bytes: int) -> None:
         """Grow before anybody needs it, unless captured graphs use the buffer, or there is no memory."""
@@ -191,6 +210,12 @@ def _as_much_as_there_is(take: Callable[[int], object], n_bytes: int, wanted_byt
 
 _kept_for_graphs: list[object] = []
 """Buffers, kernels and plans that captured graphs use: nobody knows when the last replay has been."""
+
+
+_LOCKED = (
+    "The pages of a workspace are locked in memory (mlockall) and cannot be given back between the parts of "
+    "a division, so the workspace limit does not hold there. It does where they are not locked."
+)
 
 
 def _is_capturing(device: torch.device) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mucudnn.backends import backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
+from mucudnn.errors import BackendWarning
 from mucudnn.execution import workspace as room
 from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import Owner, Workspace, release_workspaces, workspace_of
@@ -445,18 +446,53 @@ def test_where_pages_are_locked_in_memory_the_whole_buffer_goes() -> None:
     assert workspace.held_bytes == 1000
 
 
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each buffer that is made, but for empty ones."""
+    seen: list[int] = []
+    make = room._bytes
+
+    def taken(n_bytes: int, device: torch.device) -> Tensor:
+        seen.extend([n_bytes] if n_bytes else [])
+        return make(n_bytes, device)
+
+    monkeypatch.setattr(room, "_bytes", taken)
+    return seen
+
+
+ORDERS = [("cpu:im2col", "cpu:aten"), ("cpu:aten", "cpu:im2col")]
+
+
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("op", ConvOp)
-def test_parts_go_on_where_pages_are_locked_in_memory(op: ConvOp) -> None:
+def test_parts_go_on_in_their_buffer_where_pages_are_locked_in_memory(
+    op: ConvOp, order: tuple[str, str], made: list[int]
+) -> None:
     problem = a_convolution(batch=4, op=op)
     needed = Locked().buffer_bytes(problem.with_batch(1), "cpu:im2col") + problem.running_sum_bytes
-    parts = tuple(Candidate(name, 1, 0.0, needed) for name in ("cpu:im2col", "cpu:aten") for _ in range(2))
-    locked, given = Locked(), operands_of(problem)[:2]
+    parts = tuple(Candidate(name, 1, 0.0, needed) for name in order for _ in range(2))
+    locked, given, workspace = Locked(), operands_of(problem)[:2], Workspace(CPU)
     expected = Runner(CpuBackend(), problem, Division(parts))(Workspace(CPU), *given)
+    runner = Runner(locked, problem, Division(parts), limit_bytes=needed)
+    made.clear()
 
-    result = Runner(locked, problem, Division(parts), limit_bytes=needed)(Workspace(CPU), *given)
+    with pytest.warns(BackendWarning, match="limit does not hold") as told:
+        results = [runner(workspace, *given) for _ in range(2)]
 
-    assert locked.tried == 1
-    assert torch.equal(result, expected)
+    assert (locked.tried, len(told)) == (2, 1)
+    assert made == [needed]
+    assert all(torch.equal(each, expected) for each in results)
+
+
+def test_where_pages_are_locked_parts_that_use_no_buffer_have_the_whole_of_it_go() -> None:
+    problem, workspace = a_convolution(batch=4), Workspace(CPU)
+    parts = tuple(Candidate("cpu:aten", 2, 0.0, 900) for _ in range(2))
+    runner = Runner(Locked(), problem, Division(parts), limit_bytes=1000)
+    workspace.reserve(1000)
+
+    runner(workspace, *operands_of(problem))
+
+    assert workspace.n_bytes == 0
 
 
 def test_on_the_processor_the_end_goes_back_once_and_again_when_it_was_touched() -> None:

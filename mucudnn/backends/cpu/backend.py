@@ -216,7 +216,11 @@ class CpuBackend:
         return True
 
     def release(self, tail: Tensor) -> None:
-        """Give the memory of `tail` back to the system, in whole pages, where the system is Linux."""
+        """Give the memory of `tail` back to the system, in whole pages, where the system is Linux.
+
+        Raises:
+            OSError: the kernel refuses, as when the pages are locked in memory.
+        """
         release_pages(tail)
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
