@@ -37,6 +37,8 @@ class Workspace:
         lock: whoever runs a division holds it, from its first part to its last.
         is_taken: whether somebody does. Then who gets the lock is a signal handler of the same thread.
         holder: whose transformed filter lies at its start, and which, as that user says; None if nobody's.
+        needed_bytes: the most that was reserved so far, without what it grew to at once.
+        expected_bytes: of one for graphs: what is known to be needed of it sooner or later.
     """
 
     def __init__(self, device: torch.device, *, is_for_graphs: bool = False) -> None:
@@ -51,6 +53,8 @@ class Workspace:
         self.lock = threading.RLock()
         self.is_taken = False
         self.holder: object | None = None
+        self.needed_bytes = 0
+        self.expected_bytes = 0
         self._buffer = _bytes(0, device)
         self._touched_bytes = 0
         self._is_for_graphs = is_for_graphs
@@ -78,10 +82,15 @@ class Workspace:
         Args:
             n_bytes: that are needed now.
             capacity_bytes: what it grows to at once, if it must grow and there is memory: what later layers
-                are known to need. As much of it comes again after it was given back, in one piece.
+                are known to need. As much of it comes again after it was given back, in one piece. One for
+                graphs grows to what is expected, if that will do: it never makes room in a block for others.
         """
-        if n_bytes <= self._touched_bytes:
-            return  # all of it is there, as before
+        if n_bytes > self.needed_bytes:
+            self.needed_bytes = n_bytes
+        if n_bytes > self._touched_bytes:  # else all of it is there, as before
+            self._take(n_bytes, self.expected_bytes if n_bytes <= self.expected_bytes else capacity_bytes)
+
+    def _take(self, n_bytes: int, capacity_bytes: int) -> None:
         if n_bytes > self.n_bytes:
             _as_much_as_there_is(self._grow, n_bytes, capacity_bytes)
             self._touched_bytes = self.n_bytes  # as far as one knows: an allocator hands out used pages, too
@@ -166,7 +175,7 @@ class Workspace:
         if self._is_alone or self._is_for_graphs:
             return
         try:
-            self.reserve(n_bytes)
+            self._take(n_bytes, 0)
         except torch.OutOfMemoryError:
             self._is_alone = True
 
@@ -250,6 +259,11 @@ class _Workspaces:
         self.common = make()
         self.owned: WeakKeyDictionary[Owner, Workspace] = WeakKeyDictionary()
 
+    def made_for(self, owner: Owner) -> Workspace:
+        """Return a new one, or that which another thread has made meanwhile."""
+        with _making:
+            return self.owned.setdefault(owner, self.make())
+
 
 _workspaces: WeakKeyDictionary[Queue, _Workspaces] = WeakKeyDictionary()
 _of_graphs: WeakKeyDictionary[Queue, _Workspaces] = WeakKeyDictionary()
@@ -262,7 +276,8 @@ def workspace_of(backend: Backend, owner: Owner | None = None) -> Workspace:
     """Return the workspace of this thread's present queue: the common one, or the one of `owner`.
 
     In reuse mode all sites share the common one; in sharing mode each site owns its own. While the queue is
-    being captured they are those of graphs.
+    being captured they are those of graphs, which keep what they have outgrown: so they begin with what eager
+    runs have needed in their place, on whatever queue, as the runs that warm up are mostly on another one.
     """
     queue, device = backend.queue(), backend.device
     is_for_graphs = _is_capturing(device)
@@ -272,13 +287,18 @@ def workspace_of(backend: Backend, owner: Owner | None = None) -> Workspace:
         make = functools.partial(Workspace, device, is_for_graphs=is_for_graphs)
         with _making:
             here = workspaces.setdefault(queue, _Workspaces(make))
-    if owner is None:
-        return here.common
-    owned = here.owned.get(owner)
-    if owned is None:
-        with _making:
-            owned = here.owned.setdefault(owner, here.make())
-    return owned
+    found = here.common if owner is None else here.owned.get(owner) or here.made_for(owner)
+    if is_for_graphs:
+        found.expected_bytes = _needed_bytes(device, owner)
+    return found
+
+
+def _needed_bytes(device: torch.device, owner: Owner | None) -> int:
+    """Return the most bytes that eager runs have needed of a workspace on `device`, on any queue."""
+    with _making:
+        there = [each for each in _workspaces.values() if each.common.device == device]
+        found = [each.common if owner is None else each.owned.get(owner) for each in there]
+    return max((each.needed_bytes for each in found if each is not None), default=0)
 
 
 def release_workspaces() -> None:
@@ -286,5 +306,6 @@ def release_workspaces() -> None:
 
     What captured graphs use stays.
     """
-    _workspaces.clear()
-    _of_graphs.clear()
+    with _making:
+        _workspaces.clear()
+        _of_graphs.clear()

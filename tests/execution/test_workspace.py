@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mucudnn.backends import backend_of
+from mucudnn.backends import Queue, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
 from mucudnn.errors import BackendWarning
@@ -35,6 +35,20 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
     monkeypatch.setattr(room, "_kept_for_graphs", [])
     yield played
     release_workspaces()
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each buffer that is made, but for empty ones."""
+    seen: list[int] = []
+    make = room._bytes
+
+    def taken(n_bytes: int, device: torch.device) -> Tensor:
+        seen.extend([n_bytes] if n_bytes else [])
+        return make(n_bytes, device)
+
+    monkeypatch.setattr(room, "_bytes", taken)
+    return seen
 
 
 class Address:
@@ -446,20 +460,6 @@ def test_where_pages_are_locked_in_memory_the_whole_buffer_goes() -> None:
     assert workspace.held_bytes == 1000
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each buffer that is made, but for empty ones."""
-    seen: list[int] = []
-    make = room._bytes
-
-    def taken(n_bytes: int, device: torch.device) -> Tensor:
-        seen.extend([n_bytes] if n_bytes else [])
-        return make(n_bytes, device)
-
-    monkeypatch.setattr(room, "_bytes", taken)
-    return seen
-
-
 ORDERS = [("cpu:im2col", "cpu:aten"), ("cpu:aten", "cpu:im2col")]
 
 
@@ -524,6 +524,84 @@ def test_what_a_part_touches_after_room_was_made_for_one_before_it_goes_back_aga
 
     assert before == [(needed - 1000, 1000)]
     assert backend.released == before * 2
+
+
+class Streams(CpuBackend):
+    """The processor, as if it had streams, of which one is the present one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.present = Queue()
+
+    def queue(self) -> Queue:
+        return self.present
+
+
+@pytest.mark.parametrize("owner", [None, Owner()], ids=["common", "owned"])
+def test_a_buffer_of_graphs_begins_with_what_eager_runs_have_needed_wherever_they_warmed_up(
+    capture: Capture, made: list[int], owner: Owner | None
+) -> None:
+    backend, another = Streams(), Owner()
+    queues = {300: Queue(), 100: Queue(), 0: backend.present}
+    workspace_of(backend, another).reserve(5000)
+    for n_bytes, queue in queues.items():
+        backend.present = queue
+        workspace_of(backend, owner).reserve(n_bytes, 1000)
+    capture.is_on = True
+    made.clear()
+
+    for n_bytes in (50, 200, 300):
+        workspace_of(backend, owner).reserve(n_bytes, 1000)
+
+    assert made == [300]
+
+
+def test_what_warm_runs_did_not_need_a_buffer_of_graphs_grows_to_as_any_does(
+    capture: Capture, made: list[int]
+) -> None:
+    backend = Streams()
+    workspace_of(backend).reserve(300, 1000)
+    capture.is_on = True
+    made.clear()
+
+    for n_bytes in (50, 400, 500):
+        workspace_of(backend).reserve(n_bytes, 900)
+
+    assert made == [300, 900]
+
+
+def test_a_block_for_pytorchs_own_is_not_expected_of_a_buffer_of_graphs(
+    capture: Capture, made: list[int]
+) -> None:
+    backend = Device()
+    workspace = workspace_of(backend)
+    workspace.make_room(60, 1000, backend, 70, 950)
+    workspace.reserve(300)
+    capture.is_on = True
+    made.clear()
+
+    workspace_of(backend).reserve(50)
+
+    assert workspace.n_bytes == 950
+    assert made == [300]
+
+
+def test_where_there_is_no_memory_for_what_is_expected_a_buffer_of_graphs_has_what_it_needs(
+    capture: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, make = Streams(), room._bytes
+    workspace_of(backend).reserve(300)
+    capture.is_on = True
+
+    def taken(n_bytes: int, device: torch.device) -> Tensor:
+        if n_bytes > 200:
+            raise torch.OutOfMemoryError
+        return make(n_bytes, device)
+
+    monkeypatch.setattr(room, "_bytes", taken)
+    workspace_of(backend).reserve(50)
+
+    assert workspace_of(backend).n_bytes == 50
 
 
 def test_what_a_graph_uses_is_not_given_back_to_make_room(capture: Capture) -> None:

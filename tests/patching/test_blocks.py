@@ -113,10 +113,10 @@ class Card(Device):
 @contextlib.contextmanager
 def a_card() -> Iterator[Card]:
     """A card of which whatever a workspace takes and gives back is noted."""
-    made, reserve = Card(), Workspace.reserve
+    made, take = Card(), Workspace._take
 
-    def reserved(workspace: Workspace, n_bytes: int, capacity_bytes: int = 0) -> None:
-        reserve(workspace, n_bytes, capacity_bytes)
+    def taken(workspace: Workspace, n_bytes: int, capacity_bytes: int) -> None:
+        take(workspace, n_bytes, capacity_bytes)
         if workspace.held_bytes != made.held_bytes:
             made.buffer = None  # the old one goes first
             made.held_bytes = workspace.held_bytes
@@ -124,7 +124,7 @@ def a_card() -> Iterator[Card]:
 
     release_workspaces()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workspace, "reserve", reserved)
+        patch.setattr(Workspace, "_take", taken)
         patch.setattr(Workspace, "_another_block", lambda _, n_bytes: Hold(made.blocks, n_bytes))
         yield made
     release_workspaces()
