@@ -38,6 +38,7 @@ class NoCard(TorchCard):
     device = torch.device("cpu")
     rules = Rules(allow_tf32=False)
     can_compile = False
+    is_capturing = False
     uses_cudnn = True
 
     def __init__(self) -> None:
@@ -46,9 +47,6 @@ class NoCard(TorchCard):
     def current(self) -> nullcontext[None]:
         """It is."""
         return nullcontext()
-
-    def check_not_capturing(self, what: str) -> None:
-        """Nothing is captured."""
 
     def stream(self) -> int:
         """CUDA's default stream."""

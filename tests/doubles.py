@@ -79,6 +79,7 @@ class ScriptedBackend:
     alignment_bytes = 1
     least_span_ns = 50_000
     takes_memory_by_pages = True
+    is_capturing = False
 
     def __init__(
         self,

@@ -219,6 +219,10 @@ class Backend(Protocol):
         So is the host's, which is always the `current` device. If not, it is taken and given back as a whole.
         """
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what this thread puts there now is captured in a graph, rather than run; cheap to ask."""
+
     def queue(self) -> Queue:
         """Return where this thread's work is put now."""
 

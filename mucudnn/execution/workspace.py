@@ -227,10 +227,6 @@ _LOCKED = (
 )
 
 
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def head(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return a tensor at the start of a buffer of bytes."""
     elements = torch.Size(shape).numel()
@@ -280,7 +276,7 @@ def workspace_of(backend: Backend, owner: Owner | None = None) -> Workspace:
     runs have needed in their place, on whatever queue, as the runs that warm up are mostly on another one.
     """
     queue, device = backend.queue(), backend.device
-    is_for_graphs = _is_capturing(device)
+    is_for_graphs = backend.is_capturing
     workspaces = _of_graphs if is_for_graphs else _workspaces
     here = workspaces.get(queue)
     if here is None:

@@ -72,14 +72,15 @@ class Learner:
             InfeasibleError: nothing fits the limit.
             NotNowError: the call is being captured in a CUDA graph, where nothing may be measured.
         """
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise NotNowError
         settings = self._settings
+        backend = backend_for(settings.backend, device)
+        if backend.is_capturing:
+            raise NotNowError
         extraction = Extraction((SiteCall(name, number, problem, ops),), ())
         # Whoever meets a convolution under autocast wants measurements of its own type.
         plain = without_autocast(device, autocast_dtype(device))
         with self._turn, plain, self._opened() as store, progress_for(settings.progress) as shown:
-            measurer = LiveMeasurer(backend_for(settings.backend, device))
+            measurer = LiveMeasurer(backend)
             profiler = settings.profiler(measurer, store)
             tuning = Tuning(profiler, settings.mode, extraction, shown)
             known = (profiler.environment.key, problem, ops)

@@ -27,7 +27,6 @@ from mucudnn.backends.cudnn.graph import UID_W, UID_X, UID_Y
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.backends.cudnn.workshop import Workshop
-from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
 from tests.cudnn.by_gcc import compiled
@@ -264,10 +263,6 @@ class PaperCard:
     def is_current(self) -> bool:
         """Whether the calling thread is inside of `current`."""
         return self._here.is_current
-
-    def check_not_capturing(self, what: str) -> None:
-        if self.is_capturing:
-            raise BackendError(f"{what} must happen before.")
 
     def stream(self) -> int:
         return self.present_stream

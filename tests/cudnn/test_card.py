@@ -8,9 +8,11 @@ import torch
 
 from mucudnn.backends import backend_for, backend_name, backend_of
 from mucudnn.backends.cudnn import compiler, nvml
+from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.card import TorchCard, pytorchs_choice
 from mucudnn.backends.cudnn.environment import obstacle_to_products, present_policy, present_rules
 from mucudnn.errors import BackendError, BackendWarning, UnmeasuredError
+from mucudnn.execution.workspace import workspace_of
 from tests.cudnn.test_footprint import Blind, Ledger, Prepared, Work
 from tests.operands import a_convolution
 
@@ -87,7 +89,7 @@ def test_matrices_are_multiplied_where_pytorch_does_not_refuse_to(
 def test_a_card_without_cupy_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "version", lambda: None)
 
-    assert not a_card().can_compile
+    assert not Absent().can_compile
 
 
 def test_cupy_is_tried_once_and_what_is_wrong_with_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +101,7 @@ def test_cupy_is_tried_once_and_what_is_wrong_with_it_is_told(monkeypatch: pytes
 
     monkeypatch.setattr(compiler, "version", lambda: "14.0")
     monkeypatch.setattr(compiler, "compiled", fail)
-    card = a_card()
+    card = Absent()
 
     with pytest.warns(BackendWarning, match="Winograd and FFT .* libnvrtc is missing"):
         assert not card.can_compile
@@ -122,7 +124,7 @@ def weighed(card: TorchCard, ledger: Ledger) -> int | None:
 
 def test_a_card_weighs_nothing_by_an_allocator_that_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "version", lambda: None)
-    card = a_card()
+    card = Absent()
 
     for _ in range(2):
         with pytest.raises(UnmeasuredError, match="PyTorch's allocator must count"):
@@ -139,41 +141,92 @@ def test_whether_the_allocator_counts_is_looked_at_once(monkeypatch: pytest.Monk
             pieces.append(n_bytes)
             return super().piece(n_bytes)
 
-    card, ledger = a_card(), Noting()
+    card, ledger = Absent(), Noting()
 
     assert [weighed(card, ledger) for _ in range(2)] == [500, 500]
     assert pieces == [2**24]
 
 
-def a_card(index: int = 0) -> TorchCard:
+class Absent(TorchCard):
     """A card that is not there, and captures nothing."""
-    card = TorchCard.__new__(TorchCard)
-    card._index = index
-    card.check_not_capturing = lambda _: None  # type: ignore[method-assign]
-    return card
+
+    is_capturing = False
+
+    def __init__(self, index: int = 0) -> None:
+        self._index = index
+
+
+class Machine:
+    """Two cards, as PyTorch tells of them.
+
+    Attributes:
+        present: the current one of this thread.
+        made: what was made the current one, in turn.
+        capturing: those whose streams are being captured.
+    """
+
+    def __init__(self) -> None:
+        self.present = 0
+        self.made: list[int] = []
+        self.capturing: set[int] = set()
+
+    @contextlib.contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        self.made.append(index)
+        before, self.present = self.present, index
+        yield
+        self.present = before
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    two = Machine()
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)  # which a CPU build lacks
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: two.present)
+    monkeypatch.setattr(torch.cuda, "device", two.device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: two.present in two.capturing)
+    return two
 
 
 @pytest.mark.parametrize(("present", "made"), [(1, []), (0, [1])])
 def test_a_card_is_made_the_current_one_where_it_is_not(
-    present: int, made: list[int], monkeypatch: pytest.MonkeyPatch
+    present: int, made: list[int], machine: Machine
 ) -> None:
-    told: list[int] = []
-
-    @contextlib.contextmanager
-    def device(index: int) -> Iterator[None]:
-        told.append(index)
-        yield
-
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)  # which a CPU build lacks
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: present)
-    monkeypatch.setattr(torch.cuda, "device", device)
+    machine.present = present
     card = TorchCard(1)
 
     for _ in range(2):
         with card.current():
             pass
 
-    assert told == made * 2
+    assert machine.made == made * 2
+
+
+@pytest.mark.parametrize("present", [0, 1])
+def test_a_card_tells_whether_its_own_stream_is_captured_whichever_is_current(
+    present: int, machine: Machine
+) -> None:
+    machine.present, machine.capturing = present, {1}
+
+    assert [TorchCard(index).is_capturing for index in (0, 1)] == [False, True]
+
+
+@pytest.mark.parametrize("present", [0, 1])
+def test_what_is_captured_on_a_card_has_a_buffer_of_graphs_whichever_is_current(
+    present: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchCard, "stream", lambda _: 7)
+    cards = [TorchCard(index) for index in (0, 1)]
+    for card in cards:
+        card.device = torch.device("cpu")
+    backends = [CudnnBackend(card, None) for card in cards]
+    machine.present = present
+    eager = [workspace_of(each) for each in backends]
+
+    machine.capturing = {1}
+
+    assert workspace_of(backends[0]) is eager[0]
+    assert workspace_of(backends[1]) is not eager[1]
 
 
 def test_pytorch_runs_a_depthwise_convolution_by_a_kernel_of_its_own() -> None:

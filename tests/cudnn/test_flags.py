@@ -24,7 +24,7 @@ from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from tests.cudnn.paper import PaperCard
-from tests.cudnn.test_card import a_card
+from tests.cudnn.test_card import Absent
 from tests.operands import a_convolution
 
 PROBLEM = a_convolution()
@@ -64,7 +64,7 @@ def test_a_card_is_asked_once_what_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
         return types.SimpleNamespace(name=f"card {index}", major=9, minor=0, multi_processor_count=132)
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
-    cards = [a_card(index) for index in (0, 1)]
+    cards = [Absent(index) for index in (0, 1)]
 
     flags = [[CudnnBackend(card, None).flags() for _ in range(2)] for card in cards]
 
@@ -117,7 +117,7 @@ CHANGES = {
 
 
 def flags() -> object:
-    card = a_card()
+    card = Absent()
     card.kind = "a card"
     return CudnnBackend(card, None).flags()
 

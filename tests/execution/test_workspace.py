@@ -31,7 +31,7 @@ class Capture:
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
     played = Capture()
-    monkeypatch.setattr(room, "_is_capturing", lambda _: played.is_on)
+    monkeypatch.setattr(CpuBackend, "is_capturing", property(lambda _: played.is_on))
     monkeypatch.setattr(room, "_kept_for_graphs", [])
     yield played
     release_workspaces()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mucudnn.backends import Backend
+from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.convolutions.calls import ConvArguments
 from mucudnn.convolutions.modules import Call
 from mucudnn.functional import DividedConvolution
@@ -74,11 +75,11 @@ def test_calls_that_differ_in_what_decides_are_told_apart() -> None:
 
 
 def test_nothing_is_tuned_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(CpuBackend, "is_capturing", True)
     settings = Settings.of(
         "1MiB", mode="reuse", policy="all", search="heuristic", max_error=None, ops="auto",
         backend="auto", store=None, again=False, progress=False,
     )  # fmt: skip
 
     with pytest.raises(NotNowError):
-        Learner(settings)(torch.device("cuda"), "conv", 0, a_problem(), (ConvOp.FPROP,))
+        Learner(settings)(torch.device("cpu"), "conv", 0, a_problem(), (ConvOp.FPROP,))

@@ -101,6 +101,7 @@ class CpuBackend:
     alignment_bytes = 1
     least_span_ns = 50_000
     takes_memory_by_pages = True
+    is_capturing = False
     own_convolution = staticmethod(own_convolution)
     recorded_convolution = staticmethod(recorded_convolution)
     packing = staticmethod(packing)

@@ -92,6 +92,11 @@ class CudnnBackend:
         """
         return self._card.clock
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether this thread's present stream of that card is being captured."""
+        return self._card.is_capturing
+
     def queue(self) -> Queue:
         """Return the queue of this thread's present stream, which other threads may share."""
         return self._card.queue()
@@ -165,22 +170,13 @@ class CudnnBackend:
             BackendError: cuDNN refuses to build a plan, it takes more than it declares, or CuPy cannot
                 compile a kernel.
         """
-        if algorithm == self.own or self._is_capturing:
+        if algorithm == self.own or self.is_capturing:
             return
         if is_tiles(algorithm):
             self._tiles.get_ready(problem, algorithm)
             return
         found, workshop = self._configuration(problem, algorithm)
         workshop.get_ready(problem, found)
-
-    @property
-    def _is_capturing(self) -> bool:
-        try:
-            with self.current():
-                self._card.check_not_capturing("Building a plan of cuDNN")
-        except BackendError:
-            return True
-        return False
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.

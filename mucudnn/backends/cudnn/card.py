@@ -79,12 +79,9 @@ class Card(Protocol):
     def current(self) -> AbstractContextManager[None]:
         """Make the card the calling thread's current one for a while."""
 
-    def check_not_capturing(self, what: str) -> None:
-        """Raise unless `what`, the first words of a sentence, may be done now.
-
-        Raises:
-            BackendError: the thread's stream is being captured.
-        """
+    @property
+    def is_capturing(self) -> bool:
+        """Whether the stream on which the calling thread puts its work is being captured."""
 
     def stream(self) -> int:
         """Return the address of the stream on which the calling thread puts its work now."""
@@ -118,6 +115,19 @@ class Card(Protocol):
         Raises:
             UnmeasuredError: nobody counts them.
         """
+
+
+def check_not_capturing(card: Card, what: str) -> None:
+    """Raise unless `what`, the first words of a sentence, may be done on `card` now.
+
+    Raises:
+        BackendError: the thread's stream there is being captured.
+    """
+    if card.is_capturing:
+        raise BackendError(
+            f"{what} must happen before a CUDA graph is captured, but one is: run the model once, on the "
+            "same shapes and in the same threads, and capture it then."
+        )
 
 
 class TorchCard:
@@ -172,17 +182,11 @@ class TorchCard:
             return _AS_IT_IS
         return torch.cuda.device(self._index)
 
-    def check_not_capturing(self, what: str) -> None:
-        """Raise unless `what`, the first words of a sentence, may be done now.
-
-        Raises:
-            BackendError: the thread's stream is being captured.
-        """
-        if torch.cuda.is_current_stream_capturing():
-            raise BackendError(
-                f"{what} must happen before a CUDA graph is captured, but one is: run the model once, on the "
-                "same shapes and in the same threads, and capture it then."
-            )
+    @property
+    def is_capturing(self) -> bool:
+        """Whether the calling thread's stream on this card is being captured, whichever card is current."""
+        with self.current():
+            return torch.cuda.is_current_stream_capturing()
 
     def stream(self) -> int:
         """Return the address of the stream on which the calling thread puts its work now."""
@@ -200,7 +204,7 @@ class TorchCard:
 
     def handle(self, library: Library) -> Handle:
         """Return a new handle of cuDNN, made while this card is the current one."""
-        self.check_not_capturing("Making a handle of cuDNN")
+        check_not_capturing(self, "Making a handle of cuDNN")
         with torch.cuda.device(self.device):
             return Handle(library)
 
@@ -209,7 +213,7 @@ class TorchCard:
         """Whether CuPy is installed, and works; a warning says so if it does not."""
         if compiler.version() is None:
             return False
-        self.check_not_capturing("Looking for a compiler")
+        check_not_capturing(self, "Looking for a compiler")
         try:
             compiler.compiled(compiler.NOTHING, "nothing")
         except BackendError as error:

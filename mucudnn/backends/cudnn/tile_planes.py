@@ -16,7 +16,7 @@ from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import Region, carve
 from mucudnn.algorithms.forms import Matrix
 from mucudnn.algorithms.tile_geometry import TileGeometry
-from mucudnn.backends.cudnn.card import Card
+from mucudnn.backends.cudnn.card import Card, check_not_capturing
 from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.tile_source import INT_LIMIT, MIX, THREADS, Kind, Transform
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -74,7 +74,7 @@ class Launcher:
         key = kernel, source
         found = self._launches.get(key)
         if found is None:
-            self._card.check_not_capturing("Compiling a kernel")
+            check_not_capturing(self._card, "Compiling a kernel")
             with self._card.current():
                 found = self._launches[key] = self._card.compiled(source, kernel)
         return found

@@ -4,7 +4,7 @@ import functools
 
 from torch import Tensor
 
-from mucudnn.backends.cudnn.card import Card
+from mucudnn.backends.cudnn.card import Card, check_not_capturing
 from mucudnn.backends.cudnn.configurations import EngineConfiguration, Knobs, Rules, parse_id
 from mucudnn.backends.cudnn.devices import DeviceDescription
 from mucudnn.backends.cudnn.engines import Enumerator
@@ -122,7 +122,7 @@ class Workshop:
             return self._enumerator(_WHATEVER).configuration(problem, engine, knobs)
 
     def _launch_of(self, problem: ConvProblem, engine: int, knobs: Knobs, accumulate: bool) -> Launch:
-        self._card.check_not_capturing("Building a plan of cuDNN")
+        check_not_capturing(self._card, "Building a plan of cuDNN")
         with self._card.current():
             plan = self._enumerator(_WHATEVER).plan(problem, engine, knobs, accumulate)
         return Launch(self._library, plan, problem.alignment_bytes, self._packs)
