@@ -12,7 +12,7 @@ from bench.gpu.sections import Cut, Task, attempted, only
 from bench.gpu.trials import equal_division, host_us, part_size
 from bench.gpu.values import Answer, Timing
 from mucudnn.execution.runner import Runner
-from mucudnn.execution.workspace import Workspace
+from mucudnn.execution.workspace import workspace_of
 from mucudnn.intervals import Verdict, compare
 from mucudnn.live.stand import Stand, relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -87,10 +87,9 @@ def _captured(ground: Ground, problem: ConvProblem, nothing: CaptureRow) -> Capt
     """Return the row with what is seen of a captured division."""
     stand = Stand(ground.backend, problem, 0)
     runner = Runner(ground.backend, problem, equal_division(nothing.algorithm, problem, nothing.parts))
-    workspace = Workspace(ground.card.device)
 
     def eager() -> Tensor:
-        return runner(workspace, stand.first, stand.second, stand.bias)
+        return runner(workspace_of(ground.backend), stand.first, stand.second, stand.bias)
 
     expected = eager()  # makes the handle, builds the plans, and runs each of them once
     ground.card.clock()

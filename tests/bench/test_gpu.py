@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from bench.gpu import (
     calls,
@@ -37,6 +38,8 @@ from bench.gpu.values import Answer, Timing
 from mucudnn.backends.cudnn.devices import DeviceDescription, device_described
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
 from mucudnn.intervals import Verdict
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.paper_ground import LAYERS, PLAIN_STREAM, SMALL, PaperGround
@@ -307,6 +310,24 @@ def test_a_captured_division_is_replayed_and_compared(task: Task) -> None:
     assert [row.op for row in rows] == ["fprop", "fprop", "dgrad", "dgrad", "wgrad", "wgrad"] * 2
     assert [row.parts for row in rows] == [4, 8] * 6
     assert {(row.error, row.verdict, row.failure) for row in rows} == {(0.0, Verdict.SAME, None)}
+
+
+def test_what_is_captured_works_in_a_buffer_in_which_nothing_eager_does(
+    task: Task, ground: PaperGround, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: dict[bool, set[int]] = {True: set(), False: set()}
+
+    class Watched(Runner):
+        def __call__(self, workspace: Workspace, *operands: Tensor | None) -> Tensor:
+            used[ground.card.is_capturing].add(id(workspace))
+            return super().__call__(workspace, *operands)
+
+    monkeypatch.setattr(capture, "Runner", Watched)
+    rows = only(capture.CaptureRow, capture.rows(task))
+
+    assert {row.failure for row in rows} == {None}
+    assert used[True]
+    assert not used[True] & used[False]
 
 
 def test_ten_divisions_in_one_graph_tell_the_time_of_the_kernels_of_one(task: Task) -> None:
