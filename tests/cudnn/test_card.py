@@ -1,12 +1,17 @@
 """What can be known of a card without one: PyTorch's flags, and what it would choose."""
 
 import contextlib
+import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from mucudnn.backends import backend_for, backend_name, backend_of
+from mucudnn.backends.base import Queue
+from mucudnn.backends.cudnn import card as card_module
 from mucudnn.backends.cudnn import compiler, nvml
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.card import TorchCard, pytorchs_choice
@@ -14,6 +19,7 @@ from mucudnn.backends.cudnn.environment import obstacle_to_products, present_pol
 from mucudnn.errors import BackendError, BackendWarning, UnmeasuredError
 from mucudnn.execution.workspace import workspace_of
 from tests.cudnn.test_footprint import Blind, Ledger, Prepared, Work
+from tests.forks import in_a_child
 from tests.operands import a_convolution
 
 CUDA = torch.device("cuda")
@@ -200,6 +206,29 @@ def test_a_card_is_made_the_current_one_where_it_is_not(
             pass
 
     assert machine.made == made * 2
+
+
+def test_a_fork_while_another_thread_makes_a_queue_leaves_its_child_free_to_make_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_making, may_end, parent = threading.Event(), threading.Event(), os.getpid()
+
+    def made() -> Queue:
+        if os.getpid() == parent:
+            is_making.set()
+            may_end.wait()
+        return Queue()
+
+    monkeypatch.setattr(card_module, "Queue", made)
+    monkeypatch.setattr(TorchCard, "stream", lambda _: 7)
+    card = TorchCard(0)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(card.queue)
+        is_making.wait()
+        found = in_a_child(lambda: isinstance(card.queue(), Queue))
+        may_end.set()
+
+    assert found
 
 
 @pytest.mark.parametrize("present", [0, 1])

@@ -1,6 +1,5 @@
 """The card as PyTorch has it: streams, memory, flags, and a clock that waits for it."""
 
-import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -25,6 +24,7 @@ from mucudnn.backends.cudnn.footprint import TorchAllocator, check_counts, taken
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.errors import BackendError, BackendWarning, warn_user
+from mucudnn.locks import ForkSafeLock
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
 
@@ -142,7 +142,7 @@ class TorchCard:
         self._index = index
         self._allocator = TorchAllocator(self.device)
         self._queues: dict[int, Queue] = {}
-        self._making = threading.RLock()  # a signal handler may compute, too
+        self._making = ForkSafeLock()
         # What torch.cuda.current_stream asks, without a Python object for every launch.
         self._raw_stream = torch._C._cuda_getCurrentRawStream
 
