@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
-from mucudnn.errors import DeviceLostError, UnmeasuredError
+from mucudnn.errors import BackendError, DeviceLostError, UnmeasuredError
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.measurer import (
@@ -140,7 +140,7 @@ class Profiler:
         known = self._store.records(self.environment, trials)
         records = [
             judged(
-                known.get(trial) or Record(trial, self._measurer.declared_bytes(trial)),
+                known.get(trial) or Record(trial, self._declared_bytes(trial)),
                 self.own,
                 self.max_error,
             )
@@ -151,6 +151,13 @@ class Profiler:
             for record in records
             if record.workspace_bytes is not None and not record.is_broken
         ]
+
+    def _declared_bytes(self, trial: Trial) -> int | None:
+        """Return the bytes that `trial` needs; None where that is not known or cannot be told."""
+        try:
+            return self._measurer.declared_bytes(trial)
+        except (RuntimeError, BackendError):
+            return None
 
     def compare(
         self, problem: ConvProblem, divisions: Sequence[Division], rooms: Mapping[str, int] | None = None

@@ -334,6 +334,25 @@ def test_an_algorithm_that_cannot_be_built_is_refused() -> None:
     assert {each.algorithm for each in profile.candidates} == {"scripted:own"}
 
 
+@pytest.mark.parametrize("error", [CompilationError("no space left"), RuntimeError("an internal error")])
+def test_an_algorithm_of_which_the_backend_cannot_tell_does_not_hide_what_the_others_need(
+    error: Exception,
+) -> None:
+    class Silent(ScriptedBackend):
+        def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
+            if algorithm == "scripted:bad":
+                raise error
+            return super().buffer_bytes(problem, algorithm)
+
+    backend = Silent({"bad": Recipe(rate(MS)), "good": Recipe(rate(MS), sample_bytes=10)})
+
+    known = _profiler(backend).known_workspaces(_problem())
+
+    assert {(each.algorithm, each.batch, each.workspace_bytes) for each in known} == {
+        ("scripted:good", size, 10 * size) for size in (1, 2, 4, 8)
+    }
+
+
 def test_a_refusal_for_a_wrong_result_is_kept() -> None:
     backend, store = _with(_off_by_one), MemoryStore()
     first = _profiler(backend, store=store).profile(_problem())
