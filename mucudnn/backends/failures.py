@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from mucudnn.errors import BackendError
 from mucudnn.profile import Trial
 
 
@@ -26,12 +27,15 @@ class LastTrial:
     def made(self, trial: Trial, make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
         """Return the call that `make` makes, remembered as that of `trial`.
 
+        Nothing of it runs yet: other errors than those by which backends, PyTorch and its allocators refuse
+        are our own faults, which no algorithm is to be blamed for.
+
         Raises:
             TrialError: it cannot be made.
         """
         try:
             return self.remembered(trial, make())
-        except Exception as failure:
+        except (BackendError, RuntimeError, MemoryError) as failure:
             raise TrialError(trial, failure) from failure
 
     def remembered(self, trial: Trial, call: Callable[[], None]) -> Callable[[], None]:

@@ -186,8 +186,11 @@ def test_what_cannot_be_compiled_when_it_is_weighed_is_refused_for_now() -> None
         assert _refusals(backend) == [None, RefusalKind.NOT_COMPILED, None]
 
 
-def test_a_division_that_cannot_be_made_ready_is_refused_and_the_others_are_timed() -> None:
-    measurer = LiveMeasurer(_Failing("get_ready", BackendError("no plan can be built")))
+@pytest.mark.parametrize("kind", [BackendError, RuntimeError])
+def test_a_division_that_cannot_be_made_ready_is_refused_and_the_others_are_timed(
+    kind: type[Exception],
+) -> None:
+    measurer = LiveMeasurer(_Failing("get_ready", kind("no plan can be built")))
     names = ("scripted:own", "scripted:bad", "scripted:fast")
     own, bad, fast = (Division((Candidate(name, 2, 0.0, 0),) * 2) for name in names)
 
@@ -197,6 +200,21 @@ def test_a_division_that_cannot_be_made_ready_is_refused_and_the_others_are_time
     (record,) = compared.refusals
     assert record.refusal is not None
     assert (record.trial.algorithm, record.refusal.reason) == (bad.key, "no plan can be built")
+
+
+def test_memory_that_lacks_where_a_division_is_made_ready_refuses_none() -> None:
+    measurer = LiveMeasurer(_Failing("get_ready", MemoryError()))
+
+    with pytest.raises(UnmeasuredError, match="could not be measured"):
+        _compared(measurer)
+
+
+@pytest.mark.parametrize("error", [TypeError("one argument too many"), KeyError("a name")])
+def test_a_fault_of_our_own_where_a_division_is_made_is_no_refusal_of_it(error: Exception) -> None:
+    measurer = LiveMeasurer(_Failing("get_ready", error))
+
+    with pytest.raises(type(error), match=str(error)):
+        _compared(measurer)
 
 
 def test_divisions_of_a_call_that_cannot_be_made_ready_are_refused() -> None:
