@@ -17,17 +17,10 @@ from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
 from mucudnn.choices import Mode
-from mucudnn.convolutions.calls import (
-    RANKS,
-    ConvArguments,
-    Numbers,
-    is_traced,
-    numbers,
-    overriding_mode,
-    watcher,
-)
+from mucudnn.convolutions.calls import RANKS, ConvArguments, Numbers, numbers
 from mucudnn.convolutions.modules import Call
 from mucudnn.convolutions.notices import Notice, Reason
+from mucudnn.convolutions.surroundings import is_traced, overriding_mode, watcher
 from mucudnn.errors import BackendError, OptionError, PlanError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.examining.extraction import wanted_ops
 from mucudnn.examining.passes import is_examining

@@ -13,18 +13,15 @@ from mucudnn.convolutions.calls import (
     RANKS,
     ConvArguments,
     Numbers,
-    as_autocast,
-    autocast_dtype,
     explicit_padding,
     in_order,
-    is_traced,
     obstacle,
     own_call,
     own_gradients,
     problem_of,
     strided_as,
-    without_autocast,
 )
+from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype, is_traced, without_autocast
 from mucudnn.division import Division, undivided
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.execution.runner import Runner

@@ -10,8 +10,8 @@ from torch import nn
 
 from mucudnn.backends import Backend, backend_for
 from mucudnn.choices import Mode
-from mucudnn.convolutions.calls import autocast_dtype, is_traced, watcher, without_autocast
 from mucudnn.convolutions.modules import check_is_module, home_of
+from mucudnn.convolutions.surroundings import autocast_dtype, is_traced, watcher, without_autocast
 from mucudnn.errors import (
     BackendError,
     NothingToTuneError,

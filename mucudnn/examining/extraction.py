@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mucudnn.convolutions.calls import FUNCTIONS, as_autocast, autocast_dtype, obstacle, problem_of
+from mucudnn.convolutions.calls import FUNCTIONS, obstacle, problem_of
 from mucudnn.convolutions.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
+from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
 from mucudnn.examining.foreign import SCRIPTED, check_unscripted, check_unsharded, scripted_paths
 from mucudnn.examining.passes import (

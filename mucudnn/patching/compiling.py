@@ -6,17 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from mucudnn.convolutions.calls import (
-    ConvArguments,
-    as_autocast,
-    autocast_dtype,
-    overriding_mode,
-    own_call,
-    own_gradients,
-    problem_of,
-    without_autocast,
-)
+from mucudnn.convolutions.calls import ConvArguments, own_call, own_gradients, problem_of
 from mucudnn.convolutions.modules import Call, padded
+from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype, overriding_mode, without_autocast
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.patching.freezing import is_traced_to_be_frozen
 from mucudnn.patching.operators import announce, trace

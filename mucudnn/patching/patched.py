@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mucudnn.convolutions.calls import is_transformed, overriding_mode, own_call, watcher
+from mucudnn.convolutions.calls import own_call
 from mucudnn.convolutions.modules import Call, Kind, call_of, padded
+from mucudnn.convolutions.surroundings import is_transformed, overriding_mode, watcher
 from mucudnn.examining.passes import is_examining
 from mucudnn.patching.compiling import GraphServer, in_graph
 from mucudnn.patching.routing import NotingRouter, Router

@@ -7,15 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.backends import Backend, backend_name, backend_of
-from mucudnn.convolutions.calls import (
-    as_autocast,
-    autocast_dtype,
-    has_its_bias,
-    obstacle,
-    problem_of,
-    without_autocast,
-)
+from mucudnn.convolutions.calls import has_its_bias, obstacle, problem_of
 from mucudnn.convolutions.modules import Call, padded
+from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype, without_autocast
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.functional import DividedConvolution
 from mucudnn.problem import ConvProblem

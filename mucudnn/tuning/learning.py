@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mucudnn.backends import backend_for
-from mucudnn.convolutions.calls import autocast_dtype, without_autocast
+from mucudnn.convolutions.surroundings import autocast_dtype, without_autocast
 from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.locks import ForkSafeLock

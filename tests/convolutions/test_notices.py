@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import FlopCounterMode
 
 from mucudnn import apply, autotune
-from mucudnn.convolutions.calls import overriding_mode
+from mucudnn.convolutions.surroundings import overriding_mode
 from mucudnn.errors import UntunedWarning
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
