@@ -14,13 +14,12 @@ from mucudnn.convolutions.calls import (
     ConvArguments,
     Numbers,
     explicit_padding,
-    in_order,
     obstacle,
     own_call,
     own_gradients,
     problem_of,
-    strided_as,
 )
+from mucudnn.convolutions.strides import in_order, strided_as
 from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype, is_traced, without_autocast
 from mucudnn.division import Division, undivided
 from mucudnn.errors import OptionError, ProblemError

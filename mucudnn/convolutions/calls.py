@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
+from mucudnn.convolutions.strides import is_channels_last
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
@@ -16,7 +17,6 @@ Numbers = int | Sequence[int]
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-_CHANNELS_LAST_DIMENSIONS = (4, 5)
 
 RANKS = tuple(_CONVOLUTIONS)
 """Numbers of spatial dimensions that PyTorch has convolutions for."""
@@ -130,57 +130,6 @@ def explicit_padding(
     return image, dataclasses.replace(arguments, padding=tuple(total // 2 for total in totals))
 
 
-def layout_of(image: Tensor, weight: Tensor) -> Layout:
-    """Return the layout that most of PyTorch's convolutions take: channels_last if either tensor is in it.
-
-    Source: PyTorch, aten/src/ATen/native/ConvUtils.h.
-    """
-    if _is_channels_last(image) or _is_channels_last(weight):
-        return Layout.CHANNELS_LAST
-    return Layout.CONTIGUOUS
-
-
-def in_order(tensor: Tensor, order: torch.memory_format) -> Tensor:
-    """Return `tensor`, or a copy of it, dense in `order`, with the strides of a new tensor.
-
-    Lengths of 1 leave strides open: `contiguous` keeps such as they are, and PyTorch's convolutions may read
-    the other order out of them. Out of a single sample's own they read none, and it may stay.
-    """
-    dense = tensor.contiguous(memory_format=order)
-    if 1 not in dense.shape[1:]:
-        return dense
-    strides = torch.empty(dense.shape, device="meta", memory_format=order).stride()
-    return dense if dense.stride() == strides else dense.as_strided(dense.shape, strides)
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    """Return whether PyTorch takes the tensor for channels_last: by its strides alone, dense or not.
-
-    They must not fall in the order of channels, columns, rows, planes, samples; where lengths of 1 leave it
-    open, the tensor is contiguous. Source: PyTorch, c10/core/MemoryFormat.h.
-    """
-    if tensor.dim() not in _CHANNELS_LAST_DIMENSIONS or tensor.stride(1) == 0:
-        return False
-    least = 0
-    for axis in (1, *range(tensor.dim() - 1, 1, -1), 0):
-        stride = tensor.stride(axis)
-        if stride < least or (axis == 0 and least == tensor.stride(1)):
-            return False
-        least = stride * tensor.shape[axis]
-    return True
-
-
-def strided_as(weight: Tensor, gradient: Tensor) -> Tensor:
-    """Return `gradient`, with the strides of `weight` if only those of length 1 tell both apart in memory.
-
-    Optimisers have fast ways for gradients whose strides are those of their parameters, which PyTorch's own
-    convolution does not always give.
-    """
-    if gradient.stride() != weight.stride() and gradient.is_contiguous() and weight.is_contiguous():
-        return gradient.as_strided_(weight.shape, weight.stride())
-    return gradient
-
-
 def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArguments) -> ConvProblem:
     """Return the problem of a convolution's forward pass: fprop, or dgrad of a transposed one.
 
@@ -217,7 +166,7 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
         dilation=arguments.dilation,
         groups=arguments.groups,
         dtype=str(image.dtype).removeprefix("torch."),
-        filter_layout=Layout.CHANNELS_LAST if _is_channels_last(weight) else Layout.CONTIGUOUS,
+        filter_layout=Layout.CHANNELS_LAST if is_channels_last(weight) else Layout.CONTIGUOUS,
         bias=has_bias and not arguments.is_transposed,
     )
     if arguments.is_transposed and not all(plain.input_size):

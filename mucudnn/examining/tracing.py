@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.algorithms.base import memory_format
-from mucudnn.convolutions.calls import ConvArguments, layout_of, problem_of
+from mucudnn.convolutions.calls import ConvArguments, problem_of
+from mucudnn.convolutions.strides import layout_of
 from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning, warn_user
 from mucudnn.examining.extraction import CallArguments, wanted_ops
 from mucudnn.examining.passes import examined, run_in_earnest, run_without_arithmetic

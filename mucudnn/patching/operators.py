@@ -22,7 +22,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mucudnn.convolutions.calls import ConvArguments, in_order, own_call, own_gradients, strided_as
+from mucudnn.convolutions.calls import ConvArguments, own_call, own_gradients
+from mucudnn.convolutions.strides import in_order, strided_as
 from mucudnn.patching.freezing import is_compiled_to_be_packed
 
 _ONE_DIMENSION = 3

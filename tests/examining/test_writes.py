@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
-from mucudnn.convolutions.calls import layout_of
+from mucudnn.convolutions.strides import layout_of
 from mucudnn.errors import SampleError, UntunedWarning
 from mucudnn.examining.extraction import extract
 
