@@ -12,20 +12,14 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mucudnn.backends import Backend
-from mucudnn.backends.base import JobFailedError, UnweighableError
+from mucudnn.backends.base import JobFailedError
 from mucudnn.backends.failures import LastTrial, TrialError, is_lack_of_memory
 from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
-from mucudnn.division import Division, undivided
-from mucudnn.errors import (
-    BackendError,
-    BackendWarning,
-    CompilationError,
-    DeviceLostError,
-    UnmeasuredError,
-    warn_user,
-)
+from mucudnn.division import Division
+from mucudnn.errors import BackendError, UnmeasuredError
 from mucudnn.execution.weighing import division_job
+from mucudnn.live.judging import OF_NO_TRIAL, Judge
 from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.live.turns import turn, turn_path
 from mucudnn.problem import ConvProblem
@@ -51,10 +45,6 @@ _COARSE = 5
 
 They are paid once, and most are nothing at all there; to tell that exactly took half of its time.
 """
-
-
-_OF_NO_TRIAL = (UnmeasuredError, DeviceLostError, UnweighableError)
-"""Errors of a backend that say nothing of the algorithm that was asked for."""
 
 
 class LiveMeasurer:
@@ -96,7 +86,7 @@ class LiveMeasurer:
         self._confirming = _with_span(confirming, backend.least_span_ns)
         self._clock = backend.clock if clock is None else clock
         self._neighbours = backend.neighbours()
-        self._has_told_of_compiler = False
+        self._judge = Judge(backend)
 
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
@@ -123,7 +113,7 @@ class LiveMeasurer:
         """
         try:
             return self._backend.algorithms(problem, search, whole)
-        except _OF_NO_TRIAL:
+        except OF_NO_TRIAL:
             raise
         except BackendError as error:
             raise UnmeasuredError(f"{problem} could not be measured: {error}") from error
@@ -221,7 +211,7 @@ class LiveMeasurer:
                     times = self._compared(calls, stand)
             except TrialError as error:
                 is_base = error.trial == trials[0]
-                return self._failed(Record(error.trial), error.failure, is_own=is_base)
+                return self._judge.failed(Record(error.trial), error.failure, is_own=is_base)
         return Comparison(call.problem, times, {})
 
     def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
@@ -237,7 +227,7 @@ class LiveMeasurer:
             with self._apart():
                 needed = self._backend.footprint(packed_job(problem), limit_bytes)
         except (RuntimeError, JobFailedError) as failure:
-            return self._failed(Record(trial), failure, is_own=True)
+            return self._judge.failed(Record(trial), failure, is_own=True)
         if needed is None or needed > limit_bytes:
             return _too_large(trial, needed, limit_bytes)
         return Record(trial, needed, limit_bytes=limit_bytes)
@@ -248,10 +238,10 @@ class LiveMeasurer:
         job = division_job(problem, division, self._backend.device)
         try:
             weight = self._backend.footprint(job, limit_bytes)
-        except _OF_NO_TRIAL:
+        except OF_NO_TRIAL:
             raise
         except Exception as failure:  # noqa: BLE001  # it is judged there
-            return self._failed(Record(trial), failure)
+            return self._judge.failed(Record(trial), failure)
         if not fits_as_seen(weight, limit_bytes):
             return _too_large(trial, weight, limit_bytes, limits.bound_of(division))
         return Record(trial, weight)
@@ -271,14 +261,14 @@ class LiveMeasurer:
             try:
                 calls[trial] = last.made(trial, functools.partial(stand.division, division))
             except TrialError as error:
-                failed[trial] = self._failed(records[trial], error.failure)
+                failed[trial] = self._judge.failed(records[trial], error.failure)
         while True:
             named = {trial.algorithm: call for trial, call in calls.items() if trial not in failed}
             try:
                 with last.blamed():
                     return self._compared(named, stand), failed
             except TrialError as error:
-                failed[error.trial] = self._failed(records[error.trial], error.failure)
+                failed[error.trial] = self._judge.failed(records[error.trial], error.failure)
 
     def _compared(self, calls: Mapping[str, Callable[[], None]], stand: Stand) -> Mapping[str, Measurement]:
         before = stand.ordinary_operation
@@ -306,10 +296,10 @@ class LiveMeasurer:
             if declared is not None and declared > limit_bytes:
                 return _too_large(trial, declared, limit_bytes)
             needed = self._backend.workspace_bytes(trial, limit_bytes)
-        except _OF_NO_TRIAL:
+        except OF_NO_TRIAL:
             raise
         except (RuntimeError, BackendError) as failure:  # what is weighed has to run
-            return self._failed(Record(trial), failure)
+            return self._judge.failed(Record(trial), failure)
         if needed is None or needed > limit_bytes:
             return _too_large(trial, needed, limit_bytes)
         return Record(trial, needed, limit_bytes=limit_bytes)
@@ -325,51 +315,13 @@ class LiveMeasurer:
             run = stand.run(trial)
             error = run.error()
         except Exception as failure:  # noqa: BLE001  # it is judged there
-            return self._failed(record, failure), None
+            return self._judge.failed(record, failure), None
         bound = self._backend.error_bound(trial.problem, trial.algorithm)
         if trial.algorithm != self.own and not error <= bound:
             reason = f"its relative error is {error:.1e}, the bound is {bound:.0e}"
             refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
             return dataclasses.replace(record, error=error, refusal=refusal), None
         return dataclasses.replace(record, error=error), run
-
-    def _failed(self, record: Record, failure: Exception, *, is_own: bool | None = None) -> Record:
-        """Return the record of a trial whose run has failed, refused for that.
-
-        Args:
-            record: of the trial.
-            failure: what its run has raised.
-            is_own: whether it was PyTorch's own; None asks its name.
-
-        Raises:
-            DeviceLostError: the device works no more.
-            UnmeasuredError: the failure says nothing of the algorithm.
-            UnweighableError: nor does it say anything of this problem.
-        """
-        if isinstance(failure, _OF_NO_TRIAL):
-            raise failure
-        trial = record.trial
-        reason = str(failure) or type(failure).__name__
-        if is_own is None:
-            is_own = trial.algorithm in (self.own, undivided(self.own, trial.problem.batch).key)
-        if not is_own and not is_lack_of_memory(failure) and not self._is_alive():
-            raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
-        if is_own or is_lack_of_memory(failure):
-            raise UnmeasuredError(f"{trial.problem} could not be measured: {failure}") from failure
-        kind = RefusalKind.NOT_COMPILED if isinstance(failure, CompilationError) else RefusalKind.FAILED
-        if kind is RefusalKind.NOT_COMPILED and not self._has_told_of_compiler:
-            self._has_told_of_compiler = True
-            warn_user(f"What cannot be compiled is left out, and tried again later: {reason}", BackendWarning)
-        refusal = Refusal(trial.algorithm, trial.problem.batch, kind, reason)
-        return dataclasses.replace(record, times=None, setup=None, refusal=refusal)
-
-    def _is_alive(self) -> bool:
-        """Return whether the device still works: after a fault in its memory, every later call fails too."""
-        try:
-            self._backend.clock()
-        except Exception:  # noqa: BLE001  # whatever it says, it does not work
-            return False
-        return True
 
     def _time(
         self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]
@@ -378,7 +330,7 @@ class LiveMeasurer:
         try:
             return self._raced(records, runs, before)
         except TrialError as error:
-            failed = {error.trial: self._failed(records[error.trial], error.failure)}
+            failed = {error.trial: self._judge.failed(records[error.trial], error.failure)}
         left = {trial: run for trial, run in runs.items() if trial not in failed}
         return self._time(records, left, before) | failed
 
