@@ -12,30 +12,18 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mucudnn.backends import Backend
-from mucudnn.backends.base import JobFailedError
 from mucudnn.backends.failures import LastTrial, TrialError, is_lack_of_memory
-from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, UnmeasuredError
-from mucudnn.execution.weighing import division_job
 from mucudnn.live.judging import OF_NO_TRIAL, Judge
 from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.live.turns import turn, turn_path
+from mucudnn.live.weighing import Scales
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import (
-    Compared,
-    Divisions,
-    Limits,
-    ModelCall,
-    call_trial,
-    division_trial,
-    fits_as_seen,
-    packed_trial,
-)
+from mucudnn.profiling.measurer import Compared, Divisions, Limits, ModelCall, call_trial, division_trial
 from mucudnn.profiling.outcome import Outcome
-from mucudnn.sizes import format_exactly
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
 
 Key = TypeVar("Key")
@@ -87,6 +75,7 @@ class LiveMeasurer:
         self._clock = backend.clock if clock is None else clock
         self._neighbours = backend.neighbours()
         self._judge = Judge(backend)
+        self._scales = Scales(backend, self._judge)
 
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
@@ -120,10 +109,7 @@ class LiveMeasurer:
 
     def declared_bytes(self, trial: Trial) -> int | None:
         """Return the workspace that `trial` needs; None for what must be weighed, such as PyTorch's own."""
-        if not self._backend.declares(trial.algorithm):
-            return None
-        sum_bytes = 0 if trial.whole else trial.problem.running_sum_bytes
-        return self._backend.buffer_bytes(trial.problem, trial.algorithm) + sum_bytes
+        return self._scales.declared_bytes(trial)
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
@@ -149,7 +135,7 @@ class LiveMeasurer:
             return self._measure(problem, trials, limit_bytes)
 
     def _measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
-        records = {trial: self._weigh(trial, limit_bytes) for trial in trials}
+        records = {trial: self._scales.weigh(trial, limit_bytes) for trial in trials}
         fitting = [trial for trial, record in records.items() if record.refusal is None]
         if fitting:
             buffers = [self._backend.buffer_bytes(trial.problem, trial.algorithm) for trial in fitting]
@@ -177,7 +163,7 @@ class LiveMeasurer:
     def _compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         self.measured += len(divisions)
         records = {
-            division_trial(problem, division): self._weigh_division(problem, division, limits)
+            division_trial(problem, division): self._scales.weigh_division(problem, division, limits)
             for division in divisions
         }
         times, failed = self._timed(problem, divisions, records)
@@ -220,31 +206,8 @@ class LiveMeasurer:
         Raises:
             UnmeasuredError: it fails, or memory is lacking.
         """
-        if self._backend.packing(problem) is None:
-            return None
-        trial = packed_trial(problem, self.own)
-        try:
-            with self._apart():
-                needed = self._backend.footprint(packed_job(problem), limit_bytes)
-        except (RuntimeError, JobFailedError) as failure:
-            return self._judge.failed(Record(trial), failure, is_own=True)
-        if needed is None or needed > limit_bytes:
-            return _too_large(trial, needed, limit_bytes)
-        return Record(trial, needed, limit_bytes=limit_bytes)
-
-    def _weigh_division(self, problem: ConvProblem, division: Division, limits: Limits) -> Record:
-        """Return what a whole division takes, or that it takes more than it may, or breaks."""
-        trial, limit_bytes = division_trial(problem, division), limits.of(division)
-        job = division_job(problem, division, self._backend.device)
-        try:
-            weight = self._backend.footprint(job, limit_bytes)
-        except OF_NO_TRIAL:
-            raise
-        except Exception as failure:  # noqa: BLE001  # it is judged there
-            return self._judge.failed(Record(trial), failure)
-        if not fits_as_seen(weight, limit_bytes):
-            return _too_large(trial, weight, limit_bytes, limits.bound_of(division))
-        return Record(trial, weight)
+        with self._apart():
+            return self._scales.weigh_packed(problem, limit_bytes)
 
     def _timed(
         self, problem: ConvProblem, divisions: Sequence[Division], records: Mapping[Trial, Record]
@@ -289,20 +252,6 @@ class LiveMeasurer:
             if not is_lack_of_memory(failure):
                 raise
             raise UnmeasuredError(f"{problem} could not be measured: {failure}") from failure
-
-    def _weigh(self, trial: Trial, limit_bytes: int) -> Record:
-        try:
-            declared = self.declared_bytes(trial)
-            if declared is not None and declared > limit_bytes:
-                return _too_large(trial, declared, limit_bytes)
-            needed = self._backend.workspace_bytes(trial, limit_bytes)
-        except OF_NO_TRIAL:
-            raise
-        except (RuntimeError, BackendError) as failure:  # what is weighed has to run
-            return self._judge.failed(Record(trial), failure)
-        if needed is None or needed > limit_bytes:
-            return _too_large(trial, needed, limit_bytes)
-        return Record(trial, needed, limit_bytes=limit_bytes)
 
     def _check(self, record: Record, stand: Stand) -> tuple[Record, TrialRun | None]:
         """Run once against the reference; what is wrong or breaks is refused, and has no run to be timed.
@@ -372,13 +321,6 @@ class LiveMeasurer:
 def _beside(times: Mapping[Key, Measurement], others: float) -> dict[Key, Measurement]:
     """Return times with how many processors others took meanwhile."""
     return {key: dataclasses.replace(each, others=others) for key, each in times.items()}
-
-
-def _too_large(trial: Trial, needed: int | None, limit_bytes: int, bound: str = "limit") -> Record:
-    what = "more" if needed is None else format_exactly(needed)
-    reason = f"it needs {what}, the {bound} is {format_exactly(limit_bytes)}"
-    refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.OVER_LIMIT, reason)
-    return Record(trial, needed, refusal=refusal, limit_bytes=limit_bytes)
 
 
 def _with_span(rule: SamplingRule, least_span_ns: int) -> SamplingRule:
