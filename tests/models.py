@@ -21,6 +21,14 @@ def a_batch(samples: int = 8, channels: int = 3, size: int = 6, dtype: torch.dty
     return torch.randn(samples, channels, size, size, generator=generator, dtype=dtype)
 
 
+def too_large_for_nothing() -> tuple[nn.Module, Tensor]:
+    """A model and a sample for which every algorithm needs some workspace; smaller ones hide in a page.
+
+    In float32 PyTorch's own needs some on some processors only.
+    """
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1)).eval().double(), a_batch(size=48).double()
+
+
 @contextlib.contextmanager
 def on_one_thread() -> Iterator[None]:
     """What the fixture `one_thread` does, for fixtures that outlive a test."""

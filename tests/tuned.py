@@ -1,0 +1,16 @@
+"""What is known already when a model is tuned again."""
+
+from pathlib import Path
+
+import mucudnn
+from tests.models import a_batch, a_chain, on_one_thread
+
+LIMIT = "1MiB"
+
+
+def a_known_store(folder: Path) -> Path:
+    """Return a store that knows all of `a_chain` on `a_batch` in training, under `LIMIT`, on this machine."""
+    path = folder / "profiles.sqlite3"
+    with on_one_thread():
+        mucudnn.tune(a_chain(), a_batch(), LIMIT, store=path, progress=False)
+    return path
