@@ -16,7 +16,7 @@ from mucudnn.examining.tracing import trace
 from mucudnn.forecast import Occurrence
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, Layout
-from tests.examining.test_extraction import ChangesItsInput, DependsOnValues, Remembers, RunningMean
+from tests.examining.models import ChangesItsInput, DependsOnValues, Remembers, RunningMean
 from tests.models import a_batch, a_chain
 
 pytestmark = pytest.mark.filterwarnings("ignore::mucudnn.errors.ValuesWarning")
