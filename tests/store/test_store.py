@@ -1,21 +1,15 @@
-"""What goes wrong with files, and which file is used."""
+"""Which file is used, by how many at once, and what becomes of one that cannot be written."""
 
 import contextlib
 import copy
-import dataclasses
 import gc
-import gzip
 import json
-import math
 import os
 import pickle
 import re
 import resource
-import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -25,149 +19,15 @@ import pytest
 
 from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Measurement, Record, Trial
-from mucudnn.store import (
-    MemoryStore,
-    SqliteStore,
-    Store,
-    default_path,
-    in_memory,
-    open_store,
-    schema,
-    sqlite,
-)
+from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, in_memory, open_store, sqlite
 from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as former
 from tests.data import make_store_schema_2 as released
 from tests.examples import a_record, a_trial, an_environment, copy_in_a_write
-from tests.test_locks import in_a_child
+from tests.forks import in_a_child
+from tests.store.files import a_writer, filled, query
 
-REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
-
-
-def _filled(path: Path, records: int = 1) -> Path:
-    """Make a store of some records at `path`, with algorithms "cpu:0", "cpu:1" and so on."""
-    with SqliteStore(path) as store:
-        store.add_records(an_environment(), [a_record(a_trial(f"cpu:{index}")) for index in range(records)])
-    return path
-
-
-def _execute(path: Path, *statements: str) -> None:
-    """Change the file as another program would."""
-    database = sqlite3.connect(path)
-    for statement in statements:
-        database.execute(statement)
-    database.commit()
-    database.close()
-
-
-def _query(path: Path, question: str) -> tuple[object, ...]:
-    database = sqlite3.connect(path)
-    (row,) = database.execute(question)
-    database.close()
-    return tuple(row)
-
-
-# Files that must be refused.
-
-
-def _make_text(path: Path) -> None:
-    path.write_text("what was measured\n" * 1000)
-
-
-def _make_truncated(path: Path) -> None:
-    _filled(path, records=50)
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def _make_overwritten(path: Path) -> None:
-    contents = bytearray(_filled(path, records=50).read_bytes())
-    contents[-8192:-4096] = b"\xa5" * 4096
-    path.write_bytes(contents)
-
-
-def _make_newer(path: Path) -> None:
-    _execute(_filled(path), f"PRAGMA user_version = {schema.SCHEMA + 1}")
-
-
-def _make_other_application(path: Path) -> None:
-    _execute(path, "CREATE TABLE places (name TEXT)")
-
-
-def _make_other_marked_application(path: Path) -> None:
-    _execute(path, "PRAGMA application_id = 1")
-
-
-REFUSED = [
-    (_make_text, "cannot be used as a store: file is not a database; move it away"),
-    (_make_truncated, "cannot be used as a store: database disk image is malformed; move it away"),
-    (_make_overwritten, "(is damaged: |malformed)"),
-    (_make_newer, f"has {schema.SCHEMA + 1}: it comes from a newer mucudnn"),
-    (_make_other_application, "got an SQLite file of another application"),
-    (_make_other_marked_application, "got an SQLite file of another application"),
-]
-
-
-@pytest.mark.parametrize(("make", "message"), REFUSED)
-def test_a_file_that_is_no_whole_store_is_refused_by_name(
-    tmp_path: Path, make: Callable[[Path], None], message: str
-) -> None:
-    path = tmp_path / "profiles.sqlite3"
-    make(path)
-
-    with pytest.raises(StoreError, match=f"{re.escape(str(path))}.*{message}"):
-        open_store(path)
-
-
-@pytest.mark.parametrize("make", [make for make, _ in REFUSED])
-def test_a_refused_file_stays_byte_for_byte(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    path = tmp_path / "profiles.sqlite3"
-    make(path)
-    before = path.read_bytes()
-
-    with pytest.raises(StoreError, match="profiles"):
-        open_store(path)
-
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        "times = '[1, 2'",
-        "times = '{}'",
-        "refusal_kind = 'bad luck'",
-        "times = '[]'",
-        "error = 'much'",
-        "workspace_bytes = 'abc'",
-        "workspace_bytes = -5",
-        "workspace_bytes = 1.5",
-        "limit_bytes = 'x'",
-    ],
-)
-def test_a_damaged_row_is_refused_when_it_is_looked_up(tmp_path: Path, damage: str) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
-    _execute(path, f"UPDATE records SET {damage}")
-
-    with SqliteStore(path) as store, pytest.raises(StoreError, match=r"profiles\.sqlite3 is damaged, a row"):
-        store.records(an_environment(), [a_trial("cpu:0")])
-
-
-def test_a_damaged_problem_is_refused_when_it_is_copied(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
-    _execute(path, "UPDATE records SET problem = '[]'")
-
-    with SqliteStore(path) as store, pytest.raises(StoreError, match=r"profiles\.sqlite3 is damaged, a row"):
-        store.copy_into(MemoryStore())
-
-
-def test_a_missing_table_is_refused_when_it_is_used(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
-    _execute(path, "DROP TABLE records")
-
-    with SqliteStore(path) as store, pytest.raises(StoreError, match="no such table: records"):
-        store.count()
 
 
 def test_a_closed_store_says_so(tmp_path: Path) -> None:
@@ -208,7 +68,7 @@ def test_a_forked_child_opens_the_file_once_more_though_a_thread_was_about_to_wr
 
 
 def test_a_forked_child_closes_nothing_of_its_parent_and_its_closed_store_says_so(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
     dropped, closed = SqliteStore(path), SqliteStore(path)
     opened = _opened(path)
 
@@ -231,7 +91,7 @@ def _opened(path: Path) -> int:
 
 
 def test_a_forked_child_that_could_not_open_a_store_may_do_so_later(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
     store, whole = SqliteStore(path), path.read_bytes()
 
     def check() -> bool:
@@ -245,7 +105,7 @@ def test_a_forked_child_that_could_not_open_a_store_may_do_so_later(tmp_path: Pa
 
 
 def test_opening_a_store_does_not_change_it(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
     before = path.read_bytes()
 
     SqliteStore(path).close()
@@ -257,7 +117,7 @@ def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
     path = tmp_path / "profiles.sqlite3"
     path.touch()
 
-    assert _count(_filled(path)) == 1
+    assert _count(filled(path)) == 1
 
 
 def _count(path: Path) -> int:
@@ -268,155 +128,25 @@ def _count(path: Path) -> int:
 def test_a_path_may_hold_any_character(tmp_path: Path) -> None:
     path = tmp_path / "a b#c?d%41é" / ":memory:"
 
-    _filled(path)
+    filled(path)
 
     assert path.is_file()
 
 
-@pytest.mark.parametrize("read_only", [False, True])
-@pytest.mark.parametrize(
-    ("file", "records"), [(former.PATH, former.RECORDS), (released.PATH, released.RECORDS)]
-)
-def test_every_released_schema_is_readable(
-    tmp_path: Path, file: Path, records: tuple[Record, ...], read_only: bool
-) -> None:
-    path = tmp_path / "profiles.sqlite3"
-    shutil.copyfile(file, path)
-
-    with SqliteStore(path, read_only=read_only) as store:
-        found = store.records(released.ENVIRONMENT, [record.trial for record in records])
-        compared = store.comparison(
-            released.ENVIRONMENT, released.COMPARISON.problem, released.COMPARISON.times
-        )
-
-    assert tuple(found.values()) == records
-    assert compared == released.COMPARISON
-    assert not read_only or path.read_bytes() == file.read_bytes()
-
-
-def test_a_file_of_the_first_schema_is_brought_up_to_the_second_before_it_is_written_to(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "profiles.sqlite3"
-    shutil.copyfile(former.PATH, path)
-
-    for _ in range(2):
-        with SqliteStore(path) as store:
-            store.add_records(released.ENVIRONMENT, released.RECORDS)
-
-    with SqliteStore(path, read_only=True) as store:
-        trials = [record.trial for record in released.RECORDS]
-        assert tuple(store.records(released.ENVIRONMENT, trials).values()) == released.RECORDS
-    assert _query(path, "PRAGMA user_version") == (2,)
-
-
-def test_a_packed_file_of_the_first_schema_is_readable(tmp_path: Path) -> None:
-    path = tmp_path / "profiles.sqlite3.gz"
-    path.write_bytes(gzip.compress(former.PATH.read_bytes()))
-
-    with SqliteStore(path, read_only=True) as store:
-        found = store.records(former.ENVIRONMENT, [record.trial for record in former.RECORDS])
-
-    assert tuple(found.values()) == former.RECORDS
-
-
-@pytest.mark.parametrize(
-    ("name", "read_only"),
-    [("profiles.sqlite3", False), ("profiles.sqlite3", True), ("profiles.sqlite3.gz", True)],
-)
-def test_what_was_known_of_filters_of_one_tap_by_another_key_is_found_by_the_present_one(
-    tmp_path: Path, name: str, read_only: bool
-) -> None:
-    file, path = tmp_path / "made.sqlite3", tmp_path / name
-    shutil.copyfile(former.PATH, file)
-    one_tap = """problem = replace(problem, '"kernel_size":[3,5]', '"kernel_size":[1,1]')"""
-    _execute(file, f"UPDATE records SET {one_tap}", f"UPDATE comparisons SET {one_tap}")
-    path.write_bytes(gzip.compress(file.read_bytes()) if path.suffix == ".gz" else file.read_bytes())
-    before = path.read_bytes()
-    problem = dataclasses.replace(former.PROBLEM, kernel_size=(1, 1))
-    assert problem.filter_layout is not former.PROBLEM.filter_layout
-
-    with SqliteStore(path, read_only=read_only) as store:
-        found = store.records_of(released.ENVIRONMENT, problem)
-        compared = store.comparisons_of(released.ENVIRONMENT, problem.with_batch(16))
-
-    assert sorted(each.trial.algorithm for each in found) == ["cpu:fft", "cpu:fft", "cpu:winograd4"]
-    assert [each.times for each in compared] == [former.COMPARISON.times]
-    assert not read_only or path.read_bytes() == before
-
-
-def test_several_processes_may_bring_the_same_file_up_to_date(tmp_path: Path) -> None:
-    path = tmp_path / "profiles.sqlite3"
-    shutil.copyfile(former.PATH, path)
-    names = [f"process {index}" for index in range(4)]
-
-    writers = [_writer(path, name, 5) for name in names]
-    for writer in writers:
-        writer.communicate()
-
-    assert [writer.returncode for writer in writers] == [0] * 4
-    with SqliteStore(path, read_only=True) as store:
-        assert store.count() == len(former.RECORDS) + 4 * 5
-
-
-def test_a_file_that_a_newer_version_takes_while_it_is_opened_is_left_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "profiles.sqlite3"
-    shutil.copyfile(former.PATH, path)
-    checked = schema.check
-
-    def check(database: sqlite3.Connection, name: Path) -> None:
-        checked(database, name)
-        monkeypatch.setattr(schema, "_version", lambda *_: newer(name))
-
-    def newer(name: Path) -> int:
-        raise StoreError(f"{name} comes from a newer mucudnn.")
-
-    monkeypatch.setattr(schema, "check", check)
-
-    with pytest.raises(StoreError, match="newer mucudnn"):
-        SqliteStore(path)
-    assert path.read_bytes() == former.PATH.read_bytes()
-
-
-def test_a_file_of_ours_without_a_schema_is_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "profiles.sqlite3"
-    _execute(_filled(path), "PRAGMA user_version = 0")
-
-    with pytest.raises(StoreError, match="damaged: it names no schema"):
-        SqliteStore(path)
-
-
-def test_the_schema_is_still_the_released_one(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
-    tables = "SELECT group_concat(sql, char(10)) FROM (SELECT sql FROM sqlite_master ORDER BY name)"
-
-    assert _query(path, tables) == _query(released.PATH, tables)
-
-
 def test_soft_facts_and_dates_are_kept_for_the_reader(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
 
-    facts, date = _query(path, "SELECT facts, date FROM environments JOIN records ON environment = id")
+    facts, date = query(path, "SELECT facts, date FROM environments JOIN records ON environment = id")
 
     assert json.loads(str(facts)) == an_environment().to_json()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", str(date))
-
-
-# Several processes, and their ends.
-
-
-def _writer(path: Path, name: str, count: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "tests.store_writer", str(path), name, str(count)]
-    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
 
 
 def test_nothing_that_a_process_adds_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "profiles.sqlite3"
     names = [f"process {index}" for index in range(4)]
 
-    writers = [_writer(path, name, 50) for name in names]
+    writers = [a_writer(path, name, 50) for name in names]
     for writer in writers:
         writer.communicate()
 
@@ -427,7 +157,7 @@ def test_nothing_that_a_process_adds_is_lost(tmp_path: Path) -> None:
 
 def test_a_killed_process_leaves_all_that_it_had_added(tmp_path: Path) -> None:
     path = tmp_path / "profiles.sqlite3"
-    with _writer(path, "killed", 1_000_000) as writer:
+    with a_writer(path, "killed", 1_000_000) as writer:
         assert writer.stdout is not None
         for _ in range(20):
             last = int(writer.stdout.readline())
@@ -439,7 +169,7 @@ def test_a_killed_process_leaves_all_that_it_had_added(tmp_path: Path) -> None:
 
 
 def test_a_write_that_a_crash_tore_is_undone(tmp_path: Path) -> None:
-    path, crashed = _filled(tmp_path / "profiles.sqlite3"), tmp_path / "crashed.sqlite3"
+    path, crashed = filled(tmp_path / "profiles.sqlite3"), tmp_path / "crashed.sqlite3"
 
     copy_in_a_write(path, crashed)
 
@@ -448,7 +178,7 @@ def test_a_write_that_a_crash_tore_is_undone(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     more = [a_record(a_trial(f"more:{index}")) for index in range(100)]
 
@@ -462,9 +192,6 @@ def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert store.count() == 1
-
-
-# Which file is used, and what becomes of one that cannot be written.
 
 
 def test_the_store_is_where_the_environment_variable_says(store_path: Path) -> None:
@@ -503,7 +230,7 @@ def test_no_name_opens_the_default_store(store_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_a_path_opens_the_store_there(tmp_path: Path, kind: type[str] | type[Path]) -> None:
-    with open_store(kind(_filled(tmp_path / "mine.sqlite3"))) as store:
+    with open_store(kind(filled(tmp_path / "mine.sqlite3"))) as store:
         assert store.count() == 1
 
 
@@ -514,7 +241,7 @@ def test_a_store_is_taken_as_it_is() -> None:
 
 
 def test_everything_can_be_copied_into_another_store(tmp_path: Path) -> None:
-    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as source:
+    with SqliteStore(filled(tmp_path / "profiles.sqlite3")) as source:
         source.add_records(released.ENVIRONMENT, released.RECORDS)
         source.add_comparison(released.ENVIRONMENT, released.COMPARISON)
         target = MemoryStore()
@@ -532,7 +259,7 @@ def test_a_copy_keeps_what_was_there(tmp_path: Path) -> None:
     target = MemoryStore()
     target.add_records(an_environment(), [other])
 
-    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as source:
+    with SqliteStore(filled(tmp_path / "profiles.sqlite3")) as source:
         source.copy_into(target)
 
     assert target.records(an_environment(), [a_trial("cpu:0")]) == {a_trial("cpu:0"): other}
@@ -566,7 +293,7 @@ def test_a_folder_that_cannot_be_made_gives_a_store_in_memory(tmp_path: Path) ->
 
 
 def test_a_disk_that_fills_up_costs_what_is_measured_from_then_on_and_nothing_else(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
     new = [a_record(a_trial(f"{'new':1000}{number}")) for number in range(20)]
     file = SqliteStore(path)
     file._connection.execute("PRAGMA max_page_count = 1")  # no less than it has
@@ -586,7 +313,7 @@ def test_a_disk_that_fills_up_costs_what_is_measured_from_then_on_and_nothing_el
 
 
 def test_what_is_in_memory_is_told_from_what_is_in_a_file(tmp_path: Path) -> None:
-    memory, file = MemoryStore(), SqliteStore(_filled(tmp_path / "profiles.sqlite3"))
+    memory, file = MemoryStore(), SqliteStore(filled(tmp_path / "profiles.sqlite3"))
 
     with SteadfastStore(file) as store:
         assert (in_memory(memory), in_memory(file), in_memory(store)) == (memory, None, None)
@@ -604,7 +331,7 @@ def shelf() -> Iterator[Path]:
     """A store of one record in a read-only folder; root, who may write anywhere, becomes nobody meanwhile."""
     user = os.geteuid()
     with tempfile.TemporaryDirectory() as folder:  # unlike the usual one, it can be opened to others
-        path = _filled(Path(folder) / "profiles.sqlite3")
+        path = filled(Path(folder) / "profiles.sqlite3")
         path.parent.chmod(0o555)
         os.seteuid(user or NOBODY)
         try:
@@ -665,17 +392,9 @@ def test_a_damaged_store_on_a_read_only_disk_is_refused(shelf: Path) -> None:
 
 
 def test_a_read_only_store_refuses_what_is_new(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
 
     with SqliteStore(path, read_only=True) as store, pytest.raises(StoreError, match="readonly database"):
-        store.add_records(an_environment(), [a_record()])
-
-
-def test_a_read_only_store_of_an_older_version_refuses_what_is_new() -> None:
-    with (
-        SqliteStore(former.PATH, read_only=True) as store,
-        pytest.raises(StoreError, match="readonly database"),
-    ):
         store.add_records(an_environment(), [a_record()])
 
 
@@ -684,7 +403,7 @@ def test_a_file_that_somebody_else_keeps_locked_does_not_end_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
     monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_S", 0.05)
-    path, new = _filled(tmp_path / "profiles.sqlite3"), a_trial("new")
+    path, new = filled(tmp_path / "profiles.sqlite3"), a_trial("new")
 
     def look_and_add(store: Store) -> dict[Trial, Record]:
         known = store.records(an_environment(), [new])  # which a writer that has not begun to write allows
@@ -701,29 +420,10 @@ def test_a_file_that_somebody_else_keeps_locked_does_not_end_the_work(
         assert store.records(an_environment(), [new]) == {new: a_record(new)}
 
 
-@pytest.mark.parametrize(
-    "times",
-    [
-        {"spans_ns": [], "calls": 1, "converged": True},
-        {"spans_ns": [5, 0], "calls": 1, "converged": True},
-        {"spans_ns": [5, math.nan], "calls": 1, "converged": True},
-        {"spans_ns": ["5"], "calls": 1, "converged": True},
-        {"spans_ns": [5], "calls": 0, "converged": True},
-    ],
-)
-def test_times_that_no_clock_has_shown_are_damage(tmp_path: Path, times: dict[str, object]) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
-    with contextlib.closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE records SET times = ?", (json.dumps(times),))
-
-    with open_store(path) as store, pytest.raises(StoreError, match="is damaged, a row cannot be read"):
-        store.records(an_environment(), [a_trial("cpu:0")])
-
-
 def test_raw_spans_are_kept_in_order(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
 
-    (times,) = _query(path, "SELECT times FROM records")
+    (times,) = query(path, "SELECT times FROM records")
 
     assert json.loads(str(times)) == {"spans_ns": [51_000, 50_000, 52_000], "calls": 4, "converged": True}
     assert a_record().times == Measurement((51_000, 50_000, 52_000), calls=4)
@@ -739,7 +439,7 @@ COPYING = pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, _through_pic
 
 @COPYING
 def test_a_copy_of_a_store_in_a_file_is_the_same_file(tmp_path: Path, way: Callable[[Store], Store]) -> None:
-    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store, way(store) as copied:
+    with SqliteStore(filled(tmp_path / "profiles.sqlite3")) as store, way(store) as copied:
         copied.add_records(an_environment(), [a_record(a_trial("new"))])
 
         assert isinstance(copied, SqliteStore)
@@ -747,7 +447,7 @@ def test_a_copy_of_a_store_in_a_file_is_the_same_file(tmp_path: Path, way: Calla
 
 
 def test_a_copy_of_a_read_only_store_is_read_only(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
 
     with (
         SqliteStore(path, read_only=True) as store,
@@ -768,7 +468,7 @@ def test_a_copy_of_a_read_only_store_is_read_only(tmp_path: Path) -> None:
 def test_a_store_in_a_file_closes_itself_when_it_is_forgotten(
     tmp_path: Path, made: Callable[[Path], SqliteStore]
 ) -> None:
-    store = made(_filled(tmp_path / "profiles.sqlite3"))
+    store = made(filled(tmp_path / "profiles.sqlite3"))
     connection = store._connection
     del store
     gc.collect()
@@ -778,7 +478,7 @@ def test_a_store_in_a_file_closes_itself_when_it_is_forgotten(
 
 
 def test_a_copy_of_a_store_whose_file_is_no_store_any_more_is_refused(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3")
+    path = filled(tmp_path / "profiles.sqlite3")
     with SqliteStore(path) as store:
         pickled = pickle.dumps(store)
     path.write_text("what was measured\n" * 1000)
@@ -791,7 +491,7 @@ def test_a_copy_of_a_store_whose_file_is_no_store_any_more_is_refused(tmp_path: 
 def test_a_copy_of_a_steadfast_store_goes_on_where_it_was(
     tmp_path: Path, way: Callable[[Store], Store]
 ) -> None:
-    store = SteadfastStore(SqliteStore(_filled(tmp_path / "profiles.sqlite3")))
+    store = SteadfastStore(SqliteStore(filled(tmp_path / "profiles.sqlite3")))
 
     with store, way(store) as kept:
         kept.add_records(an_environment(), [a_record(a_trial("new"))])
@@ -821,76 +521,3 @@ def test_a_copy_of_a_store_in_memory_holds_the_same_and_then_goes_its_own_way(
     assert copied.records(an_environment(), [a_trial()]) == {a_trial(): a_record()}
     assert compared == released.COMPARISON
     assert (store.count(), copied.count()) == (1, 2)
-
-
-def test_a_packed_store_is_replayed_as_what_it_was_packed_from(tmp_path: Path) -> None:
-    path = _filled(tmp_path / "profiles.sqlite3", records=200)
-    packed = tmp_path / "profiles.sqlite3.gz"
-    trials = [a_trial(f"cpu:{index}") for index in range(200)]
-    with SqliteStore(path) as store:
-        expected = store.records(an_environment(), trials)
-        store.pack(packed)
-
-    with SqliteStore(packed, read_only=True) as store:
-        assert store.records(an_environment(), trials) == expected
-        assert store.environments() == [an_environment()]
-    assert packed.stat().st_size < path.stat().st_size / 5
-
-
-def test_the_same_store_is_packed_to_the_same_bytes(tmp_path: Path) -> None:
-    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store:
-        for name in ("a.gz", "b.gz"):
-            store.pack(tmp_path / name)
-
-    assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
-
-
-def test_a_packed_store_is_never_written_to(tmp_path: Path) -> None:
-    packed = tmp_path / "profiles.sqlite3.gz"
-    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store:
-        store.pack(packed)
-    before = packed.read_bytes()
-
-    with pytest.warns(StoreWarning, match="is packed, and can only be read"):
-        store = open_store(packed)
-    assert store.records(an_environment(), [a_trial("cpu:0")])
-    store.add_records(an_environment(), [a_record(a_trial("cpu:new"))])
-
-    with SqliteStore(packed, read_only=True) as store, pytest.raises(StoreError, match="read"):
-        store.add_records(an_environment(), [a_record(a_trial("cpu:new"))])
-    assert packed.read_bytes() == before
-
-
-@pytest.mark.parametrize("keep", [0, 10, 100])
-def test_what_is_left_of_a_packed_store_is_refused(tmp_path: Path, keep: int) -> None:
-    packed = tmp_path / "profiles.sqlite3.gz"
-    with SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store:
-        store.pack(packed)
-    packed.write_bytes(packed.read_bytes()[:keep])
-
-    with pytest.raises(StoreError, match=r"profiles\.sqlite3\.gz"):
-        SqliteStore(packed, read_only=True)
-
-
-def test_another_file_that_ends_so_is_refused(tmp_path: Path) -> None:
-    other = tmp_path / "other.gz"
-    other.write_text("no store")
-
-    with pytest.raises(StoreError, match=r"other\.gz is damaged, it cannot be unpacked"):
-        SqliteStore(other, read_only=True)
-
-
-def test_a_store_is_packed_under_a_name_that_says_so(tmp_path: Path) -> None:
-    with (
-        SqliteStore(_filled(tmp_path / "profiles.sqlite3")) as store,
-        pytest.raises(StoreError, match=r"must end with '\.gz', but got .*packed"),
-    ):
-        store.pack(tmp_path / "packed")
-
-
-def test_a_new_file_says_whose_it_is_and_by_which_schema(tmp_path: Path) -> None:
-    SqliteStore(tmp_path / "new.sqlite3").close()
-
-    with contextlib.closing(sqlite3.connect(tmp_path / "new.sqlite3")) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA,)
-        assert database.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)
