@@ -13,7 +13,7 @@ from mucudnn.report import describe_shape, forecast_as_json, render_forecast
 from mucudnn.version import __version__
 from tests.examples import a_problem
 from tests.forecasts import MIB, ScriptedPlan, at_sizes, forecast_of, occurrence, plans_of
-from tests.report.test_report import note
+from tests.report.plans import note
 
 FPROP, DGRAD, WGRAD = ConvOp
 

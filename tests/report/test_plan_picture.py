@@ -25,17 +25,7 @@ from mucudnn.report.plan_picture import plan_figure
 from mucudnn.sizes import LARGEST
 from tests.examples import a_plan, a_problem
 from tests.figures import BLUE, GREY, ORANGE, RED, behind, dots, legend, names, titles
-from tests.report.test_report import (
-    FASTER,
-    KEPT,
-    MIB,
-    OWN,
-    PREDICTED,
-    WINOGRAD,
-    a_mixed_plan,
-    assigned,
-    seconds,
-)
+from tests.report.plans import FASTER, KEPT, MIB, OWN, PREDICTED, WINOGRAD, a_mixed_plan, assigned, seconds
 
 
 def parts(figure: Figure) -> tuple[Axes, Axes, list[SubFigure]]:
