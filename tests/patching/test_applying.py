@@ -1,0 +1,312 @@
+"""Whoever holds, copies or restores a patched model notices nothing; plans that do not fit are refused."""
+
+import copy
+import dataclasses
+import gc
+import io
+import pickle
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from mucudnn.errors import PlanError, PlanMismatchError
+from mucudnn.patching.applying import apply, plan_of, restore
+from mucudnn.plan import ConvSite, Plan
+from mucudnn.tuner import optimize
+from tests.models import a_chain
+from tests.patching.twins import Build, a_step, assert_same_step, chain_twins, images_of, is_divided, twins_of
+from tests.plans import a_plan_for
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_state_dict_and_parameters_stay_the_same() -> None:
+    model = a_chain().double()
+    keys, parameters = list(model.state_dict()), [id(each) for each in model.parameters()]
+
+    apply(model, a_plan_for(model, images_of()))
+
+    assert list(model.state_dict()) == keys
+    assert [id(each) for each in model.parameters()] == parameters
+
+
+def test_a_state_dict_is_loaded_and_used() -> None:
+    model, _ = chain_twins()
+    other = a_chain().double()
+
+    model.load_state_dict(other.state_dict())
+
+    assert_same_step(model, other, images_of())
+
+
+def test_hooks_are_called() -> None:
+    model, _ = chain_twins()
+    called: list[str] = []
+    conv = model.get_submodule("3")
+    conv.register_forward_pre_hook(lambda *_: called.append("before"))
+    conv.register_forward_hook(lambda *_: called.append("after"))
+    conv.register_full_backward_hook(lambda *_: called.append("backward"))
+
+    model(images_of()).sum().backward()
+
+    assert called == ["before", "after", "backward"]
+
+
+def _pickled(model: nn.Module) -> nn.Module:
+    loaded: nn.Module = pickle.loads(pickle.dumps(model))
+    return loaded
+
+
+def _saved(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+COPIES: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy, "pickle": _pickled, "save": _saved
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_copy_is_divided_as_the_original(way: str, has_run: bool) -> None:
+    model, twin = chain_twins()
+    if has_run:
+        a_step(model, images_of())
+        a_step(twin, images_of())
+
+    copied = COPIES[way](model)
+
+    assert is_divided(copied.eval(), images_of())
+    assert plan_of(copied) == plan_of(model)
+    assert_same_step(copied, twin.eval(), images_of())
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_computes_with_its_own_weights(way: str) -> None:
+    model, twin = chain_twins()
+    copied = COPIES[way](model)
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+
+    assert_same_step(copied, twin, images_of())
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_survives_that_the_original_is_restored(way: str) -> None:
+    model, _ = chain_twins()
+    copied = COPIES[way](model)
+
+    restore(model)
+
+    assert is_divided(copied, images_of())
+
+
+def test_a_patched_model_is_collected_when_nobody_holds_it() -> None:
+    model, _ = chain_twins()
+    a_step(model, images_of())
+    gone = weakref.ref(model)
+
+    del model
+    gc.collect()
+
+    assert gone() is None
+
+
+def test_restore_leaves_nothing_behind() -> None:
+    model = a_chain().double()
+    before = [dict(module.__dict__) for module in model.modules()]
+    apply(model, a_plan_for(model, images_of()))
+    with torch.no_grad():
+        model.eval()(images_of())
+    model.train()
+
+    restored = restore(model)
+
+    assert restored is model
+    assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+def test_restore_of_a_model_that_is_not_patched_does_nothing() -> None:
+    model = a_chain()
+    before = [dict(module.__dict__) for module in model.modules()]
+
+    restore(model)
+
+    assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+def test_a_second_plan_replaces_the_first_as_a_whole() -> None:
+    model, twin = chain_twins()
+    whole = plan_of(model)
+    part = dataclasses.replace(
+        whole, assignments=tuple(each for each in whole.assignments if each.site.path == "3")
+    )
+
+    apply(model, part)
+
+    assert plan_of(model) == part
+    assert "_conv_forward" not in model.get_submodule("0").__dict__
+    assert_same_step(model, twin, images_of())
+
+
+def test_a_model_without_a_plan_has_none_to_tell() -> None:
+    with pytest.raises(PlanError, match="must have been patched by optimize or apply, but it runs no plan"):
+        plan_of(a_chain())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@pytest.mark.parametrize(
+    ("wrap", "path"), [(nn.DataParallel, "module"), (lambda model: torch.compile(model), "_orig_mod")]
+)
+@pytest.mark.parametrize("make", [lambda: chain_twins()[0], lambda: optimize(a_chain(), "64MiB")])
+def test_what_wraps_a_model_says_whose_plan_there_is(
+    wrap: Callable[[nn.Module], nn.Module], path: str, make: Callable[[], nn.Module]
+) -> None:
+    wrapped = wrap(make())
+
+    with pytest.raises(PlanError, match=f"runs no plan. Its part '{path}' was: ask for the plan of that"):
+        plan_of(wrapped)
+
+
+def _renamed(plan: Plan) -> Plan:
+    first, *others = plan.assignments
+    return dataclasses.replace(
+        plan, assignments=(dataclasses.replace(first, site=ConvSite("body.0", first.site.op)), *others)
+    )
+
+
+def _elsewhere(plan: Plan) -> Plan:
+    environment = dataclasses.replace(
+        plan.environment, software={**plan.environment.software, "torch": "1.0"}
+    )
+    return dataclasses.replace(plan, environment=environment)
+
+
+def _model_with(conv: nn.Module) -> nn.Module:
+    model = a_chain().double()
+    model[0] = conv.double()
+    return model
+
+
+MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
+    "no such module": (a_chain, _renamed, "with a module 'body.0', but this one has none"),
+    "no convolution": (lambda: _model_with(nn.Identity()), lambda plan: plan, "is a Identity and cannot be"),
+    "transposed": (
+        lambda: _model_with(nn.ConvTranspose2d(3, 4, 3)), lambda plan: plan, r"here it has \(\(3, 4, 3, 3\)"
+    ),
+    "transposed, with such a weight": (
+        lambda: _model_with(nn.ConvTranspose2d(4, 3, 3, padding=1)), lambda plan: plan,
+        "'0' as a convolution that is not transposed, but here it is a ConvTranspose2d",
+    ),
+    "other weight": (
+        lambda: _model_with(nn.Conv2d(3, 4, 5, padding=1)), lambda plan: plan, r"here it has \(\(4, 3, 5, 5\)"
+    ),
+    "other stride": (
+        lambda: _model_with(nn.Conv2d(3, 4, 3, stride=2)), lambda plan: plan, r"3\), \(2, 2\), \(0, 0\), "
+    ),
+    "other padding": (
+        lambda: _model_with(nn.Conv2d(3, 4, 3, padding="valid")), lambda plan: plan, r"\(0, 0\), \(1, 1\), 1"
+    ),
+    "lazy": (
+        lambda: _model_with(nn.LazyConv2d(4, 3, padding=1)), lambda plan: plan,
+        "is a LazyConv2d without parameters; call the model once, and then apply",
+    ),
+    "compiled": (
+        lambda: torch.compile(a_chain()), lambda plan: plan, "has none. Its part '_orig_mod' has it: apply",
+    ),
+    "data parallel": (
+        lambda: nn.DataParallel(a_chain()), lambda plan: plan, "has none. Its part 'module' has it: apply",
+    ),
+    "other environment": (a_chain, _elsewhere, r"software torch was 1\.0, is "),
+    "other device": (lambda: a_chain().to("meta"), lambda plan: plan, "but the model lies on meta"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_a_plan_that_does_not_fit_is_refused_and_the_model_stays_as_it_was(name: str) -> None:
+    build, change, message = MISMATCHES[name]
+    plan = change(a_plan_for(a_chain().double(), images_of()))
+    model = build()
+    before = [dict(module.__dict__) for module in model.modules()]
+
+    with pytest.raises(PlanMismatchError, match=message):
+        apply(model, plan)
+
+    assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+def test_a_single_convolution_that_is_compiled_is_told_of_its_original() -> None:
+    plan = a_plan_for(nn.Conv2d(3, 4, 3).double(), images_of())
+
+    with pytest.raises(
+        PlanMismatchError, match=r"is a OptimizedModule .* Its part '_orig_mod' has it: apply"
+    ):
+        apply(torch.compile(nn.Conv2d(3, 4, 3).double()), plan)
+
+
+def test_a_plan_that_does_not_fit_leaves_the_former_plan_in_place() -> None:
+    model, _ = chain_twins()
+    former = plan_of(model)
+
+    with pytest.raises(PlanMismatchError, match="with a module"):
+        apply(model, _renamed(former))
+
+    assert plan_of(model) is former
+    assert is_divided(model, images_of())
+
+
+def test_a_plan_that_contradicts_itself_is_refused() -> None:
+    model = a_chain().double()
+    plan = dataclasses.replace(a_plan_for(model, images_of()), limit_bytes=0)
+
+    with pytest.raises(PlanError, match="The workspace must be at most 0 bytes"):
+        apply(model, plan)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.")
+def test_who_scripts_a_patched_model_is_told_to_restore_it() -> None:
+    model, twin = twins_of(lambda: nn.Sequential(nn.ConvTranspose2d(3, 4, 3)), images_of())
+
+    with pytest.raises(AttributeError, match=r"takes no patched .*: mucudnn\.restore\(model\) before"):
+        torch.jit.script(model)
+
+    assert torch.equal(torch.jit.script(restore(model))(images_of()), twin(images_of()))
+
+
+def test_a_plan_from_a_file_runs() -> None:
+    torch.manual_seed(0)
+    model = a_chain().double()
+    twin = copy.deepcopy(model)
+
+    apply(model, Plan.from_text(a_plan_for(model, images_of()).to_text()))
+
+    assert is_divided(model, images_of())
+    assert_same_step(model, twin, images_of())
+
+
+class _IntoModules(torch.fx.Tracer):
+    """Traces what PyTorch's own modules do, too."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d, nn.ConvTranspose2d])
+def test_graphs_are_traced_as_before(conv: type[nn.Module]) -> None:
+    model, twin = twins_of(lambda: nn.Sequential(conv(3, 4, 3)), images_of())
+
+    kinds = [[(node.op, node.target) for node in _IntoModules().trace(each).nodes] for each in (model, twin)]
+
+    assert kinds[0] == kinds[1]
+    assert len(kinds[0]) == 5  # an image, a weight, a bias, a convolution, an output
