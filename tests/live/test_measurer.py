@@ -9,14 +9,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mucudnn.backends import Job
-from mucudnn.backends.base import UnweighableError
 from mucudnn.division import Division
-from mucudnn.errors import BackendError, BackendWarning, CompilationError, DeviceLostError, UnmeasuredError
+from mucudnn.errors import BackendError
 from mucudnn.live.measurer import LiveMeasurer
-from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate, Record, RefusalKind, Trial
-from mucudnn.profiling.measurer import Limits, ModelCall, call_trial
+from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate, Trial
+from mucudnn.profiling.measurer import Limits, ModelCall
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution
 
@@ -115,152 +113,6 @@ def test_a_lack_of_memory_for_the_operands_is_told() -> None:
         measurer.measure(huge, [Trial(huge, name, whole=True)], LIMIT)
     with pytest.raises(BackendError, match=r"could not be measured: .*alloc"):
         measurer.compare(huge, [Division((Candidate(name, huge.batch, 0.0, 0),))], limits)
-
-
-def test_a_failure_that_shows_when_the_device_is_waited_for_is_that_of_who_ran_last() -> None:
-    backend = ScriptedBackend({"fast": Recipe(rate(0.5 * MS))})
-    runs_before_the_race: list[int] = []
-
-    def clock() -> int:
-        ran = backend.world.ran
-        runs_before_the_race.append(len(ran))
-        if len(ran) > runs_before_the_race[0] and ran[-1] == "scripted:fast@2":
-            ran.append("a reset")
-            raise RuntimeError("an illegal address")
-        return backend.clock()
-
-    trials = [Trial(PROBLEM.part(2), name, whole=False) for name in NAMES]
-    own, fast = LiveMeasurer(backend, clock=clock).measure(PROBLEM, trials, LIMIT)
-
-    assert own.refusal is None
-    assert own.times is not None
-    assert fast.refusal is not None
-    assert (fast.refusal.kind, fast.refusal.reason) == (RefusalKind.FAILED, "an illegal address")
-
-
-class _Failing(ScriptedBackend):
-    """A backend that answers for one of its algorithms with an error."""
-
-    def __init__(self, method: str, error: Exception) -> None:
-        super().__init__({"bad": Recipe(rate(MS)), "fast": Recipe(rate(0.5 * MS))})
-        self._method = method
-        self._error = error
-
-    def _asked(self, method: str, algorithm: str) -> None:
-        if (method, algorithm) == (self._method, "scripted:bad"):
-            raise self._error
-
-    def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
-        self._asked("buffer_bytes", algorithm)
-        return super().buffer_bytes(problem, algorithm)
-
-    def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
-        self._asked("workspace_bytes", trial.algorithm)
-        return super().workspace_bytes(trial, limit_bytes)
-
-    def footprint(self, job: Job, limit_bytes: int) -> int | None:
-        self._asked("footprint", "scripted:bad")
-        return super().footprint(job, limit_bytes)
-
-    def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
-        self._asked("get_ready", algorithm)
-
-
-def _refusals(backend: ScriptedBackend) -> list[RefusalKind | None]:
-    trials = [Trial(PROBLEM.part(2), name, whole=False) for name in backend.algorithms(PROBLEM)]
-    records = LiveMeasurer(backend).measure(PROBLEM, trials, LIMIT)
-    return [record.refusal and record.refusal.kind for record in records]
-
-
-@pytest.mark.parametrize("method", ["buffer_bytes", "workspace_bytes"])
-def test_an_algorithm_whose_workspace_a_backend_cannot_tell_is_refused(method: str) -> None:
-    backend = _Failing(method, BackendError("an engine must be one of others"))
-
-    assert _refusals(backend) == [None, RefusalKind.FAILED, None]
-
-
-def test_what_cannot_be_compiled_when_it_is_weighed_is_refused_for_now() -> None:
-    backend = _Failing("workspace_bytes", CompilationError("no space left"))
-
-    with pytest.warns(BackendWarning, match="tried again later: no space left"):
-        assert _refusals(backend) == [None, RefusalKind.NOT_COMPILED, None]
-
-
-@pytest.mark.parametrize("kind", [BackendError, RuntimeError])
-def test_a_division_that_cannot_be_made_ready_is_refused_and_the_others_are_timed(
-    kind: type[Exception],
-) -> None:
-    measurer = LiveMeasurer(_Failing("get_ready", kind("no plan can be built")))
-    names = ("scripted:own", "scripted:bad", "scripted:fast")
-    own, bad, fast = (Division((Candidate(name, 2, 0.0, 0),) * 2) for name in names)
-
-    compared = measurer.compare(PROBLEM, [own, bad, fast], Limits(LIMIT))
-
-    assert compared.outcome.estimates.keys() == {own.key, fast.key}
-    (record,) = compared.refusals
-    assert record.refusal is not None
-    assert (record.trial.algorithm, record.refusal.reason) == (bad.key, "no plan can be built")
-
-
-def test_memory_that_lacks_where_a_division_is_made_ready_refuses_none() -> None:
-    measurer = LiveMeasurer(_Failing("get_ready", MemoryError()))
-
-    with pytest.raises(UnmeasuredError, match="could not be measured"):
-        _compared(measurer)
-
-
-@pytest.mark.parametrize("error", [TypeError("one argument too many"), KeyError("a name")])
-def test_a_fault_of_our_own_where_a_division_is_made_is_no_refusal_of_it(error: Exception) -> None:
-    measurer = LiveMeasurer(_Failing("get_ready", error))
-
-    with pytest.raises(type(error), match=str(error)):
-        _compared(measurer)
-
-
-def test_divisions_of_a_call_that_cannot_be_made_ready_are_refused() -> None:
-    measurer = LiveMeasurer(_Failing("get_ready", BackendError("no plan can be built")))
-    call = ModelCall(PROBLEM, NAMES[0], is_sharing=False, limit_bytes=LIMIT)
-    base, bad = ({PROBLEM.op: Division((Candidate(name, 4, 0.0, 0),))} for name in (NAMES[0], "scripted:bad"))
-
-    record = measurer.compare_calls(call, base, bad)
-
-    assert isinstance(record, Record)
-    assert record.refusal is not None
-    assert (record.trial, record.refusal.reason) == (call_trial(call, bad), "no plan can be built")
-
-
-def _weighed(measurer: LiveMeasurer) -> None:
-    measurer.measure(PROBLEM, [Trial(PROBLEM, "scripted:bad", whole=True)], LIMIT)
-
-
-def _compared(measurer: LiveMeasurer) -> None:
-    measurer.compare(PROBLEM, [Division((Candidate("scripted:bad", 4, 0.0, 0),))], Limits(LIMIT))
-
-
-@pytest.mark.parametrize(
-    ("method", "measure"),
-    [
-        ("buffer_bytes", _weighed),
-        ("workspace_bytes", _weighed),
-        ("footprint", _compared),
-        ("get_ready", _compared),
-    ],
-)
-@pytest.mark.parametrize(
-    "error",
-    [
-        UnmeasuredError("it is stuck"),
-        UnweighableError("no child"),
-        DeviceLostError("cudnn:eng1", 1, "a fault"),
-    ],
-)
-def test_an_error_that_says_nothing_of_an_algorithm_refuses_none(
-    method: str, measure: Callable[[LiveMeasurer], None], error: Exception
-) -> None:
-    measurer = LiveMeasurer(_Failing(method, error))
-
-    with pytest.raises(type(error), match=str(error)):
-        measure(measurer)
 
 
 def test_a_set_up_is_timed_in_shorter_spans_than_a_part() -> None:
