@@ -10,6 +10,7 @@ from torch import nn
 
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import Rules
+from mucudnn.backends.cudnn.engines import Enumerator
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.convolutions.notices import Notice
 from mucudnn.division import Division
@@ -77,7 +78,7 @@ READY = [
 
 @pytest.mark.parametrize(("op", "kind"), READY)
 def test_what_is_ready_is_neither_built_nor_compiled_at_its_first_call(
-    backend: CudnnBackend, card: PaperCard, op: ConvOp, kind: str
+    backend: CudnnBackend, card: PaperCard, op: ConvOp, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = conv(op, kernel_size=(9, 9), padding=(4, 4)) if kind == "cuda:fft16" else conv(op)
     algorithm = algorithm_of(backend, problem, kind)
@@ -85,7 +86,8 @@ def test_what_is_ready_is_neither_built_nor_compiled_at_its_first_call(
     for size in PARTS:
         backend.get_ready(problem.part(size), algorithm)
 
-    card.is_capturing = True  # where both would raise
+    monkeypatch.setattr(Enumerator, "plan", fail)
+    monkeypatch.setattr(card, "compiled", fail)
     assert run(backend, problem, algorithm) <= backend.error_bound(problem, algorithm)
 
 
@@ -103,6 +105,21 @@ def test_in_a_capture_the_first_call_says_what_must_happen_before_and_another_on
 
     card.is_capturing = False
     runner(Workspace(backend.device), *operands_of(problem))
+
+
+def test_a_plan_that_is_ready_runs_once_before_it_is_captured(backend: CudnnBackend, card: PaperCard) -> None:
+    problem = conv()
+    algorithm = algorithm_of(backend, problem, AN_ENGINE)
+    runner, operands = Runner(backend, problem, in_parts(algorithm)), operands_of(problem)
+    card.is_capturing = True
+
+    with pytest.raises(BackendError, match=r"^The first run of a plan of cuDNN must happen before"):
+        runner(Workspace(backend.device), *operands)
+
+    card.is_capturing = False
+    runner(Workspace(backend.device), *operands)
+    card.is_capturing = True
+    runner(Workspace(backend.device), *operands)
 
 
 def too_large(*_: object, **__: object) -> object:

@@ -69,9 +69,18 @@ class Launch:
         alignment_bytes: what every operand's address must be a multiple of; cuDNN takes others without a
             word.
         packs: of this library.
+        before_first: is called as long as nothing has been executed, and raises where that must not happen
+            now: what cuDNN does the first time is not known to be fit for a graph.
     """
 
-    def __init__(self, library: Library, plan: Descriptor, alignment_bytes: int, packs: Packs) -> None:
+    def __init__(
+        self,
+        library: Library,
+        plan: Descriptor,
+        alignment_bytes: int,
+        packs: Packs,
+        before_first: Callable[[], None] = lambda: None,
+    ) -> None:
         self.workspace_bytes = plan.int_value(Attribute.PLAN_WORKSPACE)
         self._library = library
         self._plan = plan
@@ -80,6 +89,7 @@ class Launch:
         # Python takes for a launch, for nothing: CUDA does not work in a forked child.
         self._lock = threading.RLock()
         self._pack_of, self._execute = packs.of_a_plan(), library.execute
+        self._before_first, self._has_run = before_first, False
 
     def __call__(self, handle: int | None, x: int, w: int, y: int, workspace: int) -> None:
         """Put one execution on the handle's stream.
@@ -92,9 +102,11 @@ class Launch:
             workspace: address of at least the bytes that the plan declares; 0 for none.
 
         Raises:
-            BackendError: an address is not aligned.
+            BackendError: an address is not aligned, or this is the first time, and must not happen now.
             CudnnError: cuDNN refuses the launch.
         """
+        if not self._has_run:
+            self._before_first()
         if (x | w | y) & self._alignment_mask:
             raise BackendError(
                 f"Operands must lie at multiples of {self._alignment_mask + 1} bytes, "
@@ -105,3 +117,4 @@ class Launch:
             status = self._execute(handle, self._plan.pointer, pack.pointer)
         if status:
             self._library.check(status, WHAT)
+        self._has_run = True

@@ -125,4 +125,5 @@ class Workshop:
         check_not_capturing(self._card, "Building a plan of cuDNN")
         with self._card.current():
             plan = self._enumerator(_WHATEVER).plan(problem, engine, knobs, accumulate)
-        return Launch(self._library, plan, problem.alignment_bytes, self._packs)
+        not_captured = functools.partial(check_not_capturing, self._card, "The first run of a plan of cuDNN")
+        return Launch(self._library, plan, problem.alignment_bytes, self._packs, not_captured)
