@@ -199,8 +199,8 @@ class Workspace:
         if found is None:
             with _lasting():
                 found = self._bound[binder] = binder.bind(self._present())
-        if self._is_for_graphs:
-            _kept_for_graphs.append(found)
+            if self._is_for_graphs:
+                _kept_for_graphs.append(found)
         return cast(Bound, found)
 
     def _present(self) -> Tensor:

@@ -269,6 +269,15 @@ def test_a_device_grows_before_what_does_not_fit_beside_its_block_and_for_nothin
     assert backend.released == [10]  # the end of it, and all goes
 
 
+def test_what_graphs_use_is_kept_once_however_often_it_is_captured(capture: Capture) -> None:
+    workspace, binder = of_graphs(), Address()
+    workspace.reserve(64)
+    for _ in range(3):
+        workspace.bound(binder)
+
+    assert len(room._kept_for_graphs) == 2  # the buffer, and what was made for it
+
+
 def test_what_graphs_use_does_not_grow_early(capture: Capture) -> None:
     workspace = of_graphs()
     workspace.reserve(100)
