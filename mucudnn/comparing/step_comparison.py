@@ -91,6 +91,8 @@ class StepComparison:
             sites. It was not timed itself, and is `plan` where nothing was taken back.
         unplanned: paths of the layers that were not seen to run all that the plan has for them: the step has
             other shapes, types or batches, or not all, or no gradients. Of several ranks, this one's.
+        unpatched: paths of the modules that the plan changes, and that are not patched (any more), as where
+            they were replaced since.
     """
 
     step: PairedTimes
@@ -102,6 +104,7 @@ class StepComparison:
     slower: tuple[str, ...]
     settled: Plan
     unplanned: tuple[str, ...] = ()
+    unpatched: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         found, verdict = self.step.speedup, self.step.verdict

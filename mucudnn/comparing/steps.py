@@ -5,6 +5,7 @@ caches and the buffer meanwhile, only the program's own step tells. Sources: Hoe
 to 7; the sixth of Hoefler's twelve ways to fool the masses; DAWNBench, whose gains did not add up.
 """
 
+import inspect
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -19,7 +20,7 @@ from mucudnn.convolutions.modules import home_of
 from mucudnn.errors import OptionError
 from mucudnn.intervals import Verdict, median, rank_of_lower_end
 from mucudnn.patching.applying import noted, patched_modules, plan_of, unpatched
-from mucudnn.plan import Plan
+from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.progress import ProgressOption, Work, check_progress, progress_for
 from mucudnn.ranks import is_distributed, of_the_first
@@ -87,6 +88,10 @@ def compare(
     plan_of(model)  # which says so if there is none
     if not callable(step):
         raise OptionError(f"step must be a function that runs a step, but got {type(step).__name__}.")
+    if inspect.isgeneratorfunction(step) or inspect.iscoroutinefunction(step):
+        raise OptionError(
+            "step must run a step when it is called, but got a generator or coroutine function."
+        )
     if rounds is not None and (type(rounds) is not int or not rank_of_lower_end(rounds)):
         raise OptionError(
             f"rounds must be a whole number of at least {_FEWEST_ROUNDS}, as an interval needs, "
@@ -151,7 +156,17 @@ def compared(
         slower=tuple(each.path for each in slower),
         settled=taken_back(plan, slower, backend.own),
         unplanned=unplanned,
+        unpatched=tuple(path for path in _changed_paths(plan, backend.own) if path not in layers),
     )
+
+
+def _changed_paths(plan: Plan, own: str) -> list[str]:
+    """Return the paths of the modules of which a plan has something else run than before."""
+    return list(dict.fromkeys(each.site.path for each in plan.assignments if _changes(each, own)))
+
+
+def _changes(assigned: Assignment, own: str) -> bool:
+    return not is_kept(assigned) and not assigned.division.is_only(own)
 
 
 def _is_planned(
@@ -170,7 +185,7 @@ def _is_planned(
     return all(
         each.problem in served and (is_differentiated or each.site.op in forward)
         for each in plan.assignments
-        if each.site.path == path and not is_kept(each) and not each.division.is_only(own)
+        if each.site.path == path and _changes(each, own)
     )
 
 

@@ -53,6 +53,7 @@ def comparison_as_json(found: StepComparison) -> dict[str, object]:
         "unseen": list(found.unseen),
         "slower": list(found.slower),
         "unplanned": list(found.unplanned),
+        "unpatched": list(found.unpatched),
         "taken_back": _taken_back(found),
         "over_limit": over_limit(found),
         "others": found.others,
@@ -138,13 +139,15 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
             f"At {len(over)} of these the limit forbids PyTorch's own, which ran all the same before. A "
             "larger limit lets it be a rival.",
         )
+    if found.unpatched:
+        yield "not patched", _about_unpatched(found)
     if patches_nothing(found):
         yield (
             "no patches",
             "The plan leaves PyTorch's own convolutions everywhere, so the same ran both times: what these "
             "differ by is chance.",
         )
-    else:
+    elif found.layers or found.unseen:
         yield "tuning", _pay_back(found.step)
         if found.slower:
             yield "slower", _about_slower(found)
@@ -191,7 +194,7 @@ def over_limit(found: StepComparison) -> list[str]:
 
 def patches_nothing(found: StepComparison) -> bool:
     """Return whether the plan changes no convolution of the model."""
-    return not found.layers and not found.unseen
+    return not found.layers and not found.unseen and not found.unpatched
 
 
 def _pay_back(step: PairedTimes) -> str:
@@ -200,8 +203,10 @@ def _pay_back(step: PairedTimes) -> str:
     if not math.isfinite(steps.median):
         return "Nothing is saved that would pay for it."
     worst = f"{steps.high:.0f} at worst" if math.isfinite(steps.high) else "perhaps never"
-    ends = f"{steps.low:.0f} at best, {worst}"
-    return f"Each minute that it took is paid back by {steps.median:.0f} steps ({ends})."
+    paid = f"is paid back by {steps.median:.0f} steps ({steps.low:.0f} at best, {worst})"
+    if step.verdict is Verdict.FASTER:
+        return f"Each minute that it took {paid}."
+    return f"If the step is faster at all, each minute that it took {paid}."
 
 
 def _taken_back(found: StepComparison) -> list[str]:
@@ -253,6 +258,14 @@ def _about_unplanned(found: StepComparison) -> str:
         f"{_listed(found.unplanned)}: the step does not run all that the plan has there, but other shapes, "
         "types or batches, or not all of them, or no gradients. So nothing of this is taken back. A plan is "
         "worth what it is in a step that it was tuned for."
+    )
+
+
+def _about_unpatched(found: StepComparison) -> str:
+    return (
+        f"{_listed(found.unpatched)}: the model does not run what the plan has there (any more), as where a "
+        "module was replaced: PyTorch's own ran both times. Tune anew, or apply the plan again if the new "
+        "one is alike."
     )
 
 

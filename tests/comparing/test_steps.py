@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -393,6 +393,28 @@ def test_a_plan_that_patches_nothing_is_settled_as_it_is_in_few_rounds(model: Ne
 def test_a_step_that_cannot_be_run_is_refused(model: Network) -> None:
     with pytest.raises(OptionError, match="must be a function that runs a step, but got Tensor"):
         mucudnn.compare(model, model(IMAGES))
+
+
+def test_a_step_that_would_not_run_when_it_is_called_is_refused(model: Network) -> None:
+    def generator() -> Iterator[Tensor]:
+        yield model(IMAGES)
+
+    async def coroutine() -> None:
+        model(IMAGES)
+
+    for step in (generator, coroutine):
+        with pytest.raises(OptionError, match="must run a step when it is called"):
+            mucudnn.compare(model, step)
+
+
+def test_a_convolution_that_was_replaced_is_told_of(model: Network, backend: Ticking) -> None:
+    model.second = Timed(3, backend)
+
+    found = seen_of(model, backend)
+
+    assert [each.path for each in found.layers] == ["first"]
+    assert found.unpatched == ("second",)
+    assert seen_of(mucudnn.apply(model, found.plan), backend).unpatched == ()
 
 
 @pytest.mark.parametrize("rounds", [-1, 0, 5, 6.5])

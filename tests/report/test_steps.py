@@ -76,7 +76,10 @@ def test_what_may_save_nothing_may_never_pay() -> None:
 
     told = note(dataclasses.replace(FOUND, step=step), "tuning")
 
-    assert told == "Each minute that it took is paid back by 3000 steps (3000 at best, perhaps never)."
+    assert told == (
+        "If the step is faster at all, each minute that it took is paid back by 3000 steps (3000 at best, "
+        "perhaps never)."
+    )
 
 
 def test_what_is_slower_is_named_with_what_becomes_of_it() -> None:
@@ -214,6 +217,18 @@ def test_what_does_not_run_as_planned_is_named_with_what_to_do() -> None:
     assert table_of(found)[-2].endswith("FASTER, not as planned")
     assert comparison_as_json(found)["unplanned"] == ["stem", "head"]
     assert note(FOUND, "not as planned") is None
+
+
+def test_what_is_no_longer_patched_is_named() -> None:
+    found = dataclasses.replace(FOUND, layers=(), unseen=(), slower=(), unpatched=("stem",))
+
+    assert (note(found, "not patched") or "").startswith(
+        "stem: the model does not run what the plan has there"
+    )
+    assert note(found, "no patches") is None
+    assert note(found, "tuning") is None
+    assert comparison_as_json(found)["unpatched"] == ["stem"]
+    assert note(FOUND, "not patched") is None
 
 
 def test_a_step_that_is_not_faster_and_runs_another_thing_is_not_blamed_on_the_plan() -> None:
