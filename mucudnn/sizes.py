@@ -49,7 +49,7 @@ def _parse_text(text: str) -> int:
     if not unit:
         raise SizeError(
             f"A size in a string must name its unit ({', '.join(UNITS)}), but got {text!r}; "
-            f"did you mean '{number}MiB'?"
+            f"did you mean '{number.lstrip('+-')}MiB'?"
         )
     factor = _FACTORS.get(unit.lower())
     if factor is None:

@@ -17,6 +17,7 @@ DTYPES = {
     "bf16": "bfloat16",
     "bfloat16": "bfloat16",
     "fp16": "float16",
+    "f16": "float16",
     "half": "float16",
     "float16": "float16",
     "f32": "float32",
@@ -59,6 +60,8 @@ class NewFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Return the path that an option names."""
         path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]  # as path_type says
+        if str(path) == "-":
+            self.fail("it must be a file, but got '-', which would be one of that name.", param, ctx)
         folder = Path(os.path.realpath(path)).parent
         if not is_device(path) and not (folder.is_dir() and os.access(folder, os.W_OK)):
             self.fail(f"its folder must exist and be writable, but got '{path}'.", param, ctx)
@@ -113,10 +116,12 @@ class Shape(NamedTuple):
 def _shape(text: str) -> Shape:
     written, colon, name = text.lower().partition(":")
     sizes, types = written.split("x"), DTYPES | _INTEGERS
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes) or (colon and name not in types):
+    if not all(size.isdecimal() for size in sizes) or (colon and name not in types):
         raise click.BadParameter(
             f"it must read like 64x3x32x32, or 64:int64 where the type is not the model's, but got {text!r}."
         )
+    if 0 in map(int, sizes):
+        raise click.BadParameter(f"all sizes must be at least 1, but got {text!r}.")
     return Shape(tuple(int(size) for size in sizes), types[name] if colon else None)
 
 

@@ -4,11 +4,12 @@ import dataclasses
 import math
 import os
 from collections.abc import Collection
+from numbers import Integral
 from typing import Any
 
 from mucudnn.backends import BACKENDS
 from mucudnn.choices import Mode, Policy, Search, choice, lacking, named, offers
-from mucudnn.errors import OptionError
+from mucudnn.errors import OptionError, SizeError
 from mucudnn.examining.extraction import wanted_ops
 from mucudnn.profiling.measurer import Measurer
 from mucudnn.profiling.profiler import Profiler
@@ -71,7 +72,7 @@ class Settings:
             SizeError, OptionError: one of them cannot be read, or is none of the choices.
         """
         settings = cls(
-            limit_bytes=parse_bytes(workspace_limit),
+            limit_bytes=_limit_bytes(workspace_limit),
             mode=choice(Mode, mode),
             policy=choice(Policy, policy),
             search=choice(Search, search),
@@ -143,6 +144,21 @@ def _settled(store: StoreOption) -> StoreOption:
         raise OptionError(
             f"store must be a path that leads somewhere, but got {store!r}: {error}."
         ) from error
+
+
+def _limit_bytes(workspace_limit: int | str) -> int:
+    """Return the bytes of a limit; what was given in its place may be the sample.
+
+    Raises:
+        SizeError: it is none.
+    """
+    if not isinstance(workspace_limit, Integral | str):
+        raise SizeError(
+            "A limit must be an int of bytes or a string such as '64MiB', but got an object of type "
+            f"{type(workspace_limit).__name__}: optimize takes (model, limit, sample), tune takes (model, "
+            "sample, limit)."
+        )
+    return parse_bytes(workspace_limit)
 
 
 def _checked_error(error: object) -> float | None:
