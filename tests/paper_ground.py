@@ -46,6 +46,9 @@ class NoMemory:
         return 0
 
 
+_SIDE_STREAM = 1000
+
+
 class PaperGround:
     """The ground of a card on paper: described by the shipped H200, computed on the processor."""
 
@@ -105,6 +108,14 @@ class PaperGround:
         self._here.stream = next(self._streams)
         yield
         del self._here.stream
+
+    def on_streams(self, calls: Sequence[Callable[[], None]], streams: int) -> None:
+        """In turns, on streams that are not the thread's own."""
+        before = getattr(self._here, "stream", PLAIN_STREAM)
+        for number, call in enumerate(calls):
+            self._here.stream = _SIDE_STREAM + number % streams
+            call()
+        self._here.stream = before
 
     def captured(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """A replay fills the same tensor again; whatever may not happen in a capture raises."""

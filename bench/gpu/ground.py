@@ -87,6 +87,9 @@ class Ground(Protocol):
     def side_stream(self) -> AbstractContextManager[None]:
         """Put this thread's work on a new stream for a while; the others are waited for before and after."""
 
+    def on_streams(self, calls: Sequence[Callable[[], None]], streams: int) -> None:
+        """Make calls on so many streams of their own, in turns, behind and before all else of this thread."""
+
     def captured(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Return a replay of `call`, which is captured, and the tensor that each replay fills."""
 
@@ -106,6 +109,7 @@ class CardGround:
 
     def __init__(self, index: int = 0) -> None:
         self._index = index
+        self._streams: list[torch.cuda.Stream] = []  # whose handles are made once
         self.library = load_library()
         self.card: Card = TorchCard(index)
         self.backend = CudnnBackend(self.card, Workshop(self.library, self.card))
@@ -167,6 +171,20 @@ class CardGround:
                 yield
         finally:
             torch.cuda.synchronize(self._index)
+
+    def on_streams(self, calls: Sequence[Callable[[], None]], streams: int) -> None:
+        """Make calls on so many streams of their own, in turns, behind and before all else of this thread."""
+        here = torch.cuda.current_stream(self._index)
+        while len(self._streams) < streams:
+            self._streams.append(torch.cuda.Stream(self._index))
+        others = self._streams[:streams]
+        for each in others:
+            each.wait_stream(here)
+        for number, call in enumerate(calls):
+            with torch.cuda.stream(others[number % streams]):
+                call()
+        for each in others:
+            here.wait_stream(each)
 
     def captured(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Return a replay of `call`, which is captured, and the tensor that each replay fills."""

@@ -20,6 +20,7 @@ from bench.gpu import (
     handles,
     legacy,
     memory,
+    overlap,
     own,
     plans,
     results,
@@ -68,6 +69,7 @@ SECTIONS = (
 """What all others depend on goes first, and what takes longest, or leaves traces, last."""
 
 EXTRA = (
+    Section("overlap", "Parts on two streams", overlap.rows, overlap.answers, share=10),
     Section(
         "bfloat16-nchw",
         "Every candidate in bfloat16, NCHW, and from 2^31 elements on",
@@ -142,7 +144,7 @@ def measure(
             left = seconds - (time.perf_counter() - start)
             restart([f"{left:.0f}", *(each.name for each in sections[number + 1 :])])
             break
-    return conclude(folder)
+    return conclude(folder, [section.name for section in sections])
 
 
 def _run(ground: Ground, section: Section, folder: Path, seconds: float) -> None:
@@ -162,15 +164,18 @@ def folder_of(options: argparse.Namespace, name: str) -> Path:
     return Path(options.output or Path("bench") / "results" / results.slug(name))
 
 
-def conclude(folder: Path) -> int:
-    """Write the README of a folder, print the answers, and return 1 if a section failed or is not there."""
-    names = [section.name for section in SECTIONS]
-    extra = [each.name for each in EXTRA if results.path_of(folder, each.name).exists()]
-    contents = results.read(folder, [*names, *extra])
+def conclude(folder: Path, asked: Sequence[str]) -> int:
+    """Write the README of a folder and print the answers.
+
+    Return 1 if a section that is there failed, or one that was `asked` is not there.
+    """
+    every = [section.name for section in (*SECTIONS, *EXTRA)]
+    names = [name for name in every if name in asked or results.path_of(folder, name).exists()]
+    contents = results.read(folder, names)
     (folder / "README.md").write_text(results.readme(contents), encoding="utf-8")
     answers = [(each.question, each.text) for each in results.answered(contents)]
     _say("\n" + "\n".join(table(("question", "answer"), "<<", [("", answers)])))
-    failed = results.failed(contents, [*names, *extra])
+    failed = results.failed(contents, names)
     _say(f"\nWritten to {folder}." + (f" Failed or missing: {', '.join(failed)}." if failed else ""))
     return 1 if failed else 0
 

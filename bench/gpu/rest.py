@@ -74,9 +74,11 @@ def _record(network: str, setting: str, most_s: float) -> Errand:
     return Errand(f"plans of {network}, {setting}", "bench.record", arguments, 40.0, most_s)
 
 
-def _steps(network: str, setting: str, most_s: float) -> Errand:
-    arguments = ("--networks", network, "--settings", setting, "--limit", "64MiB")  # which tells most
-    return Errand(f"training steps of {network}, {setting}", "bench.gpu.steps", arguments, 40.0, most_s)
+def _steps(network: str, setting: str, least_s: float, most_s: float, limit: str = "64MiB") -> Errand:
+    """Return an errand that is begun if there is time to tune both ways: before that nothing is timed."""
+    arguments = ("--networks", network, "--settings", setting, "--limit", limit)
+    about = f"training steps of {network}, {setting}, {limit}"
+    return Errand(about, "bench.gpu.steps", arguments, least_s, most_s)
 
 
 def _layers(
@@ -93,24 +95,44 @@ def _layers(
 
 _DEEPBENCH = ["deepbench/*_b16"]
 
+_CLIFFS = ["cliffs/dw7x7", "cliffs/rn50_c1", "cliffs/grp32", "cliffs/conv3d"]
+
 _LARGE = ["vgg16_b512/conv[123]_2", "resnet18_b512/stage1.0.first.conv", "resnet18_b512/stage2.0.second.conv"]
 
+_FIRST = (
+    _steps("resnet18", "float32-nchw", 70.0, 150.0),
+    _layers("DeepBench's list in strict float32, contiguous", _DEEPBENCH, ["float32-nchw"], 200.0),
+)
+"""Of a card of which nothing is known: what tells most on the H200, to compare with it."""
+
 ERRANDS: tuple[Errand, ...] = (
+    _steps("resnet18", "tf32-nchw", 25.0, 60.0, "8MiB"),
+    _steps("resnet18", "bfloat16-nhwc", 25.0, 60.0, "8MiB"),
     _layers("DeepBench's list in TF32, channels_last", _DEEPBENCH, ["tf32-nhwc"], 240.0),
-    _layers("cliffs", ["cliffs/dw7x7", "cliffs/rn50_c1", "cliffs/grp32", "cliffs/conv3d"],
-            ["float32-nchw", "bfloat16-nhwc"], 60.0),
-    _steps("resnet50", "bfloat16-nhwc", 180.0),
-    _record("resnet50", "bfloat16-nhwc", 60.0),
+    _steps("alexnet", "tf32-nchw", 60.0, 80.0),
+    _steps("resnet50", "bfloat16-nhwc", 170.0, 240.0),
+    _layers("cliffs", _CLIFFS, ["float32-nchw", "bfloat16-nhwc"], 90.0),
+    _steps("unet3d", "tf32-nchw", 90.0, 150.0),
+    _steps("vgg16", "float32-nchw", 150.0, 240.0),
     _layers("DeepBench's list in strict float32, channels_last", _DEEPBENCH, ["float32-nhwc"], 240.0),
-    _steps("vgg16", "float32-nchw", 220.0),
-    _steps("alexnet", "tf32-nchw", 80.0),
-    _steps("unet3d", "tf32-nchw", 150.0),
+    _layers("cliffs in bfloat16, contiguous", _CLIFFS, ["bfloat16-nchw"], 60.0),
+    _record("resnet50", "bfloat16-nhwc", 60.0),
+    _steps("alexnet", "bfloat16-nhwc", 60.0, 80.0),
+    _steps("unet3d", "bfloat16-nhwc", 90.0, 150.0),
+    _layers("all sizes of micro-batches", ["deepbench/speaker*_b16"], ["float32-nchw"], 60.0,
+            "--policy", "all"),
     _layers("DeepBench's list in bfloat16, contiguous", _DEEPBENCH, ["bfloat16-nchw"], 300.0),
     _layers("workspace saved on large batches", _LARGE, ["bfloat16-nchw"], 200.0,
             "--limit", "64MiB", "512MiB", case_s=_LARGE_CASE_S),
-    _layers("all sizes of micro-batches", _DEEPBENCH, ["float32-nchw"], 400.0, "--policy", "all"),
+    _record("vgg16", "float32-nchw", 200.0),
+    _record("densenet40", "bfloat16-nhwc", 300.0),
 )  # fmt: skip
 """By what each tells in its time where `bench/results` has what is known of the card, as of the H200."""
+
+
+def errands_for(folder: Path) -> tuple[Errand, ...]:
+    """Return what is still to be shown of the card whose results lie in a folder, or will."""
+    return ERRANDS if any(folder.glob("layers*.jsonl*")) else (*_FIRST, *ERRANDS)
 
 
 def run(
@@ -197,10 +219,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from bench.gpu.results import slug
     from bench.record import folder_of
 
-    names = seed(folder_of(torch.device("cuda")), slug(torch.cuda.get_device_name()))
+    card = slug(torch.cuda.get_device_name())
+    names = seed(folder_of(torch.device("cuda")), card)
     print(f"Recordings that come with the package and were added: {', '.join(names) or 'none'}.")
     try:
-        return run(ERRANDS, options.seconds, status_of, options.output)
+        errands = errands_for(options.output or _RESULTS / card)
+        return run(errands, options.seconds, status_of, options.output)
     except KeyboardInterrupt:
         print("bench.gpu.rest: interrupted; the next run goes on.", file=sys.stderr)
         return _INTERRUPTED

@@ -43,7 +43,7 @@ def watched(options: argparse.Namespace, folder: Path) -> int:
         if not begun:
             return status or 1
         left = [name for name in left if name not in begun]
-    return status if readme.exists() else program.conclude(folder)
+    return status if readme.exists() else program.conclude(folder, options.only)
 
 
 def _command(options: argparse.Namespace, folder: Path, seconds: float, names: Sequence[str]) -> list[str]:

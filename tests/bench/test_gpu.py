@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -25,6 +25,7 @@ from bench.gpu import (
     legacy,
     memory,
     misaligned,
+    overlap,
     own,
     plans,
     trials,
@@ -365,6 +366,27 @@ def test_what_parts_cost_beside_their_kernels_is_told_with_the_hosts_share() -> 
         "under a graph 1.01 to 1.01 times their time, the host busy for 0.05 to 0.05 of it; "
         "part by part 1.50 to 2.40 times their time, the host busy for 0.50 to 0.80 of it"
     )
+
+
+def test_parts_on_two_streams_are_compared_with_the_whole(task: Task, ground: PaperGround) -> None:
+    seen: list[set[int]] = []
+    on_streams = ground.on_streams
+
+    def watched(calls: Sequence[Callable[[], None]], streams: int) -> None:
+        used: set[int] = set()
+        on_streams([lambda call=call: used.add(ground.card.stream()) or call() for call in calls], streams)
+        seen.append(used)
+
+    ground.on_streams = watched
+    rows = only(overlap.OverlapRow, overlap.rows(task))
+
+    assert [(row.op, row.parts) for row in rows] == [("fprop", 4), ("fprop", 8), ("dgrad", 4), ("dgrad", 8)]
+    assert {row.failure for row in rows} == {None}
+    assert max(row.error for row in rows) < 1e-2
+    assert all(row.whole_time and row.in_turn_time and row.at_once_time for row in rows)
+    assert {len(used) for used in seen} == {2}
+    told = {answer.question: answer.text for answer in overlap.answers(rows)}
+    assert [text.partition(" cases")[0] for text in told.values()] == ["of 2", "of 2"]
 
 
 def test_a_capture_that_fails_is_the_answer(task: Task, ground: PaperGround) -> None:

@@ -8,9 +8,11 @@ import pytest
 from bench import record
 from bench.gpu import layer_cases, layer_options, layer_run, rest, step_lines, steps
 from bench.gpu.layer_cases import cases
-from bench.gpu.rest import ERRANDS, Errand, run, seed
+from bench.gpu.rest import ERRANDS, Errand, errands_for, run, seed
 from bench.record import recording
 from bench.workloads import NETWORKS, SETTINGS, chosen
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200"
 
 PARSERS = {
     "bench.record": record._parser,
@@ -19,7 +21,10 @@ PARSERS = {
 }
 
 
-@pytest.mark.parametrize("errand", ERRANDS, ids=lambda errand: errand.about)
+ALL = (*rest._FIRST, *ERRANDS)
+
+
+@pytest.mark.parametrize("errand", ALL, ids=lambda errand: errand.about)
 def test_every_errand_is_a_command_that_finds_something_to_measure(errand: Errand) -> None:
     *_, program = errand.command(50.0)[:3]
     options = PARSERS[program]().parse_args(errand.command(50.0)[3:])
@@ -48,6 +53,19 @@ def test_layers_have_the_time_to_end_a_process_that_hangs_before_they_are_ended(
     assert [about for about, seconds in case_s.items() if seconds > 60] == [
         "workspace saved on large batches"
     ]
+
+
+def test_a_card_of_which_nothing_is_known_begins_with_what_others_have(tmp_path: Path) -> None:
+    assert errands_for(RESULTS) == ERRANDS
+    assert errands_for(tmp_path) == ALL
+    assert len({errand.about for errand in ALL}) == len(ALL)
+
+
+def test_steps_begin_if_there_is_time_to_tune_them_and_end_in_theirs() -> None:
+    steps_of = [each for each in ALL if each.program == "bench.gpu.steps"]
+
+    assert all(25 <= each.least_s < each.most_s for each in steps_of)
+    assert max(each.least_s for each in steps_of) < rest._SECONDS
 
 
 def an_errand(name: str, least_s: float = 10.0, most_s: float = 99.0) -> Errand:
@@ -87,8 +105,7 @@ def test_tuning_begins_with_the_recordings_of_the_card_that_come_with_the_packag
 
 
 def test_steps_that_the_lines_hold_to_their_end_are_known() -> None:
-    folder = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200"
-    known = step_lines.known(folder)
+    known = step_lines.known(RESULTS)
     assert ("resnet18 128x3x224x224", "bfloat16-nhwc", 2**26) in known
     assert not any(network.startswith("resnet50") for network, *_ in known)
 

@@ -177,6 +177,17 @@ def test_without_a_failure_the_status_is_0(
     assert "How many?" in printed
 
 
+def test_what_was_not_asked_and_is_not_there_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = (section("device"), section("plans"), section("own", fails_late))
+    monkeypatch.setattr(program, "SECTIONS", every)
+
+    assert program.measure(Ground(), every[:1], tmp_path, 60, never) == 0
+    assert program.measure(Ground(), every[2:], tmp_path, 60, never) == 1
+    assert program.measure(Ground(), every[1:2], tmp_path, 60, never) == 1  # what failed before is there
+
+
 def test_after_a_fault_the_other_sections_run_in_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,9 @@ def test_sections_after_the_one_that_ended_the_process_run_in_another(
 def test_the_readme_is_written_even_if_the_last_process_dies(
     runs: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "conclude", lambda folder: 1 if folder == tmp_path else 2)
+    monkeypatch.setattr(
+        program, "conclude", lambda *asked: 1 if asked == (tmp_path, ["device", "engines"]) else 2
+    )
 
     assert watch.watched(options(["device", "engines"]), tmp_path) == 1
     assert runs == [["device", "engines"]]
