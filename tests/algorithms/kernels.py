@@ -136,6 +136,10 @@ PROBLEMS = {
     "channels apart, large image, stride 2": depthwise(
         16, batch=1, input_size=(97, 102), stride=(2, 2), kernel_size=(4, 4)
     ),
+    "channels apart, long rows": depthwise(9, batch=1, input_size=(5, 3001), bias=True),
+    "channels apart, long rows, stride 3": depthwise(
+        10, batch=1, input_size=(4, 4099), kernel_size=(3, 4), stride=(2, 3), padding=(1, 2)
+    ),
     "channels apart, 1-D": depthwise(11, input_size=(50,), kernel_size=(17,), padding=(8,), bias=True),
     "channels apart, 3-D": depthwise(
         9, input_size=(5, 6, 7), kernel_size=(3, 3, 3), stride=(2, 1, 2), padding=(1, 1, 0)

@@ -1,6 +1,6 @@
 /* Depthwise convolution: each channel by itself, by the definition, LANES channels at a time.
  *
- * A unit is a band of rows of one slice of an image. What of x it reads lies in a stage, with zeros around the
+ * A unit is a band of rows of one slice of an image, or a part of such rows where they are long. What of x it reads lies in a stage, with zeros around the
  * image, where the LANES channels of a pixel are one vector, whatever the layout; so do the rows of y where the
  * image has its channels elsewhere. Then every output is a sum of vectors times vectors. The last vector of
  * channels begins where LANES are left, so it may share some with the one before, which come out equal.
@@ -40,10 +40,10 @@ typedef struct { FIELDS_OF_AXIS } axis_t;
 typedef struct { image_t x, y; axis_t d, h, w; FIELDS_OF_CALL } call_t;
 typedef struct { FIELDS_OF_SHARE } share_t;
 
-/* Where a unit lies: its image, slice and rows of y from `row` to `end`; its vector of channels, the first of them,
- * and how many there are.
+/* Where a unit lies: its image, slice, rows of y from `row` to `end` and `width` columns from `left` on; its vector of
+ * channels, the first of them, and how many there are.
  */
-typedef struct { int64_t n, d, row, end, block, channel, channels; } unit_t;
+typedef struct { int64_t n, d, row, end, left, width, block, channel, channels; } unit_t;
 
 INLINE int64_t least(const int64_t a, const int64_t b) { return a < b ? a : b; }
 
@@ -65,11 +65,12 @@ INLINE int64_t channel_of(const call_t *call, const int64_t block)
 
 static unit_t unit_of(const call_t *call, const int64_t unit)
 {
-    const int64_t block = unit % call->blocks, band = unit / call->blocks, slice = band / call->bands;
-    const int64_t row = band % call->bands * call->band;
+    const int64_t block = unit % call->blocks, strip = unit / call->blocks, band = strip / call->strips;
+    const int64_t slice = band / call->bands, row = band % call->bands * call->band;
+    const int64_t left = strip % call->strips * call->strip;
     return (unit_t){
-        slice / call->d.outputs, slice % call->d.outputs, row, least(row + call->band, call->h.outputs), block,
-        channel_of(call, block), least(call->channels, LANES)};
+        slice / call->d.outputs, slice % call->d.outputs, row, least(row + call->band, call->h.outputs), left,
+        least(call->strip, call->w.outputs - left), block, channel_of(call, block), least(call->channels, LANES)};
 }
 
 INLINE element *pixel_of(const image_t *image, const unit_t *unit, const int64_t d, const int64_t h)
@@ -217,14 +218,14 @@ static void rows_in(
 
 static void rows_out(const image_t *image, const unit_t *unit, const lanes *from)
 {
-    element *to = pixel_of(image, unit, unit->d, unit->row);
+    element *to = pixel_of(image, unit, unit->d, unit->row) + unit->left * image->step_w;
     const int64_t rows = unit->end - unit->row;
-    if (has_long_rows(image)) {
+    if (has_long_rows(image) && unit->width == image->width) {
         turn_out(from, to, image->step_c, unit->channels, rows * image->width);
         return;
     }
-    for (int64_t h = 0; h < rows; ++h, to += image->step_h, from += image->width)
-        row_out(image, from, unit->channels, image->width, to);
+    for (int64_t h = 0; h < rows; ++h, to += image->step_h, from += unit->width)
+        row_out(image, from, unit->channels, unit->width, to);
 }
 
 /* Have in the stage what a unit reads: one slice for each tap along d, one behind the other. */
@@ -233,9 +234,10 @@ static void stage_in(const call_t *call, const unit_t *unit, real *stage)
     const phase_t *phase = call->d.phase + unit->d % call->d.period;
     const int64_t d = unit->d / call->d.period * call->d.step;
     const int64_t row = unit->row / call->h.period * call->h.step + call->h.first;
+    const int64_t column = unit->left / call->w.period * call->w.step + call->w.first;
     for (int64_t i = 0; i < phase->taps; ++i)
         rows_in(
-            &call->x, unit, d + call->d.tap[phase->first + i].shift, row, call->rows, call->w.first, call->pitch,
+            &call->x, unit, d + call->d.tap[phase->first + i].shift, row, call->rows, column, call->pitch,
             vector_at(stage, i * call->rows * call->pitch));
 }
 
@@ -316,10 +318,10 @@ double slices(const call_t *call, const share_t *share)
             const phase_t *h = call->h.phase + row % call->h.period;
             const int64_t from = (row - unit.row) / call->h.period * call->h.step - call->h.first;
             const lanes *stage = vector_at(share->x, from * call->pitch - call->w.first);
-            for (int64_t i = 0; i < least(call->w.period, call->w.outputs); ++i) {
-                const int64_t count = (call->w.outputs - i + call->w.period - 1) / call->w.period;
-                lanes *to_stage = vector_at(share->y, (row - unit.row) * call->w.outputs + i);
-                element *to = pixel_of(&call->y, &unit, unit.d, row) + i * call->y.step_w;
+            for (int64_t i = 0; i < least(call->w.period, unit.width); ++i) {
+                const int64_t count = (unit.width - i + call->w.period - 1) / call->w.period;
+                lanes *to_stage = vector_at(share->y, (row - unit.row) * unit.width + i);
+                element *to = pixel_of(&call->y, &unit, unit.d, row) + (unit.left + i) * call->y.step_w;
                 total = row_of(
                     call, d, h, call->w.phase + i, stage, u, shift, count, to, call->y.step_w,
                     is_direct ? 0 : to_stage, total);
@@ -353,19 +355,19 @@ void prepare(const call_t *call, const share_t *share)
     }
 }
 
-/* Add to the sums of `rows` x `n` taps what `height` rows of dy and of x come to, whose rows and columns of taps are
+/* Add to the sums of `rows` x `n` taps what the rows of dy of a unit, and of x, come to; rows and columns of taps are
  * `down` and `apart` vectors apart.
  */
 INLINE void sums_at(
-    const int rows, const int n, const call_t *call, const lanes *x, const lanes *dy, const int64_t height,
+    const int rows, const int n, const call_t *call, const unit_t *unit, const lanes *x, const lanes *dy,
     const int64_t down, const int64_t apart, lanes *sums)
 {
-    const int64_t chain = most(CHAIN / call->w.outputs, 1);
+    const int64_t chain = most(CHAIN / unit->width, 1), height = unit->end - unit->row;
     for (int64_t top = 0; top < height; top += chain) {
         lanes sum[16] = {{0}};
         for (int64_t h = top; h < least(top + chain, height); ++h) {
-            const lanes *from = x + h * call->h.step * call->pitch, *gradient = dy + h * call->w.outputs;
-            for (int64_t w = 0; w < call->w.outputs; ++w, from += call->w.step) {
+            const lanes *from = x + h * call->h.step * call->pitch, *gradient = dy + h * unit->width;
+            for (int64_t w = 0; w < unit->width; ++w, from += call->w.step) {
                 const lanes each = gradient[w];
                 UNROLL for (int r = 0; r < rows; ++r)
                     UNROLL for (int i = 0; i < n; ++i) sum[r * n + i] += each * from[r * down + i * apart];
@@ -379,16 +381,16 @@ INLINE void sums_at(
 #define SUMS_OF(rows, n, apart) \
     case n: \
         for (; b + rows <= call->h.taps; b += rows) \
-            sums_at(rows, n, call, x + b * down, dy, height, down, apart, sums + b * call->w.taps); \
+            sums_at(rows, n, call, unit, x + b * down, dy, down, apart, sums + b * call->w.taps); \
         for (; b < call->h.taps; ++b) \
-            sums_at(1, n, call, x + b * down, dy, height, down, apart, sums + b * call->w.taps); \
+            sums_at(1, n, call, unit, x + b * down, dy, down, apart, sums + b * call->w.taps); \
         break;
 
 /* The same for all rows of `n` taps: several at once where they are short, so that there are sums enough to keep a
  * processor busy, and no more than it has registers.
  */
 static void near_sums(
-    const int n, const call_t *call, const lanes *x, const lanes *dy, const int64_t height, const int64_t down,
+    const int n, const call_t *call, const unit_t *unit, const lanes *x, const lanes *dy, const int64_t down,
     lanes *sums)
 {
     int64_t b = 0;
@@ -400,7 +402,7 @@ static void near_sums(
 
 /* The same where taps are not neighbours; of four at most. */
 static void far_sums(
-    const int n, const call_t *call, const lanes *x, const lanes *dy, const int64_t height, const int64_t down,
+    const int n, const call_t *call, const unit_t *unit, const lanes *x, const lanes *dy, const int64_t down,
     lanes *sums)
 {
     const int64_t apart = call->dilation_w;
@@ -421,13 +423,13 @@ void add(const call_t *call, const share_t *share)
         const lanes *dy = (const lanes *)share->y;
         lanes *sums = (lanes *)share->sums + unit.block * taps;
         stage_in(call, &unit, share->x);
-        rows_in(&call->y, &unit, unit.d, unit.row, height, 0, call->w.outputs, (lanes *)share->y);
+        rows_in(&call->y, &unit, unit.d, unit.row, height, unit.left, unit.width, (lanes *)share->y);
         for (int64_t a = 0; a < call->d.taps; ++a)
             for (int64_t i = 0; i < pieces; ++i) {
                 const int64_t first = call->w.taps * i / pieces, n = call->w.taps * (i + 1) / pieces - first;
                 const lanes *x = vector_at(share->x, a * call->rows * call->pitch + first * call->dilation_w);
                 (is_near ? near_sums : far_sums)(
-                    (int)n, call, x, dy, height, down, sums + a * call->h.taps * call->w.taps + first);
+                    (int)n, call, &unit, x, dy, down, sums + a * call->h.taps * call->w.taps + first);
             }
     }
 }

@@ -90,7 +90,8 @@ class _Kernel:
         self._call = _Call(
             **dict(zip("dhw", axes, strict=True)),
             channels=shares.channels, blocks=shares.blocks, band=shares.band, bands=shares.bands,
-            pitch=shares.pitch, rows=shares.rows, dilation_h=dilation_h, dilation_w=dilation_w,
+            strip=shares.strip, strips=shares.strips, pitch=shares.pitch, rows=shares.rows,
+            dilation_h=dilation_h, dilation_w=dilation_w,
         )  # fmt: skip
         self._shares = [self._share(shares, worker) for worker in range(shares.workers)]
 

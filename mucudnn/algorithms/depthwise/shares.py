@@ -4,7 +4,7 @@ import math
 from functools import cached_property
 
 from mucudnn.algorithms.base import Region
-from mucudnn.algorithms.depthwise.axes import axes_of
+from mucudnn.algorithms.depthwise.axes import Axis, axes_of
 from mucudnn.problem import ConvOp, ConvProblem
 
 _STAGE_BYTES = 2**18
@@ -25,8 +25,9 @@ class Shares:
         lanes: channels that are computed at once.
         channels, blocks: of an image, and vectors that cover them.
         taps: of a channel's filter.
+        strip, strips: columns of a unit, and strips of a band: one, but where a row is too much for a stage.
+        band, bands: rows of a unit, and bands of a slice.
         pitch: inputs of a row in a stage.
-        band, bands: rows of a unit, and units of a slice.
     """
 
     def __init__(self, problem: ConvProblem, vector_bytes: int, workers: int) -> None:
@@ -37,18 +38,22 @@ class Shares:
         self.channels = problem.out_channels
         self.blocks = -(-self.channels // self.lanes)
         self.taps = math.prod(problem.kernel_size)
-        depth, height, width = self.axes
-        self.pitch = width.reach(width.outputs)
-        self._slices = depth.most_taps
-        periods = -(-height.outputs // height.period)
-        pieces = min(-(-self._stage_bytes(height.outputs) // _STAGE_BYTES), periods)
-        self.band = -(-periods // pieces) * height.period
+        _, height, width = self.axes
+        one = min(height.period, height.outputs)
+        self.strip = _cut(width, self._stage_bytes(one, width.outputs))
+        self.strips = -(-width.outputs // self.strip)
+        self.band = _cut(height, self._stage_bytes(height.outputs, self.strip))
         self.bands = -(-height.outputs // self.band)
 
     @property
     def units(self) -> int:
         """Of the micro-batch."""
-        return self.problem.batch * self.axes[0].outputs * self.bands * self.blocks
+        return self.problem.batch * self.axes[0].outputs * self.bands * self.strips * self.blocks
+
+    @property
+    def pitch(self) -> int:
+        """Inputs that a unit has in its stage along w."""
+        return self.axes[2].reach(self.strip)
 
     @property
     def rows(self) -> int:
@@ -59,12 +64,13 @@ class Shares:
         """Return a thread's first unit, and the first that is no more its own; it may have none."""
         return self.units * worker // self.workers, self.units * (worker + 1) // self.workers
 
-    def _stage_bytes(self, band: int) -> int:
-        return self._vectors(self._read(band) + band * self.axes[2].outputs)
+    def _stage_bytes(self, band: int, strip: int) -> int:
+        return self._vectors(self._read(band, strip) + band * strip)
 
-    def _read(self, band: int) -> int:
-        """Return the inputs of such a band in a stage."""
-        return self._slices * self.axes[1].reach(band) * self.pitch
+    def _read(self, band: int, strip: int) -> int:
+        """Return how many inputs outputs of so many rows and columns read, of all slices."""
+        depth, height, width = self.axes
+        return depth.most_taps * height.reach(band) * width.reach(strip)
 
     def _vectors(self, count: int) -> int:
         return count * self.lanes * self._itemsize
@@ -76,6 +82,13 @@ class Shares:
         names = [f"sums{each}" for each in own] if self.problem.op is ConvOp.WGRAD else ["u"]
         sizes = [(name, self._vectors(self.blocks * self.taps)) for name in names]
         for each in own:
-            sizes.append((f"x{each}", self._vectors(self._read(self.band))))
-            sizes.append((f"y{each}", self._vectors(self.band * self.axes[2].outputs)))
+            sizes.append((f"x{each}", self._vectors(self._read(self.band, self.strip))))
+            sizes.append((f"y{each}", self._vectors(self.band * self.strip)))
         return tuple(Region(name, (size,), "uint8") for name, size in sizes)
+
+
+def _cut(axis: Axis, whole_bytes: int) -> int:
+    """Return how many outputs to compute at once, in whole periods, if all of them take so many bytes."""
+    periods = -(-axis.outputs // axis.period)
+    pieces = min(-(-whole_bytes // _STAGE_BYTES), periods)
+    return -(-periods // pieces) * axis.period

@@ -21,7 +21,9 @@ FIELDS = {
         "filter": "elements",
         **dict.fromkeys(("filter_c", "filter_d", "filter_h", "filter_w", "is_dense"), "number"),
         "bias": "elements",
-        **dict.fromkeys(("bias_step", "adds", "channels", "blocks", "band", "bands"), "number"),
+        **dict.fromkeys(
+            ("bias_step", "adds", "channels", "blocks", "band", "bands", "strip", "strips"), "number"
+        ),
         **dict.fromkeys(("pitch", "rows", "dilation_h", "dilation_w"), "number"),
     },
     "share": {
@@ -39,8 +41,8 @@ least shift, and `taps` those of the filter.
 
 call: of all threads. The filter or its gradient, with its steps from one channel and tap to the next, and
 whether all taps of a channel follow upon one another; whether to add to what is there; channels, and vectors
-of them; rows of a unit, and units of a slice; columns and rows of a slice in a stage; how far apart the
-filter's taps are.
+of them; rows of a unit, and bands of a slice; columns of a unit, and strips of a band; columns and rows of a
+slice in a stage; how far apart the filter's taps are.
 
 share: of one thread. Units from `first` to `last`; places for the filter, for rows of x and y, and for the
 sums of a gradient; how many threads have sums, and how far apart.
