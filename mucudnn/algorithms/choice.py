@@ -162,8 +162,9 @@ def offered(
         for variant in _variants(family, problem, threads, in_blocks or exhaustive)
         if exhaustive or not (in_c and family.outputs) or _is_for_small_limits(variant)
     )
-    bands = () if (in_c or apart) and not exhaustive else _bands(problem)
-    columns = () if apart and not exhaustive else _column_bands(problem)
+    is_small = bool(apart) and all(each.workspace_bytes(problem) <= _COLUMN_BYTES for each in apart)
+    bands = () if (in_c or is_small) and not exhaustive else _bands(problem)
+    columns = () if is_small and not exhaustive else _column_bands(problem)
     others = (*_OTHERS, *columns, *bands)
     for other in others if in_blocks or exhaustive else ():
         if other.refusal(problem) is None:

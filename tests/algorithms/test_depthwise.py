@@ -68,6 +68,32 @@ def test_long_sums_of_a_gradient_do_not_pile_up_roundings(layout: Layout) -> Non
     assert relative_error(result, reference(problem, image, gradient)) <= 1e-6  # though 2.5e-6 are allowed
 
 
+def test_long_rows_of_a_gradient_do_not_pile_up_roundings_either() -> None:
+    problem = a_layer(
+        16, op=ConvOp.WGRAD, batch=2, input_size=(8000,), kernel_size=(9,), stride=(1,), padding=(4,),
+        dilation=(1,),
+    )  # fmt: skip
+    image, gradient, _ = operands_of(problem)
+
+    result, _ = compute(DepthwiseAlgorithm(), problem, image, gradient)
+
+    assert relative_error(result, reference(problem, image, gradient)) <= 5e-7
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("op", ConvOp)
+def test_large_numbers_whose_sum_overflows_are_sound(op: ConvOp, dtype: str) -> None:
+    problem = a_layer(16, op=op, input_size=(64, 64), dtype=dtype)
+    first, second, _ = (None if each is None else torch.ones_like(each) for each in operands_of(problem))
+    scale = 1e34 if op is ConvOp.WGRAD else 1e36
+
+    result, is_good = compute(DepthwiseAlgorithm(), problem, first * scale, second)
+
+    assert result.isfinite().all()
+    assert result.abs().sum().isinf()
+    assert is_good
+
+
 @pytest.mark.parametrize("op", ConvOp)
 @pytest.mark.parametrize("taps", LENGTHS)
 def test_rows_and_filters_of_any_length(taps: int, op: ConvOp) -> None:
@@ -242,6 +268,26 @@ def test_every_unit_is_computed_by_one_thread(workers: int) -> None:
 
 
 @pytest.mark.parametrize("op", ConvOp)
+def test_more_threads_than_units_compute_the_same(op: ConvOp) -> None:
+    problem = a_layer(9, op=op, batch=3)
+    operands, many = operands_of(problem), DepthwiseAlgorithm(7)
+
+    result, is_good = compute(many, problem, *operands)
+
+    shares = many.shares(problem)
+    assert shares.units == 3
+    assert [shares.units_of(each) for each in range(7)] == [(0, 1), (1, 2), (2, 3), *[(3, 3)] * 4]
+    assert is_good
+    assert relative_error(result, reference(problem, *operands)) <= 1e-6
+
+
+def test_many_threads_share_a_few_mib() -> None:
+    wide = a_layer(96, batch=64, input_size=(224, 224), kernel_size=(7, 7), padding=(3, 3))
+
+    assert DepthwiseAlgorithm(64).workspace_bytes(wide) < 12 * 2**20
+
+
+@pytest.mark.parametrize("op", ConvOp)
 def test_long_rows_are_cut_and_an_image_that_a_stage_holds_is_not(op: ConvOp) -> None:
     long, small = (
         Shares(CASES[key].with_op(op), 64, 1)
@@ -292,6 +338,13 @@ def test_it_is_tried_but_forward_where_channels_lie_next_to_each_other(layout: L
     assert is_tried(ConvOp.FPROP, exhaustive=True)
     assert is_tried(ConvOp.DGRAD)
     assert is_tried(ConvOp.WGRAD)
+
+
+def test_where_it_takes_much_rows_are_tried_too() -> None:
+    large = a_layer(256, op=ConvOp.WGRAD, input_size=(128, 128), kernel_size=(31, 31), padding=(15, 15))
+
+    assert DepthwiseAlgorithm(64).workspace_bytes(large) > 2**22
+    assert any("rows" in name for name in names(large, 64, compiles=True))
 
 
 def test_where_it_is_tried_no_rows_are() -> None:

@@ -83,150 +83,7 @@ INLINE lanes *vector_at(real *stage, const int64_t place) { return (lanes *)stag
 
 INLINE void clear(lanes *to, const int64_t count) { memset(to, 0, sizeof *to * most(count, 0)); }
 
-/* Load up to LANES elements that follow upon one another; the rest is zero. */
-INLINE lanes load_some(const element *from, const int64_t count)
-{
-    lanes value = {0};
-    if (count >= LANES) return load(from);
-    for (int64_t i = 0; i < count; ++i) value[i] = value_of(from[i]);
-    return value;
-}
-
-INLINE void put_some(element *to, const lanes value, const int64_t count)
-{
-    if (count >= LANES)
-        put(to, value);
-    else
-        for (int64_t i = 0; i < count; ++i) to[i] = element_of(value[i]);
-}
-
-/* Copy a square of LANES channels and pixels to vectors of channels, of which `gap` are left out after `left` and then
- * after every `width`.
- */
-INLINE void square_in(
-    const element *from, const int64_t step_c, lanes *to, int64_t left, const int64_t width, const int64_t gap)
-{
-    lanes square[LANES];
-    UNROLL for (int i = 0; i < LANES; ++i) square[i] = load(from + i * step_c);
-    transpose(square);
-    UNROLL for (int i = 0; i < LANES; ++i) {
-        *to++ = square[i];
-        if (--left == 0) to += gap, left = width;
-    }
-}
-
-/* The same for all pixels, which follow upon one another in each channel; the last square may share some with the one
- * before.
- */
-static void turn_in(
-    const element *from, const int64_t step_c, const int64_t channels, const int64_t pixels, lanes *to,
-    const int64_t width, const int64_t gap)
-{
-    if (channels == LANES && pixels >= LANES) {
-        for (int64_t next = 0; next < pixels; next += LANES) {
-            const int64_t p = least(next, pixels - LANES), row = p / width;
-            square_in(from + p, step_c, to + p + row * gap, (row + 1) * width - p, width, gap);
-        }
-        return;
-    }
-    for (int64_t p = 0; p < pixels; ++p) {
-        lanes *vector = to + p + p / width * gap;
-        *vector = (lanes){0};
-        for (int64_t i = 0; i < channels; ++i) (*vector)[i] = value_of(from[i * step_c + p]);
-    }
-}
-
-/* Copy vectors of channels to pixels that follow upon one another in each channel. */
-static void turn_out(
-    const lanes *from, element *to, const int64_t step_c, const int64_t channels, const int64_t pixels)
-{
-    if (channels == LANES && pixels >= LANES) {
-        for (int64_t next = 0; next < pixels; next += LANES) {
-            const int64_t p = least(next, pixels - LANES);
-            lanes square[LANES];
-            UNROLL for (int i = 0; i < LANES; ++i) square[i] = from[p + i];
-            transpose(square);
-            UNROLL for (int i = 0; i < LANES; ++i) put(to + i * step_c + p, square[i]);
-        }
-        return;
-    }
-    for (int64_t p = 0; p < pixels; ++p)
-        for (int64_t i = 0; i < channels; ++i) to[i * step_c + p] = element_of(from[p][i]);
-}
-
-/* Copy one row of pixels to vectors of channels. */
-static void row_in(
-    const image_t *image, const element *from, const int64_t channels, const int64_t pixels, lanes *to)
-{
-    if (image->step_w == 1 && image->step_c != 1)
-        turn_in(from, image->step_c, channels, pixels, to, pixels, 0);
-    else if (image->step_c == 1)
-        for (int64_t p = 0; p < pixels; ++p) to[p] = load_some(from + p * image->step_w, channels);
-    else
-        for (int64_t p = 0; p < pixels; ++p) {
-            to[p] = (lanes){0};
-            for (int64_t i = 0; i < channels; ++i)
-                to[p][i] = value_of(from[p * image->step_w + i * image->step_c]);
-        }
-}
-
-static void row_out(
-    const image_t *image, const lanes *from, const int64_t channels, const int64_t pixels, element *to)
-{
-    if (image->step_w == 1 && image->step_c != 1)
-        turn_out(from, to, image->step_c, channels, pixels);
-    else if (image->step_c == 1)
-        for (int64_t p = 0; p < pixels; ++p) put_some(to + p * image->step_w, from[p], channels);
-    else
-        for (int64_t p = 0; p < pixels; ++p)
-            for (int64_t i = 0; i < channels; ++i)
-                to[p * image->step_w + i * image->step_c] = element_of(from[p][i]);
-}
-
-INLINE int has_long_rows(const image_t *image)
-{
-    return image->step_w == 1 && image->step_c != 1 && image->step_h == image->width;
-}
-
-/* Copy `rows` rows from `row` on, of `pitch` columns from `column` on, to a stage: zeros where the image is not. */
-static void rows_in(
-    const image_t *image, const unit_t *unit, const int64_t d, const int64_t row, const int64_t rows,
-    const int64_t column, const int64_t pitch, lanes *to)
-{
-    const int is_inside = d >= 0 && d < image->depth;
-    const int64_t top = is_inside ? least(most(row, 0), row + rows) : row + rows;
-    const int64_t bottom = most(least(row + rows, image->height), top);
-    const int64_t left = least(most(column, 0), column + pitch);
-    const int64_t right = most(least(column + pitch, image->width), left);
-    const int64_t pixels = right - left;
-    clear(to, (top - row) * pitch);
-    clear(to + (bottom - row) * pitch, (row + rows - bottom) * pitch);
-    for (int64_t h = top; h < bottom; ++h) {
-        clear(to + (h - row) * pitch, left - column);
-        clear(to + (h - row) * pitch + right - column, column + pitch - right);
-    }
-    if (bottom == top || pixels == 0) return;
-    const element *from = pixel_of(image, unit, d, top) + left * image->step_w;
-    to += (top - row) * pitch + left - column;
-    if (has_long_rows(image) && pixels == image->width) {
-        turn_in(from, image->step_c, unit->channels, (bottom - top) * pixels, to, pixels, pitch - pixels);
-        return;
-    }
-    for (int64_t h = top; h < bottom; ++h, from += image->step_h, to += pitch)
-        row_in(image, from, unit->channels, pixels, to);
-}
-
-static void rows_out(const image_t *image, const unit_t *unit, const lanes *from)
-{
-    element *to = pixel_of(image, unit, unit->d, unit->row) + unit->left * image->step_w;
-    const int64_t rows = unit->end - unit->row;
-    if (has_long_rows(image) && unit->width == image->width) {
-        turn_out(from, to, image->step_c, unit->channels, rows * image->width);
-        return;
-    }
-    for (int64_t h = 0; h < rows; ++h, to += image->step_h, from += unit->width)
-        row_out(image, from, unit->channels, unit->width, to);
-}
+COPYING
 
 /* Have in the stage what a unit reads: one slice for each tap along d, one behind the other. */
 static void stage_in(const call_t *call, const unit_t *unit, real *stage)
@@ -264,7 +121,7 @@ INLINE void outputs_at(
 }
 
 /* Compute a row's outputs of one phase, some at a time, the last of them perhaps a second time; return `total` and
- * their sum.
+ * NaN where one is not finite.
  */
 INLINE lanes outputs_of(
     const int n, const int64_t step, const call_t *call, const phase_t *d, const phase_t *h, const phase_t *w,
@@ -277,7 +134,7 @@ INLINE lanes outputs_of(
         lanes sum[8];
         outputs_at(n, step, call, d, h, w, stage + at * step, u, shift, sum);
         UNROLL for (int i = 0; i < n; ++i) {
-            total += sum[i];
+            total += sum[i] * 0; /* NaN if it is not finite */
             if (to_stage)
                 to_stage[(at + i) * period] = sum[i];
             else
@@ -300,7 +157,7 @@ static lanes row_of(
     return count >= 4 ? BY_STEP(4) : BY_STEP(1);
 }
 
-/* Compute y of a thread's units from x and the filter in `u`; return NaN or infinity if some of it is not finite. */
+/* Compute y of a thread's units from x and the filter in `u`; return NaN if some of it is not finite. */
 double slices(const call_t *call, const share_t *share)
 {
     const int64_t taps = call->d.taps * call->h.taps * call->w.taps;
@@ -362,20 +219,23 @@ INLINE void sums_at(
     const int rows, const int n, const call_t *call, const unit_t *unit, const lanes *x, const lanes *dy,
     const int64_t down, const int64_t apart, lanes *sums)
 {
-    const int64_t chain = most(CHAIN / unit->width, 1), height = unit->end - unit->row;
-    for (int64_t top = 0; top < height; top += chain) {
-        lanes sum[16] = {{0}};
-        for (int64_t h = top; h < least(top + chain, height); ++h) {
-            const lanes *from = x + h * call->h.step * call->pitch, *gradient = dy + h * unit->width;
-            for (int64_t w = 0; w < unit->width; ++w, from += call->w.step) {
-                const lanes each = gradient[w];
-                UNROLL for (int r = 0; r < rows; ++r)
-                    UNROLL for (int i = 0; i < n; ++i) sum[r * n + i] += each * from[r * down + i * apart];
+    const int64_t width = least(unit->width, CHAIN), height = CHAIN / width, end = unit->end - unit->row;
+    for (int64_t top = 0; top < end; top += height)
+        for (int64_t left = 0; left < unit->width; left += width) {
+            const int64_t right = least(left + width, unit->width);
+            lanes sum[16] = {{0}};
+            for (int64_t h = top; h < least(top + height, end); ++h) {
+                const lanes *from = x + h * call->h.step * call->pitch + left * call->w.step;
+                const lanes *gradient = dy + h * unit->width;
+                for (int64_t w = left; w < right; ++w, from += call->w.step) {
+                    const lanes each = gradient[w];
+                    UNROLL for (int r = 0; r < rows; ++r)
+                        UNROLL for (int i = 0; i < n; ++i) sum[r * n + i] += each * from[r * down + i * apart];
+                }
             }
+            UNROLL for (int r = 0; r < rows; ++r)
+                UNROLL for (int i = 0; i < n; ++i) sums[r * call->w.taps + i] += sum[r * n + i];
         }
-        UNROLL for (int r = 0; r < rows; ++r)
-            UNROLL for (int i = 0; i < n; ++i) sums[r * call->w.taps + i] += sum[r * n + i];
-    }
 }
 
 #define SUMS_OF(rows, n, apart) \
@@ -434,8 +294,7 @@ void add(const call_t *call, const share_t *share)
     }
 }
 
-/* Write the sums of all threads to a gradient of reals or elements, or add them; return NaN or infinity if some of it
- * is not finite.
+/* Write the sums of all threads to a gradient of reals or elements, or add them; return NaN if some of it is not finite.
  */
 INLINE double sums_out(const call_t *call, const share_t *share, const int is_real)
 {
@@ -450,7 +309,7 @@ INLINE double sums_out(const call_t *call, const share_t *share, const int is_re
                     const int64_t tap = a * call->filter_d + b * call->filter_h + c * call->filter_w;
                     lanes total = {0};
                     for (int64_t i = 0; i < share->totals; ++i) total += sums[i * share->next_total];
-                    found += total;
+                    found += total * 0;
                     for (int64_t i = block * LANES - channel; i < least(call->channels, LANES); ++i) {
                         const int64_t place = (channel + i) * call->filter_c + tap;
                         real *sum = (real *)call->filter + place;

@@ -10,6 +10,11 @@ from mucudnn.problem import ConvOp, ConvProblem
 _STAGE_BYTES = 2**18
 """Of the rows that a thread has in its stages at once, about: a second-level cache holds more."""
 
+_LEAST_STAGE_BYTES = 2**16
+
+_STAGES_BYTES = 2**22
+"""Of the stages of all threads, where these are many."""
+
 
 class Shares:
     """The shares of one micro-batch, in units: a band of rows of an image's slice, of a vector of channels.
@@ -39,10 +44,11 @@ class Shares:
         self.blocks = -(-self.channels // self.lanes)
         self.taps = math.prod(problem.kernel_size)
         _, height, width = self.axes
+        most_bytes = max(min(_STAGE_BYTES, _STAGES_BYTES // workers), _LEAST_STAGE_BYTES)
         one = min(height.period, height.outputs)
-        self.strip = _cut(width, self._stage_bytes(one, width.outputs))
+        self.strip = _cut(width, self._stage_bytes(one, width.outputs), most_bytes)
         self.strips = -(-width.outputs // self.strip)
-        self.band = _cut(height, self._stage_bytes(height.outputs, self.strip))
+        self.band = _cut(height, self._stage_bytes(height.outputs, self.strip), most_bytes)
         self.bands = -(-height.outputs // self.band)
 
     @property
@@ -60,9 +66,15 @@ class Shares:
         """Inputs that a unit has in its stage along h."""
         return self.axes[1].reach(self.band)
 
+    @property
+    def busy(self) -> int:
+        """Threads that have a unit: the first ones."""
+        return min(self.workers, self.units)
+
     def units_of(self, worker: int) -> tuple[int, int]:
         """Return a thread's first unit, and the first that is no more its own; it may have none."""
-        return self.units * worker // self.workers, self.units * (worker + 1) // self.workers
+        first, last = (self.units * min(each, self.busy) // self.busy for each in (worker, worker + 1))
+        return first, last
 
     def _stage_bytes(self, band: int, strip: int) -> int:
         return self._vectors(self._read(band, strip) + band * strip)
@@ -81,14 +93,14 @@ class Shares:
         own = range(self.workers)
         names = [f"sums{each}" for each in own] if self.problem.op is ConvOp.WGRAD else ["u"]
         sizes = [(name, self._vectors(self.blocks * self.taps)) for name in names]
-        for each in own:
+        for each in range(self.busy):
             sizes.append((f"x{each}", self._vectors(self._read(self.band, self.strip))))
             sizes.append((f"y{each}", self._vectors(self.band * self.strip)))
         return tuple(Region(name, (size,), "uint8") for name, size in sizes)
 
 
-def _cut(axis: Axis, whole_bytes: int) -> int:
+def _cut(axis: Axis, whole_bytes: int, most_bytes: int) -> int:
     """Return how many outputs to compute at once, in whole periods, if all of them take so many bytes."""
     periods = -(-axis.outputs // axis.period)
-    pieces = min(-(-whole_bytes // _STAGE_BYTES), periods)
+    pieces = min(-(-whole_bytes // most_bytes), periods)
     return -(-periods // pieces) * axis.period

@@ -77,6 +77,7 @@ def source_of(dtype: str, vector_bytes: int) -> str:
         text = text.replace(f"FIELDS_OF_{name.upper()}", in_c)
     real, place = _REALS[dtype]
     lanes = vector_bytes // (8 if real == "double" else 4)
+    text = text.replace("COPYING\n", _text("copying"), 1)
     text = text.replace("TRANSPOSITION\n", transposition(lanes), 1)
     text = text.replace("ELEMENTS\n", _text("halves" if dtype == "bfloat16" else "reals"), 1)
     for name, value in {"LANES_": lanes, "BYTES_": vector_bytes, "REAL_": real, "PLACE_": place}.items():
