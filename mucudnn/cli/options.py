@@ -61,7 +61,7 @@ class NewFile(click.Path):
         """Return the path that an option names."""
         path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]  # as path_type says
         if str(path) == "-":
-            self.fail("it must be a file, but got '-', which would be one of that name.", param, ctx)
+            self.fail("it must be a file: nothing is written to standard output by '-'.", param, ctx)
         folder = Path(os.path.realpath(path)).parent
         if not is_device(path) and not (folder.is_dir() and os.access(folder, os.W_OK)):
             self.fail(f"its folder must exist and be writable, but got '{path}'.", param, ctx)

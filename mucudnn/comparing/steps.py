@@ -88,7 +88,8 @@ def compare(
     plan_of(model)  # which says so if there is none
     if not callable(step):
         raise OptionError(f"step must be a function that runs a step, but got {type(step).__name__}.")
-    if inspect.isgeneratorfunction(step) or inspect.iscoroutinefunction(step):
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    if any(is_kind(step) for is_kind in kinds):
         raise OptionError(
             "step must run a step when it is called, but got a generator or coroutine function."
         )

@@ -135,14 +135,14 @@ def solve_sharing(
     try:
         selection = best_selection(choices, prices, choices.time_of(answer))
         if doubt:
-            _log.info("Settled by merging alone. %s", doubt)
+            _log.info("%s Merging has settled it.", doubt)
     except TooManySumsError:
         selection = answer
         if doubt:
             loss = 1 - prices.lower / choices.time_of(answer)
             warn_user(
                 "Sharing mode: another way to share out the workspace may save time, at most "
-                f"{100 * loss:.2g} %. {doubt}",
+                f"{100 * loss:.3g} %. {doubt}",
                 SolverWarning,
             )
     return {key: offer[c] for key, offer, c in zip(offers, fitting, selection, strict=True)}
@@ -167,7 +167,10 @@ def _answer(choices: Choices, prices: Prices, solver: Solver) -> tuple[Selection
         answer, status = _answer_of(solver, _Programme(choices, prices), choices)
     except SolverError as error:
         return prices.cheapest, str(error)
-    return answer, "" if status is Status.OPTIMAL else f"Of the solver's answer: {status.value}."
+    return (
+        answer,
+        "" if status is Status.OPTIMAL else "The solver was stopped before it had proved its answer.",
+    )
 
 
 def _answer_of(solver: Solver, programme: "_Programme", choices: Choices) -> tuple[Selection, Status]:

@@ -128,7 +128,7 @@ def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
         ("--dtype", "int8", "'int8' is not one of"),
         ("--autocast", "f32", "'f32' is not one of 'bf16', 'bfloat16', 'fp16', 'f16', 'half', 'float16'."),
         ("--search", "some", "'some' is not one of 'heuristic', 'exhaustive'."),
-        ("--output", "-", "it must be a file, but got '-'"),
+        ("--output", "-", "it must be a file: nothing is written"),
         (
             "--output",
             "no_such_folder/plan.json",
