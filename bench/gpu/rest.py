@@ -131,8 +131,9 @@ ERRANDS: tuple[Errand, ...] = (
 
 
 def errands_for(folder: Path) -> tuple[Errand, ...]:
-    """Return what is still to be shown of the card whose results lie in a folder, or will."""
-    return ERRANDS if any(folder.glob("layers*.jsonl*")) else (*_FIRST, *ERRANDS)
+    """Return what is to be shown of the card whose results a folder has, or will have."""
+    is_known = any(folder.glob("layers*.jsonl*"))
+    return (*ERRANDS, *_FIRST) if is_known else (*_FIRST, *ERRANDS)
 
 
 def run(
@@ -207,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     if options.list:
-        for errand in ERRANDS:
+        for errand in (*_FIRST, *ERRANDS):
             print(f"{errand.about}:\n    {_told(errand.command(options.seconds, options.output))}")
         return 0
     reason = obstacle()
