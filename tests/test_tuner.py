@@ -415,6 +415,7 @@ def test_a_sample_in_the_place_of_the_limit_is_told_in_a_line() -> None:
     with pytest.raises(SizeError) as raised:
         mucudnn.optimize(a_chain(), a_batch(), LIMIT)  # type: ignore[arg-type]  # that is the point
 
+    assert "got a Tensor: optimize takes (model, limit, sample)" in str(raised.value)
     assert len(str(raised.value)) < 160
 
 

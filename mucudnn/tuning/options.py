@@ -154,9 +154,9 @@ def _limit_bytes(workspace_limit: int | str) -> int:
     """
     if not isinstance(workspace_limit, Integral | str):
         raise SizeError(
-            "A limit must be an int of bytes or a string such as '64MiB', but got an object of type "
-            f"{type(workspace_limit).__name__}: optimize takes (model, limit, sample), tune takes (model, "
-            "sample, limit)."
+            "A limit must be a number of bytes or a string such as '64MiB', but got a "
+            f"{type(workspace_limit).__name__}: optimize takes (model, limit, sample), tune (model, sample, "
+            "limit)."
         )
     return parse_bytes(workspace_limit)
 

@@ -409,9 +409,9 @@ class _Rooms(Workspace):
         super().__init__(torch.device("cpu"))
         self.asked: list[int] = []
 
-    def make_room(self, n_bytes: int, *more: Any) -> None:
+    def make_room(self, n_bytes: int, *more: Any, **others: Any) -> None:
         self.asked.append(n_bytes)
-        super().make_room(n_bytes, *more)
+        super().make_room(n_bytes, *more, **others)
 
 
 @pytest.mark.parametrize("op", ConvOp)

@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import mucudnn
-from mucudnn.errors import SizeError
 from mucudnn.progress import ProgressOption
 from mucudnn.store import MemoryStore
 from mucudnn.tuning.options import Settings, StoreOption
@@ -75,10 +72,3 @@ def test_a_copy_tells_nobody_that_was_passed_in(way: Callable[[Settings], Settin
 
     assert way(settings) == settings_of(progress=None)
     assert settings.progress is listener
-
-
-def test_a_sample_in_the_place_of_the_limit_is_told_of() -> None:
-    with pytest.raises(
-        SizeError, match=r"got an object of type Tensor: optimize takes \(model, limit, sample\)"
-    ):
-        mucudnn.optimize(torch.nn.Conv2d(3, 3, 3), torch.ones(2, 3, 8, 8), "16MiB")
