@@ -1,9 +1,10 @@
 /* Depthwise convolution: each channel by itself, by the definition, LANES channels at a time.
  *
- * A unit is a band of rows of one slice of an image, or a part of such rows where they are long. What of x it reads lies in a stage, with zeros around the
- * image, where the LANES channels of a pixel are one vector, whatever the layout; so do the rows of y where the
- * image has its channels elsewhere. Then every output is a sum of vectors times vectors. The last vector of
- * channels begins where LANES are left, so it may share some with the one before, which come out equal.
+ * A unit is a band of rows of one slice of an image, or a part of such rows where they are long. What of x it reads
+ * lies in a stage, with zeros around the image, where the LANES channels of a pixel are one vector, whatever the
+ * layout; so do the rows of y where the image has its channels elsewhere. Then every output is a sum of vectors times
+ * vectors. The last vector of channels begins where LANES are left, so it may share some with the one before, which
+ * come out equal.
  */
 
 #include <stdint.h>
@@ -120,8 +121,8 @@ INLINE void outputs_at(
         }
 }
 
-/* Compute a row's outputs of one phase, some at a time, the last of them perhaps a second time; return `total` and
- * NaN where one is not finite.
+/* Compute a row's outputs of one phase, some at a time, the last of them perhaps a second time; return `total`, or NaN
+ * where one is not finite.
  */
 INLINE lanes outputs_of(
     const int n, const int64_t step, const call_t *call, const phase_t *d, const phase_t *h, const phase_t *w,
@@ -294,8 +295,7 @@ void add(const call_t *call, const share_t *share)
     }
 }
 
-/* Write the sums of all threads to a gradient of reals or elements, or add them; return NaN if some of it is not finite.
- */
+/* Write the sums of all threads to a gradient of reals or elements, or add them; return NaN if some is not finite. */
 INLINE double sums_out(const call_t *call, const share_t *share, const int is_real)
 {
     const int64_t taps = call->d.taps * call->h.taps * call->w.taps;
