@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Collection
-from numbers import Integral
+from numbers import Number
 from typing import Any
 
 from mucudnn.backends import BACKENDS
@@ -152,7 +152,7 @@ def _limit_bytes(workspace_limit: int | str) -> int:
     Raises:
         SizeError: it is none.
     """
-    if not isinstance(workspace_limit, Integral | str):
+    if not isinstance(workspace_limit, Number | str):
         raise SizeError(
             "A limit must be a number of bytes or a string such as '64MiB', but got a "
             f"{type(workspace_limit).__name__}: optimize takes (model, limit, sample), tune (model, sample, "
