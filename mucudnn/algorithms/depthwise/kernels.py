@@ -83,6 +83,7 @@ class _Kernel:
         self._image_shape = problem.output_shape if problem.op is ConvOp.DGRAD else problem.input_shape
         self._gradient_shape = problem.output_shape
         self._filter_shape = problem.filter_shape
+        self._dense_steps = [math.prod(problem.kernel_size[i + 1 :]) for i in range(len(problem.kernel_size))]
         self._tables = [_tables(axis) for axis in shares.axes]  # held as long as C reads them
         sizes = three(problem.kernel_size, 1)
         axes = [_axis(*each) for each in zip(shares.axes, sizes, self._tables, strict=True)]
@@ -110,7 +111,7 @@ class _Kernel:
         channel, _, *steps = tensor.stride()
         call.filter, call.filter_c = tensor.data_ptr(), channel
         call.filter_d, call.filter_h, call.filter_w = three(steps, 0)
-        call.is_dense = tensor[0].is_contiguous()
+        call.is_dense = steps == self._dense_steps
 
 
 class DepthwiseSliceKernel(_Kernel):
