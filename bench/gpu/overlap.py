@@ -21,7 +21,7 @@ from mucudnn.live.stand import Stand, relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.timing import SamplingRule, compare_runs
 
-PARTS = (4, 8)
+PARTS = (4, 8, 16, 32)
 
 STREAMS = 2
 
@@ -59,13 +59,14 @@ class OverlapRow:
 
 
 def rows(task: Task) -> Iterator[object]:
-    """Yield fprop and dgrad of the layers with several taps, contiguous, in bfloat16."""
-    layers = [
-        (name, layer)
-        for name, layer in task.layers.items()
-        if layer.kernel > 1 and layer.groups == 1 and layer.batch % max(PARTS) == 0
-    ]
+    """Yield fprop and dgrad of the layers with several taps, contiguous, in bfloat16.
+
+    A layer is divided into every number of parts that divides its batch.
+    """
+    layers = [(name, layer) for name, layer in task.layers.items() if layer.kernel > 1 and layer.groups == 1]
     for (name, layer), op, parts in itertools.product(layers, (ConvOp.FPROP, ConvOp.DGRAD), PARTS):
+        if layer.batch % parts:
+            continue
         if task.deadline.is_over:
             yield Cut(f"{name}, {op} in {parts} parts and what follows")
             return

@@ -69,7 +69,7 @@ SECTIONS = (
 """What all others depend on goes first, and what takes longest, or leaves traces, last."""
 
 EXTRA = (
-    Section("overlap", "Parts on two streams", overlap.rows, overlap.answers, share=10),
+    Section("overlap", "Parts on two streams", overlap.rows, overlap.answers, share=20),
     Section(
         "bfloat16-nchw",
         "Every candidate in bfloat16, NCHW, and from 2^31 elements on",

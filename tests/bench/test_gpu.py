@@ -389,6 +389,16 @@ def test_parts_on_two_streams_are_compared_with_the_whole(task: Task, ground: Pa
     assert [text.partition(" cases")[0] for text in told.values()] == ["of 2", "of 2"]
 
 
+def test_a_layer_is_divided_into_every_number_of_parts_that_divides_its_batch(task: Task) -> None:
+    layers = {f"of {batch}": dataclasses.replace(SMALL, batch=batch) for batch in (6, 12, 32)}
+
+    rows = only(overlap.OverlapRow, overlap.rows(dataclasses.replace(task, layers=layers)))
+
+    parts = [("of 12", 4), ("of 32", 4), ("of 32", 8), ("of 32", 16), ("of 32", 32)]
+    assert [(row.layer, row.parts) for row in rows if row.op is ConvOp.FPROP] == parts
+    assert {row.failure for row in rows} == {None}
+
+
 def test_a_capture_that_fails_is_the_answer(task: Task, ground: PaperGround) -> None:
     def captured(call: object) -> None:
         raise RuntimeError("operation not permitted\nwhen the stream is capturing")
