@@ -206,15 +206,23 @@ def test_what_a_card_measured_is_replayed_without_one_in_both_modes_and_by_both_
     assert any(each.startswith("cudnn:eng") for each in algorithms_of(plans[0]))
 
 
-@pytest.mark.parametrize("setting", ["bfloat16-nhwc", "tf32-nchw"])
+AT_ALL_LIMITS = [("reuse", "8MiB"), ("reuse", "64MiB"), ("reuse", "512MiB"), ("sharing", "512MiB")]
+
+
 @pytest.mark.parametrize(
-    ("mode", "limit"), [("reuse", "8MiB"), ("reuse", "64MiB"), ("reuse", "512MiB"), ("sharing", "512MiB")]
+    ("network", "setting", "mode", "limit"),
+    [
+        *(("resnet18", "bfloat16-nhwc", *each) for each in AT_ALL_LIMITS),
+        *(("resnet18", "tf32-nchw", *each) for each in AT_ALL_LIMITS),
+        *(("resnet50", "bfloat16-nhwc", mode, "64MiB") for mode in ("reuse", "sharing")),
+        *(("alexnet", "tf32-nchw", mode, "64MiB") for mode in ("reuse", "sharing")),
+    ],
 )
 def test_what_a_card_measured_in_fewer_digits_is_replayed_by_both_solvers(
-    mode: str, limit: str, setting: str, monkeypatch: pytest.MonkeyPatch
+    network: str, setting: str, mode: str, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (asked,) = chosen([setting], SETTINGS)
-    model, sample = operands(CARD_NETWORKS["resnet18"], asked, torch.device("cpu"))
+    model, sample = operands(CARD_NETWORKS[network], asked, torch.device("cpu"))
     plans = []
     for solver in (solve_with_highs, solve_with_cbc)[: 1 + (mode == "sharing")]:  # reuse needs none
         monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
@@ -223,12 +231,26 @@ def test_what_a_card_measured_in_fewer_digits_is_replayed_by_both_solvers(
 
     assert plans[0].workspace_bytes <= parse_bytes(limit)
     assert len({plan.to_text() for plan in plans}) == 1
-    assert any(each.evidence is not None for each in plans[0].assignments)
+    seen = [each.evidence for each in plans[0].assignments if each.evidence is not None]
+    assert seen
+    assert mode == "sharing" or not any(each.is_predicted for each in seen)
 
 
-@pytest.mark.parametrize("limit", ["8MiB", "64MiB", "512MiB"])
-def test_all_of_deepbench_is_replayed_by_the_rounds_of_a_card(limit: str) -> None:
-    model, samples = deepbench.b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    ("dtype", "order", "limit", "divided"),
+    [
+        (torch.bfloat16, torch.contiguous_format, "8MiB", 58),
+        (torch.bfloat16, torch.contiguous_format, "64MiB", 12),
+        (torch.bfloat16, torch.contiguous_format, "512MiB", 0),
+        (torch.float32, torch.channels_last, "8MiB", 10),
+        (torch.float32, torch.channels_last, "64MiB", 2),
+        (torch.float32, torch.channels_last, "512MiB", 0),
+    ],
+)
+def test_all_of_deepbench_is_replayed_by_the_rounds_of_a_card(
+    dtype: torch.dtype, order: torch.memory_format, limit: str, divided: int
+) -> None:
+    model, samples = deepbench.b16().to(dtype).to(memory_format=order), torch.zeros(16, dtype=dtype)
 
     plan = mucudnn.tune(model, samples, limit, backend="replay:h200-deepbench", progress=False)
 
@@ -236,7 +258,7 @@ def test_all_of_deepbench_is_replayed_by_the_rounds_of_a_card(limit: str) -> Non
     assert plan.workspace_bytes <= parse_bytes(limit)
     seen = [each.evidence for each in plan.assignments if each.evidence is not None]
     assert [each.is_predicted for each in seen] == [False] * 150
-    assert Totals.of(plan).divided == {"8MiB": 58, "64MiB": 12, "512MiB": 0}[limit]
+    assert Totals.of(plan).divided == divided
 
 
 def seconds_of(plan: Plan) -> float:
