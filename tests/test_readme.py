@@ -24,14 +24,25 @@ READMES = [
 ]
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_the_first_program_tunes_and_shows_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    (program, *_) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    names = {"loader": [(a_batch(), torch.zeros(8))], "model": a_chain()}
+PROGRAMS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
-    exec(program, names)
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_one_line_of_the_first_screen_tunes_a_model() -> None:
+    names = {"mucudnn": mucudnn, "images": a_batch(), "model": a_chain()}
+
+    exec(PROGRAMS[0], names)
 
     assert len(mucudnn.plan_of(names["model"]).sites) == 5  # of two convolutions; images need no gradient
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_first_program_tunes_and_shows_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"loader": [(a_batch(), torch.zeros(8))], "model": a_chain()}
+
+    exec(PROGRAMS[1], names)
+
+    assert len(mucudnn.plan_of(names["model"]).sites) == 5
     assert capsys.readouterr().out.startswith("Before: PyTorch's own convolution.")
 
 
@@ -40,11 +51,10 @@ def test_the_second_program_compares_a_step_and_shows_what_came_of_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    _, program, *_ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     model, image = nn.Conv2d(4, 4, 3), torch.zeros(4, 4, 6, 6)
     mucudnn.apply(model, a_plan_for(model, image))
 
-    exec(textwrap.dedent(program), {"mucudnn": mucudnn, "model": model, "step": lambda: model(image)})
+    exec(textwrap.dedent(PROGRAMS[2]), {"mucudnn": mucudnn, "model": model, "step": lambda: model(image)})
 
     assert capsys.readouterr().out.startswith("A step with PyTorch's own convolutions")
     assert "<svg" in (tmp_path / "step.html").read_text(encoding="utf-8")
