@@ -1,12 +1,12 @@
 """Whole training steps on a card: as PyTorch comes, with `cudnn.benchmark`, undivided and divided in a limit.
 
-All ways begin with the same weights, train on the same batch, and run in the same rounds, each in a thread of
-its own, its backward pass too: PyTorch keeps for every thread which of cuDNN's plans it has found. Dropout is
-off, so that losses can be compared. Profiles are those of `make record` where it has run.
+All ways begin with the same weights, train on the same batch, and run in the same rounds and in one thread,
+the backward pass too; but with `cudnn.benchmark` in another one, as PyTorch keeps for every thread which of
+cuDNN's plans it has found. Dropout is off, so that losses can be compared. Profiles are those that `make
+record` has made, if any.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import datetime
 import functools
@@ -18,6 +18,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench.arguments import seconds
@@ -95,23 +96,21 @@ class Trial:
         """
         own = step_of(self._workload, self._setting, self._ground.card.device)
         plans = {UNDIVIDED: self._tuned(own, "undivided"), DIVIDED: self._tuned(own, "power_of_two")}
-        ways = {
-            PYTORCH: Way(self._ground, own.copy()),
-            BENCHMARK: Way(self._ground, own.copy(), has_benchmark=True),
-            **{name: Way(self._ground, own.copy(plan)) for name, (plan, _) in plans.items()},
-        }
         known = {
             name: dataclasses.replace(self._empty, way=name, divided=_parted(plan), tuning_s=round(cost_s, 1))
             for name, (plan, cost_s) in plans.items()
         }
-        with contextlib.ExitStack() as stack:
-            for way in ways.values():
-                stack.callback(way.close)
+        with ThreadPoolExecutor(1) as common, ThreadPoolExecutor(1) as apart:
+            ways = {
+                PYTORCH: Way(self._ground, own.copy(), common),
+                BENCHMARK: Way(self._ground, own.copy(), apart, has_benchmark=True),
+                **{name: Way(self._ground, own.copy(plan), common) for name, (plan, _) in plans.items()},
+            }
             seen = {
                 name: self._seen(way, known.get(name, dataclasses.replace(self._empty, way=name)))
                 for name, way in ways.items()
             }
-            spread = self._spread(own)
+            spread = self._spread(Way(self._ground, own.perturbed(), common))
             seen = {name: dataclasses.replace(row, spread=spread) for name, row in seen.items()}
             yield from self._timed(ways, seen)
             copies = {name: own.copy(plan) for name, plan in ((PYTORCH, None), (DIVIDED, plans[DIVIDED][0]))}
@@ -156,17 +155,13 @@ class Trial:
             dataclasses.replace(row, peak_bytes=peak_bytes - held_bytes, used_bytes=grown), losses
         )
 
-    def _spread(self, own: Step) -> float | None:
+    def _spread(self, twin: Way) -> float | None:
         """Return how far from PyTorch as it comes a twin ends whose weights are off by a rounding."""
         if self._own is None:
             return None
-        twin = Way(self._ground, own.perturbed())
-        try:
-            for _ in range(_LOSSES):
-                twin()
-            return twin.step.differs(self._own)
-        finally:
-            twin.close()
+        for _ in range(_LOSSES):
+            twin()
+        return twin.step.differs(self._own)
 
     def _with_losses(self, row: StepRow, losses: tuple[float, ...]) -> StepRow:
         self._losses = self._losses or losses

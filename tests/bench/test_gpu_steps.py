@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from bench.gpu import steps
 from bench.gpu.step_lines import LINES, TABLES, read
 from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary, told
-from bench.gpu.step_ways import Room, Way, rooms_seen, segment_bytes, step_of
+from bench.gpu.step_ways import Room, Step, Way, rooms_seen, segment_bytes, step_of
 from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
 from bench.gpu.values import Timing, jsonable
 from bench.record import STORE, TimeIsUpError, Watch, keep_cost
@@ -352,7 +353,7 @@ def test_equal_arguments_give_equal_steps_without_dropout() -> None:
     assert [float(one.train()) for _ in range(2)] == [float(other.train()) for _ in range(2)]
 
 
-def test_a_way_has_a_thread_of_its_own_for_both_passes_and_the_flag_alone(ground: PaperGround) -> None:
+def test_a_way_runs_both_passes_in_its_thread_and_has_the_flag_alone(ground: PaperGround) -> None:
     seen: list[tuple[int, bool]] = []
     x = torch.ones(2, requires_grad=True)
     x.register_hook(lambda _: seen.append((threading.get_ident(), torch.backends.cudnn.benchmark)))
@@ -362,15 +363,32 @@ def test_a_way_has_a_thread_of_its_own_for_both_passes_and_the_flag_alone(ground
         return threading.get_ident()
 
     step = step_of(SMALL, STRICT, CPU)
-    ways = Way(ground, step), Way(ground, step, has_benchmark=True)
-    threads = [way.run(call) for way in (*ways, *ways)]
-    for way in ways:
-        way.close()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        ways = Way(ground, step, one), Way(ground, step, other, has_benchmark=True)
+        threads = [way.run(call) for way in (*ways, *ways)]
 
     assert seen == list(zip(threads, [False, True, False, True], strict=True))
     assert threads[:2] == threads[2:]
     assert len({*threads, threading.get_ident()}) == 3
     assert not torch.backends.cudnn.benchmark
+
+
+def test_all_ways_have_one_thread_in_common_but_for_benchmark(
+    ground: PaperGround, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[bool, set[int]] = {False: set(), True: set()}
+    train = Step.train
+
+    def noted(step: Step) -> torch.Tensor:
+        seen[torch.backends.cudnn.benchmark].add(threading.get_ident())
+        return train(step)
+
+    monkeypatch.setattr(Step, "train", noted)
+    ground.captured = lambda call: (lambda: None, call())  # who replays a graph runs no step
+
+    assert len([*a_trial(ground, folder).rows()]) > 6
+    assert [len(threads) for threads in seen.values()] == [1, 1]
+    assert seen[False] != seen[True]
 
 
 def test_a_step_that_cannot_be_captured_is_told_and_the_others_go_on(
