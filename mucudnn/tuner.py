@@ -68,8 +68,7 @@ def optimize(
         mode: "reuse" (one buffer serves all convolutions in turn) or "sharing" (each owns its part).
         policy: which micro-batch sizes are tried: "undivided", "power_of_two" or "all".
         search: which algorithms are tried: "heuristic" (those that the device's library recommends, and
-            enough others; on a GPU, in reuse mode, in smaller micro-batches only where these promise
-            something) or "exhaustive" (all that may win, at every size).
+            enough others) or "exhaustive" (all that may win).
         max_error: the largest error of an algorithm that may be chosen, relative to a convolution in float64,
             in the 2-norm of the whole result on values of one size, as it was measured (in float32 some 2e-7
             for PyTorch's own, which may always be chosen, and 3e-7 to 4e-6 for Winograd's). None leaves it at

@@ -78,7 +78,6 @@ class ScriptedBackend:
     device = torch.device("cpu")
     alignment_bytes = 1
     least_span_ns = 50_000
-    are_trials_dear = False
     takes_memory_by_pages = True
     is_capturing = False
 

@@ -206,13 +206,6 @@ class Backend(Protocol):
         """
 
     @property
-    def are_trials_dear(self) -> bool:
-        """Whether trying a candidate takes longer than its calls, however few samples these compute.
-
-        Profiles then leave out sizes that promise nothing (`mucudnn.profiling.descending`).
-        """
-
-    @property
     def alignment_bytes(self) -> int:
         """What operands start at a multiple of, and parts as far as their sizes allow.
 

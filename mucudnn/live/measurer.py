@@ -44,7 +44,6 @@ class LiveMeasurer:
     Attributes:
         own: id of PyTorch's own convolution on this backend.
         measured: trials and divisions that were really run, so far.
-        are_trials_dear: whether few trials should be asked for.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class LiveMeasurer:
         """
         self.own = backend.own
         self.measured = 0
-        self.are_trials_dear = backend.are_trials_dear
         self._backend = backend
         self._profiling = _with_span(profiling, backend.least_span_ns // 2)  # what wins is confirmed
         coarse = _COARSE if self._profiling.min_span_ns > profiling.min_span_ns else 1

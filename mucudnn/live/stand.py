@@ -175,21 +175,20 @@ class _Reference:
 
     def __init__(self, stand: Stand) -> None:
         self._stand = stand
-        self._known = 0
         self._sums: dict[tuple[int, int], Tensor] = {}
 
     def of(self, here: slice) -> Tensor:
-        """Return the reference for the samples `here`; that of fprop and dgrad is made up to there."""
+        """Return the reference for the samples `here`."""
         if self._stand.problem.op is ConvOp.WGRAD:
             return self._sum(here.start, here.stop)
-        for sample in range(self._known, here.stop):
-            self._result[sample : sample + 1] = self._compute(sample)
-        self._known = max(self._known, here.stop)
         return self._result[here]
 
     @cached_property
     def _result(self) -> Tensor:
-        return torch.empty_like(self._stand.out, dtype=torch.float64)
+        result = torch.empty_like(self._stand.out, dtype=torch.float64)
+        for sample in range(self._stand.problem.batch):
+            result[sample : sample + 1] = self._compute(sample)
+        return result
 
     def _sum(self, start: int, stop: int) -> Tensor:
         """Sum of the samples' dw; each stretch from one start between stops asked for is computed once."""

@@ -120,10 +120,6 @@ class Measurer(Protocol):
     def measured(self) -> int:
         """Trials and divisions that were really run, so far."""
 
-    @property
-    def are_trials_dear(self) -> bool:
-        """Whether it is slow to measure, so that few trials should be asked for."""
-
     def environment(self) -> Environment:
         """Return all that the times depend on."""
 

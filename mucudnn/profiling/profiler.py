@@ -9,7 +9,6 @@ from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError, UnmeasuredError
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.descending import Trials, every, wanted
 from mucudnn.profiling.measurer import (
     Divisions,
     Limits,
@@ -37,7 +36,6 @@ class Profiler:
         policy: which micro-batch sizes are tried.
         search: which algorithms are tried.
         max_error: of candidates but PyTorch's own; None for no bound beside the backend's.
-        descends: whether sizes are left out that promise nothing, as `mucudnn.profiling.descending` says.
         own: id of PyTorch's own convolution.
         on_wait: called when it has to wait for somebody else who measures on the same device.
     """
@@ -50,8 +48,6 @@ class Profiler:
         policy: Policy,
         search: Search = Search.HEURISTIC,
         max_error: float | None = None,
-        *,
-        descends: bool = False,
     ) -> None:
         """Remember whom to ask; nothing is measured yet."""
         self.environment: Environment = measurer.environment()
@@ -59,7 +55,6 @@ class Profiler:
         self.policy = policy
         self.search = search
         self.max_error = max_error
-        self.descends = descends
         self.own = measurer.own
         self.on_wait: Callable[[], None] = nothing
         self._measurer = measurer
@@ -88,49 +83,36 @@ class Profiler:
         self._store.forget(self.environment, parts, whole=False)
 
     def profile(self, problem: ConvProblem) -> Profile:
-        """Return the candidates of `problem` within the limit, at the sizes of the policy that are tried.
+        """Return the candidates of `problem` within the limit, at all sizes of the policy.
 
         Raises:
             BackendError: a candidate cannot be measured.
         """
         trials = self._trials(problem)
-        known = self._known(trials)
+        known = self._store.records(self.environment, trials)
         if self._missing(trials, known):
             known = self._measured(problem, trials)
-        seen = [known[trial] for trial in every(trials) if trial in known]
+        records = [judged(known[trial], self.own, self.max_error) for trial in trials]
         self._errors[problem] = {
-            (record.trial.algorithm, record.trial.problem.batch): record.error
-            for record in seen
-            if record.error is not None
+            (trial.algorithm, trial.problem.batch): error
+            for trial in trials
+            if (error := known[trial].error) is not None
         }
-        records = [judged(record, self.own, self.max_error) for record in seen]
         return _profile(problem, self.environment, records, self.limit_bytes)
 
-    def _known(self, trials: Trials) -> dict[Trial, Record]:
-        """Return what the store knows of `trials` that answers under the limit."""
-        found = self._store.records(self.environment, every(trials))
-        return {trial: each for trial, each in found.items() if is_settled(each, self.limit_bytes)}
+    def _missing(self, trials: Sequence[Trial], known: Mapping[Trial, Record]) -> list[Trial]:
+        return [trial for trial in trials if not is_settled(known.get(trial), self.limit_bytes)]
 
-    def _missing(self, trials: Trials, known: Mapping[Trial, Record]) -> list[Trial]:
-        """Return the trials that are needed, as far as what is known tells, and not known."""
-        needed = every(trials)
-        if self.descends:
-            found = {trial: judged(each, self.own, self.max_error) for trial, each in known.items()}
-            needed = wanted(trials, found, self.limit_bytes, self.own)
-        return [trial for trial in needed if trial not in known]
-
-    def _measured(self, problem: ConvProblem, trials: Trials) -> dict[Trial, Record]:
-        """Return the records of all that is needed, measured as far as nobody else has meanwhile."""
+    def _measured(self, problem: ConvProblem, trials: Sequence[Trial]) -> dict[Trial, Record]:
+        """Return the records of all trials, measured as far as nobody else has while this one waited."""
         with self._alone():
-            known = self._known(trials)
-            while missing := self._missing(trials, known):
-                fresh = self._measure(problem, missing, trials)
-                self._keep(fresh)
-                # What is kept is what others may have written first, so that all plan from the same. What was
-                # known stays known, should the store have lost it since: one that measures anew forgets, too.
-                known |= {record.trial: record for record in fresh}
-                known |= self._known(trials)
-        return known
+            known = self._store.records(self.environment, trials)
+            fresh = self._measure(problem, self._missing(trials, known))
+            self._keep(fresh)
+            # What is kept is what others may have written first, so that all plan from the same. What was
+            # known stays known, should the store have lost it since: one that measures anew forgets, too.
+            seen = known | {record.trial: record for record in fresh}
+            return seen | self._store.records(self.environment, trials)
 
     def _keep(self, records: Iterable[Record]) -> None:
         """Have the store keep those records that will hold in other processes, too."""
@@ -139,12 +121,13 @@ class Profiler:
     def _alone(self) -> AbstractContextManager[None]:
         return self._measurer.alone(self.on_wait)
 
-    def _measure(self, problem: ConvProblem, missing: Sequence[Trial], trials: Trials) -> list[Record]:
+    def _measure(self, problem: ConvProblem, missing: Sequence[Trial]) -> list[Record]:
         """Have `missing` measured; what has broken the device is kept as refused, at every size."""
         try:
             return self._measurer.measure(problem, missing, self.limit_bytes)
         except DeviceLostError as lost:
-            self._keep(_broken(each, lost) for each in every(trials) if each.algorithm == lost.algorithm)
+            broken = [_broken(trial, lost) for trial in missing if trial.algorithm == lost.algorithm]
+            self._keep(broken)
             raise
 
     def known_workspaces(self, problem: ConvProblem) -> list[Candidate]:
@@ -153,7 +136,7 @@ class Profiler:
         It is what tells the least limit that would do when none fits. What was refused for another reason
         than its size is left out.
         """
-        trials = every(self._trials(problem))
+        trials = self._trials(problem)
         known = self._store.records(self.environment, trials)
         records = [
             judged(
@@ -322,15 +305,18 @@ class Profiler:
     def _comparison(self, problem: ConvProblem, divisions: Sequence[Division]) -> Comparison | None:
         return self._store.comparison(self.environment, problem, [each.key for each in divisions])
 
-    def _trials(self, problem: ConvProblem) -> Trials:
+    def _trials(self, problem: ConvProblem) -> list[Trial]:
         """Return what to try; the whole is asked for first: then a refusal names what the user has given."""
-        sizes = sorted(self.policy.sizes(problem.batch), key=lambda size: size != problem.batch)
-        return {size: self._trials_of(problem, size) for size in sizes}
-
-    def _trials_of(self, problem: ConvProblem, size: int) -> list[Trial]:
-        part, whole = problem.part(size), size == problem.batch
-        names = self._measurer.algorithms(part, self.search, whole=whole)
-        return [Trial(part, name, whole=whole) for name in names]
+        sizes = self.policy.sizes(problem.batch)
+        found = {
+            size: self._measurer.algorithms(problem.part(size), self.search, whole=size == problem.batch)
+            for size in sorted(sizes, key=lambda size: size != problem.batch)
+        }
+        return [
+            Trial(problem.part(size), algorithm, whole=size == problem.batch)
+            for size in sizes
+            for algorithm in found[size]
+        ]
 
     def _refused(
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits

@@ -44,11 +44,9 @@ class Replay:
         own: id of PyTorch's own convolution: the one algorithm that was timed and has no set-up. Where it was
             never timed, nothing depends on its name, and this is the name of none.
         measured: nothing, ever.
-        are_trials_dear: no: all that was recorded is tried.
     """
 
     measured = 0
-    are_trials_dear = False
 
     def __init__(self, store: SqliteStore, environment: Environment) -> None:
         """Answer for one environment of a store.

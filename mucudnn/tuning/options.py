@@ -104,21 +104,7 @@ class Settings:
 
     def profiler(self, measurer: Measurer, store: Store) -> Profiler:
         """Return what tells profiles as they are wanted here, measured by `measurer` and kept in `store`."""
-        return Profiler(
-            measurer,
-            store,
-            self.limit_bytes,
-            self.policy,
-            self.search,
-            self.max_error,
-            descends=measurer.are_trials_dear and self._may_leave_out_sizes,
-        )
-
-    @property
-    def _may_leave_out_sizes(self) -> bool:
-        """Whether all sizes are not what is asked for, nor the smallest workspaces what is shared out."""
-        is_asked = self.policy is Policy.POWER_OF_TWO and self.search is Search.HEURISTIC
-        return is_asked and self.mode is Mode.REUSE
+        return Profiler(measurer, store, self.limit_bytes, self.policy, self.search, self.max_error)
 
     def refuse_recording(self, caller: str) -> None:
         """Raise if the backend is a recording.

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.progress import ProgressOption
 from mucudnn.store import MemoryStore
 from mucudnn.tuning.options import Settings, StoreOption
-from tests.doubles import ScriptedBackend
 from tests.models import Listener
 
 
@@ -52,27 +50,6 @@ def test_a_default_that_is_a_relative_path_means_the_file_in_the_folder_of_now(
     monkeypatch.setenv("MUCUDNN_STORE", "profiles.sqlite3")
 
     assert settings_of(store=None).store == tmp_path / "profiles.sqlite3"
-
-
-@pytest.mark.parametrize(
-    ("options", "is_dear", "descends"),
-    [
-        ({}, True, True),
-        ({}, False, False),
-        ({"mode": "sharing"}, True, False),
-        ({"policy": "all"}, True, False),
-        ({"search": "exhaustive"}, True, False),
-    ],
-)
-def test_sizes_are_left_out_where_trials_are_dear_and_nobody_asks_for_all(
-    options: dict[str, str], is_dear: bool, descends: bool
-) -> None:
-    backend = ScriptedBackend({})
-    backend.are_trials_dear = is_dear
-
-    settings = settings_of(**{"policy": "power_of_two", **options})
-
-    assert settings.profiler(LiveMeasurer(backend), MemoryStore()).descends == descends
 
 
 COPYING = pytest.mark.parametrize(

@@ -99,7 +99,6 @@ class CpuBackend:
     own = _PREFIX + "aten"
     device = torch.device("cpu")
     alignment_bytes = 1
-    are_trials_dear = False
     least_span_ns = 50_000
     takes_memory_by_pages = True
     is_capturing = False

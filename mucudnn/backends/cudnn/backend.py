@@ -51,9 +51,6 @@ class CudnnBackend:
     own = "cudnn:aten"
     alignment_bytes = _ALIGNMENT_BYTES
     takes_memory_by_pages = False
-    are_trials_dear = (
-        True  # on an H200 tuning ResNet-50 took 128 s for 6664 trials, of one size as of another
-    )
     least_span_ns = 1_000_000  # waiting for a card takes some 10 µs, alike for all that are compared
     own_convolution = staticmethod(own_convolution)
     recorded_convolution = staticmethod(recorded_convolution)
