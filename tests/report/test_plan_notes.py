@@ -226,6 +226,31 @@ def test_the_notes_advise_no_layout_where_none_was_found_faster(
     assert "memory_format" not in render_plan(plan)
 
 
+@pytest.mark.parametrize(
+    ("backend", "part_ms", "is_told"),
+    [("cudnn", 0.09, True), ("cudnn", 0.11, False), ("cpu", 0.09, False)],
+)
+def test_the_notes_say_where_a_cards_parts_are_so_short_that_the_host_may_decide(
+    backend: str, part_ms: float, is_told: bool
+) -> None:
+    parts = Division((Candidate("cudnn:eng1", 16, part_ms * 1e-3, 0),) * 2)
+    kept = Division((Candidate("cudnn:aten", 32, 1e-6, 0),))
+    rows = (assigned("a", ConvOp.WGRAD, parts, None), assigned("a", ConvOp.FPROP, kept, None))
+
+    told = render_plan(a_plan(assignments=rows, environment=an_environment(backend=backend)))
+
+    assert ("1 of 2 sites run parts of less than 0.1 ms" in told) == is_told
+
+
+def test_the_notes_take_what_a_whole_division_was_seen_to_take_for_the_time_of_its_parts() -> None:
+    """Of 5 ms, and not of what the profile says."""
+    parts = Division((Candidate("cudnn:eng1", 16, 1e-5, 0),) * 2)
+    card = an_environment(backend="cudnn")
+    plan = a_plan(assignments=(assigned("a", ConvOp.FPROP, parts, FASTER),), environment=card)
+
+    assert "the host took" not in render_plan(plan)
+
+
 def test_the_notes_count_sites_whose_results_may_differ_from_run_to_run() -> None:
     varying = Division((Candidate("cudnn:eng1", 32, 0.01, 0, is_deterministic=False),))
     plan = a_mixed_plan(assignments=(assigned("a", ConvOp.WGRAD, varying, None), *a_mixed_plan().assignments))
