@@ -44,10 +44,18 @@ from mucudnn.sizes import parse_bytes
 from mucudnn.timing import SamplingRule, compare_runs
 from mucudnn.version import __version__
 
-PYTORCH, BENCHMARK, UNDIVIDED, DIVIDED = "as it comes", "benchmark", "undivided", "divided"
-"""Ways to train; the first two are PyTorch's own in whatever memory, the others within the limit."""
+PYTORCH, EQUAL, BENCHMARK = "as it comes", "its equal", "benchmark"
+"""PyTorch's own ways to train, in whatever memory; between the first and its copy there is only noise."""
+UNDIVIDED, DIVIDED = "undivided", "divided"
+"""Ways to train within the limit."""
 
-_PAIRS = ((PYTORCH, BENCHMARK), (PYTORCH, UNDIVIDED), (PYTORCH, DIVIDED), (UNDIVIDED, DIVIDED))
+_PAIRS = (
+    (PYTORCH, EQUAL),
+    (PYTORCH, BENCHMARK),
+    (PYTORCH, UNDIVIDED),
+    (PYTORCH, DIVIDED),
+    (UNDIVIDED, DIVIDED),
+)
 """What is compared: the first of a pair is the base."""
 
 ROUNDS = SamplingRule(looks=(10, 15, 20, 30), precision=0.01)
@@ -103,6 +111,7 @@ class Trial:
         with ThreadPoolExecutor(1) as common, ThreadPoolExecutor(1) as apart:
             ways = {
                 PYTORCH: Way(self._ground, own.copy(), common),
+                EQUAL: Way(self._ground, own.copy(), common),
                 BENCHMARK: Way(self._ground, own.copy(), apart, has_benchmark=True),
                 **{name: Way(self._ground, own.copy(plan), common) for name, (plan, _) in plans.items()},
             }

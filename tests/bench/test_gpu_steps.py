@@ -18,7 +18,7 @@ from bench.gpu import steps
 from bench.gpu.step_lines import LINES, TABLES, read
 from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary, told
 from bench.gpu.step_ways import Room, Step, Way, rooms_seen, segment_bytes, step_of
-from bench.gpu.steps import BENCHMARK, DIVIDED, PYTORCH, UNDIVIDED, Trial, run
+from bench.gpu.steps import BENCHMARK, DIVIDED, EQUAL, PYTORCH, UNDIVIDED, Trial, run
 from bench.gpu.values import Timing, jsonable
 from bench.record import STORE, TimeIsUpError, Watch, keep_cost
 from bench.workloads import SETTINGS, Workload
@@ -124,7 +124,7 @@ def a_trial(ground: PaperGround, folder: Path, watch: Watch = ENDLESS) -> Trial:
 
 def test_all_ways_run_in_the_same_rounds_and_again_in_graphs(ways: list[StepRow]) -> None:
     assert [row.way for row in ways] == [
-        PYTORCH, BENCHMARK, UNDIVIDED, DIVIDED, f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph",
+        PYTORCH, EQUAL, BENCHMARK, UNDIVIDED, DIVIDED, f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph",
     ]  # fmt: skip
     assert all(row.failure is None and row.time is not None for row in ways)
     assert {row.network for row in ways} == {"small 4x3x8x8"}
@@ -135,7 +135,8 @@ def test_divided_is_compared_with_undivided_too(found: list[StepRow | PairRow]) 
     pairs = [row for row in found if isinstance(row, PairRow)]
 
     assert [(row.base, row.way) for row in pairs] == [
-        (PYTORCH, BENCHMARK), (PYTORCH, UNDIVIDED), (PYTORCH, DIVIDED), (UNDIVIDED, DIVIDED),
+        (PYTORCH, EQUAL), (PYTORCH, BENCHMARK), (PYTORCH, UNDIVIDED), (PYTORCH, DIVIDED),
+        (UNDIVIDED, DIVIDED),
         (f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph"),
     ]  # fmt: skip
     assert {(row.ratio, row.verdict) for row in pairs} == {(1.0, Verdict.SAME)}  # by the clock on paper
@@ -151,7 +152,7 @@ def test_all_ways_have_the_losses_of_their_twins(ways: list[StepRow]) -> None:
 def test_all_ways_have_the_weights_of_their_twins(ways: list[StepRow]) -> None:
     assert ways[0].weights == 0
     assert all(row.weights < 1e-4 for row in ways[:4])
-    assert len({row.spread for row in ways[:4]}) == 1
+    assert len({row.spread for row in ways[:5]}) == 1
     assert 0 < ways[0].spread < 1e-4  # what a rounding of the first weights comes to
 
 
@@ -222,7 +223,7 @@ def test_tuning_counts_with_what_it_had_cost_before(
 ) -> None:
     assert [row.way for row in ways if row.tuning_s is not None] == [UNDIVIDED, DIVIDED]
     assert {row.break_even for row in ways if row.tuning_s is not None} == {None}  # nothing is saved
-    assert [row.divided is None for row in ways] == [True, True, False, False, True, True]
+    assert [row.divided is None for row in ways] == [True, True, True, False, False, True, True]
     keep_cost(tmp_path, SMALL, STRICT, "8MiB-reuse", 1000.0, 7)
 
     rows = [*a_trial(ground, tmp_path).rows()]
@@ -331,7 +332,7 @@ def test_the_summary_tells_ways_and_pairs(found: list[StepRow | PairRow]) -> Non
     text = summary(found)
 
     assert f"small 4x3x8x8, float32-nchw, {format_bytes(2**20)}" in text
-    assert text.count("SAME") == 5
+    assert text.count("SAME") == 6
     assert text.count("in a graph") == 4
 
 
@@ -417,7 +418,7 @@ def test_a_replay_that_does_not_learn_as_the_eager_step_does_is_seen(
 
     rows = [row for row in a_trial(ground, folder).rows() if isinstance(row, StepRow)]
 
-    assert [row.difference > 1e-3 for row in rows] == [False] * 4 + [True] * 2
+    assert [row.difference > 1e-3 for row in rows] == [False] * 5 + [True] * 2
 
 
 def test_time_that_is_up_ends_the_run(
