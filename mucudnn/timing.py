@@ -88,6 +88,10 @@ CONFIRMING = SamplingRule(looks=(10, 15, 20, 30, 45), precision=0.01)
 """For finished divisions: few of them, and this decides."""
 
 
+def nothing() -> None:
+    """Do nothing before a span."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Entrant:
     """What takes part in a race.
@@ -96,15 +100,14 @@ class Entrant:
         call: what is timed.
         rivals: entrants with an equal value here do the same work, so that one can make another needless.
         workspace_bytes: bytes that the call needs; only a rival with no more can make it needless.
+        ready: runs before every span and is not in its time. It makes anew what the call takes for granted,
+            and other entrants may have overwritten.
     """
 
     call: Callable[[], None]
     rivals: Hashable
     workspace_bytes: int
-
-
-def nothing() -> None:
-    """Do nothing before a span."""
+    ready: Callable[[], None] = nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +117,9 @@ class _Stopwatch:
     clock: Clock
     before: Callable[[], None]
 
-    def span_ns(self, call: Callable[[], None], calls: int) -> int:
+    def span_ns(self, call: Callable[[], None], calls: int, ready: Callable[[], None] = nothing) -> int:
         """Return the nanoseconds of `calls` calls; at least 1, so that ratios exist."""
+        ready()
         self.before()
         start = self.clock()
         for _ in range(calls):
@@ -131,6 +135,7 @@ class _Runner:
     calls: int
     workspace_bytes: int = 0
     warm_ns: float = math.inf
+    ready: Callable[[], None] = nothing
     spans_ns: list[int] = dataclasses.field(default_factory=list)
     is_dropped: bool = False
 
@@ -240,8 +245,9 @@ def compare_runs(
 
 
 def _warmed_up(entrant: Entrant, rule: SamplingRule, stopwatch: _Stopwatch) -> _Runner:
+    entrant.ready()
     calls, span_ns = _calls_per_span(entrant.call, rule, stopwatch)
-    return _Runner(entrant.call, calls, entrant.workspace_bytes, span_ns / calls)
+    return _Runner(entrant.call, calls, entrant.workspace_bytes, span_ns / calls, entrant.ready)
 
 
 def _calls_per_span(call: Callable[[], None], rule: SamplingRule, stopwatch: _Stopwatch) -> tuple[int, int]:
@@ -267,7 +273,7 @@ def _time_once(runners: Iterable[_Runner], order: random.Random, stopwatch: _Sto
     drawn = list(runners)
     order.shuffle(drawn)
     for runner in drawn:
-        runner.spans_ns.append(stopwatch.span_ns(runner.call, runner.calls))
+        runner.spans_ns.append(stopwatch.span_ns(runner.call, runner.calls, runner.ready))
 
 
 def _by_rivals(entrants: Mapping[Key, Entrant], runners: Mapping[Key, _Runner]) -> list[list[_Runner]]:

@@ -307,6 +307,26 @@ def test_the_order_follows_from_the_seed() -> None:
     assert _rounds(seed=1) != _rounds(seed=2)
 
 
+def test_what_a_call_finds_ready_is_made_before_every_span_and_is_not_in_its_time() -> None:
+    world = World()
+    before, ready = world.call("before", MS), world.call("ready", 5 * MS)
+    entrants = {
+        "one": Entrant(world.call("one", 2 * MS), 0, 0, ready),
+        "two": Entrant(world.call("two", 3 * MS), 1, 0),
+    }
+
+    found = race(entrants, clock=world.clock, before=before)
+
+    assert {name: each.estimate.median for name, each in found.items()} == {"one": 0.002, "two": 0.003}
+    # Once before the first run, which is no span.
+    places = [place for place, name in enumerate(world.ran) if name == "one"]
+    assert world.ran[:2] == ["ready", "one"]
+    assert {tuple(world.ran[place - 2 : place]) for place in places[1 + PROFILING.warmups :]} == {
+        ("ready", "before")
+    }
+    assert world.ran.count("ready") == 1 + 6
+
+
 def test_what_a_call_raises_is_left_to_the_caller() -> None:
     def fail() -> None:
         raise MemoryError("the device has no memory left")

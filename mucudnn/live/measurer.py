@@ -296,7 +296,8 @@ class LiveMeasurer:
         set_ups: dict[str, Entrant] = {}
         for trial, run in runs.items():
             workspace = records[trial].workspace_bytes or 0
-            parts[trial] = Entrant(last.remembered(trial, run.part), trial.problem.batch, workspace)
+            part, ready = last.remembered(trial, run.part), last.remembered(trial, run.ready)
+            parts[trial] = Entrant(part, trial.problem.batch, workspace, ready)
             if trial.algorithm != self.own and trial.algorithm not in set_ups:
                 set_ups[trial.algorithm] = Entrant(last.remembered(trial, run.setup), trial.algorithm, 0)
         with last.blamed():
