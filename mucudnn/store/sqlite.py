@@ -32,6 +32,7 @@ Source: SQLite, How To Corrupt An SQLite Database File, section 2.6.
 """
 
 _NOBODY = 0
+"""No process."""
 
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _UNUSABLE = {
@@ -105,12 +106,12 @@ class UnusableFileError(StoreError):
 class SqliteStore:
     """A store in an SQLite file, which threads and processes share.
 
-    Each call is one transaction; a process that finds the file locked waits for up to half a minute.
+    Each call is one short transaction; a process that finds the file locked waits for up to half a minute.
     The journal is the plain one: a write-ahead log needs shared memory, which network file systems lack. A
     process that is killed leaves all that it had added. A file that is refused stays, byte for byte, as it
     is. A copy, pickled or not, is the same file opened once more. A store closes itself when it is forgotten.
-    A packed file is read into memory, and can only be read. One of an older version is brought up to this
-    one: in memory, as it is now, where it is only to be read.
+    A file that was packed (`pack`) is read into memory, and can only be read. A file of an older version is
+    brought up to this one: in memory, as it is now, where it is only to be read.
 
     Attributes:
         path: of the file, absolute.
@@ -174,12 +175,9 @@ class SqliteStore:
             if os.getpid() != self._process:
                 _LEFT.append(self._connection)
                 self._open()
-            if self._connection.in_transaction:  # of this thread: `copy_into` holds one
+            with self._connection:
+                self._connection.execute(f"BEGIN {kind}")
                 yield self._connection
-            else:
-                with self._connection:
-                    self._connection.execute(f"BEGIN {kind}")
-                    yield self._connection
 
     def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:
         """Return the records of those `trials` that are known in `environment`, in the order of `trials`."""
@@ -260,7 +258,10 @@ class SqliteStore:
             return [row["algorithm"] for row in database.execute(_FIND_WITHOUT_SETUP, (environment.key,))]
 
     def copy_into(self, store: Store, number: int | None = None) -> None:
-        """Add all that is here to `store`, under its rules, at once; or one environment, from 1."""
+        """Add all that is here to `store`, under its rules; or the environment of that number alone, from 1.
+
+        One that is not there adds nothing.
+        """
         with self._transaction("DEFERRED") as database:
             contents = [
                 (
@@ -271,11 +272,10 @@ class SqliteStore:
                 for place, row in enumerate(database.execute(_FIND_ENVIRONMENTS).fetchall(), start=1)
                 if number in (None, place)
             ]
-        with store._transaction("IMMEDIATE") if isinstance(store, SqliteStore) else contextlib.nullcontext():
-            for environment, records, comparisons in contents:
-                store.add_records(environment, records)
-                for comparison in comparisons:
-                    store.add_comparison(environment, comparison)
+        for environment, records, comparisons in contents:
+            store.add_records(environment, records)
+            for comparison in comparisons:
+                store.add_comparison(environment, comparison)
 
     def pack(self, path: str | os.PathLike[str]) -> None:
         """Write all that is here to a new file in compressed form, to be sent about and replayed.

@@ -254,39 +254,6 @@ def test_everything_can_be_copied_into_another_store(tmp_path: Path) -> None:
     assert compared == released.COMPARISON
 
 
-def test_a_file_that_gets_a_copy_is_written_to_once(tmp_path: Path) -> None:
-    statements: list[str] = []
-    with (
-        SqliteStore(filled(tmp_path / "one.sqlite3")) as source,
-        SqliteStore(tmp_path / "two.sqlite3") as target,
-    ):
-        source.add_records(released.ENVIRONMENT, released.RECORDS)
-        source.add_comparison(released.ENVIRONMENT, released.COMPARISON)
-        target._connection.set_trace_callback(statements.append)
-        source.copy_into(target)
-
-    assert statements.count("COMMIT") == 1
-    with SqliteStore(tmp_path / "two.sqlite3", read_only=True) as target:
-        assert target.count() == 5
-
-
-def test_a_copy_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("no more")
-
-    with (
-        SqliteStore(filled(tmp_path / "one.sqlite3")) as source,
-        SqliteStore(tmp_path / "two.sqlite3") as target,
-    ):
-        source.add_comparison(released.ENVIRONMENT, released.COMPARISON)
-        monkeypatch.setattr(target, "add_comparison", refuse)
-        with pytest.raises(RuntimeError, match="no more"):
-            source.copy_into(target)
-
-        assert target.count() == 0
-        assert target.environments() == []
-
-
 def test_a_copy_keeps_what_was_there(tmp_path: Path) -> None:
     (other,) = [a_record(a_trial("cpu:0"), first_span_ns=7)]
     target = MemoryStore()
