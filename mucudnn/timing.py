@@ -100,8 +100,8 @@ class Entrant:
         call: what is timed.
         rivals: entrants with an equal value here do the same work, so that one can make another needless.
         workspace_bytes: bytes that the call needs; only a rival with no more can make it needless.
-        ready: runs before every span and is not in its time. It makes anew what the call takes for granted,
-            and other entrants may have overwritten.
+        ready: runs before warming up and before every sample, and is not in its time. It makes anew what the
+            call takes for granted, and other entrants may have overwritten.
     """
 
     call: Callable[[], None]
@@ -179,7 +179,7 @@ def race(
         before: runs before every span, warm-up too, and is not in its time.
 
     Raises:
-        Exception: whatever a call or `before` raises, unchanged; the samples of the others are lost.
+        Exception: whatever an entrant or `before` raises, unchanged; the samples of the others are lost.
     """
     order = random.Random(seed)
     stopwatch = _Stopwatch(clock, before)

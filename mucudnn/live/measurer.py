@@ -299,7 +299,8 @@ class LiveMeasurer:
             part, ready = last.remembered(trial, run.part), last.remembered(trial, run.ready)
             parts[trial] = Entrant(part, trial.problem.batch, workspace, ready)
             if trial.algorithm != self.own and trial.algorithm not in set_ups:
-                set_ups[trial.algorithm] = Entrant(last.remembered(trial, run.setup), trial.algorithm, 0)
+                set_up = last.remembered(trial, run.setup)
+                set_ups[trial.algorithm] = Entrant(set_up, trial.algorithm, 0, ready)
         with last.blamed():
             raced, others = self._neighbours.undisturbed(
                 lambda: (

@@ -40,7 +40,7 @@ class TrialRun(Protocol):
     """The calls of one trial."""
 
     def ready(self) -> None:
-        """Make anew what a part finds in the workspace, in which other trials run too.
+        """Make anew what a part or the set-up finds in the workspace, in which other trials run too.
 
         What they leave there may be numbers that a processor multiplies slowly: of bfloat16, read as float32,
         one in three hundred was denormal, and a Winograd that found them in place of its filter took seven
@@ -314,7 +314,8 @@ class _SumRun:
         self._into = _sum_of(stand, trial)
 
     def ready(self) -> None:
-        """Nothing is made before a part."""
+        """Have sums that are nothing, to which parts add, and which are finished."""
+        self._stand.buffer.first(self._n_bytes).zero_()
 
     def part(self) -> None:
         """Add the next part to the sum; the whole overwrites it."""

@@ -125,3 +125,19 @@ def test_a_set_up_is_timed_in_shorter_spans_than_a_part() -> None:
     assert record.setup is not None
     assert record.times.calls == 16  # of 0.1 ms, which fill 1 ms
     assert record.setup.calls == 32  # of 0.01 ms, which fill a fifth of that
+
+
+def test_a_candidate_is_timed_on_what_its_own_set_up_left_in_the_workspace() -> None:
+    backend = ScriptedBackend({"one": Recipe(rate(MS)), "two": Recipe(rate(MS))})
+    trials = [Trial(PROBLEM.part(2), f"scripted:{name}", whole=False) for name in ("one", "two")]
+
+    LiveMeasurer(backend).measure(PROBLEM, trials, LIMIT)
+
+    last, parts = "", 0
+    for name in backend.world.ran:
+        if name.endswith(" set-up"):
+            last = name.removesuffix(" set-up")
+        else:
+            parts += 1
+            assert name == f"{last}@2"
+    assert parts == 20  # checked once, warmed up three times, and six samples of both
