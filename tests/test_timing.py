@@ -307,7 +307,7 @@ def test_the_order_follows_from_the_seed() -> None:
     assert _rounds(seed=1) != _rounds(seed=2)
 
 
-def test_what_a_call_finds_ready_is_made_before_every_span_and_is_not_in_its_time() -> None:
+def test_what_a_call_finds_ready_is_made_before_every_sample_and_is_not_in_its_time() -> None:
     world = World()
     before, ready = world.call("before", MS), world.call("ready", 5 * MS)
     entrants = {
