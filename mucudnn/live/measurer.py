@@ -296,10 +296,10 @@ class LiveMeasurer:
         set_ups: dict[str, Entrant] = {}
         for trial, run in runs.items():
             workspace = records[trial].workspace_bytes or 0
-            part, ready = last.remembered(trial, run.part), last.remembered(trial, run.ready)
+            part, ready = (last.remembered(trial, each) for each in (run.part, run.ready_for_parts))
             parts[trial] = Entrant(part, trial.problem.batch, workspace, ready)
             if trial.algorithm != self.own and trial.algorithm not in set_ups:
-                set_up = last.remembered(trial, run.setup)
+                set_up, ready = (last.remembered(trial, each) for each in (run.setup, run.ready_for_setup))
                 set_ups[trial.algorithm] = Entrant(set_up, trial.algorithm, 0, ready)
         with last.blamed():
             raced, others = self._neighbours.undisturbed(

@@ -39,13 +39,16 @@ _POISON = 0xFF
 class TrialRun(Protocol):
     """The calls of one trial."""
 
-    def ready(self) -> None:
-        """Make anew what a part or the set-up finds in the workspace, in which other trials run too.
+    def ready_for_parts(self) -> None:
+        """Make anew what a part finds in the workspace, in which other trials run too.
 
         What they leave there may be numbers that a processor multiplies slowly: of bfloat16, read as float32,
         one in three hundred was denormal, and a Winograd that found them in place of its filter took seven
         times as long.
         """
+
+    def ready_for_setup(self) -> None:
+        """Make anew what the set-up finds there."""
 
     def part(self) -> None:
         """Run one micro-batch, on the next slice of the operands."""
@@ -231,8 +234,11 @@ class _OwnRun:
         self._is_whole = trial.whole
         self._slices = _rotation(stand.problem.batch, trial.problem.batch)
 
-    def ready(self) -> None:
+    def ready_for_parts(self) -> None:
         """Nothing is made before a part."""
+
+    def ready_for_setup(self) -> None:
+        """Nothing is paid apart."""
 
     def part(self) -> None:
         """Run the next part: the whole as a new result, a part copied or added to where it belongs."""
@@ -271,9 +277,12 @@ class _SliceRun:
         self._kernel = stand.backend.slice_kernel(trial.problem, trial.algorithm, buffer)
         self._slices = _rotation(stand.problem.batch, self._size)
 
-    def ready(self) -> None:
+    def ready_for_parts(self) -> None:
         """Transform the filter, or whatever comes before the first part."""
         self._kernel.prepare(self._stand.second)
+
+    def ready_for_setup(self) -> None:
+        """The set-up itself makes what is there."""
 
     def part(self) -> None:
         """Run the next part into its slice of the result."""
@@ -313,8 +322,13 @@ class _SumRun:
         self._is_whole = trial.whole
         self._into = _sum_of(stand, trial)
 
-    def ready(self) -> None:
-        """Have sums that are nothing, to which parts add, and which are finished."""
+    def ready_for_parts(self) -> None:
+        """Have sums that are nothing, to which parts add; the whole overwrites them."""
+        if not self._is_whole:
+            self.ready_for_setup()
+
+    def ready_for_setup(self) -> None:
+        """Have sums that are nothing, which are finished."""
         self._stand.buffer.first(self._n_bytes).zero_()
 
     def part(self) -> None:

@@ -141,3 +141,14 @@ def test_a_candidate_is_timed_on_what_its_own_set_up_left_in_the_workspace() -> 
             parts += 1
             assert name == f"{last}@2"
     assert parts == 20  # checked once, warmed up three times, and six samples of both
+
+
+def test_a_set_up_that_makes_the_filter_itself_is_not_preceded_by_another() -> None:
+    backend = ScriptedBackend({name: Recipe(rate(MS), setup_ns=0.05 * MS) for name in ("one", "two")})
+    trials = [Trial(PROBLEM.part(2), f"scripted:{name}", whole=False) for name in ("one", "two")]
+
+    LiveMeasurer(backend).measure(PROBLEM, trials, LIMIT)
+
+    ran = backend.world.ran
+    last_part = max(place for place, name in enumerate(ran) if name.endswith("@2"))
+    assert len(ran) - last_part - 1 == 18  # warmed up three times, and six samples of both

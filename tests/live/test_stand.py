@@ -71,7 +71,7 @@ def test_what_was_made_ready_is_right_whatever_others_left_in_the_workspace(op: 
         run.setup()
         stand.out.zero_()  # where some add at once
         stand.buffer.first(n_bytes).fill_(0x41)  # twelves, in float32
-        run.ready()
+        run.ready_for_parts()
         run.part()
         if op is ConvOp.WGRAD:
             run.setup()
@@ -81,6 +81,22 @@ def test_what_was_made_ready_is_right_whatever_others_left_in_the_workspace(op: 
 
     assert len(names) > 5
     assert wrong == set()
+
+
+def test_sums_to_which_parts_add_and_which_are_finished_are_cleared_and_those_of_the_whole_are_not() -> None:
+    problem = dataclasses.replace(PROBLEM, op=ConvOp.WGRAD)
+    n_bytes = BACKEND.buffer_bytes(problem, "cpu:winograd4")
+    whole, parts = (Trial(problem.part(size), "cpu:winograd4", whole=size == 6) for size in (6, 2))
+
+    def left_by(ready: Callable[[Stand], None]) -> int:
+        stand = Stand(BACKEND, problem, n_bytes)
+        stand.buffer.first(n_bytes).fill_(0x41)
+        ready(stand)
+        return int(stand.buffer.first(8)[0])
+
+    assert left_by(lambda stand: stand.run(parts).ready_for_parts()) == 0
+    assert left_by(lambda stand: stand.run(whole).ready_for_parts()) == 0x41
+    assert left_by(lambda stand: stand.run(whole).ready_for_setup()) == 0
 
 
 class Sums:
