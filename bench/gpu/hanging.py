@@ -2,9 +2,12 @@
 
 import contextlib
 import faulthandler
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 _CONCLUDING_S = 30.0
 """That a command has to write what it found, after an interrupt."""
@@ -23,6 +26,8 @@ def ended_if_it_hangs(seconds: float) -> Iterator[None]:
 def status_of(command: Sequence[str], seconds: float | None) -> int:
     """Return the exit status of a command; one that has not ended by then is killed, and has failed.
 
+    With it all processes are killed that it has begun: on a card they would go on beside what comes next.
+
     Args:
         command: with its arguments.
         seconds: that it may take; None for whatever it takes.
@@ -31,11 +36,34 @@ def status_of(command: Sequence[str], seconds: float | None) -> int:
         try:
             return child.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            child.kill()
+            _kill(child)
             print(f"Killed: it had not ended after {error.timeout:.0f} s.", file=sys.stderr)
             return 1
         except BaseException:  # an interrupt, which the command has had too, and concludes
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_CONCLUDING_S)
-            child.kill()
+            _kill(child)
             raise
+
+
+def _kill(child: "subprocess.Popen[bytes]") -> None:
+    """Kill a process, then those that it has begun and that are left: it begins no others for them."""
+    begun = _begun_by(child.pid)
+    child.kill()
+    for pid in begun:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _begun_by(pid: int) -> set[int]:
+    """Return the processes that a process has begun, and those that these have."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            parents[int(path.parent.name)] = int(
+                path.read_text(errors="replace").rpartition(")")[2].split()[1]
+            )
+    found = {pid}
+    while more := {each for each, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}

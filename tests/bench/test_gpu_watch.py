@@ -4,12 +4,14 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bench.gpu import program, results, watch
+from bench.gpu.hanging import status_of
 
 NAMES = ["device", "engines", "plans"]
 
@@ -116,3 +118,24 @@ def test_a_command_that_is_interrupted_concludes(tmp_path: Path) -> None:
 
     assert "KeyboardInterrupt" in ended.stderr
     assert (tmp_path / "done").exists()
+
+
+def test_what_a_killed_command_has_begun_is_killed_too(tmp_path: Path) -> None:
+    grandchild = "import pathlib, os, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
+    command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {child}"]
+
+    assert status_of(command, 3.0) == 1
+
+    end_s = time.monotonic() + 10.0
+    while _is_running(int((tmp_path / "pid").read_text())):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process is there, and has not ended unseen by whoever takes in orphans."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
