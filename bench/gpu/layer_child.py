@@ -135,7 +135,7 @@ class LayerRun:
             CardLostError: a case has broken the card; the others need another process.
             BackendError: the lines are of another environment.
         """
-        known, asked = self._known(), list(cases)
+        known, asked = known_cases(read_packed_too(self._lines), self._aims.limits), list(cases)
         counts = collections.Counter(each.setting.name for each in asked)
         left = [each for each in asked if each.case not in known]
         for setting, group in itertools.groupby(left, key=lambda each: each.setting):
@@ -149,27 +149,6 @@ class LayerRun:
                 for each in group:
                     self._watch.check()
                     self._measure(meter, each, environment)
-
-    def _known(self) -> set[Case]:
-        """Cases that were measured under all limits, or that have failed for good."""
-        lines = read_packed_too(self._lines)
-        recording = Recording.of(lines)
-        failures = [line for line in lines if isinstance(line, Failed)]
-        lost = collections.Counter(line.case for line in failures if _has_lost_the_card(line))
-        ended = _ends(lines)
-        measured = {
-            case
-            for case, line in recording.measured.items()
-            if {*self._aims.limits} <= {choice.limit_bytes for choice in line.choices}
-        }
-        failed = {
-            case
-            for case, line in recording.failed.items()
-            if line.reason != STOPPED
-            and not (_has_lost_the_card(line) and lost[case] < _TRIES)
-            and not (is_end(line.reason) and ended[case] < _ENDS)
-        }
-        return measured | failed
 
     def _begin(self, setting: Setting, environment: Environment, asked: int) -> None:
         """Begin the lines of a setting, whose flags are in force.
@@ -211,8 +190,7 @@ class LayerRun:
     def _keep_rounds(self, line: Measured, environment: Environment) -> None:
         """Add the rounds of a line to the store; should that fail, the lines have them, and cases go on."""
         try:
-            for rounds in comparisons(line):
-                self._store.add_comparison(environment, rounds)
+            self._store.add_comparisons(environment, comparisons(line))
         except StoreError as error:
             print(
                 f"bench.gpu.layer_run: rounds are not in the store: {error} "
@@ -220,6 +198,27 @@ class LayerRun:
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def known_cases(lines: Sequence[Line], limits: Iterable[int]) -> set[Case]:
+    """Return the cases that lines hold as measured under all limits, or as failed for good."""
+    recording, wanted = Recording.of(lines), set(limits)
+    failures = [line for line in lines if isinstance(line, Failed)]
+    lost = collections.Counter(line.case for line in failures if _has_lost_the_card(line))
+    ended = _ends(lines)
+    measured = {
+        case
+        for case, line in recording.measured.items()
+        if wanted <= {choice.limit_bytes for choice in line.choices}
+    }
+    failed = {
+        case
+        for case, line in recording.failed.items()
+        if line.reason != STOPPED
+        and not (_has_lost_the_card(line) and lost[case] < _TRIES)
+        and not (is_end(line.reason) and ended[case] < _ENDS)
+    }
+    return measured | failed
 
 
 def _has_lost_the_card(line: Failed) -> bool:

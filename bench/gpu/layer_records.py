@@ -63,8 +63,7 @@ def _add(line: Measured, environment: Environment, store: SqliteStore) -> int:
     new = [
         each for each in comparisons(line) if store.comparison(environment, line.problem, each.times) is None
     ]
-    for each in new:
-        store.add_comparison(environment, each)
+    store.add_comparisons(environment, new)
     return len(new)
 
 

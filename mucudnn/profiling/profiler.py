@@ -288,7 +288,7 @@ class Profiler:
         if isinstance(seen, Record):
             self._keep([seen])
         elif seen is not None:
-            self._store.add_comparison(self.environment, seen)
+            self._store.add_comparisons(self.environment, [seen])
             seen = self._store.comparison(self.environment, call.problem, list(seen.times)) or seen
         return seen
 
@@ -343,7 +343,7 @@ class Profiler:
             raise
         self._keep(refusals)
         if outcome.comparison is not None and outcome.comparison.times:
-            self._store.add_comparison(self.environment, outcome.comparison)
+            self._store.add_comparisons(self.environment, [outcome.comparison])
             kept = self._store.comparison(self.environment, problem, outcome.comparison.times)
             outcome = outcome if kept is None else Outcome.of(kept)
         return outcome, {record.trial.algorithm: record.workspace_bytes for record in refusals}

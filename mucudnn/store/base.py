@@ -35,8 +35,8 @@ class Store(Protocol):
     ) -> Comparison | None:
         """Return the comparison of exactly the divisions `keys`, in any order; None if there is none."""
 
-    def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
-        """Keep `comparison`, unless the same divisions have been compared."""
+    def add_comparisons(self, environment: Environment, comparisons: Iterable[Comparison]) -> None:
+        """Keep those of `comparisons` of whose divisions there is none yet."""
 
     def forget(self, environment: Environment, problems: Iterable[ConvProblem], *, whole: bool) -> None:
         """Remove what is known of these `problems` in `environment`, in one role.

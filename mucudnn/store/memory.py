@@ -47,11 +47,12 @@ class MemoryStore:
         """Return the comparison of exactly the divisions `keys`, in any order; None if there is none."""
         return self._comparisons.get((environment.key, problem, frozenset(keys)))
 
-    def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
-        """Keep `comparison`, unless the same divisions have been compared."""
-        place = (environment.key, comparison.problem, frozenset(comparison.times))
+    def add_comparisons(self, environment: Environment, comparisons: Iterable[Comparison]) -> None:
+        """Keep those of `comparisons` of whose divisions there is none yet."""
+        key, added = environment.key, list(comparisons)
         with self._lock:
-            self._comparisons.setdefault(place, comparison)
+            for each in added:
+                self._comparisons.setdefault((key, each.problem, frozenset(each.times)), each)
 
     def forget(self, environment: Environment, problems: Iterable[ConvProblem], *, whole: bool) -> None:
         """Remove what is known of these `problems` in `environment`, in one role."""

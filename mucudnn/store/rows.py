@@ -1,6 +1,7 @@
 """Values as rows of the SQLite store, and back."""
 
 import dataclasses
+import functools
 import json
 import math
 import sqlite3
@@ -31,6 +32,7 @@ def trial_from_row(row: sqlite3.Row) -> Trial:
     return Trial(problem_from_text(row["problem"]), row["algorithm"], bool(row["whole"]))
 
 
+@functools.lru_cache(1024)  # hundreds of records have the same
 def problem_from_text(text: str) -> ConvProblem:
     """Return the problem whose key is `text`, or was in an earlier version."""
     return ConvProblem.from_json(json.loads(text))
@@ -112,7 +114,7 @@ def _error_to_column(error: float | None) -> float | str | None:
 def _measurement_to_text(measurement: Measurement | None) -> str | None:
     if measurement is None:
         return None
-    fields = dataclasses.asdict(measurement)
+    fields = {field.name: getattr(measurement, field.name) for field in dataclasses.fields(measurement)}
     if not measurement.others:  # as in the rows of versions that did not know of others
         del fields["others"]
     return json.dumps(fields, sort_keys=True)

@@ -206,15 +206,18 @@ class SqliteStore:
             found = database.execute(_FIND_COMPARED, place).fetchall()
             return rows.comparison_from_rows(problem, found) if found else None
 
-    def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
-        """Keep `comparison`, unless the same divisions have been compared."""
-        place = (environment.key, comparison.problem.key, rows.keys_to_text(comparison.times))
-        added = rows.comparison_to_rows(comparison)
+    def add_comparisons(self, environment: Environment, comparisons: Iterable[Comparison]) -> None:
+        """Keep those of `comparisons` of whose divisions there is none yet."""
+        added = [
+            (each.problem.key, rows.keys_to_text(each.times), rows.comparison_to_rows(each))
+            for each in comparisons
+        ]
         with self._transaction("IMMEDIATE") as database:
             database.execute(_ADD_ENVIRONMENT, rows.environment_to_row(environment))
-            cursor = database.execute(_ADD_COMPARISON, place)
-            if cursor.rowcount:
-                database.executemany(_ADD_COMPARED, [(cursor.lastrowid, *row) for row in added])
+            for problem, divisions, compared in added:
+                cursor = database.execute(_ADD_COMPARISON, (environment.key, problem, divisions))
+                if cursor.rowcount:
+                    database.executemany(_ADD_COMPARED, [(cursor.lastrowid, *row) for row in compared])
 
     def forget(self, environment: Environment, problems: Iterable[ConvProblem], *, whole: bool) -> None:
         """Remove what is known of these `problems` in `environment`, in one role."""
@@ -274,8 +277,7 @@ class SqliteStore:
             ]
         for environment, records, comparisons in contents:
             store.add_records(environment, records)
-            for comparison in comparisons:
-                store.add_comparison(environment, comparison)
+            store.add_comparisons(environment, comparisons)
 
     def pack(self, path: str | os.PathLike[str]) -> None:
         """Write all that is here to a new file in compressed form, to be sent about and replayed.

@@ -67,9 +67,10 @@ class SteadfastStore:
         wanted = list(keys)
         return self._used(lambda store: store.comparison(environment, problem, wanted))
 
-    def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
-        """Keep `comparison`, unless the same divisions have been compared."""
-        self._used(lambda store: store.add_comparison(environment, comparison))
+    def add_comparisons(self, environment: Environment, comparisons: Iterable[Comparison]) -> None:
+        """Keep those of `comparisons` of whose divisions there is none yet."""
+        added = list(comparisons)
+        self._used(lambda store: store.add_comparisons(environment, added))
 
     def forget(self, environment: Environment, problems: Iterable[ConvProblem], *, whole: bool) -> None:
         """Remove what is known of these `problems` in `environment`, in one role."""

@@ -6,7 +6,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -612,9 +612,11 @@ class FullStore(MemoryStore):
         self._lines = lines
         self.were_there: list[bool] = []
 
-    def add_comparison(self, environment: Environment, comparison: Comparison) -> None:
+    def add_comparisons(self, environment: Environment, comparisons: Iterable[Comparison]) -> None:
         last = read(self._lines)[-1]
-        self.were_there.append(isinstance(last, Measured) and last.problem == comparison.problem)
+        self.were_there.append(
+            isinstance(last, Measured) and {each.problem for each in comparisons} == {last.problem}
+        )
         raise StoreError("The disk is full.")
 
 

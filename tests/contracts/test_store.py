@@ -240,7 +240,7 @@ def _comparison(**spans_ns: int) -> Comparison:
 
 
 def test_a_comparison_is_returned_as_it_was_added_in_its_order(store: Store) -> None:
-    store.add_comparison(an_environment(), _comparison(b=1, a=2))
+    store.add_comparisons(an_environment(), [_comparison(b=1, a=2)])
 
     found = store.comparison(an_environment(), a_problem(), ["a", "b"])
 
@@ -248,30 +248,48 @@ def test_a_comparison_is_returned_as_it_was_added_in_its_order(store: Store) -> 
     assert list(found.times) == ["b", "a"]
 
 
+def test_several_comparisons_are_added_at_once(store: Store) -> None:
+    store.add_comparisons(an_environment(), iter([_comparison(a=1), _comparison(a=2, b=3), _comparison(a=4)]))
+
+    assert store.comparison(an_environment(), a_problem(), ["a"]) == _comparison(a=1)
+    assert store.comparison(an_environment(), a_problem(), ["a", "b"]) == _comparison(a=2, b=3)
+
+
+def test_of_comparisons_that_cannot_all_be_added_none_is(store: Store) -> None:
+    def broken() -> Iterator[Comparison]:
+        yield _comparison(a=1)
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        store.add_comparisons(an_environment(), broken())
+
+    assert store.comparison(an_environment(), a_problem(), ["a"]) is None
+
+
 def test_a_comparison_without_some_workspace_can_be_kept(store: Store) -> None:
     comparison = dataclasses.replace(_comparison(a=1, b=2), workspaces={"b": 5})
-    store.add_comparison(an_environment(), comparison)
+    store.add_comparisons(an_environment(), [comparison])
 
     assert store.comparison(an_environment(), a_problem(), ["a", "b"]) == comparison
 
 
 @pytest.mark.parametrize("keys", [["a"], ["a", "b", "c"], ["a", "c"], []])
 def test_a_comparison_answers_for_exactly_its_divisions(store: Store, keys: list[str]) -> None:
-    store.add_comparison(an_environment(), _comparison(a=1, b=2))
+    store.add_comparisons(an_environment(), [_comparison(a=1, b=2)])
 
     assert store.comparison(an_environment(), a_problem(), keys) is None
 
 
 def test_a_comparison_answers_for_its_problem_and_environment_only(store: Store) -> None:
-    store.add_comparison(an_environment(), _comparison(a=1))
+    store.add_comparisons(an_environment(), [_comparison(a=1)])
 
     assert store.comparison(an_environment(), a_problem(batch=31), ["a"]) is None
     assert store.comparison(an_environment(backend="cudnn"), a_problem(), ["a"]) is None
 
 
 def test_the_first_comparison_of_the_same_divisions_stays(store: Store) -> None:
-    store.add_comparison(an_environment(), _comparison(a=1, b=2))
-    store.add_comparison(an_environment(), _comparison(b=3, a=4))
+    store.add_comparisons(an_environment(), [_comparison(a=1, b=2)])
+    store.add_comparisons(an_environment(), [_comparison(b=3, a=4)])
 
     assert store.comparison(an_environment(), a_problem(), ["a", "b"]) == _comparison(a=1, b=2)
 
@@ -280,7 +298,7 @@ def test_the_first_comparison_of_the_same_divisions_stays(store: Store) -> None:
 def test_what_is_forgotten_can_be_measured_anew(store: Store, whole: bool) -> None:
     trial, other = a_trial(whole=whole), a_trial(whole=not whole)
     store.add_records(an_environment(), [a_record(trial, first_span_ns=1), a_record(other, first_span_ns=1)])
-    store.add_comparison(an_environment(), _comparison(a=1, b=2))
+    store.add_comparisons(an_environment(), [_comparison(a=1, b=2)])
 
     store.forget(an_environment(), iter([a_problem()]), whole=whole)
 
@@ -290,7 +308,7 @@ def test_what_is_forgotten_can_be_measured_anew(store: Store, whole: bool) -> No
     store.add_records(an_environment(), [a_record(trial, first_span_ns=2)])
     assert store.records(an_environment(), [trial]) == {trial: a_record(trial, first_span_ns=2)}
     if whole:
-        store.add_comparison(an_environment(), _comparison(a=3, b=4))
+        store.add_comparisons(an_environment(), [_comparison(a=3, b=4)])
         assert store.comparison(an_environment(), a_problem(), ["a", "b"]) == _comparison(a=3, b=4)
 
 
@@ -298,7 +316,7 @@ def test_other_problems_and_environments_are_not_forgotten(store: Store) -> None
     other, trial = an_environment(backend="cudnn"), a_trial(whole=True)
     for environment in (an_environment(), other):
         store.add_records(environment, [a_record(trial)])
-        store.add_comparison(environment, _comparison(a=1))
+        store.add_comparisons(environment, [_comparison(a=1)])
 
     store.forget(an_environment(), [a_problem(batch=31)], whole=True)
     store.forget(other, [a_problem()], whole=True)
@@ -311,8 +329,8 @@ def test_other_problems_and_environments_are_not_forgotten(store: Store) -> None
 
 
 def test_comparisons_of_other_divisions_stand_side_by_side(store: Store) -> None:
-    store.add_comparison(an_environment(), _comparison(a=1, b=2))
-    store.add_comparison(an_environment(), _comparison(a=3))
+    store.add_comparisons(an_environment(), [_comparison(a=1, b=2)])
+    store.add_comparisons(an_environment(), [_comparison(a=3)])
 
     assert store.comparison(an_environment(), a_problem(), ["a"]) == _comparison(a=3)
 

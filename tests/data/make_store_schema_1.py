@@ -76,7 +76,7 @@ def make(path: Path, records: Sequence[Record]) -> None:
     path.unlink(missing_ok=True)
     with SqliteStore(path) as store:
         store.add_records(ENVIRONMENT, records)
-        store.add_comparison(ENVIRONMENT, COMPARISON)
+        store.add_comparisons(ENVIRONMENT, [COMPARISON])
 
 
 if __name__ == "__main__":

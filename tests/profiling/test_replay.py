@@ -261,7 +261,7 @@ def test_of_several_rounds_those_with_fewest_others_answer(tmp_path: Path) -> No
     key = assigned.division.key
     alone = Comparison(assigned.problem, {key: Measurement((7, 7, 7))}, {key: 5})
     with SqliteStore(path) as store:
-        store.add_comparison(a_backend().environment(), alone)
+        store.add_comparisons(a_backend().environment(), [alone])
     with replaying(str(path)) as replay:
         outcome, _ = replay.compare(assigned.problem, [assigned.division], Limits(MIB))
 

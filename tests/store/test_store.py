@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from mucudnn.errors import StoreError, StoreWarning
-from mucudnn.profile import Measurement, Record, Trial
+from mucudnn.profile import Comparison, Measurement, Record, Trial
 from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, in_memory, open_store, sqlite
 from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as former
@@ -243,7 +243,7 @@ def test_a_store_is_taken_as_it_is() -> None:
 def test_everything_can_be_copied_into_another_store(tmp_path: Path) -> None:
     with SqliteStore(filled(tmp_path / "profiles.sqlite3")) as source:
         source.add_records(released.ENVIRONMENT, released.RECORDS)
-        source.add_comparison(released.ENVIRONMENT, released.COMPARISON)
+        source.add_comparisons(released.ENVIRONMENT, [released.COMPARISON])
         target = MemoryStore()
         source.copy_into(target)
 
@@ -252,6 +252,24 @@ def test_everything_can_be_copied_into_another_store(tmp_path: Path) -> None:
     assert target.count() == 5
     assert tuple(target.records(released.ENVIRONMENT, trials).values()) == released.RECORDS
     assert compared == released.COMPARISON
+
+
+def test_a_copy_writes_to_a_file_twice_however_much_an_environment_has(tmp_path: Path) -> None:
+    statements: list[str] = []
+    with (
+        SqliteStore(tmp_path / "one.sqlite3") as source,
+        SqliteStore(tmp_path / "two.sqlite3") as target,
+    ):
+        source.add_records(released.ENVIRONMENT, released.RECORDS)
+        times = [{key: Measurement((span,))} for key in "ab" for span in (1, 2)]
+        compared = [Comparison(released.PROBLEM, each, {}) for each in times]
+        source.add_comparisons(released.ENVIRONMENT, compared)
+        target._connection.set_trace_callback(statements.append)
+        source.copy_into(target)
+        target._connection.set_trace_callback(None)
+
+        assert target.comparisons_of(released.ENVIRONMENT, released.PROBLEM) == [compared[0], compared[2]]
+    assert statements.count("COMMIT") == 2
 
 
 def test_a_copy_keeps_what_was_there(tmp_path: Path) -> None:
@@ -512,7 +530,7 @@ def test_a_copy_of_a_store_in_memory_holds_the_same_and_then_goes_its_own_way(
 ) -> None:
     store = MemoryStore()
     store.add_records(an_environment(), [a_record()])
-    store.add_comparison(released.ENVIRONMENT, released.COMPARISON)
+    store.add_comparisons(released.ENVIRONMENT, [released.COMPARISON])
 
     copied = way(store)
     copied.add_records(an_environment(), [a_record(a_trial("new"))])
