@@ -105,7 +105,7 @@ gpu-layers:  ## convolution layers on an NVIDIA GPU, PyTorch's own ways and ours
 	@$(MAKE) --no-print-directory $(GPU)/ready
 	@$(GPU)/bin/python -m bench.gpu.layer_run $(ARGS)
 
-gpu-rest:  ## there: what no card has shown yet, in its order, six minutes of it; WHEELS as for gpu
+gpu-rest:  ## there: what no card has shown yet, in its order, eight minutes of it; WHEELS as for gpu
 	@$(PYTHON) -m bench.gpu.available
 	@$(MAKE) --no-print-directory $(GPU)/ready
 	@$(GPU)/bin/python -m bench.gpu.rest $(ARGS)

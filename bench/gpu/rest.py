@@ -1,9 +1,11 @@
 """`make gpu-rest`: what no card has shown yet, one errand after the other for as long as there is time.
 
 Cards are lent for minutes, so what is still to be shown is listed in the order of what it tells, each with
-the time that it may take. An errand is one of the programs beside this one, which measure nothing twice: the
-next run goes on. Tuning begins with the recordings that come with the package.
-`python -m bench.gpu.rest --list` prints all commands, anywhere.
+the time that it may take. An errand is one of the programs beside this one. What is known is not measured
+again: results are added to a folder under build/, which begins with what `bench/results` has, and the next
+run goes on. (A machine that is lent gets tracked files anew at each call, and keeps what is ignored.) Tuning
+begins with the recordings that come with the package. `python -m bench.gpu.rest --list` prints all commands,
+anywhere.
 """
 
 import argparse
@@ -13,12 +15,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench.arguments import seconds
 from bench.gpu.available import obstacle
 from bench.gpu.hanging import status_of
 from bench.gpu.layer_run import PATIENCE_S
+
+if TYPE_CHECKING:
+    from bench.gpu.rest_results import Held  # needs torch, which is imported where it is needed
 
 _RECORDINGS = Path("mucudnn/recordings")
 _RESULTS = Path("bench/results")
@@ -26,8 +31,16 @@ _RESULTS = Path("bench/results")
 _OF_LAYERS = "deepbench"
 """How names of recordings go on whose candidates were timed three times, too few for plans of networks."""
 
-_SECONDS = 370.0
-"""Of ten minutes: setting up comes before, and the last program may pass its time by three and a quarter."""
+_KEPT = Path("build/gpu-rest")
+
+_SECONDS = 480.0
+"""Of ten minutes: setting up comes before."""
+
+_AROUND_S = 25.0
+"""That a program takes beside its time: it imports torch before it, and after it ends what it has begun."""
+
+_DYING_S = 5.0
+"""That it may take until a process that is killed has given back what it has of a card."""
 
 _PATIENCE_S = 45.0
 """By how much a program may pass its time, and that of processes of its own, before it is killed."""
@@ -57,16 +70,27 @@ class Errand(NamedTuple):
     most_s: float
     processes_s: float = 0.0
 
+    def seconds(self, left_s: float) -> float:
+        """Return the time that it is given if it is begun with so much left."""
+        return min(left_s - _AROUND_S, self.most_s)
+
     def timeout_s(self, left_s: float) -> float:
-        """Return after how many seconds it is killed if it is begun with so much time left."""
-        return min(left_s, self.most_s) + self.processes_s + _PATIENCE_S
+        """Return after how many seconds it is killed then: when nothing is left, if not before."""
+        return min(left_s - _DYING_S, self.seconds(left_s) + self.processes_s + _PATIENCE_S)
 
     def command(self, left_s: float, output: Path | None = None) -> list[str]:
-        """Return how it is run with so much time left, and whereto its results go if that is said."""
-        given = ["--seconds", f"{min(left_s, self.most_s):.0f}"]
+        """Return how it is run then, and whereto its results go if that is said."""
+        given = ["--seconds", f"{self.seconds(left_s):.0f}"]
         if output is not None and self.program != "bench.record":
             given += ["--output", str(output)]
         return [sys.executable, "-m", self.program, *self.arguments, *given]
+
+    def is_shown(self, held: "Held") -> bool:
+        """Return whether lines hold all of it; nobody knows of plans."""
+        if self.program == "bench.gpu.steps":
+            network, setting, limit = self.arguments[1::2]
+            return held.steps([network], [setting], [limit])
+        return self.program == "bench.gpu.layer_run" and held.layers(self.arguments)
 
 
 def _record(network: str, setting: str, most_s: float) -> Errand:
@@ -136,6 +160,15 @@ def errands_for(folder: Path) -> tuple[Errand, ...]:
     return (*ERRANDS, *_FIRST) if is_known else (*_FIRST, *ERRANDS)
 
 
+def unshown(errands: Sequence[Errand], held: "Held") -> list[Errand]:
+    """Return the errands that are left, and tell of those that are not."""
+    found = {errand: errand.is_shown(held) for errand in errands}
+    for errand, is_shown in found.items():
+        if is_shown:
+            print(f"Known: {errand.about}.")
+    return [errand for errand, is_shown in found.items() if not is_shown]
+
+
 def run(
     errands: Sequence[Errand],
     left_s: float,
@@ -143,7 +176,7 @@ def run(
     output: Path | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Run errands in their order; return the first status of those that failed, or 0.
+    """Run errands in their order, until the time is over; return the first status of those that failed, or 0.
 
     Args:
         errands: what is to be shown.
@@ -155,7 +188,7 @@ def run(
     end_s, first = clock() + left_s, 0
     for errand in errands:
         left_s = end_s - clock()
-        if left_s < errand.least_s:
+        if errand.seconds(left_s) < errand.least_s:
             print(f"{left_s:.0f} s left, too few for {errand.about}.", flush=True)
             continue
         command = errand.command(left_s, output)
@@ -177,7 +210,7 @@ def seed(folder: Path, card: str) -> list[str]:
         card: such as nvidia-h200, which has the recordings of networks whose names begin with h200, or
             nvidia-h100-80gb-hbm3, which has those of h100.
     """
-    from bench.record import COSTS, PACKED, STORE, recording  # needs torch
+    from bench.record import COSTS, PACKED, STORE  # needs torch
     from mucudnn.store import SqliteStore
 
     if (folder / STORE).exists() or (folder / PACKED).exists():
@@ -186,13 +219,16 @@ def seed(folder: Path, card: str) -> list[str]:
     model = card.removeprefix("nvidia-").partition("-")[0]
     paths = sorted(_RECORDINGS.glob(f"{model}*.sqlite3.gz"))
     paths = [path for path in paths if not path.name.startswith(f"{model}-{_OF_LAYERS}")]
-    with recording(folder) as store:
-        for path in paths:
-            with SqliteStore(path, read_only=True) as known:
-                known.copy_into(store)
     costs = _RESULTS / card / f"record-{COSTS}"
     if costs.exists():
         shutil.copy(costs, folder / COSTS)
+    beside = folder / f"{STORE}.part"  # who is killed in here has no store, rather than half of one
+    beside.unlink(missing_ok=True)
+    with SqliteStore(beside) as store:
+        for path in paths:
+            with SqliteStore(path, read_only=True) as known:
+                known.copy_into(store)
+    beside.replace(folder / STORE)
     return [path.name.partition(".")[0] for path in paths]
 
 
@@ -204,9 +240,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--list", action="store_true", help="print the commands and end")
     parser.add_argument(
-        "--output", type=Path, help="folder of layers and steps (default: bench/results/ and the card's name)"
+        "--output",
+        type=Path,
+        help="folder of layers and steps (default: one under build/gpu-rest/, with what bench/results/ has)",
     )
     options = parser.parse_args(arguments)
+    end_s = time.monotonic() + options.seconds
     if options.list:
         for errand in (*_FIRST, *ERRANDS):
             print(f"{errand.about}:\n    {_told(errand.command(options.seconds, options.output))}")
@@ -217,15 +256,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     import torch
 
+    from bench.gpu.rest_results import Held, take_up
     from bench.gpu.results import slug
     from bench.record import folder_of
 
     card = slug(torch.cuda.get_device_name())
-    names = seed(folder_of(torch.device("cuda")), card)
-    print(f"Recordings that come with the package and were added: {', '.join(names) or 'none'}.")
+    output = options.output or _KEPT / card
     try:
-        errands = errands_for(options.output or _RESULTS / card)
-        return run(errands, options.seconds, status_of, options.output)
+        names = seed(folder_of(torch.device("cuda")), card)
+        print(f"Recordings that come with the package and were added: {', '.join(names) or 'none'}.")
+        if options.output is None:
+            take_up(_RESULTS / card, output)
+        print(f"Results are added to {output}.")
+        left = unshown(errands_for(output), Held(output))
+        return run(left, end_s - time.monotonic(), status_of, output)
     except KeyboardInterrupt:
         print("bench.gpu.rest: interrupted; the next run goes on.", file=sys.stderr)
         return _INTERRUPTED

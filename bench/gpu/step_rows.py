@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from bench.gpu.values import Timing, duration
+from bench.workloads import Workload
 from mucudnn.comparing.step_comparison import break_even
 from mucudnn.intervals import Estimate, Verdict, compare
 from mucudnn.profiling.measurer import fits_as_seen
@@ -103,6 +104,11 @@ class PairRow:
     low: float
     high: float
     verdict: Verdict
+
+
+def network_of(workload: Workload) -> str:
+    """Return what a network is called in rows: its name, with the mini-batch's shape."""
+    return f"{workload.name} {'x'.join(map(str, workload.shape))}"
 
 
 def summary(rows: Sequence[StepRow | PairRow]) -> str:

@@ -28,7 +28,7 @@ from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
 from bench.gpu.sections import attempted, sentence
 from bench.gpu.step_lines import LINES, known, retell
-from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary, told
+from bench.gpu.step_rows import PairRow, StepRow, network_of, paid_back, summary, told
 from bench.gpu.step_ways import Step, Way, rooms_seen, step_of
 from bench.gpu.values import Timing, jsonable
 from bench.record import TimeIsUpError, Watch, folder_of, keep_cost, recording, seconds_of
@@ -91,7 +91,7 @@ class Trial:
         self._limit = limit
         self._folder = folder
         self._watch = watch
-        self._empty = StepRow(_name(workload), setting.name, parse_bytes(limit), "")
+        self._empty = StepRow(network_of(workload), setting.name, parse_bytes(limit), "")
         self._losses: tuple[float, ...] = ()
         self._own: Step | None = None
 
@@ -241,10 +241,6 @@ class Trial:
         return replay, tuple(losses)
 
 
-def _name(workload: Workload) -> str:
-    return f"{workload.name} {'x'.join(map(str, workload.shape))}"
-
-
 def _parted(plan: Plan) -> str:
     totals = Totals.of(plan)
     return f"{totals.divided} of {totals.sites}"
@@ -278,8 +274,8 @@ def run(
     with (results / LINES).open("a", encoding="utf-8") as file:
         try:
             for workload, setting, limit in itertools.product(workloads, settings, limits):
-                if (_name(workload), setting.name, parse_bytes(limit)) in done:
-                    print(f"{_name(workload)}, {setting.name}, {limit}: known, see --again.", flush=True)
+                if (network_of(workload), setting.name, parse_bytes(limit)) in done:
+                    print(f"{network_of(workload)}, {setting.name}, {limit}: known, see --again.", flush=True)
                     continue
                 watch.check()
                 with ground.precision(setting.allow_tf32), ground.current():
@@ -320,7 +316,7 @@ def _rows_of(
     except TimeIsUpError:
         raise
     except Exception as error:  # whatever one trial dies of, the others are to be had
-        yield StepRow(_name(workload), setting.name, parse_bytes(limit), "all", failure=sentence(error))
+        yield StepRow(network_of(workload), setting.name, parse_bytes(limit), "all", failure=sentence(error))
         if not is_alive(ground):
             raise TimeIsUpError("The card works no more; run the same command again.") from error
 

@@ -1,0 +1,77 @@
+"""What the lines of a folder hold already of an errand, and how those of another folder are taken up."""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.cpu.lines import Case, read_packed_too, to_text, write_lines
+from bench.gpu.layer_cases import Layer, cases, layers
+from bench.gpu.layer_child import known_cases
+from bench.gpu.layer_options import parser, stem_of
+from bench.gpu.step_lines import LINES, known
+from bench.gpu.step_rows import network_of
+from bench.workloads import NETWORKS, SETTINGS, chosen
+from mucudnn.files import write_whole
+from mucudnn.sizes import parse_bytes
+
+
+def take_up(others: Path, folder: Path) -> None:
+    """Add to the lines of layers and steps in a folder, which is made, those that only another one has.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sorted({path.name.removesuffix(".gz") for path in others.glob("layers*.jsonl*")}):
+        own = read_packed_too(folder / name)
+        held = set(map(to_text, own))
+        more = [line for line in read_packed_too(others / name) if to_text(line) not in held]
+        if more:
+            write_lines(folder / name, [*own, *more])
+    texts = _texts(folder / LINES)
+    found = [text for text in _texts(others / LINES) if text not in set(texts)]
+    if found:
+        write_whole(folder / LINES, "".join(f"{text}\n" for text in (*texts, *found)).encode())
+
+
+def _texts(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+class Held:
+    """What the lines of a folder held when they were first asked for.
+
+    Args:
+        folder: of results.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def steps(self, networks: Sequence[str], settings: Sequence[str], limits: Sequence[str]) -> bool:
+        """Return whether all training steps are known to their end; `bench.gpu.steps` has these options."""
+        asked = itertools.product(chosen(networks, NETWORKS), chosen(settings, SETTINGS), limits)
+        return all(
+            (network_of(workload), setting.name, parse_bytes(limit)) in self._trials
+            for workload, setting, limit in asked
+        )
+
+    def layers(self, arguments: Sequence[str]) -> bool:
+        """Return whether all cases are known; `bench.gpu.layer_run` has these arguments."""
+        options = parser().parse_args(arguments)
+        limits = frozenset(map(parse_bytes, options.limit))
+        asked = cases(self._layers, chosen(options.settings, SETTINGS), options.layers)
+        return {each.case for each in asked} <= self._cases(stem_of(options.policy), limits)
+
+    @functools.cached_property
+    def _trials(self) -> set[tuple[str, str, int]]:
+        return known(self._folder)
+
+    @functools.cached_property
+    def _layers(self) -> list[Layer]:
+        return list(layers())
+
+    @functools.cache  # noqa: B019  # it lives as long as its process
+    def _cases(self, stem: str, limits: frozenset[int]) -> set[Case]:
+        return known_cases(read_packed_too(self._folder / f"{stem}.jsonl"), limits)

@@ -1,0 +1,111 @@
+"""What a folder of results holds already is not shown again, and what an earlier call has found is kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.cpu.lines import Case, Failed, append, read_packed_too
+from bench.gpu import rest, step_lines
+from bench.gpu.rest import ERRANDS, Errand, unshown
+from bench.gpu.rest_results import Held, take_up
+from mucudnn.problem import ConvOp, Layout
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200"
+
+CASE = Case("tf32-nhwc", "made-up/layer", Layout.CHANNELS_LAST, ConvOp.FPROP)
+
+A_TRIAL = [
+    {"date": "2026-01-01"},
+    {
+        "network": "vgg16 64x3x224x224", "setting": "float32-nchw", "limit_bytes": 2**26,
+        "way": "divided, in a graph", "losses": [], "time": {
+            "median_us": 1.0, "low_us": None, "high_us": None, "samples": 1, "calls": 1, "converged": False,
+            "spans_ns": [1000],
+        },
+    },
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def taken_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results") / "of a card"
+    take_up(RESULTS, folder)
+    return folder
+
+
+def test_a_new_folder_has_all_that_is_known(taken_up: Path) -> None:
+    assert read_packed_too(taken_up / "layers.jsonl") == read_packed_too(RESULTS / "layers.jsonl")
+    assert step_lines.known(taken_up) == step_lines.known(RESULTS)
+
+
+def test_what_was_added_since_stays_and_what_is_known_is_not_added_twice(taken_up: Path) -> None:
+    known, trials = read_packed_too(RESULTS / "layers.jsonl"), step_lines.known(RESULTS)
+    append(taken_up / "layers.jsonl", Failed(CASE, "it is made up."))
+    with (taken_up / step_lines.LINES).open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in A_TRIAL)
+    count = len((taken_up / step_lines.LINES).read_text().splitlines())
+
+    for _ in range(2):
+        take_up(RESULTS, taken_up)
+
+    assert read_packed_too(taken_up / "layers.jsonl") == [*known, Failed(CASE, "it is made up.")]
+    assert step_lines.known(taken_up) - trials == {("vgg16 64x3x224x224", "float32-nchw", 2**26)}
+    assert len((taken_up / step_lines.LINES).read_text().splitlines()) == count
+
+
+def test_what_others_have_found_meanwhile_is_added(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    two.mkdir()
+    for folder, reason in ((one, "first"), (two, "second")):
+        folder.mkdir(exist_ok=True)
+        append(folder / "layers-all.jsonl", Failed(CASE, reason))
+        (folder / step_lines.LINES).write_text(json.dumps({"date": reason}) + "\n", encoding="utf-8")
+
+    take_up(two, one)
+
+    assert read_packed_too(one / "layers-all.jsonl") == [Failed(CASE, "first"), Failed(CASE, "second")]
+    assert (one / step_lines.LINES).read_text() == '{"date": "first"}\n{"date": "second"}\n'
+
+
+def test_errands_of_which_all_is_known_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    left = unshown(ERRANDS, Held(RESULTS))
+
+    shown = {each.about for each in ERRANDS} - {each.about for each in left}
+    assert left == [each for each in ERRANDS if each.about not in shown]
+    assert shown >= {
+        "training steps of resnet18, tf32-nchw, 8MiB",
+        "DeepBench's list in TF32, channels_last",
+    }
+    assert len(left) > 3
+    assert capsys.readouterr().out.count("Known: ") == len(shown)
+
+
+def test_of_a_card_without_results_nothing_is_known(tmp_path: Path) -> None:
+    assert unshown(ERRANDS, Held(tmp_path)) == list(ERRANDS)
+
+
+def test_the_next_call_goes_on_where_the_last_one_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[list[Errand]] = []
+
+    def run(errands: list[Errand], left_s: float, _: object, output: Path) -> int:
+        begun.append(errands)
+        assert left_s < 100.0
+        with (output / step_lines.LINES).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in A_TRIAL)
+        return 0
+
+    monkeypatch.setattr(rest, "obstacle", lambda: None)
+    monkeypatch.setattr(rest, "seed", lambda *_: [])
+    monkeypatch.setattr(rest, "run", run)
+    monkeypatch.setattr(rest, "_KEPT", tmp_path)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+
+    assert rest.main(["--seconds", "100"]) == rest.main(["--seconds", "100"]) == 0
+
+    first, second = begun
+    (vgg,) = set(first) - set(second)
+    assert vgg.about == "training steps of vgg16, float32-nchw, 64MiB"
