@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+DYING_S = 5.0
+"""That it may take until a process that is killed has given back what it has of a card."""
+
 _CONCLUDING_S = 30.0
 """That a command has to write what it found, after an interrupt."""
 
@@ -32,27 +35,32 @@ def status_of(command: Sequence[str], seconds: float | None) -> int:
         command: with its arguments.
         seconds: that it may take; None for whatever it takes.
     """
-    with subprocess.Popen(command) as child:
-        try:
-            return child.wait(seconds)
-        except subprocess.TimeoutExpired as error:
-            _kill(child)
-            print(f"Killed: it had not ended after {error.timeout:.0f} s.", file=sys.stderr)
-            return 1
-        except BaseException:  # an interrupt, which the command has had too, and concludes
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(_CONCLUDING_S)
-            _kill(child)
-            raise
+    child = subprocess.Popen(command)
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired as error:
+        _kill(child)
+        print(f"Killed: it had not ended after {error.timeout:.0f} s.", file=sys.stderr)
+        return 1
+    except BaseException:  # an interrupt, which the command has had too, and concludes
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_CONCLUDING_S)
+        _kill(child)
+        raise
 
 
 def _kill(child: "subprocess.Popen[bytes]") -> None:
-    """Kill a process, then those that it has begun and that are left: it begins no others for them."""
+    """Kill a process, then those that it has begun and that are left: it begins no others for them.
+
+    One that a driver does not let go is waited for no longer than others take.
+    """
     begun = _begun_by(child.pid)
     child.kill()
     for pid in begun:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(DYING_S)
 
 
 def _begun_by(pid: int) -> set[int]:

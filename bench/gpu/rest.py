@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.arguments import seconds
 from bench.gpu.available import obstacle
-from bench.gpu.hanging import status_of
+from bench.gpu.hanging import DYING_S, status_of
 from bench.gpu.layer_run import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -38,9 +38,6 @@ _SECONDS = 480.0
 
 _AROUND_S = 25.0
 """That a program takes beside its time: it imports torch before it, and after it ends what it has begun."""
-
-_DYING_S = 5.0
-"""That it may take until a process that is killed has given back what it has of a card."""
 
 _PATIENCE_S = 45.0
 """By how much a program may pass its time, and that of processes of its own, before it is killed."""
@@ -76,7 +73,7 @@ class Errand(NamedTuple):
 
     def timeout_s(self, left_s: float) -> float:
         """Return after how many seconds it is killed then: when nothing is left, if not before."""
-        return min(left_s - _DYING_S, self.seconds(left_s) + self.processes_s + _PATIENCE_S)
+        return min(left_s - DYING_S, self.seconds(left_s) + self.processes_s + _PATIENCE_S)
 
     def command(self, left_s: float, output: Path | None = None) -> list[str]:
         """Return how it is run then, and whereto its results go if that is said."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu import program, results, watch
+from bench.gpu import hanging, program, results, watch
 from bench.gpu.hanging import status_of
 
 NAMES = ["device", "engines", "plans"]
@@ -131,6 +131,17 @@ def test_what_a_killed_command_has_begun_is_killed_too(tmp_path: Path) -> None:
     while _is_running(int((tmp_path / "pid").read_text())):
         assert time.monotonic() < end_s
         time.sleep(0.05)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is running still
+def test_a_process_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda _: None)  # as in a call of a driver that never ends
+    monkeypatch.setattr(hanging, "DYING_S", 0.2)
+    start_s = time.monotonic()
+
+    assert status_of([sys.executable, "-c", "import time; time.sleep(15)"], 0.2) == 1
+
+    assert time.monotonic() - start_s < 10.0
 
 
 def _is_running(pid: int) -> bool:
