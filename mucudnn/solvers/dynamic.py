@@ -27,7 +27,6 @@ A pair is one integer, time * 2**tie_bits + tie, so that the order of integers i
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeVar
@@ -332,7 +331,7 @@ def _setups_s(candidates: Sequence[Candidate]) -> dict[str, float]:
 def _longest_s(candidates: Sequence[Candidate], setups_s: Mapping[str, float], batch: int) -> float:
     """Return an upper bound, in seconds, for the time of every division of at most `batch` samples."""
     slowest = max((candidate.time_s / candidate.batch for candidate in candidates), default=0.0)
-    return slowest * batch + math.fsum(setups_s.values())
+    return slowest * batch + sum(setups_s.values())
 
 
 def _numbered(values: Sequence[Value]) -> tuple[list[Value], IntArray]:

@@ -231,9 +231,16 @@ def test_a_negative_limit_is_refused() -> None:
         solve_reuse([], 0, -1)
 
 
-def test_times_that_add_up_to_infinity_are_refused() -> None:
+@pytest.mark.parametrize(
+    "offered",
+    [
+        [Candidate("x", 1, 1e308, 0), Candidate("y", 3, 1, 0)],
+        [Candidate("x", 3, 1, 0, setup_s=1e308), Candidate("y", 3, 1, 0, setup_s=1e308)],
+    ],
+)
+def test_times_that_add_up_to_infinity_are_refused(offered: list[Candidate]) -> None:
     with pytest.raises(ValueError, match="add up to a finite number of seconds, but got inf"):
-        solve_reuse([Candidate("x", 1, 1e308, 0), Candidate("y", 3, 1, 0)], 3, 0)
+        solve_reuse(offered, 3, 0)
 
 
 @pytest.mark.parametrize("batch", [-1, 5])
