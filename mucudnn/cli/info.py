@@ -17,7 +17,7 @@ from mucudnn.profile import Environment
 from mucudnn.profiling.replay import numbered
 from mucudnn.recordings import shipped
 from mucudnn.report import describe_environment, describe_facts, render_notes
-from mucudnn.report.plan_notes import waits_by_default
+from mucudnn.report.plan_advice import waits_by_default
 from mucudnn.store import default_path, expanded, readable_store
 from mucudnn.version import __version__
 

@@ -7,8 +7,7 @@ from mucudnn.choices import Mode
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, median
 from mucudnn.plan import Assignment, ConvSite, Plan
-from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import Environment
+from mucudnn.report.plan_advice import host_notes, layout_notes, waiting_notes
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
 from mucudnn.report.words import decimals_of_ms, describe_environment, is_own, render_notes
 from mucudnn.sizes import format_bytes
@@ -49,15 +48,6 @@ _SLOWER = "These convolutions take {:.2f} times as long as before."
 _SHARED = " In sharing mode each has but a share of the limit: a larger one, or mode reuse, may be faster."
 _NOT_COUNTED = "All but convolutions. What a whole step gains, mucudnn.compare(model, step) tells."
 _NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
-_LAYOUT = (
-    "Images are contiguous at {} of {} sites. Tuned for channels_last, most training steps measured so far "
-    "took less time on processors (README): model.to(memory_format=torch.channels_last), then tune."
-)
-_CARD_LAYOUT = (
-    "Images are contiguous at {} of {} sites of 16 bits or TF32. There cuDNN copies them to channels_last "
-    "and back, in workspace. In channels_last most layers measured so far took less time and little "
-    "workspace (README): model.to(memory_format=torch.channels_last), then tune."
-)
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
     "PyTorch's own. fprop is the forward pass, dgrad the gradient of the input (of a transposed convolution "
@@ -94,23 +84,9 @@ _PREDICTIONS = (
     f"{_BOUND} from 1 wherever in their intervals both times lie, SAME if nowhere, else "
     f"AMBIGUOUS; {KEPT}: PyTorch's own stays{{}}; {OVER_LIMIT}: it needs more than the limit."
 )
-_HOST = (
-    "{} of {} sites run parts of less than 0.1 ms by other engines than PyTorch's own. On an H200 the host "
-    "took some 30 µs more for such an op, and as much again for each further part, so a step that waits for "
-    "the host may take longer than these times tell; in a CUDA graph it does not."
-)
-_SHORT_PART_S = 1e-4
-
 _VARYING = (
     "{} of {} sites run an algorithm of which cuDNN says that equal operands may give other last bits in "
     "another run; with torch.backends.cudnn.deterministic = True, set before tuning, none does."
-)
-_WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-"""Whoever has set one of them has decided how idle threads wait."""
-
-_WAITING = (
-    "After an operation OpenMP's idle threads spin and take the cores of worker threads meanwhile. Setting "
-    "GOMP_SPINCOUNT in the environment shortens that; mucudnn info measures what it costs here."
 )
 _ERROR = "At most {:.1e} relative to float64."
 _OWN_ERROR = "At most {:.1e} relative to float64 where PyTorch's own runs ({}), for which there is no bound."
@@ -130,8 +106,8 @@ def plan_notes(plan: Plan, width: int) -> list[str]:
             *_total_notes(totals, plan.mode),
             ("sites", _sites_note(totals)),
             ("workspace", _workspace_note(plan)),
-            *_layout_notes(plan),
-            *_host_notes(plan),
+            *layout_notes(plan),
+            *host_notes(plan),
             *_repeating_notes(plan),
             *_untouched_notes(plan),
             ("now runs", _RUNS),
@@ -139,22 +115,10 @@ def plan_notes(plan: Plan, width: int) -> list[str]:
             *_evidence_notes(plan),
             ("chosen in", _chosen_note(plan)),
             *describe_environment(plan.environment).items(),
-            *([("idle threads", _WAITING)] if _spins_beside_workers(plan.environment) else []),
+            *waiting_notes(plan.environment),
         ],
         width,
     )
-
-
-def waits_by_default(environment: Environment) -> bool:
-    """Return whether idle threads of the processor wait as OpenMP sees fit: nobody has said how."""
-    policy = environment.policy
-    has_idle_threads = environment.backend == "cpu" and policy.get("threads", "1") != "1"
-    return has_idle_threads and not any(name in policy for name in _WAITING_VARIABLES)
-
-
-def _spins_beside_workers(environment: Environment) -> bool:
-    """Return whether idle threads take the cores of workers, which a team's do not: they are its workers."""
-    return environment.policy.get("workers", "pool") == "pool" and waits_by_default(environment)
 
 
 # What the rows add up to
@@ -222,54 +186,6 @@ def _workspace_note(plan: Plan) -> str:
     if is_sharing:
         return f"All sites together are allotted {needed}{seen}; the limit for their sum is {limit}."
     return f"The largest site is allotted {needed}{seen}; the limit for each is {limit}."
-
-
-def _layout_notes(plan: Plan) -> list[tuple[str, str]]:
-    """Advise another layout where that was found faster for 2-D images.
-
-    That is in training on processors, and in 16 bits and TF32 on a card.
-    """
-    problems = [assigned.problem for assigned in plan.assignments]
-    environment = plan.environment
-    is_cpu, is_card = environment.backend == "cpu", environment.backend == "cudnn"
-    is_trained = any(problem.op is ConvOp.WGRAD for problem in problems)
-    concerned = [
-        problem
-        for problem in problems
-        if (is_cpu and is_trained) or (is_card and _is_of_few_bits(problem, environment))
-    ]
-    contiguous = sum(problem.layout is Layout.CONTIGUOUS for problem in concerned)
-    is_plane = all(len(problem.input_size) == 2 for problem in problems)
-    text = _LAYOUT if is_cpu else _CARD_LAYOUT
-    return [("layout", text.format(contiguous, len(concerned)))] if contiguous and is_plane else []
-
-
-def _host_notes(plan: Plan) -> list[tuple[str, str]]:
-    """Warn where parts are so short on a card that launching them may decide.
-
-    By calls with their gradients: 120 µs of the host by PyTorch's own, 222 undivided, 504 in four parts.
-    """
-    if plan.environment.backend != "cudnn":
-        return []
-    short = sum(_part_s(each) < _SHORT_PART_S for each in plan.assignments if not _is_all_own(each))
-    return [("host", _HOST.format(short, len(plan.assignments)))] if short else []
-
-
-def _part_s(assigned: Assignment) -> float:
-    """Return the seconds of a part, as seen or else as its profile says."""
-    chosen = seen_at(assigned).chosen
-    seconds = assigned.division.time_s if chosen is None else chosen.median
-    return seconds / len(assigned.division.parts)
-
-
-def _is_all_own(assigned: Assignment) -> bool:
-    return all(is_own(part.algorithm) for part in assigned.division.parts)
-
-
-def _is_of_few_bits(problem: ConvProblem, environment: Environment) -> bool:
-    """Return whether a card multiplies in 16 bits or TF32."""
-    is_tf32 = problem.dtype == "float32" and environment.policy.get("TF32") == "True"
-    return is_tf32 or problem.dtype in ("float16", "bfloat16")
 
 
 def _repeating_notes(plan: Plan) -> list[tuple[str, str]]:
