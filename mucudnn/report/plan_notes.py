@@ -219,24 +219,40 @@ def _share_note(plan: Plan, assignments: Sequence[Assignment]) -> str:
 
 
 def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
-    """Say how the times came about and what they are worth; nothing if there are none."""
+    """Say how the times came about and what they are worth, as far as there are any."""
     measurements = _measurements(plan)
-    if not measurements:
-        return _call_notes(plan)
-    evidence = [seen_at(assigned) for assigned in measurements]
-    rounds = sorted({seen.chosen.samples for seen in evidence if seen.chosen})
-    has_predicted = any(seen_at(assigned).is_predicted for assigned in plan.assignments)
-    but_predicted = " (but for the sites that are predicted)" if has_predicted else ""
-    how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
-    comparisons = sum(map(comparisons_at, measurements))
-    alone = " both alone and in the whole call" if plan.calls else ""
     return [
-        ("verdicts", _VERDICTS.format(alone, _share_note(plan, plan.assignments), comparisons)),
+        *_verdict_notes(plan, measurements),
         *_call_notes(plan),
         *_frozen_notes(plan.frozen),
-        ("times", _TIMES.format(how_many, but_predicted)),
+        *_time_notes(plan, measurements),
         *_others_notes(plan),
         *_error_notes(measurements),
+        *_measurement_notes(plan, measurements),
+    ]
+
+
+def _verdict_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple[str, str]]:
+    if not measurements:
+        return []
+    alone = " both alone and in the whole call" if plan.calls else ""
+    comparisons = sum(map(comparisons_at, measurements))
+    return [("verdicts", _VERDICTS.format(alone, _share_note(plan, plan.assignments), comparisons))]
+
+
+def _time_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple[str, str]]:
+    if not measurements:
+        return []
+    rounds = sorted({seen.chosen.samples for seen in map(seen_at, measurements) if seen.chosen})
+    how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
+    has_predicted = any(seen_at(assigned).is_predicted for assigned in plan.assignments)
+    return [("times", _TIMES.format(how_many, " (but for the sites that are predicted)" * has_predicted))]
+
+
+def _measurement_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple[str, str]]:
+    if not measurements:
+        return []
+    return [
         ("prediction", _prediction_note(measurements)),
         ("measured once", _MEASURED_ONCE.format(len(measurements), len(plan.assignments))),
     ]

@@ -354,6 +354,21 @@ def test_a_plan_of_predictions_alone_explains_its_times_and_verdicts() -> None:
     assert "share: " not in explained
 
 
+def test_where_all_sites_are_predicted_the_notes_tell_of_calls_and_frozen_graphs_all_the_same() -> None:
+    (call, _) = a_plan_with_calls().calls
+    plan = a_plan(
+        assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, PREDICTED),),
+        limit_bytes=8 * MIB,
+        calls=(dataclasses.replace(call, others=0.42),),
+        frozen=a_plan_with_frozen().frozen,
+    )
+    text = render_plan(plan)
+
+    assert note(text, "calls").endswith("Calls compared: 1.")
+    assert "1 of 2 convolutions are faster" in note(text, "frozen")
+    assert note(text, "disturbed").startswith("While 1 of the plan's 3 times were measured")
+
+
 def test_a_predicted_site_is_no_measurement() -> None:
     text = render_plan(a_plan_of_a_recording())
 
