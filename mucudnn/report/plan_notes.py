@@ -227,7 +227,7 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
         *_frozen_notes(plan.frozen),
         *_time_notes(plan, measurements),
         *_others_notes(plan),
-        *_error_notes(measurements),
+        *_error_notes(plan.assignments),
         *_measurement_notes(plan, measurements),
     ]
 
@@ -264,15 +264,18 @@ def _others_notes(plan: Plan) -> list[tuple[str, str]]:
     return [] if told is None else [("disturbed", f"{told} {_MEASURED_ANEW}")]
 
 
-def _error_notes(measurements: Sequence[Assignment]) -> list[tuple[str, str]]:
-    """Tell the largest error of what was chosen, and apart where PyTorch's own runs, which has no bound."""
+def _error_notes(assignments: Sequence[Assignment]) -> list[tuple[str, str]]:
+    """Tell the largest error of what was chosen, and apart where PyTorch's own runs, which has no bound.
+
+    Of sites with equal errors, such as those of equal problems, the first is named.
+    """
     errors: dict[bool, list[tuple[float, ConvSite]]] = {True: [], False: []}
-    for assigned in measurements:
+    for assigned in assignments:
         if (error := seen_at(assigned).error) is not None:
             runs_own = any(is_own(part.algorithm) for part in assigned.division.parts)
             errors[runs_own].append((error, assigned.site))
     texts = [
-        text.format(*max(found))
+        text.format(*max(found, key=lambda each: each[0]))
         for text, found in ((_ERROR, errors[False]), (_OWN_ERROR, errors[True]))
         if found
     ]

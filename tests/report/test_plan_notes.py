@@ -290,6 +290,15 @@ def test_the_note_on_the_error_tells_the_largest_of_all_sites() -> None:
     assert note(text, "error") == "At most 2.0e-06 relative to float64."
 
 
+def test_the_note_on_the_error_counts_sites_whose_times_are_predicted() -> None:
+    larger = dataclasses.replace(PREDICTED, error=7e-6)
+    predicted = assigned("conv2", ConvOp.FPROP, WINOGRAD, larger, in_channels=16)
+    both = a_mixed_plan(assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, FASTER), predicted))
+
+    for plan in (both, a_mixed_plan(assignments=(predicted,))):
+        assert note(render_plan(plan), "error") == "At most 7.0e-06 relative to float64."
+
+
 def test_the_error_of_pytorchs_own_which_no_bound_holds_is_told_apart() -> None:
     exact = assigned("a", ConvOp.FPROP, WINOGRAD, dataclasses.replace(FASTER, error=2e-6))
     rows = [
