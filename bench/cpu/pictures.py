@@ -20,6 +20,7 @@ from bench.cpu.way_tables import known_ways
 from mucudnn.intervals import Estimate
 from mucudnn.report import drawing
 from mucudnn.report.drawing import BLUE, GREY, RED, Change, Look, Span
+from mucudnn.report.words import PERCENT
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def steps_figure(steps: Sequence[StepMeasured]) -> "Figure":
     axes.set_xlim(left=0)
     axes.grid()
     axes.set_title(
-        f"A training step in seconds, median and {drawing.PERCENT} interval; right: unpatched / patched",
+        f"A training step in seconds, median and {PERCENT} interval; right: unpatched / patched",
         loc="left",
     )
     drawing.add_legend(figure, [UNPATCHED, *looks])
@@ -105,7 +106,7 @@ def layers_figure(groups: Sequence[tuple[str, Sequence[Measured]]]) -> "Figure":
     medians = [speedup.median for group in chosen for speedup, _ in group.seen]
     every[0].set_ylim(min(_LEAST, *medians) / _BEYOND, max(_MOST, *medians) * _BEYOND)
     figure.suptitle(
-        f"Times as fast as PyTorch's own convolution: every layer with its {drawing.PERCENT} interval, "
+        f"Times as fast as PyTorch's own convolution: every layer with its {PERCENT} interval, "
         "from the least to the most; in the titles the quotients of the sums of times"
     )
     drawing.add_legend(figure, (_STAYS, _FASTER, _UNDECIDED, _SLOWER))

@@ -12,6 +12,7 @@ from bench.cpu.way_tables import title
 from mucudnn.intervals import estimate, ratio, verdict_of
 from mucudnn.report import drawing
 from mucudnn.report.drawing import Change, Look, Span
+from mucudnn.report.words import PERCENT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +33,7 @@ def ways_figure(lines: Sequence[WayMeasured]) -> "Figure":
     every = figure.subplots(len(lines), 1, squeeze=False, height_ratios=heights)[:, 0]
     looks = [look for axes, line in zip(every, lines, strict=True) for look in _draw(axes, line)]
     figure.suptitle(
-        f"Milliseconds in all ways: median and {drawing.PERCENT} interval of the choosing rounds; on the "
+        f"Milliseconds in all ways: median and {PERCENT} interval of the choosing rounds; on the "
         "right unpatched / patched"
     )
     drawing.add_legend(figure, [UNPATCHED, *looks])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mucudnn.errors import OptionError
 from mucudnn.files import write_whole
-from mucudnn.intervals import CONFIDENCE, Estimate
+from mucudnn.intervals import Estimate
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _LEAST_VERSION = (3, 9)
 """Of matplotlib, as pyproject.toml has it: tried were 3.9.4 and the one that constraints.txt has."""
-
-PERCENT = f"{CONFIDENCE * 100:g} %"
-"""Of intervals, for titles."""
 
 _DATELESS: Mapping[str, dict[str, None]] = {
     ".svg": {"Date": None},

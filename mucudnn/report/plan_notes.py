@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from mucudnn.choices import Mode
 from mucudnn.evidence import FrozenEvidence
-from mucudnn.intervals import CONFIDENCE, TOLERANCE, median
+from mucudnn.intervals import TOLERANCE, median
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.report.plan_advice import host_notes, layout_notes, waiting_notes
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
-from mucudnn.report.words import decimals_of_ms, describe_environment, is_own, render_notes
+from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, is_own, render_notes
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import seen_at
 
@@ -25,9 +25,6 @@ PREDICTED = "predicted"
 """Mark of a verdict that no run stands behind."""
 TRIED = "tried"
 """What stands before the time of a call that was not kept."""
-
-_PERCENT = f"{CONFIDENCE * 100:g} %"
-_BOUND = f"{TOLERANCE * 100:g} %"
 
 _NO_TOTAL = "No site has both a time before and a time now, so there is nothing to add up."
 _TOTAL = "{} of {} sites have a time before and now: {} before, {} now, {:.2f} times as fast{}."
@@ -60,10 +57,10 @@ _TIMES = (
     "its interval), so it may differ from the quotient of both medians."
 )
 _VERDICTS = (
-    f"FASTER or SLOWER if the {_PERCENT} interval of now / before lies wholly more than {_BOUND} from 1, "
+    f"FASTER or SLOWER if the {PERCENT} interval of now / before lies wholly more than {BOUND} from 1, "
     f"SAME if wholly within, else AMBIGUOUS. {KEPT}: PyTorch's own stays, as nothing was FASTER{{}}. "
     f"{OVER_LIMIT}: PyTorch's own may not run, as it needs more than the limit{{}}. Comparisons made: {{}}; "
-    f"at {_PERCENT}, one in twenty may be wrong by chance."
+    f"at {PERCENT}, one in twenty may be wrong by chance."
 )
 _CALLS = (
     "call is forward pass and gradients as the model runs them, with what Python costs. Before, PyTorch's "
@@ -81,7 +78,7 @@ _PREDICTIONS = (
     "Sites whose rivals a recording never had in the same rounds: {}. Their times, before and now, add up "
     "what it says of the parts, and so do the ends of their intervals (n: so few samples have none); nothing "
     "was run. The speedup is before / now: FASTER or SLOWER if now / before is more than "
-    f"{_BOUND} from 1 wherever in their intervals both times lie, SAME if nowhere, else "
+    f"{BOUND} from 1 wherever in their intervals both times lie, SAME if nowhere, else "
     f"AMBIGUOUS; {KEPT}: PyTorch's own stays{{}}; {OVER_LIMIT}: it needs more than the limit."
 )
 _VARYING = (

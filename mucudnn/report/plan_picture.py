@@ -19,7 +19,7 @@ from mucudnn.report import drawing
 from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.totals import speedup_at, workspace_at
-from mucudnn.report.words import and_more, describe_environment, elided
+from mucudnn.report.words import PERCENT, and_more, describe_environment, elided
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import is_kept, seen_at
 
@@ -182,7 +182,7 @@ def _draw_rows(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
     drawing.draw_changes(workspaces, takes, _BEFORE)
     drawing.name_lines(times, [row.name for row in rows], [row.gain for row in rows])
     drawing.name_lines(workspaces, [""] * len(rows), [row.runs for row in rows])
-    times.set_title(f"Time of one in ms, median and {drawing.PERCENT} interval; speedup", loc="left")
+    times.set_title(f"Time of one in ms, median and {PERCENT} interval; speedup", loc="left")
     times.set_xlim(left=0)
     workspaces.set_title("Workspace; what runs now", loc="left")
     known = [span.middle for each in takes for span in (each.before, each.now) if span is not None]

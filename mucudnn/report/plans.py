@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.evidence import CallEvidence
-from mucudnn.intervals import CONFIDENCE
 from mucudnn.plan import Assignment, Plan
 from mucudnn.report.plan_notes import KEPT, OVER_LIMIT, OVER_SHARE, PARTLY, PREDICTED, TRIED, plan_notes
 from mucudnn.report.table import Row, table
 from mucudnn.report.totals import is_base_over_share, speedup_at, workspace_at
-from mucudnn.report.words import DEFAULT_WIDTH, describe_ms, describe_shape
+from mucudnn.report.words import DEFAULT_WIDTH, PERCENT, describe_ms, describe_shape
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import is_kept, may_stay, seen_at
 
 _TITLE = (
-    f"Before: PyTorch's own convolution. Times: median and {CONFIDENCE * 100:g} % interval in ms. "
+    f"Before: PyTorch's own convolution. Times: median and {PERCENT} interval in ms. "
     "Speedup: median of the rounds."
 )
 _HEADINGS = ("", "before, ms", "workspace", "now runs", "now, ms", "workspace", "speedup", "verdict")

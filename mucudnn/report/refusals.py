@@ -9,11 +9,9 @@ from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
 from mucudnn.profiling.measurer import is_composed, is_settled, judged
-from mucudnn.report.words import describe_shape, is_own
+from mucudnn.report.words import DEFAULT_WIDTH, describe_shape, is_own
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore
-
-_WIDTH = 118
 
 _UNKNOWN = "Not known to this store."
 _TITLE = "Refused when the plan was made: algorithms, or divisions as a whole, with the samples of a part."
@@ -115,7 +113,7 @@ def _alike(refusals: list[Refusal]) -> list[str]:
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(
         text,
-        _WIDTH,
+        DEFAULT_WIDTH,
         initial_indent=indent,
         subsequent_indent=f"{indent}    ",
         break_long_words=False,

@@ -12,7 +12,7 @@ from mucudnn.intervals import Verdict
 from mucudnn.report import drawing
 from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.steps import describe_factor, name_of, over_limit, render_comparison
-from mucudnn.report.words import describe_environment, elided
+from mucudnn.report.words import PERCENT, describe_environment, elided
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _draw_step(axes: "Axes", times: PairedTimes) -> Look:
     drawing.name_lines(axes, ["before", "now"], ["", describe_factor(times.speedup)])
     axes.set_title(
         f"The whole step in ms (not from 0 on): a dot for each of {len(times.now_ns)} rounds, the first on "
-        f"top; median and {drawing.PERCENT} interval; speedup",
+        f"top; median and {PERCENT} interval; speedup",
         loc="left",
     )
     axes.grid(axis="x")
@@ -115,8 +115,7 @@ def _draw_layers(axes: "Axes", found: StepComparison) -> list[Look]:
     names = [elided(name_of(layer.path), _LONGEST) for layer in found.layers]
     drawing.name_lines(axes, names, [f"{layer.times.speedup.median:.2f}" for layer in found.layers])
     axes.set_title(
-        f"Its patched convolutions in ms, all calls of one in a step: median and {drawing.PERCENT} "
-        "interval; speedup",
+        f"Its patched convolutions in ms, all calls of one in a step: median and {PERCENT} interval; speedup",
         loc="left",
     )
     axes.set_xlim(left=0)

@@ -5,11 +5,19 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from mucudnn.comparing.step_comparison import PairedTimes, StepComparison
-from mucudnn.intervals import CONFIDENCE, Estimate, Verdict
+from mucudnn.intervals import Estimate, Verdict
 from mucudnn.report.plan_notes import OVER_LIMIT
 from mucudnn.report.plan_values import interval_as_json
 from mucudnn.report.table import Row, table
-from mucudnn.report.words import DEFAULT_WIDTH, and_more, decimals_of_ms, describe_ms, render_notes
+from mucudnn.report.words import (
+    BOUND,
+    DEFAULT_WIDTH,
+    PERCENT,
+    and_more,
+    decimals_of_ms,
+    describe_ms,
+    render_notes,
+)
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import is_kept
 
@@ -66,7 +74,7 @@ def _title(found: StepComparison, width: int) -> list[str]:
     limit = f"{plan.mode} of {format_bytes(plan.limit_bytes)}"
     text = (
         "A step with PyTorch's own convolutions, whatever they take (before), and with the plan (now: "
-        f"{limit}), in turns: median and {CONFIDENCE * 100:g} % interval."
+        f"{limit}), in turns: median and {PERCENT} interval."
     )
     return textwrap.wrap(text, width)
 
@@ -123,8 +131,8 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
     yield "rounds", f"{len(found.step.now_ns)} of the whole step{_of_layers(found)}."
     yield (
         "verdict",
-        "FASTER or SLOWER where the interval of now / before lies more than 2 % from 1, SAME where it lies "
-        "within, else AMBIGUOUS. The speedup is the median of the rounds' quotients before / now.",
+        f"FASTER or SLOWER where the interval of now / before lies more than {BOUND} from 1, SAME where "
+        "it lies within, else AMBIGUOUS. The speedup is the median of the rounds' quotients before / now.",
     )
     if found.layers:
         yield (
@@ -174,7 +182,7 @@ def _of_layers(found: StepComparison) -> str:
     more, count = len(found.layers[0].times.now_ns), len(found.layers)
     return (
         f", {more} more of its convolutions. Comparisons: {count + 1}; with intervals of "
-        f"{CONFIDENCE * 100:g} %, one in twenty may be wrong by chance"
+        f"{PERCENT}, one in twenty may be wrong by chance"
     )
 
 

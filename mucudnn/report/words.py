@@ -4,12 +4,18 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping
 
-from mucudnn.intervals import Estimate
+from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment
 
 DEFAULT_WIDTH = 118
 """Columns of lines that are wrapped, where no terminal says how many it has."""
+
+PERCENT = f"{CONFIDENCE * 100:g} %"
+"""How surely an interval covers the true median."""
+
+BOUND = f"{TOLERANCE * 100:g} %"
+"""By how much times differ that do not count as the same."""
 
 _LABEL_WIDTH = 15
 
