@@ -26,8 +26,7 @@ A pair is one integer, time * 2**tie_bits + tie, so that the order of integers i
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -44,7 +43,7 @@ NEVER = 1 << 61
 _PAIR_BITS = 60
 
 _MOST_COUNTS = 8
-"""Tables of parts that a `ReuseTable` keeps: each is as large as that of times."""
+"""Tables of parts that a `Grid` keeps: each is as large as that of times."""
 
 Value = TypeVar("Value", int, str)
 
@@ -103,8 +102,7 @@ class ReuseTable:
         self.batch = batch
         self.limit_bytes = limit_bytes
         self._grid = Grid(candidates, batch, limit_bytes)
-        self._best = self._grid.best(batch, self._grid.highest_level)
-        self._counts: dict[tuple[int, Counting], Table] = {}
+        self._best = self._grid.best(self._grid.highest_level)
 
     def division(self, batch: int) -> Division | None:
         """Return the division of `batch` samples that `solve_reuse` finds; None where there is none.
@@ -117,15 +115,7 @@ class ReuseTable:
         if not 0 <= batch <= self.batch:
             raise ValueError(f"batch must be from 0 to {self.batch}, but got {batch}.")
         best = self._best[batch]
-        return None if best is None else self._grid.division(batch, best, self._counted)
-
-    def _counted(self, level: int, which: "Counting") -> "Table":
-        found = self._counts.get((level, which))
-        if found is None:
-            if len(self._counts) >= _MOST_COUNTS:
-                self._counts.clear()
-            found = self._counts[level, which] = self._grid.counted(self.batch, level, which)
-        return found
+        return None if best is None else self._grid.division(batch, best)
 
 
 class Tie(Enum):
@@ -166,10 +156,6 @@ class Table:
     chosen: IntArray
 
 
-Counted = Callable[[int, Counting], Table]
-"""Returns what `Grid.counted` does at a level, for as large a batch as is asked for."""
-
-
 class Grid:
     """Candidates as arrays, to evaluate the recurrence under every limit up to a given one.
 
@@ -178,6 +164,7 @@ class Grid:
     to the id that comes first.
 
     Attributes:
+        batch: the largest number of samples that is looked at.
         highest_level: the level at which all candidates run that fit the given limit; None is no limit.
 
     Raises:
@@ -188,6 +175,8 @@ class Grid:
     def __init__(self, candidates: Sequence[Candidate], batch: int, limit_bytes: int | None) -> None:
         if batch < 0:
             raise ValueError(f"batch must not be negative, but got {batch}.")
+        self.batch = batch
+        self._counts: dict[tuple[int, Counting], Table] = {}
         setups_s = _setups_s(candidates)
         fitting = _fitting(candidates, batch, limit_bytes)
         ids, numbers = _numbered([candidate.algorithm for candidate in fitting])
@@ -209,24 +198,19 @@ class Grid:
         self._rows, self._columns = rows[order], len(ids) - 1 - numbers[order]
         self._ticks, self._levels = ticks[order], levels[order]
 
-    def best(self, batch: int, level: int) -> list[Best | None]:
+    def best(self, level: int) -> list[Best | None]:
         """Return time and workspace of the best division of 0, 1, ... `batch` samples, None for none."""
-        pairs = self._table(batch, self._levels <= level, Tie.WORKSPACE).f[:, -1].tolist()
+        pairs = self._table(self._levels <= level, Tie.WORKSPACE).f[:, -1].tolist()
         mask = (1 << self._tie_bits) - 1
         return [Best(pair >> self._tie_bits, pair & mask) if pair < NEVER else None for pair in pairs]
 
-    def division(self, batch: int, best: Best, counted: Counted | None = None) -> Division:
+    def division(self, batch: int, best: Best) -> Division:
         """Return the best division of `batch` samples, whose time and workspace are `best`.
 
         Whichever part comes first by id and size in any of the best divisions is taken, and the samples
         that are left are divided likewise.
-
-        Args:
-            batch: samples.
-            best: of so many.
-            counted: for that batch or a larger one; None to count here.
         """
-        table = self._chosen(batch, best, counted or functools.partial(self.counted, batch))
+        table = self._chosen(batch, best)
         parts: list[Candidate] = []
         left = batch
         for a in reversed(range(len(self._setups))):
@@ -237,26 +221,25 @@ class Grid:
                 goal = table.r[left, a]
         return Division.of(parts)
 
-    def _chosen(self, batch: int, best: Best, counted: Counted) -> Table:
+    def _chosen(self, batch: int, best: Best) -> Table:
         """Return the table that counts parts, of deterministic candidates alone if they are as fast."""
         if not self._is_deterministic[self._levels <= best.level].all():
-            table = counted(best.level, Counting.STEADY)
+            table = self._counted(best.level, Counting.STEADY)
             if table.f[batch, -1] >> self._tie_bits == best.ticks:
                 return table
-        return counted(best.level, Counting.ALL)
+        return self._counted(best.level, Counting.ALL)
 
-    def counted(self, batch: int, level: int, which: Counting) -> Table:
-        """Return the table that counts the parts of up to `batch` samples.
-
-        Args:
-            batch: samples.
-            level: of the candidates that run.
-            which: of them.
-        """
-        fits = self._levels <= level
-        return self._table(
-            batch, fits & self._is_deterministic if which is Counting.STEADY else fits, Tie.PARTS
-        )
+    def _counted(self, level: int, which: Counting) -> Table:
+        """Return the table that counts parts: it is made once for all batches that need the same."""
+        found = self._counts.get((level, which))
+        if found is None:
+            fits = self._levels <= level
+            admitted = fits & self._is_deterministic if which is Counting.STEADY else fits
+            found = self._table(admitted, Tie.PARTS)
+            if len(self._counts) >= _MOST_COUNTS:
+                self._counts.clear()
+            self._counts[level, which] = found
+        return found
 
     def _first_row(self, table: Table, left: int, a: int, goal: int) -> int | None:
         """Return the row of the smallest part by the algorithm in column `a` that leads to `goal`."""
@@ -265,13 +248,13 @@ class Grid:
         matches = np.flatnonzero(p == goal)
         return int(matches[0]) if matches.size else None
 
-    def _table(self, batch: int, admitted: BoolArray, tie: Tie) -> Table:
+    def _table(self, admitted: BoolArray, tie: Tie) -> Table:
         t, chosen = self._parts(admitted, tie)
-        f = np.full((batch + 1, len(self._setups) + 1), NEVER)
-        r = np.full((batch + 1, len(self._setups)), NEVER)
+        f = np.full((self.batch + 1, len(self._setups) + 1), NEVER)
+        r = np.full((self.batch + 1, len(self._setups)), NEVER)
         f[0] = r[0] = 0
-        rows = np.searchsorted(self._sizes, np.arange(batch + 1), side="right")
-        for b in range(1, batch + 1):
+        rows = np.searchsorted(self._sizes, np.arange(self.batch + 1), side="right")
+        for b in range(1, self.batch + 1):
             parts, rest = t[: rows[b]], r[b - self._sizes[: rows[b]]]
             p = self._together(parts, rest, tie).min(axis=0, initial=NEVER)
             f[b, 1:] = self._setups + p

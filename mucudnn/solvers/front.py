@@ -33,7 +33,7 @@ def division_front(
         return (Division(()),)
     found = []
     level = grid.highest_level
-    while (best := grid.best(batch, level)[batch]) is not None:
+    while (best := grid.best(level)[batch]) is not None:
         found.append(grid.division(batch, best))
         level = best.level - 1
     if not found:

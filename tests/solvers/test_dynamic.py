@@ -54,9 +54,9 @@ def test_a_table_counts_once_for_all_batches_that_need_the_same_workspace(
     seen: list[int] = []
     evaluate = Grid._table
 
-    def noted(grid: Grid, batch: int, *rest: Any) -> Table:
-        seen.append(batch)
-        return evaluate(grid, batch, *rest)
+    def noted(grid: Grid, *rest: Any) -> Table:
+        seen.append(grid.batch)
+        return evaluate(grid, *rest)
 
     monkeypatch.setattr(Grid, "_table", noted)
     table = ReuseTable(offered, 64, 40)
