@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bench.cpu import tables
@@ -139,13 +139,23 @@ def _draw_group(axes: "Axes", group: _Group) -> None:
     """Draw the layers of a group, from the one that gains least to the one that gains most."""
     for look in dict.fromkeys(look for _, look in group.seen):
         found = [(place, Span.of(seen, 1)) for place, (seen, of) in enumerate(group.seen) if of == look]
-        drawing.draw_upright(axes, dict(found), look)
+        _draw_upright(axes, dict(found), look)
     axes.axhline(1, color="black", linewidth=0.8, zorder=1)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks([])
     axes.grid(axis="y")
     axes.set_title(group.title, loc="left")
+
+
+def _draw_upright(axes: "Axes", spans: Mapping[int, Span], look: Look) -> None:
+    """Draw values at their places side by side, their intervals upright."""
+    middles = [span.middle for span in spans.values()]
+    ends = (
+        [span.middle - span.low for span in spans.values()],
+        [span.high - span.middle for span in spans.values()],
+    )
+    axes.errorbar([*spans], middles, yerr=ends, linestyle="", markersize=3, elinewidth=0.8, **look.mark)
 
 
 def _seen(line: Measured, key: str) -> tuple[Estimate, Look]:

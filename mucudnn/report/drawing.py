@@ -240,16 +240,6 @@ def draw_changes(axes: "Axes", changes: Sequence[Change], before: Look) -> None:
         )  # fmt: skip
 
 
-def draw_upright(axes: "Axes", spans: Mapping[int, Span], look: Look) -> None:
-    """Draw values at their places side by side, their intervals upright."""
-    middles = [span.middle for span in spans.values()]
-    ends = (
-        [span.middle - span.low for span in spans.values()],
-        [span.high - span.middle for span in spans.values()],
-    )
-    axes.errorbar([*spans], middles, yerr=ends, linestyle="", markersize=3, elinewidth=0.8, **look.mark)
-
-
 def name_lines(axes: "Axes", names: Sequence[str], notes: Sequence[str]) -> None:
     """Name the lines of axes on the left, the first on top, and have a note on the right of each."""
     axes.set_yticks(range(len(names)), names)
