@@ -161,16 +161,14 @@ def _check_feasible(offers: Mapping[Key, Sequence[Division]], limit_bytes: int) 
 def _answer(choices: Choices, prices: Prices, solver: Solver) -> tuple[Selection, str]:
     """Return an answer that is within the limit in exact integers, and why a better one may exist, if so.
 
-    Where the solver gives none, whatever the reason, it is the cheapest selection at the lowest price.
+    Where the solver gives none that is faster, it is the cheapest selection at the lowest price.
     """
     try:
         answer, status = _answer_of(solver, _Programme(choices, prices), choices)
     except SolverError as error:
         return prices.cheapest, str(error)
-    return (
-        answer,
-        "" if status is Status.OPTIMAL else "The solver was stopped before it had proved its answer.",
-    )
+    doubt = "" if status is Status.OPTIMAL else "The solver was stopped before it had proved its answer."
+    return min(answer, prices.cheapest, key=choices.time_of), doubt
 
 
 def _answer_of(solver: Solver, programme: "_Programme", choices: Choices) -> tuple[Selection, Status]:

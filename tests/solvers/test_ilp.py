@@ -220,30 +220,41 @@ def test_a_solver_that_gives_no_answer_is_not_missed(
     assert reason in caplog.text
 
 
-def test_where_merging_gives_up_the_best_answer_of_the_solver_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_merging_gives_up_the_answer_of_the_solver_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "MOST_SUMS", 1)
+    offers = {"a": [whole(10, 0), whole(6, 3)], "b": [whole(10, 0), whole(5, 4)]}
+
+    selection = solve_sharing(offers, 4, Scripted())  # and nobody is warned
+
+    assert _workspaces(selection) == [0, 4]  # of the cheapest at one price it is [3, 0]
+
+
+def test_an_answer_that_is_slower_than_the_cheapest_selection_does_not_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(merging, "MOST_SUMS", 1)
 
-    selection = solve_sharing(TWO_SITES, GIGA, Scripted((_taking(0), Status.OPTIMAL)))  # and nobody is warned
+    selection = solve_sharing(TWO_SITES, GIGA, Scripted((_taking(0), Status.OPTIMAL)))
 
-    assert _workspaces(selection) == [0, 0]
+    assert _workspaces(selection) == [GIGA // 2 + 1, 0]
 
 
 @pytest.mark.parametrize(
-    ("step", "status", "reason", "workspaces"),
+    ("step", "status", "reason"),
     [
-        (_taking(0), Status.FEASIBLE, "was stopped before it had proved", [0, 0]),
-        (_leaving, Status.INFEASIBLE, "there is no answer", [GIGA // 2 + 1, 0]),
+        (_taking(0), Status.FEASIBLE, "was stopped before it had proved"),
+        (_leaving, Status.INFEASIBLE, "there is no answer"),
     ],
 )
 def test_where_both_steps_leave_something_open_a_warning_bounds_what_is_lost_and_says_why(
-    monkeypatch: pytest.MonkeyPatch, step: SetValues, status: Status, reason: str, workspaces: list[int]
+    monkeypatch: pytest.MonkeyPatch, step: SetValues, status: Status, reason: str
 ) -> None:
     monkeypatch.setattr(merging, "MOST_SUMS", 1)
 
     with pytest.warns(SolverWarning, match=rf"may save time, at most [\d.]+ %. .*{reason}"):
         selection = solve_sharing(TWO_SITES, GIGA, Scripted((step, status)))
 
-    assert _workspaces(selection) == workspaces
+    assert _workspaces(selection) == [GIGA // 2 + 1, 0]
 
 
 def test_every_solution_status_of_pulp_has_a_meaning() -> None:
