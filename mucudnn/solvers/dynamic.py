@@ -53,7 +53,8 @@ def solve_reuse(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -
 
     Of equally fast divisions it is the one with the least workspace, then one whose parts are all
     deterministic, then with the fewest parts, then the one whose parts, sorted by id and size, come first.
-    The order of the candidates does not matter.
+    The order of the candidates does not matter. Times are compared in ticks, of at most 2**-40
+    of what the slowest division might take, as long as there are fewer than 2**19 samples.
 
     Raises:
         InfeasibleError: no division fits; the error holds the least limit for which one does.
