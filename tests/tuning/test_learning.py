@@ -51,7 +51,7 @@ def test_equal_problems_are_measured_once_where_no_store_can_be_made(tmp_path: P
         measured = [_measured(listener, learn, batch=batch) for batch in (8, 8, 4, 8, 4)]
 
     assert measured == [True, False, True, False, False]
-    assert len(told) == 1
+    assert [each.category for each in told].count(StoreWarning) == 1  # others may be busy meanwhile
 
 
 def test_equal_problems_are_measured_once_where_the_file_fails_meanwhile(
