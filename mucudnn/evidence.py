@@ -39,12 +39,12 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class CallTimes:
-    """What rounds have shown of a convolution as it is called, by PyTorch's own and by divisions.
+    """What rounds have shown of a convolution as it is called, by what is undivided and by divisions.
 
     What was FASTER in some rounds was timed in others later, if that could be had: these count then.
 
     Attributes:
-        reference: seconds with PyTorch's own.
+        reference: seconds with PyTorch's own, or where that may not run with what else is undivided.
         divided: seconds with the divisions, from the same rounds.
         speedup: how many times as fast as the first the second is: the median of the rounds' quotients.
         verdict: the second against the first.
@@ -67,8 +67,9 @@ class CallTimes:
 class CallEvidence(CallTimes):
     """What timing a whole convolution has shown: its forward pass and gradients, as the model calls it.
 
-    The reference has PyTorch's own for every op whose limit lets it run, and the other the divisions that
-    each were confirmed for themselves; unless these are FASTER, PyTorch's own stays, as in the reference.
+    The reference has PyTorch's own for every op whose limit lets it run, for the others what may run undivided,
+    if anything may; and the second the divisions that each were confirmed for themselves. Unless these are
+    FASTER, what the reference has runs.
 
     Attributes:
         path: the module's, as in `ConvSite`.

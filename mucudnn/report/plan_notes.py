@@ -64,9 +64,9 @@ _VERDICTS = (
 )
 _CALLS = (
     "call is forward pass and gradients as the model runs them, with what Python costs. Before, PyTorch's "
-    f"own runs every op that it may run (call{PARTLY}: but not all; the others run the same before and now). "
-    f"Unless the call is FASTER, PyTorch's own stays wherever it may run ({TRIED}: the time of what was not "
-    "kept). What was FASTER was timed once more, after all others, and the row shows these rounds. Calls "
+    f"own runs every op that it may run (call{PARTLY}: but not all; the others run in one part if any "
+    "algorithm may, else as now). Unless the call is FASTER, it stays as before ("
+    f"{TRIED}: the time of what was not kept). What was FASTER was timed once more, after all others, and the row shows these rounds. Calls "
     "compared: {}."
 )
 _FROZEN = (

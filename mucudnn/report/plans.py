@@ -82,7 +82,7 @@ def _call_cells(call: CallEvidence, *, is_partly: bool) -> Row:
 
     Args:
         call: that was timed.
-        is_partly: whether PyTorch's own may not run one of its ops, which then runs the same before and now.
+        is_partly: whether PyTorch's own may not run one of its ops.
     """
     name, before = f"  call{PARTLY * is_partly}", describe_ms(call.reference)
     if not call.is_faster:

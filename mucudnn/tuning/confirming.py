@@ -30,17 +30,18 @@ class Confirmed(NamedTuple):
 
     Attributes:
         chosen: the fastest, by what was timed of this op alone.
-        own: PyTorch's own, undivided, which may take its place; None where it may not run.
+        whole: undivided, which may take its place: PyTorch's own, or where that may not run what else may;
+            None where nothing may.
     """
 
     chosen: Proven
-    own: Proven | None
+    whole: Proven | None
 
     @property
     def heavier(self) -> Proven:
         """Of what may run here after all, what takes more."""
         return max(
-            (each for each in (self.chosen, self.own) if each is not None),
+            (each for each in (self.chosen, self.whole) if each is not None),
             key=lambda each: each.workspace_bytes,
         )
 

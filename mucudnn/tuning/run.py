@@ -190,17 +190,17 @@ class Tuning:
     def _as_called(
         self, call: SiteCall, confirmed: Mapping[ConvSite, Confirmed], look: int
     ) -> dict[ConvSite, Confirmed]:
-        """Return what some of a convolution's sites run instead: PyTorch's own, where it may.
+        """Return what some of a convolution's sites run instead: PyTorch's own, or what else is undivided.
 
-        That is so unless all of its sites together are faster. Each was timed alone, without what a call
-        costs beside computing, and PyTorch's own computes both gradients at once.
+        That is so unless all of its sites together are faster. Each was timed alone, without what a call and
+        each of its parts cost beside computing, and PyTorch's own computes both gradients at once.
         """
         sites = {op: ConvSite(call.path, op, call.variant) for op in call.ops}
         found = {op: confirmed[site] for op, site in sites.items() if site in self._problems}
-        own = {op: each.own for op, each in found.items() if each.own is not None}
+        wholes = {op: each.whole for op, each in found.items() if each.whole is not None}
         untuned = {op: undivided(self._profiler.own, call.problem.batch) for op in call.computed}
         divisions = untuned | {op: each.chosen.division for op, each in found.items()}
-        base = divisions | {op: each.division for op, each in own.items()}
+        base = divisions | {op: each.division for op, each in wholes.items()}
         is_worth_it = True
         if base != divisions:
             self._work.at(f"confirming {call.path or 'the model itself'}")
@@ -208,7 +208,7 @@ class Tuning:
             taken_bytes = self._taken_before(call, running)
             is_worth_it = self._is_worth_it(call, base, divisions, look, taken_bytes)
         self._work.finish(_step(call, look))
-        return {} if is_worth_it else {sites[op]: Confirmed(each, each) for op, each in own.items()}
+        return {} if is_worth_it else {sites[op]: Confirmed(each, each) for op, each in wholes.items()}
 
     def _taken_before(self, call: SiteCall, running: Mapping[ConvSite, Division]) -> int:
         """Return what other layers take for which the common buffer makes room, if there is one."""
@@ -363,9 +363,10 @@ class Tuning:
                 raise self._nothing_fits(site, outcome)
             smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
             return self._confirm(site, smaller, less, base, room_bytes)
-        own = None if base is None or base.key not in fits else self._proven(problem, base, outcome)
         chosen = winner(fits, outcome, undivided(self._profiler.own, problem.batch).key)
-        return Confirmed(self._proven(problem, chosen, outcome), own)
+        others = (chosen, *fits.values()) if base is None or base.key not in fits else (base,)
+        whole = next((self._proven(problem, each, outcome) for each in others if each.is_undivided), None)
+        return Confirmed(self._proven(problem, chosen, outcome), whole)
 
     def _proven(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Proven:
         errors = self._profiler.errors(problem)

@@ -1,5 +1,6 @@
 """What a run sees in whole calls and in frozen graphs, and what goes back for it."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from mucudnn.examining.extraction import extract
 from mucudnn.intervals import Verdict
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Record, Refusal, RefusalKind
+from mucudnn.profile import Comparison, Record, Refusal, RefusalKind
 from mucudnn.profiling.measurer import Divisions, ModelCall, call_key, call_trial
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import Replay
+from mucudnn.report import render_plan
 from mucudnn.store import SqliteStore
 from mucudnn.store.memory import MemoryStore
 from mucudnn.tuning.run import Tuning
@@ -71,6 +73,47 @@ def test_the_plan_tells_what_whole_calls_took(fraction: float, verdict: Verdict)
     assert (call.path, call.variant, call.verdict) == ("", 0, verdict)
     assert call.is_faster == (call.speedup.median > 1)
     assert call.is_faster == (call.divided.median < call.reference.median) == (verdict is Verdict.FASTER)
+
+
+class _DearParts(LiveMeasurer):
+    """A machine on which a model's call takes a millisecond for each part that it launches."""
+
+    def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Comparison | Record:
+        seen = super().compare_calls(call, base, divisions)
+        if isinstance(seen, Record):
+            return seen
+        parts = {
+            call_key(call, each): sum(len(division.parts) for division in each.values())
+            for each in (base, divisions)
+        }
+        times = {
+            key: dataclasses.replace(time, spans_ns=tuple(ns + parts[key] * MS for ns in time.spans_ns))
+            for key, time in seen.times.items()
+        }
+        return dataclasses.replace(seen, times=times)
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    ("whole_ms", "expected"), [(12.0, "scripted:rival@4*2"), (4.8, "scripted:whole@8*1")]
+)
+def test_where_pytorchs_own_may_not_run_a_call_in_parts_has_to_beat_one_that_is_undivided(
+    whole_ms: float, expected: str, mode: Mode
+) -> None:
+    # Alone two parts of the rival take 4.2 ms; in a call 6.2, where what is undivided takes 1 ms more.
+    rival = Recipe(lambda samples: (0.5 * samples + 0.1 if samples <= 4 else 100) * MS, sample_bytes=900)
+    backend = ScriptedBackend(
+        {"rival": rival, "whole": Recipe(rate(whole_ms / 8 * MS), sample_bytes=100)},
+        own=Recipe(rate(MS), sample_bytes=2**21),
+    )
+    profiler = Profiler(_DearParts(backend), MemoryStore(), 2**20, Policy.POWER_OF_TWO)
+
+    plan = Tuning(profiler, mode, one_convolution(), Listener()).plan()
+
+    assert keys_of(plan) == [expected]
+    (call,) = plan.calls
+    assert call.is_faster == ("rival" in expected)
+    assert "call*" in render_plan(plan)
 
 
 def test_a_call_of_which_nothing_is_divided_was_not_timed() -> None:

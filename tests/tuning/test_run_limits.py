@@ -349,5 +349,5 @@ def test_of_what_may_run_at_a_site_the_heavier_counts_against_the_total() -> Non
     light, heavy = seen(10), seen(15)
 
     assert Confirmed(light, None).heavier == light
-    assert Confirmed(light, own=heavy).heavier == heavy
-    assert Confirmed(heavy, own=light).heavier == heavy
+    assert Confirmed(light, whole=heavy).heavier == heavy
+    assert Confirmed(heavy, whole=light).heavier == heavy
