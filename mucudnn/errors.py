@@ -74,6 +74,7 @@ class InfeasibleError(MucudnnError):
         is_total: whether the limit is that of all convolutions together; then `least_bytes` is their sum,
             and the site is the one that needs most; without a sum, one that was seen to take more than it
             declares, and more than the others leave.
+        problem: what the site computes, as text: one module may meet many shapes. None where it is not known.
     """
 
     def __init__(
@@ -82,14 +83,20 @@ class InfeasibleError(MucudnnError):
         least_bytes: int | None,
         site: str | None = None,
         is_total: bool = False,
+        problem: str | None = None,
     ) -> None:
         self.limit_bytes = limit_bytes
         self.least_bytes = least_bytes
         self.site = site
         self.is_total = is_total
-        super().__init__(limit_bytes, least_bytes, site, is_total)
+        self.problem = problem
+        super().__init__(limit_bytes, least_bytes, site, is_total, problem)
 
     def __str__(self) -> str:
+        computed = f" It computes {self.problem}." if self.site and self.problem else ""
+        return self._sentence() + computed
+
+    def _sentence(self) -> str:
         limit = f"the workspace limit of {format_exactly(self.limit_bytes)}"
         if self.is_total:
             what = f"No divisions of all convolutions together fit {limit}"

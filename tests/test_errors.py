@@ -54,6 +54,14 @@ def test_infeasible_of_all_together_says_so_and_names_the_site_that_needs_most()
     )
 
 
+@pytest.mark.parametrize(("least_bytes", "is_total"), [(64, False), (None, False), (64, True), (None, True)])
+def test_infeasible_ends_with_what_the_site_computes(least_bytes: int | None, is_total: bool) -> None:
+    error = errors.InfeasibleError(8, least_bytes, "conv fprop (shape 4)", is_total, "fprop 2x3x9x9 -> 8")
+
+    assert str(error).endswith(". It computes fprop 2x3x9x9 -> 8.")
+    assert str(error).count("'conv fprop (shape 4)'") == 1
+
+
 def test_infeasible_of_all_together_without_a_known_remedy_says_so() -> None:
     error = errors.InfeasibleError(64, None, is_total=True)
 
@@ -76,11 +84,12 @@ def test_infeasible_without_a_known_remedy_says_so() -> None:
 
 
 def test_infeasible_survives_pickling() -> None:
-    error = errors.InfeasibleError(5, None, "conv1 wgrad", is_total=True)
+    error = errors.InfeasibleError(5, None, "conv1 wgrad", is_total=True, problem="wgrad 2x3x9x9 -> 8")
 
     copy = pickle.loads(pickle.dumps(error))
 
     assert (copy.limit_bytes, copy.least_bytes, copy.site, copy.is_total) == (5, None, "conv1 wgrad", True)
+    assert copy.problem == "wgrad 2x3x9x9 -> 8"
     assert str(copy) == str(error)
 
 

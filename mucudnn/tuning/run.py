@@ -319,11 +319,11 @@ class Tuning:
         for site, problem in self._problems.items():
             least = least_workspace_bytes(self._profiler.known_workspaces(problem), problem.batch)
             if least is None:
-                raise InfeasibleError(limit_bytes, None, str(site))
+                raise self._infeasible(site, None)
             needs[site] = least
         neediest = max(needs, key=needs.__getitem__)
         least_bytes = sum(needs.values()) if is_sharing else needs[neediest]
-        raise InfeasibleError(limit_bytes, least_bytes, str(neediest), is_sharing)
+        raise self._infeasible(neediest, least_bytes, is_total=is_sharing)
 
     def _base(self, profile: Profile) -> Division | None:
         """PyTorch's own convolution, undivided, if the limit allows to run it."""
@@ -378,9 +378,13 @@ class Tuning:
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
         limit_bytes = self._profiler.limit_bytes
         if self._is_sharing:  # that one site would do says nothing about what all would need
-            return InfeasibleError(limit_bytes, None, str(site), is_total=True)
+            return self._infeasible(site, None, is_total=True)
         larger = (seen for seen in outcome.workspaces.values() if not fits_as_seen(seen, limit_bytes))
-        return InfeasibleError(limit_bytes, min(larger, default=None), str(site))  # others fit, but broke
+        return self._infeasible(site, min(larger, default=None))  # others fit, but broke
+
+    def _infeasible(self, site: ConvSite, least: int | None, *, is_total: bool = False) -> InfeasibleError:
+        problem = str(self._problems[site])
+        return InfeasibleError(self._profiler.limit_bytes, least, str(site), is_total, problem)
 
 
 def _step(call: SiteCall, look: int) -> Hashable:

@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from mucudnn.backends import Job
@@ -135,6 +136,21 @@ def test_the_site_that_needs_most_is_named() -> None:
 
     with pytest.raises(InfeasibleError, match=r"'?3 wgrad'? fits the workspace limit of 0 bytes"):
         planned(backend, extract(a_chain(), a_batch()), 0)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_of_a_module_that_meets_several_shapes_the_one_that_needs_most_is_told(mode: Mode) -> None:
+    backend = ScriptedBackend({"small": Recipe(rate(MS), sample_bytes=100)})
+    shared = nn.Conv2d(3, 3, 3)
+    model = nn.Sequential(shared, shared, shared).eval()
+    shapes = extract(model, torch.randn(2, 3, 9, 8))
+
+    with pytest.raises(
+        InfeasibleError, match=r"It computes fprop 2x3x9x8 -> 3, kernel 3x3, .*, float32 contiguous\.$"
+    ) as raised:
+        planned(backend, shapes, 0, mode)
+
+    assert raised.value.site == "0 fprop"
 
 
 def test_what_is_wrong_does_not_count_for_the_limit_named() -> None:
