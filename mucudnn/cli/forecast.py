@@ -9,10 +9,12 @@ import click
 
 from mucudnn.choices import Policy, choice
 from mucudnn.cli.cudnn import described_device, version_of
-from mucudnn.cli.model import Shapes, load_model, prepare, refuse_lazy, shapeless_inputs
+from mucudnn.cli.model import Shapes, autocasting, load_model, prepare, refuse_lazy, shapeless_inputs
 from mucudnn.cli.options import (
     Target,
+    autocast_option,
     channels_last_option,
+    check_types,
     dtype_option,
     inputs_option,
     json_option,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     help="The GPU: a name (mucudnn info lists them) or a JSON file that mucudnn info --export-device wrote.",
 )  # fmt: skip
 @dtype_option
+@autocast_option
 @channels_last_option
 @click.option(
     "--workspace-limit", "limit_bytes", type=size, metavar="SIZE",
@@ -55,6 +58,7 @@ def forecast_command(
     shapes: Shapes,
     device: str,
     dtype: str | None,
+    autocast: str | None,
     channels_last: bool,
     limit_bytes: int | None,
     policy: str,
@@ -75,6 +79,7 @@ def forecast_command(
     Example:
       mucudnn forecast torchvision.models:resnet50 --input 256x3x224x224 --dtype bf16 --device h200
     """
+    check_types(dtype, autocast)
     from mucudnn.backends.cudnn.configurations import Rules
     from mucudnn.backends.cudnn.devices import device_described  # here, not to wait for torch
     from mucudnn.backends.cudnn.engines import Enumerator
@@ -82,7 +87,7 @@ def forecast_command(
 
     described = device_described(device)
     library = load_library()
-    occurrences = _occurrences(target, shapes, is_eval, dtype, channels_last)
+    occurrences = _occurrences(target, shapes, is_eval, dtype, autocast, channels_last)
     rules = Rules(allow_tf32=not no_tf32, deterministic=deterministic)
     with progress_for(None) as shown:
         made = forecast(
@@ -90,7 +95,7 @@ def forecast_command(
             Enumerator(library, described, rules),
             device=f"{described_device(described)} (described by {device})",
             library=f"cuDNN {version_of(library)}",
-            settings=_settings(rules, is_eval),
+            settings=_settings(rules, is_eval, autocast),
             policy=choice(Policy, policy),
             progress=shown,
         )
@@ -106,7 +111,12 @@ def forecast_command(
 
 
 def _occurrences(
-    target: Target, shapes: Shapes, is_eval: bool, dtype: str | None, channels_last: bool
+    target: Target,
+    shapes: Shapes,
+    is_eval: bool,
+    dtype: str | None,
+    autocast: str | None,
+    channels_last: bool,
 ) -> tuple[Occurrence, ...]:
     """Return what the user's model computes; whatever it prints goes to standard error."""
     from mucudnn.examining.tracing import trace
@@ -115,12 +125,14 @@ def _occurrences(
         model = load_model(target)
         refuse_lazy(model, target)
         prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
-        return trace(model, shapeless_inputs(model, shapes, channels_last=channels_last))
+        with autocasting(model, autocast):
+            return trace(model, shapeless_inputs(model, shapes, channels_last=channels_last))
 
 
-def _settings(rules: "Rules", is_eval: bool) -> tuple[str, ...]:
+def _settings(rules: "Rules", is_eval: bool, autocast: str | None) -> tuple[str, ...]:
     return (
         "forward pass alone" if is_eval else "forward pass and gradients",
+        *([] if autocast is None else [f"autocast to {autocast}"]),
         f"TF32 {'allowed' if rules.allow_tf32 else 'not allowed'}",
         f"nondeterministic plans {'not allowed' if rules.deterministic else 'allowed'}",
     )

@@ -62,6 +62,21 @@ def test_every_kind_of_convolution_is_in_the_table() -> None:
 
 
 @pytest.mark.deviceless
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+@pytest.mark.parametrize("options", [(), ("--eval",), ("--channels-last",)])
+def test_a_model_within_autocast_needs_what_one_of_that_type_does(
+    name: str, dtype: str, options: tuple[str, ...]
+) -> None:
+    shape = ("--input", "4x3x8x8x8", *options)
+
+    within, cast = (values("Volumes", *shape, how, name) for how in ("--autocast", "--dtype"))
+
+    assert {site["problem"]["dtype"] for site in within["sites"]} == {dtype}
+    assert within["sites"] == cast["sites"]
+    assert [text for text in within["settings"] if text not in cast["settings"]] == [f"autocast to {dtype}"]
+
+
+@pytest.mark.deviceless
 def test_the_layout_reaches_volumes_too() -> None:
     value = values("Volumes", "--input", "4x3x8x8x8", "--channels-last", "--eval")
 

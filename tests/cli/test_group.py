@@ -41,7 +41,7 @@ def test_every_help_has_an_example(command: list[str]) -> None:
     assert "Example:\n" in result.stdout
 
 
-@pytest.mark.parametrize("command", ["tune", "compare"])
+@pytest.mark.parametrize("command", ["tune", "compare", "forecast"])
 def test_help_tells_autocast_from_a_cast_of_the_whole_model(command: str) -> None:
     help_text = " ".join(run(command, "--help").stdout.split())
 

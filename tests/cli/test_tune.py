@@ -452,10 +452,10 @@ def test_a_model_may_be_tuned_within_autocast(is_inference: bool, tmp_path: Path
     assert importlib.import_module("models_of_a_test").instance.weight.dtype is torch.float32
 
 
-@pytest.mark.parametrize("command", ["tune", "compare"])
+@pytest.mark.parametrize("command", ["tune", "compare", "forecast"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
 def test_autocast_is_for_models_in_float32(command: str, dtype: str, tmp_path: Path) -> None:
-    more = ("--plan", tmp_path / "plan.json") if command == "compare" else SMALL[2:]
+    more = {"tune": SMALL[2:], "compare": ("--plan", tmp_path / "plan.json")}.get(command, ())
 
     result = run(command, "no_such_module:model", *SMALL[:2], *more, "--autocast", "bf16", "--dtype", dtype)
 
