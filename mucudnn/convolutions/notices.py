@@ -12,6 +12,8 @@ class Reason(enum.Enum):
     """Its shape was tuned, for smaller batches only."""
     OTHER_SHAPE = "optimize with dynamic=True tunes shapes when they are met"
     """Nothing like it was tuned."""
+    OTHER_FORM = "optimize in the type and layout in which it runs, inside of torch.autocast if it runs there"
+    """Its shape was tuned, in another type or layout."""
     UNFROZEN = "optimize again as it is now, or before anything is frozen"
     """The gradient of its weight was not needed when it was tuned."""
     ELSEWHERE = "go back to that environment, or optimize again in this one"

@@ -187,7 +187,9 @@ class TunedShapes:
             sizes = f"batches of {max(batches)}, but meets one of {problem.batch}"
             return Reason.LARGER_BATCH, f"was tuned for {sizes}: {problem}"
         tuned = "; ".join(_with_its_bias(variant.problem) for variant in self._variants)
-        return Reason.OTHER_SHAPE, f"was tuned for {tuned}, but meets {_with_its_bias(problem)}"
+        is_other_form = any(_is_like(_in_form_of(problem, each.problem), problem) for each in self._variants)
+        reason = Reason.OTHER_FORM if is_other_form else Reason.OTHER_SHAPE
+        return reason, f"was tuned for {tuned}, but meets {_with_its_bias(problem)}"
 
     def _variants_for(self, problem: ConvProblem) -> list[tuple[bool, int, int]]:
         """Return the shapes that serve such a problem, the least of which does best.
@@ -252,6 +254,13 @@ def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
     has_layout = math.prod(problem.input_size) > 1 or math.prod(problem.output_size) > 1
     layout = tuned.layout if has_layout else problem.layout
     return dataclasses.replace(tuned, batch=problem.batch, layout=layout) == problem
+
+
+def _in_form_of(pattern: ConvProblem, problem: ConvProblem) -> ConvProblem:
+    """Return a problem in the type and layouts of another one."""
+    return dataclasses.replace(
+        problem, dtype=pattern.dtype, layout=pattern.layout, filter_layout=pattern.filter_layout
+    )
 
 
 def _with_its_bias(problem: ConvProblem) -> str:

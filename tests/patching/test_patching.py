@@ -210,6 +210,25 @@ def test_another_type_than_the_tuned_one_runs_pytorchs_own() -> None:
     assert torch.equal(result, twin.float()(images))
 
 
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        (lambda images: images.float(), "optimize in the type and layout in which it runs"),
+        (lambda images: images[:3].to(memory_format=torch.channels_last), "optimize in the type and layout"),
+        (lambda images: images[:3, ..., 1:].float(), "optimize with dynamic=True"),
+        (lambda images: images[..., 1:], "optimize with dynamic=True"),
+        (lambda images: torch.cat([images, images]), "optimize with the largest batch"),
+    ],
+    ids=["type", "layout", "type and size", "size", "batch"],
+)
+def test_the_advice_is_about_what_differs(change: Callable[[Tensor], Tensor], advice: str) -> None:
+    model, _ = twins_of(lambda: nn.Conv2d(3, 4, 3), images_of())
+    images = change(images_of())
+
+    with pytest.warns(UntunedWarning, match=rf"convolution \({advice}"):
+        model.to(images.dtype)(images)
+
+
 @pytest.mark.parametrize("is_tuned", [True, False], ids=["bias goes", "bias comes"])
 def test_another_bias_than_the_tuned_one_is_told(is_tuned: bool) -> None:
     images = images_of()
