@@ -50,10 +50,14 @@ def suiting_module(
 
 
 def _wrapped(modules: Mapping[str, nn.Module], path: str) -> str:
-    """Return a hint, if a module is at that path of what torch.compile or data parallelism has wrapped."""
+    """Return a hint, if torch.compile or data parallelism has wrapped the model, or that of the plan."""
     for part in ("_orig_mod", "module"):
         if ".".join(filter(None, (part, path))) in modules:
             return f" Its part {part!r} has it: apply the plan to that."
+        if path.partition(".")[0] == part and path.removeprefix(part).removeprefix(".") in modules:
+            return (
+                f" The plan was made of a wrapper of it, as its part {part!r}: apply the plan to such a one."
+            )
     return ""
 
 

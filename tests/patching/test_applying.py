@@ -245,6 +245,16 @@ def test_a_plan_that_does_not_fit_is_refused_and_the_model_stays_as_it_was(name:
     assert [dict(module.__dict__) for module in model.modules()] == before
 
 
+@pytest.mark.parametrize("make", [lambda: nn.Conv2d(3, 4, 3).double(), lambda: a_chain().double()])
+def test_a_plan_of_a_wrapped_model_says_so_to_the_model_alone(make: Build) -> None:
+    plan = a_plan_for(nn.DataParallel(make()), images_of())
+
+    with pytest.raises(
+        PlanMismatchError, match="made of a wrapper of it, as its part 'module': apply the plan"
+    ):
+        apply(make(), plan)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
 def test_a_single_convolution_that_is_compiled_is_told_of_its_original() -> None:
     plan = a_plan_for(nn.Conv2d(3, 4, 3).double(), images_of())
