@@ -189,7 +189,10 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
         assignments = tuple(each for plan in self._plans for each in plan.assignments)
         calls = tuple(each for plan in self._plans for each in plan.calls)
         untouched = tuple(each for plan in self._plans for each in plan.untouched)
-        return dataclasses.replace(first, assignments=assignments, calls=calls, untouched=untouched)
+        transposed = tuple(dict.fromkeys(path for plan in self._plans for path in plan.transposed))
+        return dataclasses.replace(
+            first, assignments=assignments, calls=calls, untouched=untouched, transposed=transposed
+        )
 
     def __torch_function__(
         self,

@@ -18,12 +18,12 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.sizes import format_bytes, format_exactly
 
-SCHEMA = 5
+SCHEMA = 6
 """Version of the plan file; a newer one is refused.
 
 The first has no quotients of rounds and no calls, the second nothing of frozen graphs, the third nothing of
-algorithms that are not deterministic, the fourth nothing of others who used the processors meanwhile. A file
-has the lowest that holds it.
+algorithms that are not deterministic, the fourth nothing of others who used the processors meanwhile, the
+fifth does not tell transposed convolutions. A file has the lowest that holds it.
 """
 
 _NAMED = 3
@@ -118,6 +118,7 @@ class Plan:
         max_error: the largest error against float64 that was allowed; None if only the backend's bound was.
         calls: of the convolutions that were timed once more as the model calls them, what that has shown.
         frozen: of those that change in inference, what they are in graphs that torch.compile freezes.
+        transposed: paths of the transposed ones, of which dgrad is the forward pass.
     """
 
     mode: Mode
@@ -130,6 +131,7 @@ class Plan:
     max_error: float | None = None
     calls: tuple[CallEvidence, ...] = ()
     frozen: tuple[FrozenEvidence, ...] = ()
+    transposed: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         divided = sum(not assigned.division.is_undivided for assigned in self.assignments)
@@ -268,6 +270,8 @@ class Plan:
 
 def _schema(plan: Plan) -> int:
     """Return the lowest schema that holds a plan."""
+    if plan.transposed:
+        return 6
     if any(plan.others):
         return 5
     parts = (part for each in plan.assignments for part in (*each.division.parts, *each.candidates))
@@ -315,6 +319,7 @@ class _File:
     max_error: float | None = dataclasses.field(default=None, metadata=OPTIONAL)
     calls: tuple[CallEvidence, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
     frozen: tuple[FrozenEvidence, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
+    transposed: tuple[str, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
 
     @classmethod
     def of(cls, plan: Plan) -> "_File":
@@ -345,6 +350,7 @@ class _File:
             max_error=plan.max_error,
             calls=plan.calls,
             frozen=plan.frozen,
+            transposed=plan.transposed,
         )
 
     def plan(self) -> Plan:
@@ -364,4 +370,5 @@ class _File:
             max_error=self.max_error,
             calls=self.calls,
             frozen=self.frozen,
+            transposed=self.transposed,
         )

@@ -164,6 +164,17 @@ def test_every_function_gives_what_it_gives_outside(rank: int, tuned: Autotune) 
         assert_same(result, call(), x, w)
 
 
+@pytest.mark.usefixtures("divided_by_hand")
+def test_the_plan_says_which_functions_are_transposed(tuned: Autotune) -> None:
+    x, w = tensors(4, 4, 6, 6, weight=(4, 4, 3, 3))
+    with tuned:
+        for call in (F.conv2d, F.conv_transpose2d, F.conv_transpose2d):
+            call(x, w)
+            call(x[..., 1:], w)
+
+    assert tuned.plan.transposed == ("conv_transpose2d",)
+
+
 def test_a_model_that_is_tuned_inside_is_measured_as_outside(tuned: Autotune, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
     with tuned:

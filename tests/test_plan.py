@@ -342,15 +342,23 @@ def test_json_that_is_no_plan_is_refused(text: str) -> None:
 
 
 def test_a_newer_schema_is_refused() -> None:
-    with pytest.raises(PlanFormatError, match=r"must have schema 5 or lower, but got 6: .* newer mucudnn"):
-        Plan.from_text(_edited(schema=6))
+    with pytest.raises(PlanFormatError, match=r"must have schema 6 or lower, but got 7: .* newer mucudnn"):
+        Plan.from_text(_edited(schema=7))
 
 
 def test_a_plan_has_the_schema_of_what_is_in_it() -> None:
     everything = _plan_with_everything()
     plans = (a_plan(), dataclasses.replace(everything, frozen=()), everything, _disturbed(everything))
+    transposed = a_plan(transposed=("conv0",))
 
-    assert [json.loads(plan.to_text())["schema"] for plan in plans] == [1, 2, 3, 5]
+    assert [json.loads(plan.to_text())["schema"] for plan in (*plans, transposed)] == [1, 2, 3, 5, 6]
+
+
+def test_which_convolutions_are_transposed_survives_loading_and_plans_without_any_are_as_before() -> None:
+    plan = a_plan(transposed=("up.0", "up.1"))
+
+    assert Plan.from_text(plan.to_text()) == plan
+    assert "transposed" not in a_plan().to_text()
 
 
 def test_what_others_took_is_told_of_all_that_was_timed_and_survives_loading() -> None:

@@ -86,6 +86,11 @@ class Extraction:
             for op in call.ops
         }
 
+    @property
+    def transposed(self) -> tuple[str, ...]:
+        """The paths of transposed convolutions, of which dgrad is the forward pass."""
+        return tuple(dict.fromkeys(call.path for call in self.calls if call.problem.op is ConvOp.DGRAD))
+
 
 def wanted_ops(ops: str | Collection[str], *, is_training: bool) -> frozenset[ConvOp]:
     """Return the ops of a layer that `ops` names; "auto" names all in training mode, and else fprop.

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-from mucudnn.choices import Mode
 from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
 from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, Plan
@@ -29,19 +28,20 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
             "calls_speedup": totals.calls_speedup,
             "predicted_s": plan.time_s,
         },
-        "sites": [_site_as_json(assigned, plan.mode) for assigned in plan.assignments],
+        "sites": [_site_as_json(assigned, plan) for assigned in plan.assignments],
         "calls": [_call_as_json(call) for call in plan.calls],
         "frozen": [_frozen_as_json(seen) for seen in plan.frozen],
         "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
     }
 
 
-def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
+def _site_as_json(assigned: Assignment, plan: Plan) -> dict[str, object]:
     site, seen, division = assigned.site, seen_at(assigned), assigned.division
     return {
         "path": site.path,
         "op": site.op,
         "variant": site.variant,
+        "is_transposed": site.path in plan.transposed,
         "problem": assigned.problem.to_json(),
         "before": {"time": _as_json(seen.reference), "workspace_bytes": seen.reference_workspace_bytes},
         "now": {
@@ -55,7 +55,7 @@ def _site_as_json(assigned: Assignment, mode: Mode) -> dict[str, object]:
         },
         "speedup": speedup_at(assigned),
         "verdict": None if is_kept(assigned) else seen.verdict,
-        "is_base_over_share": is_base_over_share(assigned, mode),
+        "is_base_over_share": is_base_over_share(assigned, plan.mode),
         "is_kept": is_kept(assigned),
         "error": seen.error,
         "is_predicted": seen.is_predicted,

@@ -1,7 +1,7 @@
 """Plans as text: what every convolution ran before and runs now; measures nothing."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mucudnn.choices import Mode
 from mucudnn.division import Division
@@ -46,7 +46,7 @@ def _table(plan: Plan) -> list[str]:
     calls = {(call.path, call.variant): call for call in plan.calls}
     first_places: dict[tuple[str, tuple[Row, ...]], str] = {}
     groups: list[tuple[str, Sequence[Row]]] = []
-    for (place, shape), assignments in itertools.groupby(plan.assignments, key=_place_and_shape):
+    for (place, shape), assignments in itertools.groupby(plan.assignments, key=_place_and_shape(plan)):
         sites = [*assignments]
         rows = [_cells(assigned, plan.mode) for assigned in sites]
         call = calls.get((sites[0].site.path, sites[0].site.variant))
@@ -58,8 +58,14 @@ def _table(plan: Plan) -> list[str]:
     return [_TITLE, "", *table(_HEADINGS, _ALIGNMENT, groups)]
 
 
-def _place_and_shape(assigned: Assignment) -> tuple[str, str]:
-    return assigned.site.place, describe_shape(assigned.problem)
+def _place_and_shape(plan: Plan) -> Callable[[Assignment], tuple[str, str]]:
+    """Return what tells where an assignment is and what its convolution is like."""
+
+    def tell(assigned: Assignment) -> tuple[str, str]:
+        is_transposed = assigned.site.path in plan.transposed
+        return assigned.site.place, describe_shape(assigned.problem, is_transposed)
+
+    return tell
 
 
 def _cells(assigned: Assignment, mode: Mode) -> Row:

@@ -92,8 +92,7 @@ class Tuning:
             UnmeasuredError: no site can be measured.
             DeviceLostError: an algorithm has broken the device.
         """
-        distinct = list(dict.fromkeys(self._problems.values()))
-        profiles = dict(self._profiles(distinct))
+        profiles = dict(self._profiles([*dict.fromkeys(self._problems.values())]))
         solution = self._solve(profiles)
         confirmed = dict(self._confirmed(profiles, solution))
         for look in LOOKS:
@@ -115,6 +114,7 @@ class Tuning:
             max_error=self._profiler.max_error,
             calls=tuple(self._calls[call] for call in self._extraction.calls if call in self._calls),
             frozen=tuple(self._frozen(assignments)),
+            transposed=self._extraction.transposed,
         )
         plan.check()
         self._work.end(self._profiler.measured)

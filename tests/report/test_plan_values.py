@@ -157,6 +157,13 @@ def test_json_has_times_in_seconds_and_workspaces_in_bytes() -> None:
     assert site["rejected"][0]["division"] == "cpu:im2col@32*1"
 
 
+def test_json_says_which_convolutions_are_transposed() -> None:
+    sites = plan_as_json(a_mixed_plan(transposed=("conv2",)))["sites"]
+
+    assert isinstance(sites, list)
+    assert [site["is_transposed"] for site in sites] == [False, False, False, True]
+
+
 def test_json_has_null_where_nothing_is_known() -> None:
     sites = json.loads(json.dumps(plan_as_json(a_mixed_plan()), allow_nan=False))["sites"]
 

@@ -196,6 +196,14 @@ def test_a_second_shape_of_a_module_and_a_model_that_is_a_convolution_are_named(
     assert "conv (shape 2)  32x16x7x7 -> 24" in text
 
 
+def test_a_transposed_convolution_is_named_so_with_the_shapes_that_its_layer_sees() -> None:
+    rows = (assigned("up", ConvOp.DGRAD, OWN, KEPT), assigned("down", ConvOp.FPROP, OWN, KEPT))
+    text = render_plan(a_mixed_plan(assignments=rows, transposed=("up",)))
+
+    assert "up  32x24x7x12 -> 16, 3x5, stride 2x1, padding 1x2, transposed, float32" in text
+    assert "down  32x16x14x12 -> 24, 3x5, stride 2x1, padding 1x2, float32" in text
+
+
 def test_several_algorithms_stand_below_one_another() -> None:
     text = render_plan(a_mixed_plan(assignments=(assigned("conv", ConvOp.FPROP, MIXED, FASTER),)))
 

@@ -378,3 +378,12 @@ def test_a_problem_that_is_left_after_a_site_of_it_was_confirmed_is_left_altoget
         plan = planned(backend, extraction, limit_bytes=24_500, mode=Mode.SHARING)
 
     assert [str(site) for site in plan.sites] == ["3 fprop"]
+
+
+def test_a_plan_says_which_convolutions_are_transposed() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 3, 3), nn.ConvTranspose2d(3, 3, 1))
+
+    trained = planned(ScriptedBackend({}), extract(model, a_batch()))
+    served = planned(ScriptedBackend({}), extract(model.eval(), a_batch()))
+
+    assert trained.transposed == served.transposed == ("1", "2")
