@@ -33,8 +33,8 @@ _WITHOUT_BASE = (
     "speedup is told, and it may be faster."
 )
 _WHOLE_CALLS = (
-    "{} convolution{} timed with forward pass and gradients together: {} before, {} now, {:.2f} times as "
-    "fast{}{}."
+    "{} convolution{} timed as the model calls {}, with what gradients it needs: {} before, {} now, {:.2f} "
+    "times as fast{}{}."
 )
 _UNCALLED = (
     "Not timed for {} convolution{}, whose sites are chosen by their own times alone; what Python and "
@@ -63,11 +63,11 @@ _VERDICTS = (
     f"at {PERCENT}, one in twenty may be wrong by chance."
 )
 _CALLS = (
-    "call is forward pass and gradients as the model runs them, with what Python costs. Before, PyTorch's "
+    "call is the forward pass, and what gradients the model needs, with what Python costs. Before, PyTorch's "
     f"own runs every op that it may run (call{PARTLY}: but not all; the others run in one part if any "
-    "algorithm may, else as now). Unless the call is FASTER, it stays as before ("
-    f"{TRIED}: the time of what was not kept). What was FASTER was timed once more, after all others, and the row shows these rounds. Calls "
-    "compared: {}."
+    f"algorithm may, else as now). Unless the call is FASTER, it stays as before ({TRIED}: the time of what "
+    "was not kept). What was FASTER was timed once more, after all others, and the row shows these rounds. "
+    "Calls compared: {}."
 )
 _FROZEN = (
     "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "
@@ -132,6 +132,7 @@ def _total_notes(totals: Totals, mode: Mode) -> list[tuple[str, str]]:
         text = _WHOLE_CALLS.format(
             totals.calls,
             "s" * (totals.calls != 1),
+            "it" if totals.calls == 1 else "them",
             _milliseconds(totals.calls_before_s),
             _milliseconds(totals.calls_now_s),
             totals.calls_speedup,

@@ -35,12 +35,23 @@ def test_the_notes_add_up_whole_calls_and_count_what_was_not_kept() -> None:
     text = render_plan(a_plan_with_calls())
 
     assert note(text, "whole calls") == (
-        "2 convolutions timed with forward pass and gradients together: 40.00 ms before, 30.00 ms now, 1.33 "
-        "times as fast (1.32 if each call is at the lower end of its interval, 1.35 if at the upper); 1 "
-        "tried, but not kept."
+        "2 convolutions timed as the model calls them, with what gradients it needs: 40.00 ms before, "
+        "30.00 ms now, 1.33 times as fast (1.32 if each call is at the lower end of its interval, "
+        "1.35 if at the upper); 1 tried, but not kept."
     )
     assert note(text, "calls").endswith("Calls compared: 2.")
     assert "\ncalls " not in render_plan(a_mixed_plan())
+
+
+def test_a_call_without_gradients_is_not_said_to_have_some() -> None:
+    call = dataclasses.replace(a_plan_with_calls().calls[0], path="conv")
+    rows = (assigned("conv", ConvOp.FPROP, WINOGRAD, FASTER),)
+    text = render_plan(a_plan(assignments=rows, calls=(call,)))
+
+    assert note(text, "whole calls").startswith(
+        "1 convolution timed as the model calls it, with what gradients it needs: 30.00 ms before"
+    )
+    assert "forward pass and gradients" not in " ".join(text.split())
 
 
 def test_a_convolution_that_was_not_timed_as_a_whole_call_is_counted() -> None:
