@@ -54,6 +54,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.workeroutput["left_out"] = session.config.stash[_LEFT_OUT]
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Spare the end of the process the collection of all tests, which takes seconds."""
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Remember what a process left out: all of them leave out the same."""

@@ -158,7 +158,7 @@ def test_a_shipped_recording_is_small_whole_and_names_no_folder(name: str) -> No
 
 @pytest.mark.parametrize("name", ["epyc", "xeon"])
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(("mode", "limit"), [("reuse", "16MiB"), ("reuse", "64MiB"), ("sharing", "64MiB")])
+@pytest.mark.parametrize(("mode", "limit"), [("reuse", "16MiB"), ("sharing", "64MiB")])
 def test_the_demonstration_is_replayed_in_both_modes_and_layouts_and_by_both_solvers(
     mode: str, limit: str, channels_last: bool, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,9 +187,13 @@ def test_training_in_mixed_precision_is_replayed_too() -> None:
 CARD_NETWORKS = {each.name: each for each in NETWORKS}
 
 
-@pytest.mark.parametrize("network", ["resnet18", "unet3d", "alexnet"])
 @pytest.mark.parametrize(
-    ("mode", "limit"), [("reuse", "8MiB"), ("reuse", "64MiB"), ("reuse", "512MiB"), ("sharing", "512MiB")]
+    ("network", "mode", "limit"),
+    [
+        *(("resnet18", "reuse", limit) for limit in ("8MiB", "64MiB", "512MiB")),
+        *((network, "reuse", "64MiB") for network in ("unet3d", "alexnet")),
+        *((network, "sharing", "512MiB") for network in ("resnet18", "unet3d", "alexnet")),
+    ],
 )
 def test_what_a_card_measured_is_replayed_without_one_in_both_modes_and_by_both_solvers(
     mode: str, limit: str, network: str, monkeypatch: pytest.MonkeyPatch
@@ -206,14 +210,12 @@ def test_what_a_card_measured_is_replayed_without_one_in_both_modes_and_by_both_
     assert any(each.startswith("cudnn:eng") for each in algorithms_of(plans[0]))
 
 
-AT_ALL_LIMITS = [("reuse", "8MiB"), ("reuse", "64MiB"), ("reuse", "512MiB"), ("sharing", "512MiB")]
-
-
 @pytest.mark.parametrize(
     ("network", "setting", "mode", "limit"),
     [
-        *(("resnet18", "bfloat16-nhwc", *each) for each in AT_ALL_LIMITS),
-        *(("resnet18", "tf32-nchw", *each) for each in AT_ALL_LIMITS),
+        *(("resnet18", "bfloat16-nhwc", "reuse", limit) for limit in ("8MiB", "512MiB")),
+        *(("resnet18", "tf32-nchw", "reuse", limit) for limit in ("8MiB", "64MiB", "512MiB")),
+        *(("resnet18", setting, "sharing", "512MiB") for setting in ("bfloat16-nhwc", "tf32-nchw")),
         *(("resnet50", "bfloat16-nhwc", mode, "64MiB") for mode in ("reuse", "sharing")),
         *(("alexnet", "tf32-nchw", mode, "64MiB") for mode in ("reuse", "sharing")),
     ],
@@ -240,11 +242,9 @@ def test_what_a_card_measured_in_fewer_digits_is_replayed_by_both_solvers(
     ("dtype", "order", "limit", "divided"),
     [
         (torch.bfloat16, torch.contiguous_format, "8MiB", 58),
-        (torch.bfloat16, torch.contiguous_format, "64MiB", 12),
         (torch.bfloat16, torch.contiguous_format, "512MiB", 0),
         (torch.float32, torch.channels_last, "8MiB", 10),
         (torch.float32, torch.channels_last, "64MiB", 2),
-        (torch.float32, torch.channels_last, "512MiB", 0),
     ],
 )
 def test_all_of_deepbench_is_replayed_by_the_rounds_of_a_card(
@@ -274,7 +274,7 @@ def test_a_larger_limit_never_makes_deepbench_slower() -> None:
     backend = "replay:h200-deepbench"
     plans = [
         mucudnn.tune(model, samples, limit, backend=backend, progress=False)
-        for limit in ("4MiB", "8MiB", "16MiB", "32MiB", "64MiB")
+        for limit in ("4MiB", "16MiB", "64MiB")
     ]
 
     seconds = [seconds_of(plan) for plan in plans]
