@@ -245,6 +245,26 @@ def test_what_was_compiled_is_compiled_once(asked_anew: pytest.MonkeyPatch, tmp_
     assert len(list((tmp_path / "mucudnn" / "compiled").iterdir())) == 1
 
 
+@pytest.mark.parametrize(("name", "more"), [("gcc 12.2.0", ("-O1",)), ("clang 22.1.8", ())])
+def test_what_is_plain_is_compiled_by_the_first_level_of_gcc(
+    name: str, more: tuple[str, ...], asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found, source = compilers.needed_compiler()._replace(name=name), "int seven(void) { return 7; }"
+    commands: list[tuple[str, ...]] = []
+
+    def seen(by: Compiler, source: str, place: Path) -> None:
+        commands.append(by.command)
+        compile_(by, source, place)
+
+    compile_ = compilers._compile
+    asked_anew.setattr(compilers, "needed_compiler", lambda: found)
+    asked_anew.setattr(compilers, "_compile", seen)
+
+    assert [library(source, is_plain=is_plain).seven() for is_plain in (False, True)] == [7, 7]
+    assert commands == [found.command, (*found.command, *more)][: 1 + len(more)]
+
+
 def test_threads_that_want_the_same_compile_it_once(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiled: list[Path] = []

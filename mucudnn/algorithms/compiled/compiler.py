@@ -75,6 +75,11 @@ class Compiler(NamedTuple):
     has_tiles: bool
     identity: str
 
+    @property
+    def by_the_first_level(self) -> "Compiler":
+        """The same by gcc's first level of optimisation; clang's leaves more out."""
+        return self._replace(command=(*self.command, "-O1")) if self.name.startswith("gcc") else self
+
 
 @functools.cache
 def compiler() -> Compiler | None:
@@ -149,32 +154,35 @@ def description() -> str:
     return "none" if found is None else found.name
 
 
-def library(source: str) -> ctypes.CDLL:
+def library(source: str, *, is_plain: bool = False) -> ctypes.CDLL:
     """Return the library of that source: from the cache folder, or compiled in some seconds.
+
+    Args:
+        source: in C.
+        is_plain: whether it runs as fast by gcc's first level of optimisation, which takes half the time.
 
     Raises:
         BackendError: there is no compiler, or it cannot compile it; this process does not ask again.
         CompilationError: it could not now, for want of room or time.
     """
     with _compiling:  # two threads would compile the same
-        found = _known(source)
+        found = _known(source, is_plain)
     if isinstance(found, BackendError):
         raise found
     return found
 
 
 @functools.cache
-def _known(source: str) -> ctypes.CDLL | BackendError:
+def _known(source: str, is_plain: bool) -> ctypes.CDLL | BackendError:
     try:
-        return _loaded(source)
+        return _loaded(source, needed_compiler().by_the_first_level if is_plain else needed_compiler())
     except BackendError as error:
         return error
     except OSError as error:
         return CompilationError(f"A compiled convolution could not be kept or loaded: {error}")
 
 
-def _loaded(source: str) -> ctypes.CDLL:
-    found = needed_compiler()
+def _loaded(source: str, found: Compiler) -> ctypes.CDLL:
     key = _digest("\0".join([source, found.identity, *found.command]).encode())
     folder = platformdirs.user_cache_path("mucudnn", appauthor=False) / "compiled"
     with contextlib.suppress(OSError):

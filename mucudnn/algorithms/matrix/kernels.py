@@ -70,7 +70,7 @@ def functions(is_native: bool, dtype: str) -> dict[str, Function]:
         raise BackendError(f"Tiles of bfloat16 cannot be multiplied here: {refused}.")
     double = ctypes.c_double
     types = {"prepare": double, "slices": double, "add": None, "finish": double, "finish_floats": double}
-    return functions_of(library(source_of(is_native, dtype)), types, _Call, _Share)
+    return functions_of(library(source_of(is_native, dtype), is_plain=True), types, _Call, _Share)
 
 
 class _Kernel:
