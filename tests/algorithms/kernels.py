@@ -1,8 +1,10 @@
 """Problems for all algorithms, and running one of them: what the tests of kernels share."""
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import pytest
 import torch
@@ -225,6 +227,9 @@ BLOCKED_NAMES = (
 BLOCKED_VARIED = {name: BLOCKED[name] for name in BLOCKED_NAMES}
 
 
+Test: TypeAlias = Callable[..., None]
+
+
 def accepted(
     problems: dict[str, ConvProblem],
     *ops: ConvOp,
@@ -232,17 +237,33 @@ def accepted(
     dtype: str = "float64",
     names: tuple[str, ...] = (*FAMILIES, *KINDS),
     layouts: tuple[tuple[Layout, Layout], ...] = SAME_LAYOUTS,
-) -> pytest.MarkDecorator:
-    """What algorithms accept of `problems`, or variants of `blocked`, in all ops and layouts."""
+) -> Callable[[Test], Test]:
+    """Have a test see what algorithms accept of `problems`, or variants of `blocked`, in all ops and layouts.
+
+    These are looked at within one test, one after another: thousands of tests cost more than what they do.
+    """
     cases = [
-        pytest.param(algorithm, problem, id=f"{name}-{problem.op}-{_layouts(problem)}-{key}")
+        pytest.param(algorithm, forms, id=f"{name}-{key}")
         for name in names
         for algorithm in [algorithm_of(name)]
         for key, base in (blocked if name in VARIANTS else problems).items()
-        for problem in _forms_of(base, ops or tuple(ConvOp), dtype, layouts)
-        if algorithm.refusal(problem) is None
+        for forms in [[*_accepted_forms(algorithm, base, ops or tuple(ConvOp), dtype, layouts)]]
+        if forms
     ]
-    return pytest.mark.parametrize(("algorithm", "problem"), cases)
+
+    def in_all_forms(test: Test) -> Test:
+        @functools.wraps(test)
+        def in_each(algorithm: Algorithm, problem: list[ConvProblem], **others: object) -> None:
+            for form in problem:
+                try:
+                    test(algorithm=algorithm, problem=form, **others)
+                except BaseException as error:
+                    error.add_note(f"This was {form.op}, {_layouts(form)}.")
+                    raise
+
+        return pytest.mark.parametrize(("algorithm", "problem"), cases)(in_each)
+
+    return in_all_forms
 
 
 def algorithm_of(name: str) -> Algorithm:
@@ -251,14 +272,20 @@ def algorithm_of(name: str) -> Algorithm:
     return algorithm
 
 
-def _forms_of(
-    base: ConvProblem, ops: tuple[ConvOp, ...], dtype: str, layouts: tuple[tuple[Layout, Layout], ...]
+def _accepted_forms(
+    algorithm: Algorithm,
+    base: ConvProblem,
+    ops: tuple[ConvOp, ...],
+    dtype: str,
+    layouts: tuple[tuple[Layout, Layout], ...],
 ) -> Iterator[ConvProblem]:
     for op, (layout, filter_layout) in itertools.product(ops, layouts):
         bias = base.bias and op is ConvOp.FPROP
-        yield dataclasses.replace(
+        form = dataclasses.replace(
             base, op=op, dtype=dtype, layout=layout, filter_layout=filter_layout, bias=bias
         )
+        if algorithm.refusal(form) is None:
+            yield form
 
 
 def _layouts(problem: ConvProblem) -> str:
