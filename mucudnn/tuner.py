@@ -14,6 +14,7 @@ from mucudnn.convolutions.modules import check_is_module, home_of
 from mucudnn.convolutions.surroundings import autocast_dtype, is_traced, watcher, without_autocast
 from mucudnn.errors import (
     BackendError,
+    InfeasibleError,
     NothingToTuneError,
     OptionError,
     SampleError,
@@ -214,6 +215,11 @@ _IN_EVAL_MODE = (
 )
 
 
+_STAYS_ARMED = (
+    "The model stays armed by mucudnn.optimize, so each call tries again; mucudnn.restore(model) has it run "
+    "as before."
+)
+
 _CALL_FIRST = (
     "the model is armed by mucudnn.optimize, which tunes it in its first call: call it once before it is "
     "compiled with fullgraph=True, or optimize it with a sample"
@@ -285,6 +291,9 @@ class _FirstCall:
                     f"The model runs as before, untuned, and each call examines it again. {error}",
                     UntunedWarning,
                 )
+        except InfeasibleError as error:
+            error.add_note(_STAYS_ARMED)
+            raise
         else:
             applying.patch(model, plan, self._learn)
             if self._is_training and not model.training and self._settings.ops == "auto":

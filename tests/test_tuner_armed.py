@@ -153,8 +153,10 @@ def test_an_armed_model_that_nothing_fits_raises_and_stays_armed(tmp_path: Path)
     mucudnn.optimize(model, 0, store=tmp_path / "store", progress=False)
 
     for _ in range(2):
-        with pytest.raises(InfeasibleError, match="fits the workspace limit of 0 bytes"):
+        with pytest.raises(InfeasibleError, match="fits the workspace limit of 0 bytes") as raised:
             model(images)
+        assert ["mucudnn.restore(model)" in note for note in raised.value.__notes__] == [True]
+    mucudnn.restore(model)(images)
 
 
 def test_an_armed_model_takes_arguments_by_name(known: Path) -> None:
