@@ -1,5 +1,6 @@
 """What stands below the table of a plan: what it adds up to, what its words mean, where it was measured."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -23,6 +24,8 @@ PARTLY = "*"
 """Mark of a call some of whose ops PyTorch's own may not run."""
 PREDICTED = "predicted"
 """Mark of a verdict that no run stands behind."""
+AS_BEFORE = "as before"
+"""Verdict on such a call that is not faster, if none of its ops is PyTorch's own."""
 TRIED = "tried"
 """What stands before the time of a call that was not kept."""
 
@@ -35,6 +38,10 @@ _WITHOUT_BASE = (
 _WHOLE_CALLS = (
     "{} convolution{} timed as the model calls {}, with what gradients it needs: {} before, {} now, {:.2f} "
     "times as fast{}{}."
+)
+_CALLS_OVER = (
+    "{} convolution{} of which PyTorch's own may not run every op: timed as whole calls too, but no speedup "
+    "is added up."
 )
 _UNCALLED = (
     "Not timed for {} convolution{}, whose sites are chosen by their own times alone; what Python and "
@@ -65,9 +72,9 @@ _VERDICTS = (
 _CALLS = (
     "call is the forward pass, and what gradients the model needs, with what Python costs. Before, PyTorch's "
     f"own runs every op that it may run (call{PARTLY}: but not all; the others run in one part if any "
-    f"algorithm may, else as now). Unless the call is FASTER, it stays as before ({TRIED}: the time of what "
-    "was not kept). What was FASTER was timed once more, after all others, and the row shows these rounds. "
-    "Calls compared: {}."
+    f"algorithm may, else as now). Unless the call is FASTER, it stays {AS_BEFORE} ({TRIED}: the time of "
+    "what was not kept). What was FASTER was timed once more, after all others, and the row shows these "
+    "rounds. Calls compared: {}."
 )
 _FROZEN = (
     "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "
@@ -128,6 +135,7 @@ def _total_notes(totals: Totals, mode: Mode) -> list[tuple[str, str]]:
     if totals.without_base:
         now = _milliseconds(totals.without_base_s)
         notes.append((OVER_LIMIT, _WITHOUT_BASE.format(totals.without_base, totals.sites, now)))
+    labels = itertools.chain(["whole calls"], itertools.repeat(""))
     if totals.calls_speedup is not None:
         text = _WHOLE_CALLS.format(
             totals.calls,
@@ -139,10 +147,11 @@ def _total_notes(totals: Totals, mode: Mode) -> list[tuple[str, str]]:
             _ends(totals.calls_ends, "call"),
             f"; {totals.calls_undone} tried, but not kept" if totals.calls_undone else "",
         )
-        notes.append(("whole calls", text))
+        notes.append((next(labels), text))
+    if totals.calls_over:
+        notes.append((next(labels), _CALLS_OVER.format(totals.calls_over, "s" * (totals.calls_over != 1))))
     if totals.uncalled:
-        label = "whole calls" if totals.calls_speedup is None else ""
-        notes.append((label, _UNCALLED.format(totals.uncalled, "s" * (totals.uncalled != 1))))
+        notes.append((next(labels), _UNCALLED.format(totals.uncalled, "s" * (totals.uncalled != 1))))
     return [*notes, ("not counted", _NOT_COUNTED)] if totals.speedup is not None else notes
 
 

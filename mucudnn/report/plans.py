@@ -7,10 +7,19 @@ from mucudnn.choices import Mode
 from mucudnn.division import Division
 from mucudnn.evidence import CallEvidence
 from mucudnn.plan import Assignment, Plan
-from mucudnn.report.plan_notes import KEPT, OVER_LIMIT, OVER_SHARE, PARTLY, PREDICTED, TRIED, plan_notes
+from mucudnn.report.plan_notes import (
+    AS_BEFORE,
+    KEPT,
+    OVER_LIMIT,
+    OVER_SHARE,
+    PARTLY,
+    PREDICTED,
+    TRIED,
+    plan_notes,
+)
 from mucudnn.report.table import Row, table
 from mucudnn.report.totals import is_base_over_share, speedup_at, workspace_at
-from mucudnn.report.words import DEFAULT_WIDTH, PERCENT, describe_ms, describe_shape
+from mucudnn.report.words import DEFAULT_WIDTH, PERCENT, describe_ms, describe_shape, is_own
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import is_kept, may_stay, seen_at
 
@@ -52,7 +61,8 @@ def _table(plan: Plan) -> list[str]:
         call = calls.get((sites[0].site.path, sites[0].site.variant))
         if call is not None:
             is_partly = not all(may_stay(each, plan.mode) for each in sites)
-            rows.append(_call_cells(call, is_partly=is_partly))
+            runs_own = any(is_own(part.algorithm) for each in sites for part in each.division.parts)
+            rows.append(_call_cells(call, is_partly=is_partly, undone=KEPT if runs_own else AS_BEFORE))
         first = first_places.setdefault((shape, tuple(rows)), place)
         groups.append((f"{place}  {shape}", rows) if first == place else (f"{place}  as {first}", ()))
     return [_TITLE, "", *table(_HEADINGS, _ALIGNMENT, groups)]
@@ -83,16 +93,17 @@ def _cells(assigned: Assignment, mode: Mode) -> Row:
     )
 
 
-def _call_cells(call: CallEvidence, *, is_partly: bool) -> Row:
+def _call_cells(call: CallEvidence, *, is_partly: bool, undone: str) -> Row:
     """Return the texts of the row of a whole call, in the order of the headings.
 
     Args:
         call: that was timed.
         is_partly: whether PyTorch's own may not run one of its ops.
+        undone: verdict if it is not faster.
     """
     name, before = f"  call{PARTLY * is_partly}", describe_ms(call.reference)
     if not call.is_faster:
-        return name, before, "", f"{TRIED}: {describe_ms(call.divided)}", before, "", "1.00", KEPT
+        return name, before, "", f"{TRIED}: {describe_ms(call.divided)}", before, "", "1.00", undone
     speedup = f"{call.speedup.median:.2f}"
     return name, before, "", "", describe_ms(call.divided), "", speedup, str(call.verdict)
 

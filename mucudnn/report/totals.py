@@ -32,7 +32,8 @@ class Totals:
         without_base: number of those whose time now is known, but not that before.
         without_base_s: what runs now, over the sites without a base.
         predicted: number of paired sites whose times were predicted, not measured.
-        calls: number of convolutions that were timed as whole calls.
+        calls: number of convolutions that were timed as whole calls, all of whose ops PyTorch's own may run.
+        calls_over: number of those that were, though there is an op that it may not run: before is no base.
         uncalled: number of those that were not, though they run something else where PyTorch's own might run.
         calls_undone: number of those that were not faster so, and stay PyTorch's own.
         calls_before_s: what they took before.
@@ -53,6 +54,7 @@ class Totals:
     without_base_s: float
     predicted: int
     calls: int
+    calls_over: int
     uncalled: int
     calls_undone: int
     calls_before_s: float
@@ -73,11 +75,13 @@ class Totals:
         ]
         pairs = [(before, now) for _, before, now in paired]
         speedups = [_interval_at(assigned) for assigned, _, _ in paired]
+        over = _over_limit(plan)
+        calls = [call for call in plan.calls if (call.path, call.variant) not in over]
         called = [
             (call.reference.median, (call.divided if call.is_faster else call.reference).median)
-            for call in plan.calls
+            for call in calls
         ]
-        gained = [call.speedup if call.is_faster else _UNCHANGED for call in plan.calls]
+        gained = [call.speedup if call.is_faster else _UNCHANGED for call in calls]
         alone = [seen.chosen.median for seen in evidence if seen.chosen and not seen.reference]
         return cls(
             sites=len(plan.assignments),
@@ -92,9 +96,10 @@ class Totals:
             without_base=len(alone),
             without_base_s=math.fsum(alone),
             predicted=sum(seen.is_predicted and bool(seen.reference and seen.chosen) for seen in evidence),
-            calls=len(plan.calls),
+            calls=len(calls),
+            calls_over=len(plan.calls) - len(calls),
             uncalled=len(_uncalled(plan)),
-            calls_undone=sum(not call.is_faster for call in plan.calls),
+            calls_undone=sum(not call.is_faster for call in calls),
             calls_before_s=math.fsum(before for before, _ in called),
             calls_now_s=math.fsum(now for _, now in called),
             calls_ends=_ends(called, gained),
@@ -109,6 +114,15 @@ class Totals:
     def calls_speedup(self) -> float | None:
         """The same of the calls."""
         return self.calls_before_s / self.calls_now_s if self.calls_now_s > 0 else None
+
+
+def _over_limit(plan: Plan) -> set[tuple[str, int]]:
+    """Return which convolutions have an op that PyTorch's own may not run; what was not timed has none."""
+    return {
+        (assigned.site.path, assigned.site.variant)
+        for assigned in plan.assignments
+        if assigned.evidence is not None and not may_stay(assigned, plan.mode)
+    }
 
 
 def _uncalled(plan: Plan) -> set[tuple[str, int]]:

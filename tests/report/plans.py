@@ -65,13 +65,18 @@ def note(text: str, label: str) -> str:
     return " ".join([first.removeprefix(label).strip(), *rest])
 
 
-def a_plan_with_calls() -> Plan:
+def a_plan_with_calls(**changes: Any) -> Plan:
     """The mixed plan, of which one convolution is 1.5 times as fast in whole calls, and one no faster."""
     calls = (
         CallEvidence(seconds(0.030), seconds(0.020), seconds(1.49), Verdict.FASTER, "conv1", 0),
         CallEvidence(seconds(0.010), seconds(0.011), seconds(0.91), Verdict.AMBIGUOUS, "conv2", 0),
     )
-    return a_mixed_plan(calls=calls)
+    return a_mixed_plan(calls=calls, **changes)
+
+
+def within_the_limit() -> tuple[Assignment, ...]:
+    """Those sites of the mixed plan at which PyTorch's own may run."""
+    return tuple(each for each in a_mixed_plan().assignments if each.evidence != OVER_LIMIT)
 
 
 def a_plan_with_frozen() -> Plan:

@@ -28,11 +28,12 @@ from tests.report.plans import (
     assigned,
     note,
     seconds,
+    within_the_limit,
 )
 
 
 def test_the_notes_add_up_whole_calls_and_count_what_was_not_kept() -> None:
-    text = render_plan(a_plan_with_calls())
+    text = render_plan(a_plan_with_calls(assignments=within_the_limit()))
 
     assert note(text, "whole calls") == (
         "2 convolutions timed as the model calls them, with what gradients it needs: 40.00 ms before, "
@@ -41,6 +42,21 @@ def test_the_notes_add_up_whole_calls_and_count_what_was_not_kept() -> None:
     )
     assert note(text, "calls").endswith("Calls compared: 2.")
     assert "\ncalls " not in render_plan(a_mixed_plan())
+
+
+def test_no_speedup_is_added_up_of_calls_that_pytorchs_own_may_not_run() -> None:
+    plan = a_plan_with_calls()
+    over = [each for each in plan.assignments if each.evidence == OVER_LIMIT]
+    mixed = note(render_plan(plan), "whole calls")
+    alone = render_plan(a_plan(assignments=tuple(over), limit_bytes=8 * MIB, calls=plan.calls[:1]))
+
+    assert mixed.startswith(
+        "1 convolution timed as the model calls it, with what gradients it needs: 10.00 ms"
+    )
+    for text in (mixed, note(alone, "whole calls")):
+        assert "1 convolution of which PyTorch's own may not run every op" in text
+        assert "30.00 ms" not in text
+    assert "times as fast" not in alone
 
 
 def test_a_call_without_gradients_is_not_said_to_have_some() -> None:

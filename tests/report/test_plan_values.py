@@ -27,11 +27,13 @@ from tests.report.plans import (
     assigned,
     note,
     seconds,
+    within_the_limit,
 )
 
 
 def test_json_has_whole_calls_and_their_totals() -> None:
-    value = json.loads(json.dumps(plan_as_json(a_plan_with_calls()), allow_nan=False))
+    plan = a_plan_with_calls(assignments=within_the_limit())
+    value = json.loads(json.dumps(plan_as_json(plan), allow_nan=False))
 
     assert [each["is_undone"] for each in value["calls"]] == [False, True]
     first = value["calls"][0]
@@ -43,6 +45,8 @@ def test_json_has_whole_calls_and_their_totals() -> None:
     }  # fmt: skip
     assert (value["totals"]["calls"], value["totals"]["calls_undone"]) == (2, 1)
     assert value["totals"]["calls_speedup"] == pytest.approx(4 / 3)
+    totals = Totals.of(a_plan_with_calls())
+    assert (totals.calls, totals.calls_over, totals.calls_undone) == (1, 1, 1)
     assert plan_as_json(a_mixed_plan())["calls"] == []
 
 
