@@ -34,7 +34,7 @@ class Totals:
         predicted: number of paired sites whose times were predicted, not measured.
         calls: number of convolutions that were timed as whole calls, all of whose ops PyTorch's own may run.
         calls_over: number of those that were, though there is an op that it may not run: before is no base.
-        uncalled: number of those that were not, though they run something else where PyTorch's own might run.
+        uncalled: number of those that were not, though another division might have run for its whole calls.
         calls_undone: number of those that were not faster so, and stay PyTorch's own.
         calls_before_s: what they took before.
         calls_now_s: what they take now, which of those undone is what they took before.
@@ -126,13 +126,20 @@ def _over_limit(plan: Plan) -> set[tuple[str, int]]:
 
 
 def _uncalled(plan: Plan) -> set[tuple[str, int]]:
-    """Return which convolutions were not timed as whole calls, which might have left them as they were."""
-    changed = {
+    """Return which convolutions were not timed as whole calls, which might have had something else run."""
+    open_to_calls = {
         (assigned.site.path, assigned.site.variant)
         for assigned in plan.assignments
-        if may_stay(assigned, plan.mode) and not is_kept(assigned)
+        if (may_stay(assigned, plan.mode) and not is_kept(assigned)) or _has_undivided_rival(assigned)
     }
-    return changed - {(call.path, call.variant) for call in plan.calls}
+    return open_to_calls - {(call.path, call.variant) for call in plan.calls}
+
+
+def _has_undivided_rival(assigned: Assignment) -> bool:
+    """Return whether a site runs in parts, and something undivided, other than PyTorch's own, might have."""
+    whole = f"@{assigned.problem.batch}*1"
+    rivals = (key for key, _ in seen_at(assigned).rejected)
+    return not assigned.division.is_undivided and any(key.endswith(whole) for key in rivals)
 
 
 def _ends(

@@ -79,6 +79,19 @@ def test_a_convolution_that_was_not_timed_as_a_whole_call_is_counted() -> None:
     assert "Not timed for" not in render_plan(a_plan(assignments=(kept,)))
 
 
+def test_one_in_parts_counts_too_where_something_undivided_may_run_in_place_of_pytorchs_own() -> None:
+    rival = dataclasses.replace(OVER_LIMIT, rejected=(("cpu:im2col@32*1", seconds(0.007)),))
+    parts = dataclasses.replace(OVER_LIMIT, rejected=(("cpu:im2col@16*2", seconds(0.007)),))
+    texts = [
+        render_plan(
+            a_plan(assignments=(assigned("conv", ConvOp.FPROP, WINOGRAD, seen),), limit_bytes=8 * MIB)
+        )
+        for seen in (rival, parts, OVER_LIMIT)
+    ]
+
+    assert ["Not timed for 1 convolution, whose" in text for text in texts] == [True, False, False]
+
+
 def test_equal_calls_count_as_one_comparison() -> None:
     (call, _) = a_plan_with_calls().calls
     plan = a_mixed_plan(calls=(call, dataclasses.replace(call, path="conv2")))
