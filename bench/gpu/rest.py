@@ -120,13 +120,9 @@ _CLIFFS = ["cliffs/dw7x7", "cliffs/rn50_c1", "cliffs/grp32", "cliffs/conv3d"]
 
 _LARGE = ["vgg16_b512/conv[123]_2", "resnet18_b512/stage1.0.first.conv", "resnet18_b512/stage2.0.second.conv"]
 
-_FIRST = (
+ERRANDS: tuple[Errand, ...] = (
     _steps("resnet18", "float32-nchw", 70.0, 150.0),
     _layers("DeepBench's list in strict float32, contiguous", _DEEPBENCH, ["float32-nchw"], 200.0),
-)
-"""Of a card of which nothing is known: what tells most on the H200, to compare with it."""
-
-ERRANDS: tuple[Errand, ...] = (
     _steps("resnet18", "tf32-nchw", 25.0, 60.0, "8MiB"),
     _steps("resnet18", "bfloat16-nhwc", 25.0, 60.0, "8MiB"),
     _layers("DeepBench's list in TF32, channels_last", _DEEPBENCH, ["tf32-nhwc"], 240.0),
@@ -148,13 +144,7 @@ ERRANDS: tuple[Errand, ...] = (
     _record("vgg16", "float32-nchw", 200.0),
     _record("densenet40", "bfloat16-nhwc", 300.0),
 )  # fmt: skip
-"""By what each tells in its time where `bench/results` has what is known of the card, as of the H200."""
-
-
-def errands_for(folder: Path) -> tuple[Errand, ...]:
-    """Return what is to be shown of the card whose results a folder has, or will have."""
-    is_known = any(folder.glob("layers*.jsonl*"))
-    return (*ERRANDS, *_FIRST) if is_known else (*_FIRST, *ERRANDS)
+"""By what each tells in its time: first what told most on the H200, to compare other cards with it."""
 
 
 def unshown(errands: Sequence[Errand], held: "Held") -> list[Errand]:
@@ -244,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     end_s = time.monotonic() + options.seconds
     if options.list:
-        for errand in (*_FIRST, *ERRANDS):
+        for errand in ERRANDS:
             print(f"{errand.about}:\n    {_told(errand.command(options.seconds, options.output))}")
         return 0
     reason = obstacle()
@@ -265,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.output is None:
             take_up(_RESULTS / card, output)
         print(f"Results are added to {output}.")
-        left = unshown(errands_for(output), Held(output))
+        left = unshown(ERRANDS, Held(output))
         return run(left, end_s - time.monotonic(), status_of, output)
     except KeyboardInterrupt:
         print("bench.gpu.rest: interrupted; the next run goes on.", file=sys.stderr)

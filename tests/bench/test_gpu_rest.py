@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench import record
 from bench.gpu import layer_cases, layer_options, layer_run, rest, step_lines, steps
 from bench.gpu.layer_cases import cases
-from bench.gpu.rest import ERRANDS, Errand, errands_for, run, seed
+from bench.gpu.rest import ERRANDS, Errand, run, seed
 from bench.record import recording
 from bench.workloads import NETWORKS, SETTINGS, chosen
 from mucudnn.store import SqliteStore
@@ -24,10 +24,7 @@ PARSERS = {
 }
 
 
-ALL = (*rest._FIRST, *ERRANDS)
-
-
-@pytest.mark.parametrize("errand", ALL, ids=lambda errand: errand.about)
+@pytest.mark.parametrize("errand", ERRANDS, ids=lambda errand: errand.about)
 def test_every_errand_is_a_command_that_finds_something_to_measure(errand: Errand) -> None:
     *_, program = errand.command(50.0)[:3]
     options = PARSERS[program]().parse_args(errand.command(50.0)[3:])
@@ -58,14 +55,12 @@ def test_layers_have_the_time_to_end_a_process_that_hangs_before_they_are_ended(
     ]
 
 
-def test_a_card_of_which_nothing_is_known_begins_with_what_others_have(tmp_path: Path) -> None:
-    assert errands_for(RESULTS) == (*ERRANDS, *rest._FIRST)
-    assert errands_for(tmp_path) == ALL
-    assert len({errand.about for errand in ALL}) == len(ALL)
+def test_every_errand_is_there_once() -> None:
+    assert len({errand.about for errand in ERRANDS}) == len(ERRANDS)
 
 
 def test_steps_begin_if_there_is_time_to_tune_them_and_end_in_theirs() -> None:
-    steps_of = [each for each in ALL if each.program == "bench.gpu.steps"]
+    steps_of = [each for each in ERRANDS if each.program == "bench.gpu.steps"]
 
     assert all(25 <= each.least_s < each.most_s for each in steps_of)
     assert max(each.least_s for each in steps_of) < rest._SECONDS
@@ -100,7 +95,7 @@ def test_no_errand_lasts_beyond_the_time_of_all(left_s: float) -> None:
         now[0] += timeout_s
         return 1
 
-    run(ALL, left_s, call, clock=lambda: now[0])
+    run(ERRANDS, left_s, call, clock=lambda: now[0])
 
     assert now[0] <= left_s
 
@@ -150,4 +145,4 @@ def test_without_a_card_it_lists_what_it_would_run(capsys: pytest.CaptureFixture
     assert rest.main(["--list", "--seconds", "90"]) == 0
     told = capsys.readouterr().out
     assert "python -m bench.record --networks resnet50 --settings bfloat16-nhwc --seconds 60" in told
-    assert told.count("python -m ") == len(ALL)
+    assert told.count("python -m ") == len(ERRANDS)

@@ -86,6 +86,13 @@ def test_of_a_card_without_results_nothing_is_known(tmp_path: Path) -> None:
     assert unshown(ERRANDS, Held(tmp_path)) == list(ERRANDS)
 
 
+def test_what_a_new_card_begins_with_stays_first_until_all_of_it_is_known(tmp_path: Path) -> None:
+    append(tmp_path / "layers.jsonl", Failed(CASE, "it is made up."))
+
+    assert unshown(ERRANDS, Held(tmp_path))[:2] == list(ERRANDS[:2])
+    assert not {*ERRANDS[:2]} & {*unshown(ERRANDS, Held(RESULTS))}
+
+
 def test_the_next_call_goes_on_where_the_last_one_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
