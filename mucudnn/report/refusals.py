@@ -68,8 +68,9 @@ def render_refusals(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | N
     """Return what `refusals_of` found for people to read, each problem once with all its sites."""
     lines = [_TITLE]
     for problem, refused in refusals.items():
-        sites = ", ".join(str(assigned.site) for assigned in plan.assignments if assigned.problem == problem)
-        lines += ["", *_wrapped(f"{sites}  {describe_shape(problem)}", "")]
+        sites = [assigned.site for assigned in plan.assignments if assigned.problem == problem]
+        shape = describe_shape(problem, all(site.path in plan.transposed for site in sites))
+        lines += ["", *_wrapped(f"{', '.join(map(str, sites))}  {shape}", "")]
         for line in [_UNKNOWN] if refused is None else _alike(refused) or ["Nothing."]:
             lines += _wrapped(line, "  ")
     return "\n".join(lines)

@@ -7,8 +7,9 @@ import pytest
 
 from mucudnn.choices import Mode
 from mucudnn.plan import ConvSite
+from mucudnn.problem import ConvOp
 from mucudnn.profile import RefusalKind, Trial
-from mucudnn.report import refusals_as_json, refusals_of, render_refusals
+from mucudnn.report import describe_shape, refusals_as_json, refusals_of, render_refusals
 from mucudnn.store import SqliteStore
 from tests.examples import a_plan, a_problem, a_record, a_trial, an_environment, an_over_limit_record
 
@@ -96,3 +97,18 @@ def test_where_nothing_was_refused_that_is_said(store: SqliteStore) -> None:
     store.add_records(an_environment(), [a_record(a_trial(whole=True))])
 
     assert render_refusals(ROOMY, refusals_of(ROOMY, store)).endswith("\n  Nothing.")
+
+
+def test_a_transposed_convolution_has_the_shapes_of_its_layer_unless_others_have_the_same_problem() -> None:
+    rows = tuple(
+        dataclasses.replace(ROOMY.assignments[0], site=ConvSite(path, ConvOp.FPROP)) for path in "ab"
+    )
+    texts = [
+        render_refusals(
+            dataclasses.replace(ROOMY, assignments=rows, transposed=transposed), {a_problem(): None}
+        )
+        for transposed in (("a", "b"), ("a",))
+    ]
+
+    assert f"a fprop, b fprop  {describe_shape(a_problem(), is_transposed=True)}" in texts[0]
+    assert f"a fprop, b fprop  {describe_shape(a_problem())}" in texts[1]
