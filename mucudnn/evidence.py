@@ -67,9 +67,10 @@ class CallTimes:
 class CallEvidence(CallTimes):
     """What timing a whole convolution has shown: its forward pass and gradients, as the model calls it.
 
-    The reference has PyTorch's own for every op whose limit lets it run, for the others what may run
-    undivided, if anything may; and the second the divisions that each were confirmed for themselves. Unless
-    these are FASTER, what the reference has runs.
+    The second has the divisions that each were confirmed for themselves. The reference has PyTorch's own for
+    every op whose limit lets it run; the others run the same in both. Where PyTorch's own may run, and stays,
+    or may run nowhere, the reference has what may run undivided for the others. Unless the second is FASTER,
+    what the reference has runs.
 
     Attributes:
         path: the module's, as in `ConvSite`.

@@ -71,10 +71,10 @@ _VERDICTS = (
 )
 _CALLS = (
     "call is the forward pass, and what gradients the model needs, with what Python costs. Before, PyTorch's "
-    f"own runs every op that it may run (call{PARTLY}: but not all; the others run in one part if any "
-    f"algorithm may, else as now). Unless the call is FASTER, it stays {AS_BEFORE} ({TRIED}: the time of "
-    "what was not kept). What was FASTER was timed once more, after all others, and the row shows these "
-    "rounds. Calls compared: {}."
+    f"own runs every op that it may run (call{PARTLY}: but not all; the others run the same before and now, "
+    f"or in one part before if they alone differ). Unless the call is FASTER, it stays {AS_BEFORE} ({TRIED}: "
+    "the time of what was not kept). What was FASTER was timed once more, after all others, and the row "
+    "shows these rounds. Calls compared: {}."
 )
 _FROZEN = (
     "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "

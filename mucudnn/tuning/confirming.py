@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mucudnn.division import Division
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import TOLERANCE, Verdict
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.profiling.outcome import Outcome
@@ -44,6 +44,22 @@ class Confirmed(NamedTuple):
             (each for each in (self.chosen, self.whole) if each is not None),
             key=lambda each: each.workspace_bytes,
         )
+
+
+def in_turn(found: Mapping[ConvOp, Confirmed], own: str) -> tuple[dict[ConvOp, Proven], ...]:
+    """Return what may take the place of the chosen divisions: all but PyTorch's own, then PyTorch's own.
+
+    They come apart, lest what is gained over the first hide what is lost against the second.
+
+    Args:
+        found: for each op.
+        own: id of PyTorch's own convolution.
+    """
+    wholes = {op: each.whole for op, each in found.items() if each.whole is not None}
+    return tuple(
+        {op: each for op, each in wholes.items() if each.division.is_only(own) is is_own}
+        for is_own in (False, True)
+    )
 
 
 class Pool:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 from mucudnn.choices import Mode
 from mucudnn.division import Division, common_buffer_bytes, undivided
 from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
-from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
+from mucudnn.evidence import FrozenEvidence
 from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Candidate, Profile
-from mucudnn.profiling.measurer import Divisions, fits_as_seen
+from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.progress import Progress, Work
@@ -23,7 +23,16 @@ from mucudnn.solvers import (
     solve_reuse,
     solve_sharing,
 )
-from mucudnn.tuning.confirming import Confirmed, Pool, Proven, evidence_of, lesser, rivals_of, winner
+from mucudnn.tuning.confirming import (
+    Confirmed,
+    Pool,
+    Proven,
+    evidence_of,
+    in_turn,
+    lesser,
+    rivals_of,
+    winner,
+)
 from mucudnn.tuning.whole_calls import LOOKS, Called, taken_before
 from mucudnn.version import __version__
 
@@ -71,7 +80,6 @@ class Tuning:
         self._problems = dict(extraction.problems)
         profiler.on_wait = self._wait
         self._unmeasured: list[tuple[str, str]] = []
-        self._calls: dict[SiteCall, CallEvidence] = {}
         self._may_be_frozen = may_be_frozen
         self._is_sharing = mode is Mode.SHARING
         self._called = Called(profiler, mode)
@@ -112,7 +120,7 @@ class Tuning:
             untouched=(*self._extraction.untouched, *self._unmeasured),
             version=__version__,
             max_error=self._profiler.max_error,
-            calls=tuple(self._calls[call] for call in self._extraction.calls if call in self._calls),
+            calls=tuple(filter(None, map(self._called.evidence, self._extraction.calls))),
             frozen=tuple(self._frozen(assignments)),
             transposed=self._extraction.transposed,
         )
@@ -192,23 +200,26 @@ class Tuning:
     ) -> dict[ConvSite, Confirmed]:
         """Return what some of a convolution's sites run instead: PyTorch's own, or what else is undivided.
 
-        That is so unless all of its sites together are faster. Each was timed alone, without what a call and
-        each of its parts cost beside computing, and PyTorch's own computes both gradients at once.
+        That is so unless the chosen divisions are faster together. Each was timed alone, without what a call
+        and each of its parts cost beside computing, and PyTorch's own computes both gradients at once.
         """
         sites = {op: ConvSite(call.path, op, call.variant) for op in call.ops}
         found = {op: confirmed[site] for op, site in sites.items() if site in self._problems}
-        wholes = {op: each.whole for op, each in found.items() if each.whole is not None}
         untuned = {op: undivided(self._profiler.own, call.problem.batch) for op in call.computed}
         divisions = untuned | {op: each.chosen.division for op, each in found.items()}
-        base = divisions | {op: each.division for op, each in wholes.items()}
-        is_worth_it = True
-        if base != divisions:
+        running = {site: each.chosen.division for site, each in confirmed.items()}
+        undone: dict[ConvSite, Confirmed] = {}
+        for rivals in in_turn(found, self._profiler.own):
+            base = divisions | {op: each.division for op, each in rivals.items()}
+            if base == divisions:
+                continue
             self._work.at(f"confirming {call.path or 'the model itself'}")
-            running = {site: each.chosen.division for site, each in confirmed.items()}
             taken_bytes = self._taken_before(call, running)
-            is_worth_it = self._is_worth_it(call, base, divisions, look, taken_bytes)
+            if not self._called.is_worth_it(call, base, divisions, look, taken_bytes):
+                divisions = base
+                undone |= {sites[op]: Confirmed(each, each) for op, each in rivals.items()}
         self._work.finish(_step(call, look))
-        return {} if is_worth_it else {sites[op]: Confirmed(each, each) for op, each in wholes.items()}
+        return undone
 
     def _taken_before(self, call: SiteCall, running: Mapping[ConvSite, Division]) -> int:
         """Return what other layers take for which the common buffer makes room, if there is one."""
@@ -218,21 +229,6 @@ class Tuning:
             site: (self._problems[site], each) for site, each in running.items() if site in self._problems
         }
         return taken_before(call, known, self._profiler.own, self._profiler.limit_bytes)
-
-    def _is_worth_it(
-        self, call: SiteCall, base: Divisions, divisions: Divisions, look: int, taken_bytes: int
-    ) -> bool:
-        """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
-
-        Where the whole call cannot be timed they count as faster: each of them was, for itself.
-        """
-        times = self._called.times(call, base, divisions, look=look, taken_bytes=taken_bytes)
-        if not isinstance(times, CallTimes):
-            if times is not None:
-                self._calls.pop(call, None)  # they broke, though once they were faster
-            return times is None
-        self._calls[call] = CallEvidence(**vars(times), path=call.path, variant=call.variant)
-        return times.is_faster
 
     def _frozen(self, assignments: Sequence[Assignment]) -> Iterable[FrozenEvidence]:
         """Return what those convolutions are in frozen graphs that inference does not run as it comes."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from mucudnn.choices import Mode
 from mucudnn.division import Division, common_buffer_bytes, has_room, tight_limit, undivided
-from mucudnn.evidence import CallTimes, FrozenEvidence
+from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
 from mucudnn.examining.extraction import SiteCall
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvProblem
@@ -30,6 +30,27 @@ class Called:
         self._profiler = profiler
         self._own, self._limit_bytes = profiler.own, profiler.limit_bytes
         self._is_sharing = mode is Mode.SHARING
+        self._seen: dict[tuple[SiteCall, bool], CallEvidence] = {}  # against PyTorch's own, or others
+
+    def evidence(self, call: SiteCall) -> CallEvidence | None:
+        """Return what a call has shown for a plan: against PyTorch's own, or else against others."""
+        return self._seen.get((call, True)) or self._seen.get((call, False))
+
+    def is_worth_it(
+        self, call: SiteCall, base: Divisions, divisions: Divisions, look: int, taken_bytes: int
+    ) -> bool:
+        """Return whether the divisions of a call are faster than its base, and keep the times for the plan.
+
+        Where the whole call cannot be timed they count as faster: each of them was, for itself.
+        """
+        times = self.times(call, base, divisions, look=look, taken_bytes=taken_bytes)
+        is_own = any(base[op].is_only(self._own) for op in base if base[op] != divisions[op])
+        if not isinstance(times, CallTimes):
+            if times is not None:
+                self._seen.pop((call, is_own), None)  # they broke, though once they were faster
+            return times is None
+        self._seen[call, is_own] = CallEvidence(**vars(times), path=call.path, variant=call.variant)
+        return times.is_faster
 
     def times(
         self,
