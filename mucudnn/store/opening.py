@@ -8,8 +8,9 @@ import platformdirs
 
 from mucudnn.errors import StoreWarning, warn_user
 from mucudnn.store.base import Store
+from mucudnn.store.connections import UnusableFileError
 from mucudnn.store.memory import MemoryStore
-from mucudnn.store.sqlite import SqliteStore, UnusableFileError
+from mucudnn.store.sqlite import SqliteStore
 from mucudnn.store.steadfast import SteadfastStore
 
 

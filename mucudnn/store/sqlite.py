@@ -5,7 +5,6 @@ import gzip
 import os
 import sqlite3
 import weakref
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,34 +16,12 @@ from mucudnn.locks import ForkSafeLock
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, RefusalKind, Trial
 from mucudnn.sizes import LARGEST
-from mucudnn.store import rows, schema
+from mucudnn.store import connections, rows, schema
 from mucudnn.store.base import Store
-
-PACKED = ".gz"
-"""What the name of a file ends with that holds a store in compressed form, to be read only."""
-
-_BUSY_TIMEOUT_S = 30.0
-
-_LEFT: list[sqlite3.Connection] = []
-"""Of a parent that forked: SQLite forbids its child to use them, and to close them.
-
-Source: SQLite, How To Corrupt An SQLite Database File, section 2.6.
-"""
 
 _NOBODY = 0
 """No process."""
 
-_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-_UNUSABLE = {
-    sqlite3.SQLITE_BUSY,  # somebody else has held it for all that time
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_PROTOCOL,
-    sqlite3.SQLITE_READONLY,
-}
 _ENVIRONMENT = "(SELECT id FROM environments WHERE key = ?)"
 
 _ADD_ENVIRONMENT = "INSERT INTO environments (key, facts) VALUES (?, ?) ON CONFLICT DO NOTHING"
@@ -99,10 +76,6 @@ _FORGET_WHOLE = (
 _ADD_COMPARED = "INSERT INTO compared VALUES (?, ?, ?, ?, ?)"
 
 
-class UnusableFileError(StoreError):
-    """A file that cannot be made, opened or written, which says nothing against what it holds."""
-
-
 class SqliteStore:
     """A store in an SQLite file, which threads and processes share.
 
@@ -133,7 +106,7 @@ class SqliteStore:
 
     def _open(self) -> None:
         """Open the file for this process."""
-        self._connection = _connect(self.path, self._read_only)
+        self._connection = connections.connect(self.path, self._read_only)
         self._process = os.getpid()
         try:
             self._prepare(self._read_only)
@@ -142,7 +115,7 @@ class SqliteStore:
             self._process = _NOBODY  # who asks again opens it again
             raise
         # Whoever copies a model knows of no store to close.
-        weakref.finalize(self, _close, self._connection, self._process)
+        weakref.finalize(self, connections.close, self._connection, self._process)
 
     def __reduce__(self) -> tuple[Callable[[Path, bool], "SqliteStore"], tuple[Path, bool]]:
         return _reopened, (self.path, self._read_only)
@@ -153,9 +126,9 @@ class SqliteStore:
             if not schema.is_empty(database):
                 schema.check(database, self.path)
             elif read_only:
-                raise UnusableFileError(f"{self.path} holds nothing to read.")
+                raise connections.UnusableFileError(f"{self.path} holds nothing to read.")
             if read_only and schema.is_older(database):
-                copied = _in_memory()
+                copied = connections.in_memory()
                 database.backup(copied)
         if copied is not None:
             self._connection.close()
@@ -169,11 +142,11 @@ class SqliteStore:
     @contextlib.contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
         """Run the block in one transaction: all of it or, if it raises, nothing of it."""
-        with _errors_naming(self.path), self._lock:
+        with connections.errors_naming(self.path), self._lock:
             if self._is_closed:
                 raise sqlite3.ProgrammingError("it is a closed database")
             if os.getpid() != self._process:
-                _LEFT.append(self._connection)
+                connections.close(self._connection, self._process)
                 self._open()
             with self._connection:
                 self._connection.execute(f"BEGIN {kind}")
@@ -289,20 +262,22 @@ class SqliteStore:
             StoreError: the name does not, or the file cannot be written.
         """
         target = Path(path)
-        if target.suffix != PACKED:
-            raise StoreError(f"The name of a packed store must end with {PACKED!r}, but got {str(path)!r}.")
+        if target.suffix != connections.PACKED:
+            raise StoreError(
+                f"The name of a packed store must end with {connections.PACKED!r}, but got {str(path)!r}."
+            )
         with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             with self._transaction("DEFERRED") as database:
                 database.backup(copy)
             copy.execute("VACUUM")
             packed = gzip.compress(copy.serialize(), mtime=0)  # the same bytes from the same store
-        with _errors_naming(target):
+        with connections.errors_naming(target):
             write_whole(target, packed)
 
     def close(self) -> None:
         """Close the file."""
         self._is_closed = True
-        _close(self._connection, self._process)
+        connections.close(self._connection, self._process)
 
     def __enter__(self) -> Self:
         return self
@@ -313,75 +288,8 @@ class SqliteStore:
         self.close()
 
 
-def _close(connection: sqlite3.Connection, process: int) -> None:
-    """Close what this process has opened."""
-    if os.getpid() == process:
-        connection.close()
-    else:
-        _LEFT.append(connection)
-
-
 def _reopened(path: Path, read_only: bool) -> SqliteStore:
     return SqliteStore(path, read_only=read_only)
-
-
-@contextlib.contextmanager
-def _errors_naming(path: Path) -> Iterator[None]:
-    """Raise what goes wrong with the file, or with a row in it, as our errors, which name the file."""
-    try:
-        yield
-    except OSError as error:
-        raise UnusableFileError(f"{path} cannot be used as a store: {error}.") from error
-    except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits tell variants apart
-        kind = UnusableFileError if code in _UNUSABLE else StoreError
-        advice = "; move it away, or choose another store" if code in _DAMAGED else ""
-        raise kind(f"{path} cannot be used as a store: {error}{advice}.") from error
-    except (LookupError, TypeError, ValueError) as error:
-        raise StoreError(f"{path} is damaged, a row cannot be read: {error!r}.") from error
-
-
-def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    if read_only and not path.exists():
-        raise UnusableFileError(f"{path} cannot be used as a store: there is no such file.")
-    if path.is_dir():
-        raise UnusableFileError(f"{path} cannot be used as a store: it is a folder.")
-    with _errors_naming(path):
-        if path.suffix == PACKED:
-            return _unpacked(path, read_only)
-        if not read_only:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        connection = sqlite3.connect(
-            f"{path.as_uri()}?mode={'ro' if read_only else 'rwc'}",
-            uri=True,
-            timeout=_BUSY_TIMEOUT_S,
-            isolation_level=None,  # transactions begin where we say
-            check_same_thread=False,  # the store's lock sees to that
-        )
-    connection.row_factory = sqlite3.Row
-    return connection
-
-
-def _unpacked(path: Path, read_only: bool) -> sqlite3.Connection:
-    """Return a database in memory that holds what the file was packed from."""
-    if not read_only:
-        raise UnusableFileError(f"{path} is packed, and can only be read.")
-    try:
-        contents = gzip.decompress(path.read_bytes())
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise StoreError(f"{path} is damaged, it cannot be unpacked: {error}.") from error
-    if not contents:
-        raise UnusableFileError(f"{path} holds nothing to read.")
-    connection = _in_memory()
-    connection.deserialize(contents)
-    return connection
-
-
-def _in_memory() -> sqlite3.Connection:
-    """Return an empty database in memory."""
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    connection.row_factory = sqlite3.Row
-    return connection
 
 
 def _records_of(database: sqlite3.Connection, environment: int) -> list[Record]:

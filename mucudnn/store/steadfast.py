@@ -10,8 +10,9 @@ from mucudnn.locks import ForkSafeLock
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Record, Trial
 from mucudnn.store.base import Store
+from mucudnn.store.connections import UnusableFileError
 from mucudnn.store.memory import MemoryStore
-from mucudnn.store.sqlite import SqliteStore, UnusableFileError
+from mucudnn.store.sqlite import SqliteStore
 
 Result = TypeVar("Result")
 

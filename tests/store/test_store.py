@@ -19,7 +19,7 @@ import pytest
 
 from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Comparison, Measurement, Record, Trial
-from mucudnn.store import MemoryStore, SqliteStore, Store, default_path, in_memory, open_store, sqlite
+from mucudnn.store import MemoryStore, SqliteStore, Store, connections, default_path, in_memory, open_store
 from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as former
 from tests.data import make_store_schema_2 as released
@@ -420,7 +420,7 @@ def test_a_read_only_store_refuses_what_is_new(tmp_path: Path) -> None:
 def test_a_file_that_somebody_else_keeps_locked_does_not_end_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lock: str
 ) -> None:
-    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connections, "_BUSY_TIMEOUT_S", 0.05)
     path, new = filled(tmp_path / "profiles.sqlite3"), a_trial("new")
 
     def look_and_add(store: Store) -> dict[Trial, Record]:

@@ -12,7 +12,7 @@ import torch
 
 from mucudnn.errors import StoreWarning
 from mucudnn.problem import ConvOp
-from mucudnn.store import SqliteStore, sqlite
+from mucudnn.store import SqliteStore, connections
 from mucudnn.tuning.learning import Learner
 from mucudnn.tuning.options import StoreOption
 from tests.models import Listener
@@ -57,7 +57,7 @@ def test_equal_problems_are_measured_once_where_no_store_can_be_made(tmp_path: P
 def test_equal_problems_are_measured_once_where_the_file_fails_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connections, "_BUSY_TIMEOUT_S", 0.05)
     path = tmp_path / "profiles.sqlite3"
     SqliteStore(path).close()
 
