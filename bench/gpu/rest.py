@@ -82,11 +82,11 @@ class Errand(NamedTuple):
             given += ["--output", str(output)]
         return [sys.executable, "-m", self.program, *self.arguments, *given]
 
-    def is_shown(self, held: "Held") -> bool:
-        """Return whether lines hold all of it; nobody knows of plans."""
+    def is_shown(self, held: "Held", *, controlled: bool = True) -> bool:
+        """Return whether lines hold all of it, steps with all controls; nobody knows of plans."""
         if self.program == "bench.gpu.steps":
             network, setting, limit = self.arguments[1::2]
-            return held.steps([network], [setting], [limit])
+            return held.steps([network], [setting], [limit], controlled=controlled)
         return self.program == "bench.gpu.layer_run" and held.layers(self.arguments)
 
 
@@ -148,12 +148,17 @@ ERRANDS: tuple[Errand, ...] = (
 
 
 def unshown(errands: Sequence[Errand], held: "Held") -> list[Errand]:
-    """Return the errands that are left, and tell of those that are not."""
-    found = {errand: errand.is_shown(held) for errand in errands}
-    for errand, is_shown in found.items():
-        if is_shown:
+    """Return the errands that are left, and tell of those that are not.
+
+    Steps that are known without all controls come last.
+    """
+    left = []
+    for errand in errands:
+        if errand.is_shown(held):
             print(f"Known: {errand.about}.")
-    return [errand for errand, is_shown in found.items() if not is_shown]
+        else:
+            left.append(errand)
+    return sorted(left, key=lambda errand: errand.is_shown(held, controlled=False))
 
 
 def run(

@@ -9,7 +9,7 @@ from bench.cpu.lines import Case, read_packed_too, to_text, write_lines
 from bench.gpu.layer_cases import Layer, cases, layers
 from bench.gpu.layer_child import known_cases
 from bench.gpu.layer_options import parser, stem_of
-from bench.gpu.step_lines import LINES, known
+from bench.gpu.step_lines import LINES, Key, known
 from bench.gpu.step_rows import network_of
 from bench.workloads import NETWORKS, SETTINGS, chosen
 from mucudnn.files import write_whole
@@ -49,13 +49,22 @@ class Held:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def steps(self, networks: Sequence[str], settings: Sequence[str], limits: Sequence[str]) -> bool:
-        """Return whether all training steps are known to their end; `bench.gpu.steps` has these options."""
+    def steps(
+        self,
+        networks: Sequence[str],
+        settings: Sequence[str],
+        limits: Sequence[str],
+        *,
+        controlled: bool = True,
+    ) -> bool:
+        """Return whether all training steps are known to their end; `bench.gpu.steps` has these options.
+
+        `controlled` asks whether they are so with all controls.
+        """
         asked = itertools.product(chosen(networks, NETWORKS), chosen(settings, SETTINGS), limits)
-        return all(
-            (network_of(workload), setting.name, parse_bytes(limit)) in self._trials
-            for workload, setting, limit in asked
-        )
+        return self._trials(controlled) >= {
+            (network_of(workload), setting.name, parse_bytes(limit)) for workload, setting, limit in asked
+        }
 
     def layers(self, arguments: Sequence[str]) -> bool:
         """Return whether all cases are known; `bench.gpu.layer_run` has these arguments."""
@@ -64,9 +73,9 @@ class Held:
         asked = cases(self._layers, chosen(options.settings, SETTINGS), options.layers)
         return {each.case for each in asked} <= self._cases(stem_of(options.policy), limits)
 
-    @functools.cached_property
-    def _trials(self) -> set[tuple[str, str, int]]:
-        return known(self._folder)
+    @functools.cache  # noqa: B019  # it lives as long as its process
+    def _trials(self, controlled: bool) -> set[Key]:
+        return known(self._folder, controlled=controlled)
 
     @functools.cached_property
     def _layers(self) -> list[Layer]:

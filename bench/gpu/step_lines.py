@@ -2,11 +2,11 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary
+from bench.gpu.step_rows import APART, DIVIDED, EQUAL, IN_GRAPH, PairRow, StepRow, paid_back, summary
 from bench.gpu.values import Timing
 from mucudnn.intervals import Verdict
 
@@ -14,47 +14,66 @@ LINES = "steps.jsonl"
 TABLES = "steps.txt"
 
 Row = StepRow | PairRow
+Key = tuple[str, str, int]
+"""Of a trial: network, setting, and bytes of the limit."""
 
 
 def read(path: Path) -> list[Row]:
     """Return the rows of a file, those of a trial together; of equal trials the last one counts.
 
-    When tuning is paid back is worked out anew, from the rounds. A line that says under which conditions a
-    trial ran begins it; so does one in which a process died, and to which the next one added its own.
+    One that was cut off counts only where there is no whole one. When tuning is paid back is worked out anew,
+    from the rounds. A line that says under which conditions a trial ran begins it; so does one in which a
+    process died, and to which the next one added its own.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: a line has other values than a row.
     """
-    trials: dict[tuple[str, str, int], list[Row]] = {}
-    rows: list[Row] = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        line = _object(text)
-        if "way" not in line:
-            rows = []
-            continue
-        row = _row(line)
-        rows.append(row)
-        trials[row.network, row.setting, row.limit_bytes] = rows
-    return [row for found in trials.values() for row in _paid(found)]
+    return [row for rows in _trials(path).values() for row in _paid(rows)]
 
 
-def known(folder: Path) -> set[tuple[str, str, int]]:
-    """Return the trials that a folder's lines hold to their end: network, setting, and bytes of the limit.
+def known(folder: Path, *, controlled: bool = True) -> set[Key]:
+    """Return the trials that a folder's lines hold to their end.
 
     By whatever card and libraries: a folder is of one card.
+
+    Args:
+        folder: of results.
+        controlled: whether only those that have all controls, which early ones lack.
 
     Raises:
         ValueError: a line has other values than a row.
     """
     path = folder / LINES
-    rows = read(path) if path.exists() else []
-    return {(row.network, row.setting, row.limit_bytes) for row in rows if _is_last(row)}
+    trials = _trials(path) if path.exists() else {}
+    needed = {DIVIDED + IN_GRAPH, EQUAL, APART} if controlled else {DIVIDED + IN_GRAPH}
+    return {key for key, rows in trials.items() if needed <= _timed(rows)}
 
 
-def _is_last(row: Row) -> bool:
-    """Whether a row is the last one of a trial, and has a time."""
-    return isinstance(row, StepRow) and row.way == "divided, in a graph" and row.time is not None
+def _trials(path: Path) -> dict[Key, list[Row]]:
+    """Return the rows of each trial that counts."""
+    found: list[list[Row]] = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        line = _object(text)
+        if "way" not in line:
+            found.append([])
+        else:
+            row = _row(line)
+            if not found or (found[-1] and _key(found[-1][0]) != _key(row)):
+                found.append([])
+            found[-1].append(row)
+    trials = [rows for rows in found if rows]
+    whole = {_key(rows[0]): rows for rows in trials if DIVIDED + IN_GRAPH in _timed(rows)}
+    return {_key(rows[0]): rows for rows in trials} | whole
+
+
+def _key(row: Row) -> Key:
+    return row.network, row.setting, row.limit_bytes
+
+
+def _timed(rows: Iterable[Row]) -> set[str]:
+    """Return the ways that have a time; the last one of a trial is the divided one in a graph."""
+    return {row.way for row in rows if isinstance(row, StepRow) and row.time is not None}
 
 
 def retell(folder: Path) -> Path:

@@ -11,6 +11,19 @@ from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.report.table import table
 from mucudnn.sizes import format_bytes
 
+PYTORCH, EQUAL, APART = "as it comes", "its equal", "its equal, in another thread"
+"""PyTorch as it comes, and its controls: between the first and the second there is only noise, and between
+the first and the third what it costs to be alone in a thread."""
+
+BENCHMARK = "benchmark"
+"""PyTorch with `cudnn.benchmark`, alone in a thread too; like those above in whatever memory."""
+
+UNDIVIDED, DIVIDED = "undivided", "divided"
+"""Ways to train within the limit."""
+
+IN_GRAPH = ", in a graph"
+"""How ways are called whose whole steps are captured."""
+
 _FAR = 3.0
 """Times the distance of a twin; one twin may happen to lie near."""
 
@@ -23,7 +36,7 @@ class StepRow:
         network: its name, with the mini-batch's shape.
         setting: type, layout and precision.
         limit_bytes: of workspace.
-        way: as it comes, benchmark, undivided or divided, and whether captured in a graph.
+        way: `PYTORCH` or another one, and whether captured in a graph.
         time: of a step.
         losses: of the first steps.
         difference: the largest from the losses of PyTorch as it comes, relative.

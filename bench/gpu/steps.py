@@ -2,8 +2,9 @@
 
 All ways begin with the same weights, train on the same batch, and run in the same rounds and in one thread,
 the backward pass too; but with `cudnn.benchmark` in another one, as PyTorch keeps for every thread which of
-cuDNN's plans it has found. Dropout is off, so that losses can be compared. Profiles are those that `make
-record` has made, if any.
+cuDNN's plans it has found. Two controls tell what is only noise: PyTorch as it comes once more, in the thread
+of the others and in one of its own. Dropout is off, so that losses can be compared. Profiles are those that
+`make record` has made, if any.
 """
 
 import argparse
@@ -28,7 +29,21 @@ from bench.gpu.ground import CardGround, Ground, is_alive
 from bench.gpu.results import slug
 from bench.gpu.sections import attempted, sentence
 from bench.gpu.step_lines import LINES, known, retell
-from bench.gpu.step_rows import PairRow, StepRow, network_of, paid_back, summary, told
+from bench.gpu.step_rows import (
+    APART,
+    BENCHMARK,
+    DIVIDED,
+    EQUAL,
+    IN_GRAPH,
+    PYTORCH,
+    UNDIVIDED,
+    PairRow,
+    StepRow,
+    network_of,
+    paid_back,
+    summary,
+    told,
+)
 from bench.gpu.step_ways import Step, Way, rooms_seen, step_of
 from bench.gpu.values import Timing, jsonable
 from bench.record import TimeIsUpError, Watch, folder_of, keep_cost, recording, seconds_of
@@ -44,13 +59,9 @@ from mucudnn.sizes import parse_bytes
 from mucudnn.timing import SamplingRule, compare_runs
 from mucudnn.version import __version__
 
-PYTORCH, EQUAL, BENCHMARK = "as it comes", "its equal", "benchmark"
-"""PyTorch's own ways to train, in whatever memory; between the first and its copy there is only noise."""
-UNDIVIDED, DIVIDED = "undivided", "divided"
-"""Ways to train within the limit."""
-
 _PAIRS = (
     (PYTORCH, EQUAL),
+    (PYTORCH, APART),
     (PYTORCH, BENCHMARK),
     (PYTORCH, UNDIVIDED),
     (PYTORCH, DIVIDED),
@@ -108,10 +119,11 @@ class Trial:
             name: dataclasses.replace(self._empty, way=name, divided=_parted(plan), tuning_s=round(cost_s, 1))
             for name, (plan, cost_s) in plans.items()
         }
-        with ThreadPoolExecutor(1) as common, ThreadPoolExecutor(1) as apart:
+        with ThreadPoolExecutor(1) as common, ThreadPoolExecutor(1) as third, ThreadPoolExecutor(1) as apart:
             ways = {
                 PYTORCH: Way(self._ground, own.copy(), common),
                 EQUAL: Way(self._ground, own.copy(), common),
+                APART: Way(self._ground, own.copy(), third),
                 BENCHMARK: Way(self._ground, own.copy(), apart, has_benchmark=True),
                 **{name: Way(self._ground, own.copy(plan), common) for name, (plan, _) in plans.items()},
             }
@@ -213,7 +225,7 @@ class Trial:
 
     def _captured(self, ways: Mapping[str, Way], steps: Mapping[str, Step]) -> Iterator[StepRow | PairRow]:
         """Capture whole steps in graphs, from the first weights on, see that they learn alike, time them."""
-        suffix = ", in a graph"
+        suffix = IN_GRAPH
         replays: dict[str, Callable[[], None]] = {}
         rows: dict[str, StepRow] = {}
         for name, step in steps.items():

@@ -1,6 +1,7 @@
 """What is run on a card that is lent for minutes, and in which order."""
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,13 @@ from bench.workloads import NETWORKS, SETTINGS, chosen
 from mucudnn.store import SqliteStore
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200"
+
+A_ROW = {
+    "network": "net", "setting": "tf32-nchw", "limit_bytes": 1, "losses": [], "time": {
+        "median_us": 1.0, "low_us": None, "high_us": None, "samples": 1, "calls": 1, "converged": False,
+        "spans_ns": [1000],
+    },
+}  # fmt: skip
 
 PARSERS = {
     "bench.record": record._parser,
@@ -135,10 +143,36 @@ def test_steps_that_the_lines_hold_to_their_end_are_known(tmp_path: Path) -> Non
     *lines, _, _ = (RESULTS / step_lines.LINES).read_text(encoding="utf-8").splitlines()
     (tmp_path / step_lines.LINES).write_text("\n".join(lines), encoding="utf-8")
 
-    known, cut_off = step_lines.known(RESULTS), step_lines.known(tmp_path)
+    known = step_lines.known(RESULTS, controlled=False)
+    cut_off = step_lines.known(tmp_path, controlled=False)
 
     assert ("resnet18 128x3x224x224", "bfloat16-nhwc", 2**26) in cut_off
     assert len(known - cut_off) == 1
+
+
+def test_steps_without_all_controls_are_known_to_who_does_not_ask_for_them(tmp_path: Path) -> None:
+    bare = [{**A_ROW, "way": way} for way in ("as it comes", "divided, in a graph")]
+    controls = [{**A_ROW, "way": way} for way in ("its equal", "its equal, in another thread")]
+    known = {}
+    for name, rows in {"bare": bare, "all": [*bare, *controls]}.items():
+        (tmp_path / name).mkdir()
+        text = "\n".join(map(json.dumps, rows))
+        (tmp_path / name / step_lines.LINES).write_text(text, encoding="utf-8")
+        known[name] = [len(step_lines.known(tmp_path / name, controlled=asked)) for asked in (True, False)]
+
+    assert known == {"bare": [0, 1], "all": [1, 1]}
+
+
+def test_a_trial_that_was_cut_off_does_not_replace_a_whole_one(tmp_path: Path) -> None:
+    way, last = {**A_ROW, "way": "as it comes"}, {**A_ROW, "way": "divided, in a graph"}
+    path = tmp_path / step_lines.LINES
+    read = {}
+    for name, rows in {"cut off": [way, {"date": ""}], "whole": [way, last, {"date": ""}]}.items():
+        lines = [*rows, {**way, "limit_bytes": 0}, {"date": ""}, {**way, "losses": [1.0]}]
+        path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+        read[name] = [row.losses for row in step_lines.read(path) if row.limit_bytes]
+
+    assert read == {"cut off": [(1.0,)], "whole": [(), ()]}
 
 
 def test_without_a_card_it_lists_what_it_would_run(capsys: pytest.CaptureFixture[str]) -> None:

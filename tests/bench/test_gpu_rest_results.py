@@ -16,16 +16,16 @@ RESULTS = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200"
 
 CASE = Case("tf32-nhwc", "made-up/layer", Layout.CHANNELS_LAST, ConvOp.FPROP)
 
-A_TRIAL = [
-    {"date": "2026-01-01"},
-    {
-        "network": "vgg16 64x3x224x224", "setting": "float32-nchw", "limit_bytes": 2**26,
-        "way": "divided, in a graph", "losses": [], "time": {
-            "median_us": 1.0, "low_us": None, "high_us": None, "samples": 1, "calls": 1, "converged": False,
-            "spans_ns": [1000],
-        },
+A_ROW = {
+    "network": "vgg16 64x3x224x224", "setting": "float32-nchw", "limit_bytes": 2**26, "losses": [], "time": {
+        "median_us": 1.0, "low_us": None, "high_us": None, "samples": 1, "calls": 1, "converged": False,
+        "spans_ns": [1000],
     },
-]  # fmt: skip
+}  # fmt: skip
+
+WAYS = ("its equal", "its equal, in another thread", "divided, in a graph")
+
+A_TRIAL = [{"date": "2026-01-01"}, *({**A_ROW, "way": way} for way in WAYS)]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def taken_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_new_folder_has_all_that_is_known(taken_up: Path) -> None:
     assert read_packed_too(taken_up / "layers.jsonl") == read_packed_too(RESULTS / "layers.jsonl")
-    assert step_lines.known(taken_up) == step_lines.known(RESULTS)
+    assert step_lines.read(taken_up / step_lines.LINES) == step_lines.read(RESULTS / step_lines.LINES)
 
 
 def test_what_was_added_since_stays_and_what_is_known_is_not_added_twice(taken_up: Path) -> None:
@@ -73,12 +73,13 @@ def test_errands_of_which_all_is_known_are_left_out(capsys: pytest.CaptureFixtur
     left = unshown(ERRANDS, Held(RESULTS))
 
     shown = {each.about for each in ERRANDS} - {each.about for each in left}
-    assert left == [each for each in ERRANDS if each.about not in shown]
-    assert shown >= {
-        "training steps of resnet18, tf32-nchw, 8MiB",
-        "DeepBench's list in TF32, channels_last",
-    }
-    assert len(left) > 3
+    assert "DeepBench's list in TF32, channels_last" in shown
+    again = {each.about for each in left if each.is_shown(Held(RESULTS), controlled=False)}  # no controls
+    assert "training steps of resnet18, tf32-nchw, 8MiB" in again
+    assert left == [each for each in ERRANDS if each.about not in shown | again] + [
+        each for each in ERRANDS if each.about in again
+    ]
+    assert len(left) - len(again) > 3
     assert capsys.readouterr().out.count("Known: ") == len(shown)
 
 
@@ -90,7 +91,7 @@ def test_what_a_new_card_begins_with_stays_first_until_all_of_it_is_known(tmp_pa
     append(tmp_path / "layers.jsonl", Failed(CASE, "it is made up."))
 
     assert unshown(ERRANDS, Held(tmp_path))[:2] == list(ERRANDS[:2])
-    assert not {*ERRANDS[:2]} & {*unshown(ERRANDS, Held(RESULTS))}
+    assert not {*ERRANDS[:2]} & {*unshown(ERRANDS, Held(RESULTS))[:8]}
 
 
 def test_the_next_call_goes_on_where_the_last_one_stopped(

@@ -16,9 +16,21 @@ from torch import Tensor, nn
 
 from bench.gpu import steps
 from bench.gpu.step_lines import LINES, TABLES, read
-from bench.gpu.step_rows import PairRow, StepRow, paid_back, summary, told
+from bench.gpu.step_rows import (
+    APART,
+    BENCHMARK,
+    DIVIDED,
+    EQUAL,
+    PYTORCH,
+    UNDIVIDED,
+    PairRow,
+    StepRow,
+    paid_back,
+    summary,
+    told,
+)
 from bench.gpu.step_ways import Room, Step, Way, rooms_seen, segment_bytes, step_of
-from bench.gpu.steps import BENCHMARK, DIVIDED, EQUAL, PYTORCH, UNDIVIDED, Trial, run
+from bench.gpu.steps import Trial, run
 from bench.gpu.values import Timing, jsonable
 from bench.record import STORE, TimeIsUpError, Watch, keep_cost
 from bench.workloads import SETTINGS, Workload
@@ -124,7 +136,8 @@ def a_trial(ground: PaperGround, folder: Path, watch: Watch = ENDLESS) -> Trial:
 
 def test_all_ways_run_in_the_same_rounds_and_again_in_graphs(ways: list[StepRow]) -> None:
     assert [row.way for row in ways] == [
-        PYTORCH, EQUAL, BENCHMARK, UNDIVIDED, DIVIDED, f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph",
+        PYTORCH, EQUAL, APART, BENCHMARK, UNDIVIDED, DIVIDED,
+        f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph",
     ]  # fmt: skip
     assert all(row.failure is None and row.time is not None for row in ways)
     assert {row.network for row in ways} == {"small 4x3x8x8"}
@@ -135,7 +148,7 @@ def test_divided_is_compared_with_undivided_too(found: list[StepRow | PairRow]) 
     pairs = [row for row in found if isinstance(row, PairRow)]
 
     assert [(row.base, row.way) for row in pairs] == [
-        (PYTORCH, EQUAL), (PYTORCH, BENCHMARK), (PYTORCH, UNDIVIDED), (PYTORCH, DIVIDED),
+        (PYTORCH, EQUAL), (PYTORCH, APART), (PYTORCH, BENCHMARK), (PYTORCH, UNDIVIDED), (PYTORCH, DIVIDED),
         (UNDIVIDED, DIVIDED),
         (f"{PYTORCH}, in a graph", f"{DIVIDED}, in a graph"),
     ]  # fmt: skip
@@ -151,8 +164,8 @@ def test_all_ways_have_the_losses_of_their_twins(ways: list[StepRow]) -> None:
 
 def test_all_ways_have_the_weights_of_their_twins(ways: list[StepRow]) -> None:
     assert ways[0].weights == 0
-    assert all(row.weights < 1e-4 for row in ways[:5])
-    assert len({row.spread for row in ways[:5]}) == 1
+    assert all(row.weights < 1e-4 for row in ways[:6])
+    assert len({row.spread for row in ways[:6]}) == 1
     assert 0 < ways[0].spread < 1e-4  # what a rounding of the first weights comes to
 
 
@@ -215,7 +228,7 @@ def test_a_way_that_fails_takes_too_much_or_learns_something_else_is_not_well(
 
 
 def test_memory_is_what_a_step_takes_beside_what_was_there(ways: list[StepRow]) -> None:
-    assert {(row.peak_bytes, row.used_bytes) for row in ways[:5]} == {(300, 40)}
+    assert {(row.peak_bytes, row.used_bytes) for row in ways[:6]} == {(300, 40)}
 
 
 def test_tuning_counts_with_what_it_had_cost_before(
@@ -223,7 +236,7 @@ def test_tuning_counts_with_what_it_had_cost_before(
 ) -> None:
     assert [row.way for row in ways if row.tuning_s is not None] == [UNDIVIDED, DIVIDED]
     assert {row.break_even for row in ways if row.tuning_s is not None} == {None}  # nothing is saved
-    assert [row.divided is None for row in ways] == [True, True, True, False, False, True, True]
+    assert [row.divided is None for row in ways] == [True, True, True, True, False, False, True, True]
     keep_cost(tmp_path, SMALL, STRICT, "8MiB-reuse", 1000.0, 7)
 
     rows = [*a_trial(ground, tmp_path).rows()]
@@ -332,7 +345,7 @@ def test_the_summary_tells_ways_and_pairs(found: list[StepRow | PairRow]) -> Non
     text = summary(found)
 
     assert f"small 4x3x8x8, float32-nchw, {format_bytes(2**20)}" in text
-    assert text.count("SAME") == 6
+    assert text.count("SAME") == 7
     assert text.count("in a graph") == 4
 
 
@@ -374,7 +387,7 @@ def test_a_way_runs_both_passes_in_its_thread_and_has_the_flag_alone(ground: Pap
     assert not torch.backends.cudnn.benchmark
 
 
-def test_all_ways_have_one_thread_in_common_but_for_benchmark(
+def test_all_ways_have_one_thread_in_common_but_for_benchmark_and_a_control(
     ground: PaperGround, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[bool, set[int]] = {False: set(), True: set()}
@@ -388,8 +401,8 @@ def test_all_ways_have_one_thread_in_common_but_for_benchmark(
     ground.captured = lambda call: (lambda: None, call())  # who replays a graph runs no step
 
     assert len([*a_trial(ground, folder).rows()]) > 6
-    assert [len(threads) for threads in seen.values()] == [1, 1]
-    assert seen[False] != seen[True]
+    assert [len(threads) for threads in seen.values()] == [2, 1]
+    assert seen[False].isdisjoint(seen[True])
 
 
 def test_a_step_that_cannot_be_captured_is_told_and_the_others_go_on(
@@ -418,7 +431,7 @@ def test_a_replay_that_does_not_learn_as_the_eager_step_does_is_seen(
 
     rows = [row for row in a_trial(ground, folder).rows() if isinstance(row, StepRow)]
 
-    assert [row.difference > 1e-3 for row in rows] == [False] * 5 + [True] * 2
+    assert [row.difference > 1e-3 for row in rows] == [False] * 6 + [True] * 2
 
 
 def test_time_that_is_up_ends_the_run(
