@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -237,6 +238,7 @@ class _FirstCall:
     """
 
     def __init__(self, settings: Settings, learn: Learner | None, *, is_training: bool) -> None:
+        _keep_uncompiled()
         self._settings = settings
         self._learn = learn
         self._is_training = is_training
@@ -249,12 +251,12 @@ class _FirstCall:
         return {"_settings": self._settings, "_learn": self._learn, "_is_training": self._is_training}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        _keep_uncompiled()
         self.__dict__.update(state)
         self._failures = 0
         self._watched = 0
         self._turn = ForkSafeLock()
 
-    @torch.compiler.disable(reason=_CALL_FIRST)  # type: ignore[untyped-decorator]  # else the tuner would be compiled too
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_examining():
             return
@@ -298,6 +300,15 @@ class _FirstCall:
             applying.patch(model, plan, self._learn)
             if self._is_training and not model.training and self._settings.ops == "auto":
                 warn_user(_IN_EVAL_MODE, UntunedWarning)
+
+
+@functools.cache
+def _keep_uncompiled() -> None:
+    """Have the tuner not be compiled with the models whose first calls run it.
+
+    That loads Dynamo, which takes a second: not for those who only apply plans.
+    """
+    _FirstCall.__call__ = torch.compiler.disable(_FirstCall.__call__, reason=_CALL_FIRST)  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -81,6 +81,15 @@ def test_the_package_loads_no_cudnn_library() -> None:
     assert "libcudnn" not in _output("import mucudnn; print(open('/proc/self/maps').read())")
 
 
+def test_who_compiles_nothing_loads_no_compiler() -> None:
+    loaded = _output(
+        "import sys, mucudnn; [getattr(mucudnn, name) for name in mucudnn.__all__]; print(*sys.modules)"
+    ).split()
+
+    assert "mucudnn.patching.compiling" in loaded
+    assert not {"torch._dynamo", "sympy"} & {*loaded}
+
+
 def test_what_is_loaded_later_draws_none_of_python_s_random_numbers() -> None:
     later = "[getattr(mucudnn, name) for name in mucudnn.__all__]"
 
