@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
-from typing import cast
+from typing import NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -317,7 +317,7 @@ class BreakableBackend(ScriptedBackend):
 
     is_broken = False
 
-    def fail(self, reason: str, *, is_fatal: bool) -> None:
+    def fail(self, reason: str, *, is_fatal: bool) -> NoReturn:
         """Break the device if that is fatal, and raise in any case."""
         self.is_broken = is_fatal
         raise RuntimeError(reason)

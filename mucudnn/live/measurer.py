@@ -181,7 +181,7 @@ class LiveMeasurer:
 
         Raises:
             UnmeasuredError: the base fails, or memory is lacking.
-            DeviceLostError: the other divisions have broken the device.
+            DeviceLostError: one of them has broken the device; its key stands for the algorithm.
         """
         self.measured += 1
         last = LastTrial()
@@ -196,8 +196,11 @@ class LiveMeasurer:
                 with last.blamed():
                     times = self._compared(calls, stand)
             except TrialError as error:
-                is_base = error.trial == trials[0]
-                return self._judge.failed(Record(error.trial), error.failure, is_own=is_base)
+                record = self._judge.failed(Record(error.trial), error.failure)
+                if error.trial == trials[0]:
+                    reason = f"{call.problem} could not be measured: {error.failure}"
+                    raise UnmeasuredError(reason) from error
+                return record
         return Comparison(call.problem, times, {})
 
     def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:

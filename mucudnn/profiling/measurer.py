@@ -165,7 +165,7 @@ class Measurer(Protocol):
 
         Raises:
             UnmeasuredError: the base fails, or memory is lacking.
-            DeviceLostError: the other divisions have broken the device.
+            DeviceLostError: one of them has broken the device; its key stands for the algorithm.
         """
 
     def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:

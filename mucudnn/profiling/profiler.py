@@ -225,13 +225,14 @@ class Profiler:
         None where that was not measured, and cannot be: the base fails, or memory is lacking.
 
         Raises:
-            DeviceLostError: the divisions have broken the device.
+            DeviceLostError: the base, or the divisions, have broken the device.
         """
         known = self._known_calls(call, base, divisions)
         if known is None:
             with self._alone():
                 known = self._compare_calls(call, base, divisions)
-        return known
+        is_of_base = isinstance(known, Record) and known.trial == call_trial(call, base)
+        return None if is_of_base else known
 
     def packed_bytes(self, problem: ConvProblem) -> int | None:
         """Return what PyTorch's own takes in a graph that torch.compile has frozen, beside its packed filter.
@@ -267,9 +268,12 @@ class Profiler:
     def _known_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions
     ) -> Comparison | Record | None:
-        trial, keys = call_trial(call, divisions), (call_key(call, base), call_key(call, divisions))
-        broken = self._store.records(self.environment, [trial]).get(trial)
-        return broken or self._store.comparison(self.environment, call.problem, keys)
+        """Return what is known of such calls: a record of those that break, be it the base."""
+        trials = [call_trial(call, each) for each in (divisions, base)]
+        broken = self._store.records(self.environment, trials)
+        keys = (call_key(call, base), call_key(call, divisions))
+        found = next((broken[trial] for trial in trials if trial in broken), None)
+        return found or self._store.comparison(self.environment, call.problem, keys)
 
     def _compare_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions
@@ -283,7 +287,7 @@ class Profiler:
         except UnmeasuredError:
             return None
         except DeviceLostError as lost:
-            self._keep([_broken(call_trial(call, divisions), lost)])
+            self._keep([_broken(Trial(call.problem, lost.algorithm, whole=True), lost)])
             raise
         if isinstance(seen, Record):
             self._keep([seen])

@@ -2,7 +2,9 @@
 
 import dataclasses
 import gc
+import re
 from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 import pytest
 import torch
@@ -268,6 +270,32 @@ def test_divisions_that_break_the_device_together_are_told_of_once() -> None:
     known = profiler(another, store).compare_calls(CALL, own_of(another), BAD)
     assert isinstance(known, Record)
     assert known.trial == call_trial(CALL, BAD)
+    assert another.world.ran == []
+
+
+FINE = {op: parts("scripted:fine", 8) for op in ConvOp}
+
+
+@pytest.mark.parametrize("base", [BAD, own_of(ScriptedBackend({}))], ids=["an algorithm", "own"])
+def test_a_base_that_breaks_the_device_is_told_of_once_and_its_rivals_are_not_blamed(
+    base: dict[ConvOp, Division],
+) -> None:
+    def a_backend() -> BreakableBackend:
+        def broken(*_: object) -> NoReturn:
+            backend.fail("no engine", is_fatal=True)
+
+        others = {"bad": Recipe(rate(MS), damage=broken), "fine": Recipe(rate(MS))}
+        backend = BreakableBackend(others, own=Recipe(broken))
+        return backend
+
+    store, backend, another = MemoryStore(), a_backend(), a_backend()
+
+    with pytest.raises(DeviceLostError, match=re.escape(f"fprop={base[ConvOp.FPROP].key} ")):
+        profiler(backend, store).compare_calls(CALL, base, FINE)
+
+    trials = [call_trial(CALL, each) for each in (base, FINE)]
+    assert [*store.records(backend.environment(), trials)] == trials[:1]
+    assert profiler(another, store).compare_calls(CALL, base, FINE) is None
     assert another.world.ran == []
 
 
