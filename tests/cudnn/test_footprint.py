@@ -21,15 +21,17 @@ class Ledger:
         peak: most bytes so far.
         cap: at which memory is refused.
         refused: how often it was.
+        size: what there is, of operands and all.
     """
 
     taken: int = 1000
     peak: int = 0
     cap: int = 2**62
     refused: int = 0
+    size: int = 2**62
 
     def take(self, n_bytes: int) -> None:
-        if self.taken + n_bytes > self.cap:
+        if self.taken + n_bytes > min(self.cap, self.size):
             self.refused += 1
             raise torch.OutOfMemoryError("CUDA out of memory.")
         self.taken += n_bytes
@@ -78,8 +80,9 @@ class Result:
 
     def __init__(self, ledger: Ledger, n_bytes: int = 128) -> None:
         self._ledger = ledger
-        self._n_bytes = n_bytes
+        self._n_bytes = 0
         ledger.take(n_bytes)
+        self._n_bytes = n_bytes
 
     def __del__(self) -> None:
         self._ledger.taken -= self._n_bytes
@@ -176,6 +179,23 @@ def test_work_that_has_adapted_to_the_limit_is_above_it_however_little_it_takes_
 
 def test_work_that_finds_no_way_for_lack_of_memory_is_above_the_limit(ledger: Ledger) -> None:
     assert taken(ledger, WithoutAnyPlan(ledger, [500, 500]), 400) is None
+
+
+@pytest.mark.parametrize("work", [Work, Frugal, WithoutAnyPlan])
+def test_work_that_a_full_card_refuses_memory_says_nothing_of_the_limit(work: type[Work]) -> None:
+    full = Ledger(size=1400)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        taken(full, work(full, [500, 500]), 10_000)
+
+    assert full.taken == 1000
+    assert taken(full, work(full, [500, 500]), 250) is None  # there is as much
+
+
+def test_work_that_a_full_card_has_room_for_takes_what_it_takes() -> None:
+    full = Ledger(size=1700)
+
+    assert taken(full, Work(full, [500, 500]), 10_000) == 500
 
 
 def test_work_that_fails_for_another_reason_fails(ledger: Ledger) -> None:

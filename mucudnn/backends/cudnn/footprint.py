@@ -20,6 +20,10 @@ _KNOWN_BYTES = 16 * 2**20
 """What is taken to see whether an allocator counts."""
 
 
+_MORE_THAN_ALL_BYTES = 2**50
+"""What no device has; limits may be larger."""
+
+
 class Allocator(Protocol):
     """What an allocator tells of a device, and how it is held to a limit."""
 
@@ -27,7 +31,11 @@ class Allocator(Protocol):
         """Wait for the device, give back what is cached, and forget the peak."""
 
     def piece(self, n_bytes: int) -> object:
-        """Return memory of so many bytes, which goes back when nobody has it any more."""
+        """Return memory of so many bytes, which goes back when nobody has it any more.
+
+        Raises:
+            OutOfMemoryError: there is not as much.
+        """
 
     def allocated_bytes(self) -> int:
         """Return the bytes that are asked for now."""
@@ -118,6 +126,9 @@ def taken_bytes(job: Job, limit_bytes: int, allocator: Allocator) -> int | None:
 
     The process is held to the limit meanwhile. PyTorch's convolution then takes another algorithm if the
     first one's workspace is refused, which it would not do later: so that it was refused any is what counts.
+
+    Raises:
+        OutOfMemoryError: it was refused some, and the device has not left what the limit allows.
     """
     prepared = job.prepare()
     weights = [_weigh(prepared, limit_bytes, allocator) for _ in range(_WEIGHINGS)]
@@ -129,15 +140,19 @@ def taken_bytes(job: Job, limit_bytes: int, allocator: Allocator) -> int | None:
 def _weigh(prepared: Prepared, limit_bytes: int, allocator: Allocator) -> int | None:
     allocator.settle()
     before, refusals = allocator.allocated_bytes(), allocator.refusals()
-    with allocator.held_to(prepared.result_bytes + limit_bytes):
+    allowed_bytes = prepared.result_bytes + limit_bytes
+    result: object = None
+    with allocator.held_to(allowed_bytes):
         try:
             result = prepared.run()
             peak = allocator.peak_bytes()
         except RuntimeError:  # out of memory, or PyTorch's "unable to find an engine" because of that
-            if allocator.refusals() > refusals:
-                return None
-            raise
+            if allocator.refusals() == refusals:
+                raise
     if allocator.refusals() > refusals:
+        del result
+        # Is refused too where the device has less left than the limit allows, so that this says nothing.
+        allocator.piece(min(allowed_bytes, _MORE_THAN_ALL_BYTES))
         return None
     # The result, if it is new, is still there.
     kept = allocator.allocated_bytes() if prepared.result_bytes else before
