@@ -40,7 +40,7 @@ class Judge:
         reason = str(failure) or type(failure).__name__
         if is_own is None:
             is_own = trial.algorithm in (self._own, undivided(self._own, trial.problem.batch).key)
-        if not is_own and not is_lack_of_memory(failure) and not self._is_alive():
+        if not is_own and not self._is_alive():  # whatever it says: traces of it may name an allocator
             raise DeviceLostError(trial.algorithm, trial.problem.batch, reason) from failure
         if is_own or is_lack_of_memory(failure):
             raise UnmeasuredError(f"{trial.problem} could not be measured: {failure}") from failure

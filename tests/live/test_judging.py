@@ -12,7 +12,7 @@ from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Record, RefusalKind, Trial
 from mucudnn.profiling.measurer import Limits, ModelCall, call_trial
-from tests.doubles import MS, Recipe, ScriptedBackend, rate
+from tests.doubles import MS, BreakableBackend, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,6 +41,16 @@ def test_a_failure_that_shows_when_the_device_is_waited_for_is_that_of_who_ran_l
     assert own.times is not None
     assert fast.refusal is not None
     assert (fast.refusal.kind, fast.refusal.reason) == (RefusalKind.FAILED, "an illegal address")
+
+
+def test_a_broken_device_is_told_of_though_the_trace_of_its_error_names_an_allocator() -> None:
+    def damage(*_: object) -> None:
+        backend.fail("an illegal address (CUDACachingAllocator.cpp)", is_fatal=True)
+
+    backend = BreakableBackend({"bad": Recipe(rate(MS), damage=damage)})
+
+    with pytest.raises(DeviceLostError, match="scripted:bad with 4 samples"):
+        _weighed(LiveMeasurer(backend))
 
 
 class _Failing(ScriptedBackend):
