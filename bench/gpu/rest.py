@@ -24,6 +24,7 @@ from bench.gpu.layer_run import PATIENCE_S
 
 if TYPE_CHECKING:
     from bench.gpu.rest_results import Held  # needs torch, which is imported where it is needed
+    from mucudnn.profile import Environment
 
 _RECORDINGS = Path("mucudnn/recordings")
 _RESULTS = Path("bench/results")
@@ -224,6 +225,13 @@ def seed(folder: Path, card: str) -> list[str]:
     return [path.name.partition(".")[0] for path in paths]
 
 
+def present_environment() -> "Environment":
+    """Return that of the card that is taken if nothing else is said."""
+    from mucudnn.backends import backend_of
+
+    return backend_of("cudnn:").environment()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what there is time for, or list it; return the exit status."""
     parser = argparse.ArgumentParser(prog="bench.gpu.rest", description=__doc__)
@@ -248,16 +256,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     import torch
 
-    from bench.gpu.rest_results import Held, take_up
+    from bench.gpu.rest_results import Held, differences, take_up
     from bench.gpu.results import slug
     from bench.record import folder_of
 
     card = slug(torch.cuda.get_device_name())
-    output = options.output or _KEPT / card
+    output, present = options.output or _KEPT / card, present_environment()
+    others = differences(output, present)
+    if others:
+        told = f"{output} must hold lines of one environment, but {'; '.join(others)}: give another --output."
+        print(f"bench.gpu.rest: {told}", file=sys.stderr)
+        return 2
     try:
         names = seed(folder_of(torch.device("cuda")), card)
         print(f"Recordings that come with the package and were added: {', '.join(names) or 'none'}.")
-        if options.output is None:
+        known = differences(_RESULTS / card, present)
+        if known:
+            print(f"What {_RESULTS / card} holds is to be shown anew: {'; '.join(known)}.")
+        elif options.output is None:
             take_up(_RESULTS / card, output)
         print(f"Results are added to {output}.")
         left = unshown(ERRANDS, Held(output))

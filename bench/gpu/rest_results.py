@@ -1,18 +1,20 @@
 """What the lines of a folder hold already of an errand, and how those of another folder are taken up."""
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.cpu.lines import Case, read_packed_too, to_text, write_lines
+from bench.cpu.lines import Case, Started, read_packed_too, to_text, write_lines
 from bench.gpu.layer_cases import Layer, cases, layers
 from bench.gpu.layer_child import known_cases
 from bench.gpu.layer_options import parser, stem_of
-from bench.gpu.step_lines import LINES, Key, known
+from bench.gpu.step_lines import LINES, Key, environments, known
 from bench.gpu.step_rows import network_of
 from bench.workloads import NETWORKS, SETTINGS, chosen
 from mucudnn.files import write_whole
+from mucudnn.profile import Environment
 from mucudnn.sizes import parse_bytes
 
 
@@ -23,7 +25,7 @@ def take_up(others: Path, folder: Path) -> None:
         OSError: a file cannot be read or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in sorted({path.name.removesuffix(".gz") for path in others.glob("layers*.jsonl*")}):
+    for name in _of_layers(others):
         own = read_packed_too(folder / name)
         held = set(map(to_text, own))
         more = [line for line in read_packed_too(others / name) if to_text(line) not in held]
@@ -33,6 +35,30 @@ def take_up(others: Path, folder: Path) -> None:
     found = [text for text in _texts(others / LINES) if text not in set(texts)]
     if found:
         write_whole(folder / LINES, "".join(f"{text}\n" for text in (*texts, *found)).encode())
+
+
+def differences(folder: Path, present: Environment) -> list[str]:
+    """Return in what the environments of a folder's lines differ from the present one, TF32 aside.
+
+    Each program of settings has that as it is asked to.
+    """
+    found: set[str] = set()
+    for environment in _environments(folder):
+        policy = {**environment.policy, "TF32": present.policy["TF32"]}
+        found.update(dataclasses.replace(environment, policy=policy).differences(present))
+    return sorted(found)
+
+
+def _environments(folder: Path) -> Iterator[Environment]:
+    for name in _of_layers(folder):
+        lines = read_packed_too(folder / name)
+        yield from (line.environment for line in lines if isinstance(line, Started))
+    yield from environments(folder)
+
+
+def _of_layers(folder: Path) -> list[str]:
+    """Return the names of a folder's files of layers, packed or not."""
+    return sorted({path.name.removesuffix(".gz") for path in folder.glob("layers*.jsonl*")})
 
 
 def _texts(path: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 from bench.gpu.step_rows import APART, DIVIDED, EQUAL, IN_GRAPH, PairRow, StepRow, paid_back, summary
 from bench.gpu.values import Timing
 from mucudnn.intervals import Verdict
+from mucudnn.profile import Environment
 
 LINES = "steps.jsonl"
 TABLES = "steps.txt"
@@ -48,6 +49,15 @@ def known(folder: Path, *, controlled: bool = True) -> set[Key]:
     trials = _trials(path) if path.exists() else {}
     needed = {DIVIDED + IN_GRAPH, EQUAL, APART} if controlled else {DIVIDED + IN_GRAPH}
     return {key for key, rows in trials.items() if needed <= _timed(rows)}
+
+
+def environments(folder: Path) -> Iterator[Environment]:
+    """Yield those in which the trials of a folder's lines ran."""
+    path = folder / LINES
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        line = _object(text)
+        if "environment" in line:
+            yield Environment(**line["environment"])
 
 
 def _trials(path: Path) -> dict[Key, list[Row]]:

@@ -1,12 +1,13 @@
 """What a folder of results holds already is not shown again, and what an earlier call has found is kept."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench.cpu.lines import Case, Failed, append, read_packed_too
+from bench.cpu.lines import Case, Failed, Started, append, read_packed_too
 from bench.gpu import rest, step_lines
 from bench.gpu.rest import ERRANDS, Errand, unshown
 from bench.gpu.rest_results import Held, take_up
@@ -94,6 +95,47 @@ def test_what_a_new_card_begins_with_stays_first_until_all_of_it_is_known(tmp_pa
     assert not {*ERRANDS[:2]} & {*unshown(ERRANDS, Held(RESULTS))[:8]}
 
 
+def on_a_card(monkeypatch: pytest.MonkeyPatch, kept: Path, **software: str) -> None:
+    """Have it begin on the H200 that the results are of, with those libraries or other ones."""
+    lines = read_packed_too(RESULTS / "layers.jsonl")
+    then = next(line.environment for line in lines if isinstance(line, Started))
+    present = dataclasses.replace(then, software={**then.software, **software})
+    monkeypatch.setattr(rest, "obstacle", lambda: None)
+    monkeypatch.setattr(rest, "seed", lambda *_: [])
+    monkeypatch.setattr(rest, "_KEPT", kept)
+    monkeypatch.setattr(rest, "present_environment", lambda: present)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+
+
+def test_what_was_measured_with_other_libraries_is_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[list[Errand]] = []
+    on_a_card(monkeypatch, tmp_path, torch="2.14.1+cu130", cuDNN="92400")
+    monkeypatch.setattr(rest, "run", lambda errands, *_: begun.append(errands) or 0)
+
+    assert rest.main([]) == 0
+
+    assert begun == [list(ERRANDS)]
+    told = (
+        "is to be shown anew: software cuDNN was 91900, is 92400; software torch was 2.11.0+cu130, is 2.14.1"
+    )
+    assert told in capsys.readouterr().out
+
+
+def test_a_folder_of_lines_of_other_libraries_is_refused_before_anything_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, *_ = (RESULTS / step_lines.LINES).read_text(encoding="utf-8").splitlines()
+    (tmp_path / step_lines.LINES).write_text(f"{header}\n{header[:300]}", encoding="utf-8")  # and one cut off
+    on_a_card(monkeypatch, tmp_path, torch="2.14.1+cu130")
+    monkeypatch.setattr(rest, "run", lambda *_: pytest.fail("it was run"))
+
+    assert rest.main(["--output", str(tmp_path)]) == 2
+
+    assert "is 2.14.1+cu130: give another --output." in capsys.readouterr().err
+
+
 def test_the_next_call_goes_on_where_the_last_one_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,11 +148,8 @@ def test_the_next_call_goes_on_where_the_last_one_stopped(
             file.writelines(json.dumps(line) + "\n" for line in A_TRIAL)
         return 0
 
-    monkeypatch.setattr(rest, "obstacle", lambda: None)
-    monkeypatch.setattr(rest, "seed", lambda *_: [])
     monkeypatch.setattr(rest, "run", run)
-    monkeypatch.setattr(rest, "_KEPT", tmp_path)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    on_a_card(monkeypatch, tmp_path)
 
     assert rest.main(["--seconds", "100"]) == rest.main(["--seconds", "100"]) == 0
 
