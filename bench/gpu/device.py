@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
+from bench.gpu.results import slug
 from bench.gpu.sections import Task, attempted, only
 from bench.gpu.values import Answer
 from mucudnn.backends.cudnn.devices import DEVICES, DeviceDescription, device_described
@@ -44,8 +45,11 @@ class Compared:
 
 
 def shipped_for(name: str) -> DeviceDescription | None:
-    """Return the shipped description of a card of that name; None if there is none."""
-    found = next((device for device in DEVICES if device in name.lower()), None)
+    """Return the shipped description of a card of that name; None if there is none.
+
+    Whole words count: a GH200 is no H200, and an RTX A1000 no A100.
+    """
+    found = next((device for device in DEVICES if device in slug(name).split("-")), None)
     return None if found is None else device_described(found)
 
 

@@ -200,8 +200,8 @@ def seed(folder: Path, card: str) -> list[str]:
 
     Args:
         folder: of the recording; one that has a store or a packed one is left as it is.
-        card: such as nvidia-h200, which has the recordings of networks whose names begin with h200, or
-            nvidia-h100-80gb-hbm3, which has those of h100.
+        card: such as nvidia-h200, which has the recordings of networks whose names begin with h200 (and
+            nvidia-h20 has not), or nvidia-h100-80gb-hbm3, which has those of h100.
     """
     from bench.record import COSTS, PACKED, STORE  # needs torch
     from mucudnn.store import SqliteStore
@@ -210,7 +210,7 @@ def seed(folder: Path, card: str) -> list[str]:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     model = card.removeprefix("nvidia-").partition("-")[0]
-    paths = sorted(_RECORDINGS.glob(f"{model}*.sqlite3.gz"))
+    paths = sorted(_RECORDINGS.glob(f"{model}[-.]*sqlite3.gz"))
     paths = [path for path in paths if not path.name.startswith(f"{model}-{_OF_LAYERS}")]
     costs = _RESULTS / card / f"record-{COSTS}"
     if costs.exists():

@@ -137,7 +137,12 @@ def test_keys_that_differ_are_told_with_both_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shipped"), [("NVIDIA H200", "NVIDIA H200"), ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB")]
+    ("name", "shipped"),
+    [
+        ("NVIDIA H200", "NVIDIA H200"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100 80GB HBM3"),
+    ],
 )
 def test_a_shipped_description_is_found_by_the_cards_name(name: str, shipped: str) -> None:
     found = device.shipped_for(name)
@@ -146,8 +151,9 @@ def test_a_shipped_description_is_found_by_the_cards_name(name: str, shipped: st
     assert found.name == shipped
 
 
-def test_a_card_without_a_shipped_description_has_none() -> None:
-    assert device.shipped_for("Tesla T4") is None
+@pytest.mark.parametrize("name", ["Tesla T4", "NVIDIA GH200 480GB", "NVIDIA RTX A1000", "NVIDIA H20"])
+def test_a_card_without_a_shipped_description_has_none(name: str) -> None:
+    assert device.shipped_for(name) is None
 
 
 def test_what_cannot_be_described_is_told_and_goes_on(task: Task, ground: PaperGround) -> None:

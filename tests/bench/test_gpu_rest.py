@@ -120,6 +120,7 @@ def test_tuning_begins_with_the_recordings_of_the_card_that_come_with_the_packag
     assert record.seconds_of(tmp_path / "new", "resnet18", "bfloat16-nhwc") > 60
     assert seed(tmp_path / "new", "nvidia-h200") == []  # what there is counts
     assert seed(tmp_path / "other", "nvidia-a100") == []
+    assert seed(tmp_path / "lesser", "nvidia-h20") == []
     assert seed(tmp_path / "variant", "nvidia-h200-nvl") == ["h200-tf32", "h200"]
 
 
