@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,19 @@ def test_steps_begin_if_there_is_time_to_tune_them_and_end_in_theirs() -> None:
 
     assert all(25 <= each.least_s < each.most_s for each in steps_of)
     assert max(each.least_s for each in steps_of) < rest._SECONDS
+
+
+def test_steps_may_take_the_time_to_be_tuned_from_nothing_as_on_a_new_card() -> None:
+    lines = (RESULTS / "record-costs.jsonl").read_text(encoding="utf-8").splitlines()
+    costs = [cost for line in lines if (cost := json.loads(line))["trials"]]  # the others had been measured
+    known = {(cost["network"], cost["setting"]) for cost in costs}
+    for errand in ERRANDS:
+        network, setting = errand.arguments[1], errand.arguments[3]
+        if errand.program == "bench.gpu.steps" and (network, setting) in known:
+            tuned_s = math.fsum(
+                cost["seconds"] for cost in costs if (cost["network"], cost["setting"]) == (network, setting)
+            )
+            assert errand.most_s >= tuned_s + 25.0, errand.about  # with which tuned ones are begun
 
 
 def an_errand(name: str, least_s: float = 10.0, most_s: float = 99.0) -> Errand:
