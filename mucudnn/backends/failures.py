@@ -64,7 +64,11 @@ class LastTrial:
 
 
 def is_lack_of_memory(failure: Exception) -> bool:
-    """Whether a run failed for a reason that may be gone tomorrow, and so says nothing of the algorithm."""
+    """Whether a run failed for a reason that may be gone tomorrow, and so says nothing of the algorithm.
+
+    On a slice of a card (MIG), and wherever NVML refuses, PyTorch's allocator says so by an assertion that
+    fails, and does not count it as refused (pytorch#112377, #197312).
+    """
     text = str(failure).lower()
     is_kind = isinstance(failure, MemoryError | torch.OutOfMemoryError)
     return is_kind or "alloc" in text or "out of memory" in text

@@ -5,7 +5,6 @@ serves all of it, whichever threads put it there. What a stream captures is repl
 buffers apart, in which nothing else works.
 """
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mucudnn.backends import Backend, Queue
+from mucudnn.backends.failures import is_lack_of_memory
 from mucudnn.errors import BackendWarning, warn_user
 from mucudnn.locks import ForkSafeLock
 
@@ -176,7 +176,9 @@ class Workspace:
             return
         try:
             self._take(n_bytes, 0)
-        except torch.OutOfMemoryError:
+        except RuntimeError as failure:
+            if not is_lack_of_memory(failure):
+                raise
             self._is_alone = True
 
     def _another_block(self, n_bytes: int) -> torch.UntypedStorage | None:
@@ -189,7 +191,9 @@ class Workspace:
             return None
         try:
             return torch.UntypedStorage(n_bytes, device=self.device)  # which nobody fills, unlike a tensor
-        except torch.OutOfMemoryError:
+        except RuntimeError as failure:
+            if not is_lack_of_memory(failure):
+                raise
             self._is_alone = True
             return None
 
@@ -211,9 +215,12 @@ class Workspace:
 def _as_much_as_there_is(take: Callable[[int], object], n_bytes: int, wanted_bytes: int) -> None:
     """Take what is wanted, or what is needed where a device has no more memory."""
     if wanted_bytes > n_bytes:
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             take(wanted_bytes)
             return
+        except RuntimeError as failure:
+            if not is_lack_of_memory(failure):
+                raise
     take(n_bytes)
 
 

@@ -130,6 +130,20 @@ class WithoutAnyPlan(Work):
             raise RuntimeError("GET was unable to find an engine to execute this computation") from None
 
 
+class OnASlice(Work):
+    """Work that an allocator refuses memory by an assertion of its own, which it does not count."""
+
+    def run(self) -> "Result":
+        refused = self._ledger.refused
+        try:
+            return super().run()
+        except torch.OutOfMemoryError:
+            self._ledger.refused = refused
+            raise RuntimeError(
+                'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/c10/cuda/CUDACachingAllocator.cpp":1154'
+            ) from None
+
+
 @pytest.fixture
 def ledger() -> Ledger:
     return Ledger()
@@ -181,7 +195,7 @@ def test_work_that_finds_no_way_for_lack_of_memory_is_above_the_limit(ledger: Le
     assert taken(ledger, WithoutAnyPlan(ledger, [500, 500]), 400) is None
 
 
-@pytest.mark.parametrize("work", [Work, Frugal, WithoutAnyPlan])
+@pytest.mark.parametrize("work", [Work, Frugal, WithoutAnyPlan, OnASlice])
 def test_work_that_a_full_card_refuses_memory_says_nothing_of_the_limit(work: type[Work]) -> None:
     full = Ledger(size=1400)
 
@@ -196,6 +210,10 @@ def test_work_that_a_full_card_has_room_for_takes_what_it_takes() -> None:
     full = Ledger(size=1700)
 
     assert taken(full, Work(full, [500, 500]), 10_000) == 500
+
+
+def test_work_that_a_slice_of_a_card_refuses_memory_is_above_the_limit(ledger: Ledger) -> None:
+    assert taken(ledger, OnASlice(ledger, [500, 500]), 400) is None
 
 
 def test_work_that_fails_for_another_reason_fails(ledger: Ledger) -> None:

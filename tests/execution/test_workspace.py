@@ -237,14 +237,26 @@ def test_pytorchs_own_finds_a_block_for_its_result(capture: Capture, watched: Wa
     assert watched.beside == [result.nbytes]
 
 
+full_card = pytest.mark.parametrize(
+    "failure",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError('NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/c10/cuda/CUDACachingAllocator.cpp":1154'),
+    ],
+    ids=["a card", "a slice of one"],
+)
+"""What PyTorch's allocator raises where a card has no more memory."""
+
+
+@full_card
 def test_where_there_is_no_memory_for_another_block_the_buffer_is_given_back_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    failure: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
     def fail(n_bytes: int, device: torch.device) -> None:
         asked.append(n_bytes)
-        raise torch.OutOfMemoryError
+        raise failure
 
     workspace, backend = Workspace(CPU), Device()
     monkeypatch.setattr(torch, "UntypedStorage", fail)
@@ -297,8 +309,9 @@ def test_the_processor_grows_when_it_must() -> None:
     assert workspace.n_bytes == 0
 
 
+@full_card
 def test_where_there_is_no_memory_to_grow_early_that_is_not_tried_again_until_it_must_be(
-    monkeypatch: pytest.MonkeyPatch,
+    failure: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
     make, is_full = room._bytes, [True]
@@ -306,7 +319,7 @@ def test_where_there_is_no_memory_to_grow_early_that_is_not_tried_again_until_it
     def taken(n_bytes: int, device: torch.device) -> Tensor:
         asked.append(n_bytes)
         if is_full[0] and n_bytes:
-            raise torch.OutOfMemoryError
+            raise failure
         return make(n_bytes, device)
 
     workspace, backend = Workspace(CPU), Device()
@@ -320,19 +333,20 @@ def test_where_there_is_no_memory_to_grow_early_that_is_not_tried_again_until_it
     assert workspace.n_bytes == 950
 
 
+@full_card
 def test_where_there_is_memory_for_what_is_needed_alone_the_buffer_has_that(
-    monkeypatch: pytest.MonkeyPatch,
+    failure: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, resize = room._bytes, torch.UntypedStorage.resize_
 
     def taken(n_bytes: int, device: torch.device) -> Tensor:
         if n_bytes > 500:
-            raise torch.OutOfMemoryError
+            raise failure
         return make(n_bytes, device)
 
     def resized(storage: torch.UntypedStorage, n_bytes: int) -> None:
         if n_bytes > 300:
-            raise torch.OutOfMemoryError
+            raise failure
         resize(storage, n_bytes)
 
     workspace, backend = Workspace(CPU), Device()
@@ -345,7 +359,7 @@ def test_where_there_is_memory_for_what_is_needed_alone_the_buffer_has_that(
     workspace.reserve(200, 900)
 
     assert (grown, workspace.held_bytes) == (400, 200)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(type(failure)):
         workspace.reserve(600)
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from mucudnn.backends.base import Job, Prepared
+from mucudnn.backends.failures import is_lack_of_memory
 from mucudnn.errors import UnmeasuredError
 
 _ALLOWANCE_BYTES = 32 * 2**20
@@ -22,6 +23,10 @@ _KNOWN_BYTES = 16 * 2**20
 
 _MORE_THAN_ALL_BYTES = 2**50
 """What no device has; limits may be larger."""
+
+
+_ASSERTION = "INTERNAL ASSERT FAILED"
+"""Of PyTorch's allocator, where it refuses memory without counting that: see `is_lack_of_memory`."""
 
 
 class Allocator(Protocol):
@@ -142,14 +147,16 @@ def _weigh(prepared: Prepared, limit_bytes: int, allocator: Allocator) -> int | 
     before, refusals = allocator.allocated_bytes(), allocator.refusals()
     allowed_bytes = prepared.result_bytes + limit_bytes
     result: object = None
+    is_refused = False
     with allocator.held_to(allowed_bytes):
         try:
             result = prepared.run()
             peak = allocator.peak_bytes()
-        except RuntimeError:  # out of memory, or PyTorch's "unable to find an engine" because of that
-            if allocator.refusals() == refusals:
+        except RuntimeError as failure:  # out of memory, or "unable to find an engine" because of that
+            is_refused = _ASSERTION in str(failure) and is_lack_of_memory(failure)
+            if not is_refused and allocator.refusals() == refusals:
                 raise
-    if allocator.refusals() > refusals:
+    if is_refused or allocator.refusals() > refusals:
         del result
         # Is refused too where the device has less left than the limit allows, so that this says nothing.
         allocator.piece(min(allowed_bytes, _MORE_THAN_ALL_BYTES))
