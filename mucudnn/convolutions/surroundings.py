@@ -107,3 +107,8 @@ def is_transformed(*tensors: Tensor | None) -> bool:
         if (type(tensor) is not Tensor and type(tensor) is not Parameter) or _is_batched(tensor):
             return True
     return _transform() is not None or forward_ad._current_level >= 0
+
+
+def are_derivatives_taken() -> bool:
+    """Return whether what is computed is transformed by `torch.func`, or has derivatives in forward mode."""
+    return _transform() is not None or forward_ad._current_level >= 0

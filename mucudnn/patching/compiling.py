@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from mucudnn.convolutions.calls import ConvArguments, own_call, own_gradients, problem_of
 from mucudnn.convolutions.modules import Call, padded
-from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype, overriding_mode, without_autocast
+from mucudnn.convolutions.surroundings import (
+    are_derivatives_taken,
+    as_autocast,
+    autocast_dtype,
+    overriding_mode,
+    without_autocast,
+)
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.patching.freezing import is_traced_to_be_frozen
 from mucudnn.patching.operators import announce, trace
@@ -39,10 +45,7 @@ def _is_transformed() -> bool:
 
     A graph is used only under the same transforms.
     """
-    return (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    )
+    return are_derivatives_taken()
 
 
 @constant

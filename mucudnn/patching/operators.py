@@ -17,17 +17,20 @@ packs, and PyTorch's own convolution may be faster then.
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from mucudnn.convolutions.calls import ConvArguments, own_call, own_gradients
 from mucudnn.convolutions.strides import in_order, strided_as
+from mucudnn.convolutions.surroundings import are_derivatives_taken
 from mucudnn.patching.freezing import is_compiled_to_be_packed
 
 _ONE_DIMENSION = 3
 """Dimensions of a batch of such images: samples, channels, places."""
+
+_T = TypeVar("_T")
 
 _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -179,6 +182,8 @@ _library.define(
 def _traced_convolution(image: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *numbers, server, is_constant = rest
     arguments = _arguments(*numbers)
+    if are_derivatives_taken():  # since the graph was traced, where a compiler runs it as it is
+        return own_call(image, weight, bias, arguments)
     found = _servers.get(server) if is_constant and is_compiled_to_be_packed() else None
     if found is not None and found.is_own_when_frozen(image, weight, bias, arguments):
         return own_call(image, weight, bias, arguments)
@@ -235,40 +240,21 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: A
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients that are differentiated again are those of PyTorch's own, which has all derivatives."""
     image, weight = ctx.saved_tensors
-    needed = list(ctx.needs_input_grad[:3])
-    gradients = _convolution_backward(gradient, image, weight, *ctx.rest, needed, ctx.has_bias)
-    found = [each if is_needed else None for each, is_needed in zip(gradients, needed, strict=True)]
+    needed = _three(ctx.needs_input_grad)
+    found: _Gradients
+    if torch.is_grad_enabled() or are_derivatives_taken():
+        *numbers, _ = ctx.rest
+        found = own_gradients(gradient, image, weight, _arguments(*numbers), needed)
+    else:
+        given = _convolution_backward(gradient, image, weight, *ctx.rest, list(needed), ctx.has_bias)
+        found = _three([each if is_needed else None for each, is_needed in zip(given, needed, strict=True)])
     return (*found, *(None for _ in ctx.rest))
 
 
-def _save_again(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ARG001  # PyTorch's interface
-    gradient, image, weight, *rest = inputs
-    ctx.numbers, ctx.wanted, ctx.n_rest = rest[:5], _three(rest[6]), len(rest)
-    ctx.save_for_backward(gradient, image, weight)
-
-
-def _differentiate_again(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-    """Second derivatives are those of PyTorch's own convolution."""
-    with torch.enable_grad():
-        leaves = [
-            each.detach().requires_grad_(is_needed)
-            for each, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
-        ]
-        gradient, image, weight = leaves
-        found = own_gradients(gradient, image, weight, _arguments(*ctx.numbers), ctx.wanted)
-    pairs = [(one, other) for one, other in zip(found, outer, strict=True) if one is not None]
-    able = [leaf for leaf in leaves if leaf.requires_grad]
-    given = torch.autograd.grad(
-        [one for one, _ in pairs], able, [other for _, other in pairs], allow_unused=True
-    )
-    by_leaf = dict(zip(map(id, able), given, strict=True))
-    return (*(by_leaf.get(id(leaf)) for leaf in leaves), *(None for _ in range(ctx.n_rest)))
-
-
-def _three(flags: Sequence[bool]) -> tuple[bool, bool, bool]:
-    return flags[0], flags[1], flags[2]
+def _three(each: Sequence[_T]) -> tuple[_T, _T, _T]:
+    return each[0], each[1], each[2]
 
 
 _convolution.register_autograd(_differentiate, setup_context=_save)
-_convolution_backward.register_autograd(_differentiate_again, setup_context=_save_again)

@@ -472,38 +472,6 @@ def test_graphs_hold_an_operator_that_autograd_knows_where_something_is_differen
     assert held == [f"mucudnn.{operator}.default"]
 
 
-def test_derivatives_within_a_graph_are_pytorchs() -> None:
-    twin, images = a_module(nn.Conv2d), images_for(nn.Conv2d).detach()
-    module = divided(twin, images)
-
-    def tangent(model: nn.Module) -> Any:
-        return lambda x: torch.func.jvp(model, (x,), (x,))[1]
-
-    def gradient(model: nn.Module) -> Any:
-        return torch.func.grad(lambda x: model(x).square().sum())
-
-    for of in (tangent, gradient):
-        result = torch.compile(of(module), backend="aot_eager")(images)
-        assert_close(result, of(twin)(images))
-
-
-def test_second_derivatives_of_a_graph_are_pytorchs() -> None:
-    twin, images = a_module(nn.Conv2d), images_for(nn.Conv2d, samples=3)
-    module = divided(twin, images)
-    compiled = torch.compile(module, backend="eager", fullgraph=True)
-
-    def second(model: Any, parameters: Any) -> list[Tensor]:
-        (first,) = torch.autograd.grad(model(images).pow(3).sum(), [images], create_graph=True)
-        return list(torch.autograd.grad(first.square().sum(), [images, *parameters], allow_unused=True))
-
-    for one, other in zip(
-        second(compiled, [module.get_parameter("weight")]),
-        second(twin, [twin.get_parameter("weight")]),
-        strict=True,
-    ):
-        assert_close(one, other)
-
-
 def test_a_frozen_bias_leaves_the_gradients_divided() -> None:
     twin, images = a_module(nn.Conv2d), images_for(nn.Conv2d)
     module = divided(twin, images)
