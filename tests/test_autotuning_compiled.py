@@ -86,7 +86,7 @@ def test_only_what_a_graph_needs_is_tuned(tuned: Autotune) -> None:
     ("call", "operators"),
     [
         (lambda x, w: F.conv2d(x, w, padding="same"), 1),
-        (lambda x, w: F.conv2d(x[0], w), 0),  # one sample
+        (lambda x, w: F.conv2d(x[0], w), 1),  # one sample
         (lambda x, w: F.conv_transpose2d(x, w.transpose(0, 1), stride=2, output_padding=1), 1),
         (lambda x, w: torch.conv2d(x, w, groups=1, dilation=2), 1),
         (lambda x, w: checkpoint(F.conv2d, x, w, use_reentrant=False), 0),  # traced without the context

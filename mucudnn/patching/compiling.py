@@ -76,12 +76,15 @@ def in_graph(call: Call, module: nn.Module | None, server: str) -> Tensor | None
         module: whose call it is; None for a function's.
         server: the name of who is to serve it.
     """
-    if _is_exported() or call.image.dim() != call.weight.dim() or _is_transformed():
-        return None
-    if overriding_mode() is not None:
+    if _is_exported() or _is_transformed() or overriding_mode() is not None:
         return None
     tensors = (call.image, call.weight) if call.bias is None else (call.image, call.weight, call.bias)
     if any(type(each) not in _PLAIN for each in tensors):  # for which there is no operator
+        return None
+    if call.image.dim() == call.weight.dim() - 1:
+        batch = in_graph(call._replace(image=call.image.unsqueeze(0)), module, server)
+        return None if batch is None else batch.squeeze(0)
+    if call.image.dim() != call.weight.dim():
         return None
     # A filter that the model computes, or that is passed in, is none.
     is_constant = type(call.weight) is nn.Parameter and module is not None and call.weight is module.weight

@@ -134,6 +134,19 @@ def test_every_kind_is_compiled(kind: type[Any]) -> None:
     assert_same_step(torch.compile(module, backend="aot_eager", fullgraph=True), module, twin, images)
 
 
+@every_kind
+def test_a_sample_without_a_batch_is_divided_too(kind: type[Any]) -> None:
+    twin, images = a_module(kind, padding=1), images_for(kind, samples=1)
+    module, image = divided(twin, images), images.detach()[0].requires_grad_()
+    graphs = Graphs()
+
+    torch.compile(module, backend=graphs, fullgraph=True)(image)
+    torch.compiler.reset()
+
+    assert "mucudnn.traced_convolution.default" in graphs.targets
+    assert_same_step(torch.compile(module, backend="aot_eager", fullgraph=True), module, twin, image)
+
+
 @pytest.mark.parametrize("settings", [{"padding_mode": "reflect"}, {"padding": "same", "kernel_size": 2}])
 def test_padding_beside_the_convolution_is_traced(settings: dict[str, Any]) -> None:
     twin, images = a_module(nn.Conv2d, **{"padding": 1, **settings}), images_for(nn.Conv2d)
