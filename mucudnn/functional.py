@@ -85,7 +85,6 @@ class DividedConvolution:
         """Return y, shape (n, k, *size), in the problem's layout."""
         if self.is_own:
             return own_call(image, weight, bias, self._arguments)
-        image = image.contiguous(memory_format=self.order)
         if torch.is_grad_enabled() and (
             image.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
@@ -111,6 +110,7 @@ class DividedConvolution:
         self, image: Tensor, weight: Tensor, bias: Tensor | None, *, keeps_filter: bool = False
     ) -> Tensor:
         """Return y, shape (n, k, *size), outside of autograd; see `Runner`."""
+        image = image.contiguous(memory_format=self.order)
         if self._is_forward_own:
             return own_call(image, weight, bias, self._arguments)
         if self._forward is ConvOp.FPROP:
@@ -127,8 +127,7 @@ class DividedConvolution:
         gradient = in_order(gradient, self.order)
         if self._are_gradients_own:
             return own_gradients(gradient, image, weight, self._arguments, needed)
-        if needed[1]:  # a hook of saved tensors may have laid it out otherwise
-            image = image.contiguous(memory_format=self.order)
+        image = image.contiguous(memory_format=self.order)  # what is kept is the caller's, such as a slice
         x, dy = (gradient, image) if self._arguments.is_transposed else (image, gradient)
         unread = None if self._arguments.is_transposed else image
         dx = self.run(self._input_gradient, gradient, weight, unread=unread) if needed[0] else None

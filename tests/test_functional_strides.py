@@ -110,6 +110,21 @@ def test_tensors_in_any_arrangement_are_taken(
         assert_close(result, gradient)
 
 
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_what_is_kept_for_the_gradients_is_the_callers_and_no_copy(arrangement: Arrangement) -> None:
+    given = arranged(PLAIN, arrangement, contiguous)
+    kept: list[tuple[int, tuple[int, ...]]] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append((tensor.data_ptr(), tensor.stride()))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        divided_conv(*given, **PLAIN.arguments, **uneven("cpu:winograd4"))
+
+    assert kept == [(each.data_ptr(), each.stride()) for each in given[:2]]
+
+
 @pytest.mark.parametrize(("case", "arrangement", "filter_arrangement"), AS_PARAMETERS_LIE)
 def test_the_output_lies_in_memory_as_pytorchs(
     case: Case, arrangement: Arrangement, filter_arrangement: Arrangement
