@@ -18,17 +18,21 @@ from mucudnn.patching.shapes import TunedShapes, Variant
 
 
 class GraphServers:
-    """Who serve the modules of a model in graphs; copies and pickles of a model have others.
+    """Who serve the modules of a model in graphs, and those of its deep copies; pickles have others.
 
-    Modules whose shapes have equal content are served by one, so that equal blocks that are compiled one by
-    one have one graph.
+    Modules whose shapes have equal content are served by one, so that equal blocks and copies that are
+    compiled one by one have one graph.
     """
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[Hashable, GraphServer] = weakref.WeakValueDictionary()
 
+    def __deepcopy__(self, memo: object) -> "GraphServers":
+        """Have copies served by the same."""
+        return self
+
     def __reduce__(self) -> tuple[type["GraphServers"], tuple[()]]:
-        """Have copies and pickles begin anew."""
+        """Have pickles begin anew."""
         return GraphServers, ()
 
     def of(self, shapes: TunedShapes) -> GraphServer:

@@ -399,7 +399,20 @@ def test_modules_that_cannot_serve_each_other_have_names_of_their_own(mode: str)
     assert first != second
 
 
-def test_copies_have_names_of_their_own() -> None:
+def test_copies_that_are_compiled_one_by_one_share_a_graph_of_their_own_weights() -> None:
+    model, twin, images = twins()
+    graphs = Graphs()
+    for each in (copy.deepcopy(model), copy.deepcopy(copy.deepcopy(model))):
+        for parameter in (*each.parameters(), *twin.parameters()):
+            parameter.data.mul_(2)
+
+        assert_same_step(torch.compile(each, backend=graphs, fullgraph=True), each, twin, images)
+        twin.load_state_dict(model.state_dict())
+
+    assert len(graphs.graphs) == 1
+
+
+def test_pickles_have_names_of_their_own() -> None:
     model, twin, images = twins()
     other = pickle.loads(pickle.dumps(model))
 
