@@ -233,8 +233,8 @@ class _FirstCall:
     Where the call has nothing to tune, the model is disarmed, with a warning, and runs as before. Where
     tuning fails the model stays armed; arguments that the model rejects are left to its own error. Should it
     reject them only while it is examined, the second such call says so. Other threads that call the model
-    meanwhile wait, and find it patched. What is traced, transformed or seen by a dispatch mode stays armed;
-    the second call in such a mode says so, as there may be no other.
+    meanwhile wait, and find it patched. On the meta device, and where it is traced, transformed or seen by a
+    dispatch mode, it stays armed; the second call in such a mode says so, as there may be no other.
     """
 
     def __init__(self, settings: Settings, learn: Learner | None, *, is_training: bool) -> None:
@@ -258,7 +258,7 @@ class _FirstCall:
         self._turn = ForkSafeLock()
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_examining():
+        if is_examining() or home_of(model).type == "meta":  # where there are shapes alone
             return
         if is_traced():
             self._stay_armed()

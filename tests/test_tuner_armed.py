@@ -407,6 +407,19 @@ def test_an_armed_model_that_is_transformed_or_watched_runs_as_it_comes_and_stay
     assert not is_armed(model)
 
 
+def test_an_armed_model_without_values_is_tuned_once_it_has_some(tmp_path: Path) -> None:
+    values = a_chain().eval().state_dict()
+    model = a_chain().eval().to("meta")
+    mucudnn.optimize(model, LIMIT, store=tmp_path / "s", policy="undivided", progress=False)
+
+    assert model(a_batch().to("meta")).is_meta
+    assert is_armed(model)
+
+    model.to_empty(device="cpu").load_state_dict(values)
+    model(a_batch())
+    assert not is_armed(model)
+
+
 def test_an_armed_model_that_is_only_ever_watched_says_that_it_is_not_tuned(tmp_path: Path) -> None:
     model = a_chain().eval()
     mucudnn.optimize(model, LIMIT, store=tmp_path / "s", policy="undivided", progress=False)
