@@ -223,7 +223,7 @@ _STAYS_ARMED = (
 
 _CALL_FIRST = (
     "the model is armed by mucudnn.optimize, which tunes it in its first call: call it once before it is "
-    "compiled with fullgraph=True, or optimize it with a sample"
+    "exported or compiled with fullgraph=True, or optimize it with a sample"
 )
 
 

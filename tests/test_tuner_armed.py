@@ -464,7 +464,7 @@ def test_an_armed_model_says_what_to_do_where_a_graph_must_hold_all_of_it(tmp_pa
     compiled = torch.compile(model, backend="eager", fullgraph=True)
 
     with pytest.raises(
-        Unsupported, match=r"armed by mucudnn\.optimize.*: call it once before it is compiled"
+        Unsupported, match=r"armed by mucudnn\.optimize.*: call it once before it is exported or compiled"
     ):
         compiled(a_batch())
     model(a_batch())
