@@ -73,6 +73,17 @@ def test_the_recordings_answer_as_they_are_asked(command: str) -> None:
     assert "nothing was measured here" in result.stdout
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_the_rows_of_the_first_screen_are_those_of_the_recording() -> None:
+    command = "tune bench.networks:resnet18 --channels-last --input 64x3x32x32 --workspace-limit 16MiB"
+    result = CliRunner().invoke(main, [*shlex.split(command), "--backend", "replay:xeon"])
+    told = {tuple(line.split()) for line in result.stdout.splitlines()}
+
+    rows = re.findall(r"^    ((?:stage4|  (?:fprop|dgrad|wgrad|call) ).*)$", TEXT, re.MULTILINE)
+    assert len(rows) == 9
+    assert [row for row in rows if tuple(row.split()) not in told] == []
+
+
 def test_every_command_and_target_is_told_of() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)) - {"help", "clean"}
