@@ -15,8 +15,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CHANNELS, SIZE = 32, 32
 PIXELS = (1e4, 1e6)
 SEEDS = range(4)
-WITHIN = {"winograd4": 5e-7, "winograd5": 3e-6, "winograd6": 3e-6}
-"""Of the pixel: what results of size 1 beside it are off by at most. Seen were 4.3e-7, 1.0e-6 and 2.5e-6."""
+WITHIN = {"winograd4": 1e-6, "winograd5": 5e-6, "winograd6": 5e-6}
+"""Of the pixel: what results of size 1 beside it are off by at most, on any processor.
+
+Seen on one were 4.3e-7, 1.0e-6 and 2.5e-6; the README tells of these.
+"""
 
 
 def the_problem(taps: int, channels: int) -> ConvProblem:
@@ -49,7 +52,7 @@ def test_beside_a_large_pixel_tiles_of_winograd_lose_what_the_readme_says(name: 
     worst = max(off_beside(name, pixel, seed) for seed in SEEDS)
 
     bound = WITHIN[name.removeprefix("cc_")] * pixel
-    assert bound / 50 < worst <= bound
+    assert bound / 100 < worst <= bound
 
 
 @pytest.mark.parametrize("pixel", PIXELS)
@@ -57,10 +60,10 @@ def test_beside_a_large_pixel_tiles_of_winograd_lose_what_the_readme_says(name: 
 def test_beside_a_large_pixel_tiles_of_fourier_lose_less(name: str, pixel: float) -> None:
     worst = max(off_beside(name, pixel, seed, taps=7, channels=8) for seed in SEEDS)
 
-    assert worst <= 5e-8 * pixel
+    assert worst <= 1e-7 * pixel
 
 
 @pytest.mark.parametrize("pixel", PIXELS)
 @pytest.mark.parametrize("name", ["own", "im2col", "winograd2", "cc_winograd2"])
 def test_beside_a_large_pixel_others_lose_nothing(name: str, pixel: float) -> None:
-    assert max(off_beside(name, pixel, seed) for seed in SEEDS) <= 5e-6
+    assert max(off_beside(name, pixel, seed) for seed in SEEDS) <= 1e-5
