@@ -160,8 +160,8 @@ class Measurer(Protocol):
     ) -> Comparison | Record | None:
         """Return how a convolution does as a model calls it: by the base, and by other divisions.
 
-        Their names in the comparison are those of `call_key`. A record says that the other divisions break.
-        None where nothing was measured, and nothing can be.
+        Their names in the comparison are those of `call_key`. A record says which of them breaks, be it the
+        base. None where nothing was measured, and nothing can be.
 
         Raises:
             UnmeasuredError: the base fails, or memory is lacking.
@@ -210,6 +210,13 @@ def call_key(call: ModelCall, divisions: Divisions) -> str:
 def call_trial(call: ModelCall, divisions: Divisions) -> Trial:
     """Return the trial as which a call whose divisions break together is kept."""
     return Trial(call.problem, call_key(call, divisions), whole=True)
+
+
+def broken_call(
+    records: Mapping[Trial, Record], call: ModelCall, base: Divisions, divisions: Divisions
+) -> Record | None:
+    """Return the record of the divisions, or of the base, that break in such a call; None if neither does."""
+    return records.get(call_trial(call, divisions)) or records.get(call_trial(call, base))
 
 
 def division_trial(problem: ConvProblem, division: Division) -> Trial:

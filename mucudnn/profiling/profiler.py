@@ -14,6 +14,7 @@ from mucudnn.profiling.measurer import (
     Limits,
     Measurer,
     ModelCall,
+    broken_call,
     call_key,
     call_trial,
     division_trial,
@@ -221,8 +222,8 @@ class Profiler:
     ) -> Comparison | Record | None:
         """Return how a convolution does as a model calls it: by the base, and by other divisions.
 
-        Their names in the comparison are those of `call_key`. A record says that the other divisions break.
-        None where that was not measured, and cannot be: the base fails, or memory is lacking.
+        Their names in the comparison are those of `call_key`. A record says which of them breaks, be it the
+        base. None where that was not measured, and cannot be: the base fails, or memory is lacking.
 
         Raises:
             DeviceLostError: the base, or the divisions, have broken the device.
@@ -231,8 +232,7 @@ class Profiler:
         if known is None:
             with self._alone():
                 known = self._compare_calls(call, base, divisions)
-        is_of_base = isinstance(known, Record) and known.trial == call_trial(call, base)
-        return None if is_of_base else known
+        return known
 
     def packed_bytes(self, problem: ConvProblem) -> int | None:
         """Return what PyTorch's own takes in a graph that torch.compile has frozen, beside its packed filter.
@@ -269,10 +269,9 @@ class Profiler:
         self, call: ModelCall, base: Divisions, divisions: Divisions
     ) -> Comparison | Record | None:
         """Return what is known of such calls: a record of those that break, be it the base."""
-        trials = [call_trial(call, each) for each in (divisions, base)]
-        broken = self._store.records(self.environment, trials)
+        broken = self._store.records(self.environment, [call_trial(call, each) for each in (base, divisions)])
         keys = (call_key(call, base), call_key(call, divisions))
-        found = next((broken[trial] for trial in trials if trial in broken), None)
+        found = broken_call(broken, call, base, divisions)
         return found or self._store.comparison(self.environment, call.problem, keys)
 
     def _compare_calls(

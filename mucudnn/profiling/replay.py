@@ -17,8 +17,8 @@ from mucudnn.profiling.measurer import (
     Divisions,
     Limits,
     ModelCall,
+    broken_call,
     call_key,
-    call_trial,
     division_trial,
     fits_as_seen,
     is_composed,
@@ -147,7 +147,7 @@ class Replay:
         self, call: ModelCall, base: Divisions, divisions: Divisions
     ) -> Comparison | Record | None:
         """Return what was recorded of such calls; None where nothing was: nothing foretells it."""
-        broken = self._records_of(call.problem).get(call_trial(call, divisions))
+        broken = broken_call(self._records_of(call.problem), call, base, divisions)
         keys = [call_key(call, base), call_key(call, divisions)]
         return broken or self._store.comparison(self._environment, call.problem, keys)
 

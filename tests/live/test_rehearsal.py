@@ -295,7 +295,9 @@ def test_a_base_that_breaks_the_device_is_told_of_once_and_its_rivals_are_not_bl
 
     trials = [call_trial(CALL, each) for each in (base, FINE)]
     assert [*store.records(backend.environment(), trials)] == trials[:1]
-    assert profiler(another, store).compare_calls(CALL, base, FINE) is None
+    known = profiler(another, store).compare_calls(CALL, base, FINE)
+    assert isinstance(known, Record)
+    assert known.trial == trials[0]
     assert another.world.ran == []
 
 
