@@ -1,13 +1,19 @@
 """The divided convolution takes and gives tensors in any arrangement and type, as PyTorch's does."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mucudnn.functional import divided_conv
+from mucudnn.division import Division
+from mucudnn.functional import DividedConvolution, divided_conv
+from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate
 from tests.functional_cases import (
+    BACKEND,
     BATCH,
     CASES,
     CHANNELS_LAST,
@@ -28,7 +34,7 @@ from tests.functional_cases import (
     torch_conv,
     uneven,
 )
-from tests.operands import relative_error
+from tests.operands import a_convolution, relative_error
 
 pytestmark = MARKS
 
@@ -123,6 +129,40 @@ def test_what_is_kept_for_the_gradients_is_the_callers_and_no_copy(arrangement: 
         divided_conv(*given, **PLAIN.arguments, **uneven("cpu:winograd4"))
 
     assert kept == [(each.data_ptr(), each.stride()) for each in given[:2]]
+
+
+class Copied(TorchDispatchMode):
+    """Notes what is copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.clone.default:
+            self.seen.append(args[0].data_ptr())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("algorithm", ["cpu:im2col", "cpu:aten"])
+@pytest.mark.parametrize("forward", [ConvOp.FPROP, ConvOp.DGRAD])
+def test_a_slice_is_copied_for_the_gradients_where_the_filters_reads_it_alone(
+    forward: ConvOp, algorithm: str
+) -> None:
+    problem = a_convolution(op=forward, batch=BATCH)
+    divided = {op: Division((Candidate(algorithm, 1, 0.0, 0),) * BATCH) for op in ConvOp}
+    convolution = DividedConvolution(BACKEND, problem, divided)
+    x, w, y = (
+        torch.randn(each) for each in (problem.input_shape, problem.filter_shape, problem.output_shape)
+    )
+    given, gradient = (x, y) if forward is ConvOp.FPROP else (y, x)
+    image, copied = half_of_the_channels(given), list[bool]()
+    for needed in ((True, False, True), (True, True, True)):
+        with Copied() as mode:
+            convolution.gradients(gradient, image, w, needed)
+        copied.append(image.data_ptr() in mode.seen)
+
+    assert copied == [False, True]
 
 
 @pytest.mark.parametrize(("case", "arrangement", "filter_arrangement"), AS_PARAMETERS_LIE)
