@@ -43,7 +43,8 @@ def constant(function: _Function) -> _Function:
 def _is_transformed() -> bool:
     """Return whether derivatives are taken within what is compiled.
 
-    A graph is used only under the same transforms.
+    A graph that is traced under some is used only under the same. One from before may run in forward mode,
+    which its operator sees as long as no compiler has rewritten it.
     """
     return are_derivatives_taken()
 

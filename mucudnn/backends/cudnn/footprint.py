@@ -20,10 +20,8 @@ _WEIGHINGS = 2
 _KNOWN_BYTES = 16 * 2**20
 """What is taken to see whether an allocator counts."""
 
-
 _MORE_THAN_ALL_BYTES = 2**50
 """What no device has; limits may be larger."""
-
 
 _ASSERTION = "INTERNAL ASSERT FAILED"
 """Of PyTorch's allocator, where it refuses memory without counting that: see `is_lack_of_memory`."""
@@ -39,7 +37,7 @@ class Allocator(Protocol):
         """Return memory of so many bytes, which goes back when nobody has it any more.
 
         Raises:
-            OutOfMemoryError: there is not as much.
+            RuntimeError: there is not as much, which `is_lack_of_memory`.
         """
 
     def allocated_bytes(self) -> int:
@@ -133,7 +131,8 @@ def taken_bytes(job: Job, limit_bytes: int, allocator: Allocator) -> int | None:
     first one's workspace is refused, which it would not do later: so that it was refused any is what counts.
 
     Raises:
-        OutOfMemoryError: it was refused some, and the device has not left what the limit allows.
+        RuntimeError: it was refused some, and the device has not left what the limit allows: that
+            `is_lack_of_memory`. Or it fails for another reason.
     """
     prepared = job.prepare()
     weights = [_weigh(prepared, limit_bytes, allocator) for _ in range(_WEIGHINGS)]
