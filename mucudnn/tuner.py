@@ -234,7 +234,8 @@ class _FirstCall:
     tuning fails the model stays armed; arguments that the model rejects are left to its own error. Should it
     reject them only while it is examined, the second such call says so. Other threads that call the model
     meanwhile wait, and find it patched. On the meta device, and where it is traced, transformed or seen by a
-    dispatch mode, it stays armed; the second call in such a mode says so, as there may be no other.
+    dispatch mode, it stays armed; the second call there, or in such a mode, says so, as there may be no
+    other.
     """
 
     def __init__(self, settings: Settings, learn: Learner | None, *, is_training: bool) -> None:
@@ -258,22 +259,25 @@ class _FirstCall:
         self._turn = ForkSafeLock()
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if is_examining() or home_of(model).type == "meta":  # where there are shapes alone
+        if is_examining():
+            return
+        if home_of(model).type == "meta":  # where there are shapes alone
+            self._stay_armed("while it lies on the meta device")
             return
         if is_traced():
-            self._stay_armed()
+            watched = watcher()
+            self._stay_armed(None if watched is None else watched[1])
             return
         with self._turn:
             if applying.is_armed(model):  # else it has waited until it was tuned
                 self._tune(model, CallArguments(args, kwargs))
 
-    def _stay_armed(self) -> None:
-        watched = watcher()
-        if watched is None:
+    def _stay_armed(self, where: str | None) -> None:
+        """Wait for a call elsewhere; the second one of those that say where they are is told."""
+        if where is None:
             return
         self._watched += 1
         if self._watched == 2:
-            _, where = watched
             warn_user(
                 f"The model runs as before, untuned, as it is called {where}; the first call elsewhere tunes "
                 "it.",

@@ -413,6 +413,8 @@ def test_an_armed_model_without_values_is_tuned_once_it_has_some(tmp_path: Path)
     mucudnn.optimize(model, LIMIT, store=tmp_path / "s", policy="undivided", progress=False)
 
     assert model(a_batch().to("meta")).is_meta
+    with pytest.warns(UntunedWarning, match="called while it lies on the meta device; the first call else"):
+        model(a_batch().to("meta"))
     assert is_armed(model)
 
     model.to_empty(device="cpu").load_state_dict(values)
