@@ -5,6 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+from tests.plans import a_plan_for
 
 PURE = (
     "errors", "sizes", "problem", "intervals", "timing", "profile", "plan", "standing", "store", "solvers",
@@ -81,9 +85,15 @@ def test_the_package_loads_no_cudnn_library() -> None:
     assert "libcudnn" not in _output("import mucudnn; print(open('/proc/self/maps').read())")
 
 
-def test_who_compiles_nothing_loads_no_compiler() -> None:
+@pytest.mark.usefixtures("one_thread")
+def test_who_compiles_nothing_loads_no_compiler(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    a_plan_for(nn.Conv2d(4, 4, 3), torch.ones(2, 4, 8, 8)).save(path)
     loaded = _output(
-        "import sys, mucudnn; [getattr(mucudnn, name) for name in mucudnn.__all__]; print(*sys.modules)"
+        "import sys, torch, mucudnn; torch.set_num_threads(1); model = torch.nn.Conv2d(4, 4, 3); "
+        f"mucudnn.apply(model, mucudnn.Plan.load({str(path)!r})); "
+        "model(torch.ones(2, 4, 8, 8)).sum().backward(); assert vars(model)['_conv_forward']; "
+        "print(*sys.modules)"
     ).split()
 
     assert "mucudnn.patching.compiling" in loaded
