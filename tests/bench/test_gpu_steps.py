@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.gpu import steps
+from bench.gpu import step_trial, steps
 from bench.gpu.step_lines import LINES, TABLES, read
 from bench.gpu.step_rows import (
     APART,
@@ -29,8 +29,9 @@ from bench.gpu.step_rows import (
     summary,
     told,
 )
+from bench.gpu.step_trial import Trial
 from bench.gpu.step_ways import Room, Step, Way, rooms_seen, segment_bytes, step_of
-from bench.gpu.steps import Trial, run
+from bench.gpu.steps import run
 from bench.gpu.values import Timing, jsonable
 from bench.record import STORE, TimeIsUpError, Watch, keep_cost
 from bench.workloads import SETTINGS, Workload
@@ -101,7 +102,8 @@ def captured(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
 @pytest.fixture(scope="module", autouse=True)
 def few_rounds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(steps, "ROUNDS", SamplingRule(looks=(6,), precision=1.0, min_span_ns=0, warmups=1))
+        few = SamplingRule(looks=(6,), precision=1.0, min_span_ns=0, warmups=1)
+        patched.setattr(step_trial, "ROUNDS", few)
         yield
 
 
@@ -448,7 +450,7 @@ def test_time_that_is_up_ends_the_run(
 def test_a_network_that_cannot_be_tuned_is_a_row_and_the_next_one_goes_on(
     ground: PaperGround, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    really, asked = steps.tune, []
+    really, asked = step_trial.tune, []
 
     def fail_once(*given: object, **named: object) -> object:
         asked.append(given)
@@ -456,7 +458,7 @@ def test_a_network_that_cannot_be_tuned_is_a_row_and_the_next_one_goes_on(
             raise BackendError("Nothing could be measured.")
         return really(*given, **named)
 
-    monkeypatch.setattr(steps, "tune", fail_once)
+    monkeypatch.setattr(step_trial, "tune", fail_once)
     other = dataclasses.replace(SMALL, name="other")
 
     rows, is_well = run(ground, [SMALL, other], [STRICT], ["1MiB"], (folder, tmp_path), ENDLESS)
@@ -476,7 +478,7 @@ def test_a_broken_card_ends_the_run(
         ground.card.clock = broken
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(steps, "tune", break_it)
+    monkeypatch.setattr(step_trial, "tune", break_it)
 
     rows, is_well = run(ground, [SMALL, SMALL], [STRICT], ["1MiB"], (tmp_path, tmp_path), ENDLESS)
 
