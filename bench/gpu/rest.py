@@ -21,6 +21,7 @@ from bench.arguments import seconds
 from bench.gpu.available import obstacle
 from bench.gpu.hanging import DYING_S, status_of
 from bench.gpu.layer_run import PATIENCE_S
+from mucudnn.errors import MucudnnError
 
 if TYPE_CHECKING:
     from bench.gpu.rest_results import Held  # needs torch, which is imported where it is needed
@@ -257,6 +258,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason is not None:
         print(reason, file=sys.stderr)
         return 1
+    try:
+        return _run_unshown(options.output, end_s)
+    except (MucudnnError, OSError, ValueError) as error:
+        print(f"bench.gpu.rest: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench.gpu.rest: interrupted; the next run goes on.", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _run_unshown(folder: Path | None, end_s: float) -> int:
+    """Run what the lines of a folder, or those of the card, do not hold; return the exit status.
+
+    Raises:
+        MucudnnError: the card, or a recording, cannot be used.
+        OSError, ValueError: lines cannot be read.
+    """
     import torch
 
     from bench.gpu.rest_results import Held, differences, take_up
@@ -264,26 +282,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from bench.record import folder_of
 
     card = slug(torch.cuda.get_device_name())
-    output, present = options.output or _KEPT / card, present_environment()
+    output, present = folder or _KEPT / card, present_environment()
     others = differences(output, present)
     if others:
         told = f"{output} must hold lines of one environment, but {'; '.join(others)}: give another --output."
         print(f"bench.gpu.rest: {told}", file=sys.stderr)
         return 2
-    try:
-        names = seed(folder_of(torch.device("cuda")), card)
-        print(f"Recordings that come with the package and were added: {', '.join(names) or 'none'}.")
-        known = differences(_RESULTS / card, present)
-        if known:
-            print(f"What {_RESULTS / card} holds is to be shown anew: {'; '.join(known)}.")
-        elif options.output is None:
-            take_up(_RESULTS / card, output)
-        print(f"Results are added to {output}.")
-        left = unshown(ERRANDS, Held(output))
-        return run(left, end_s - time.monotonic(), status_of, output)
-    except KeyboardInterrupt:
-        print("bench.gpu.rest: interrupted; the next run goes on.", file=sys.stderr)
-        return _INTERRUPTED
+    names = seed(folder_of(torch.device("cuda")), card)
+    print(f"Recordings that come with the package and were added: {', '.join(names) or 'none'}.")
+    known = differences(_RESULTS / card, present)
+    if known:
+        print(f"What {_RESULTS / card} holds is to be shown anew: {'; '.join(known)}.")
+    elif folder is None:
+        take_up(_RESULTS / card, output)
+    print(f"Results are added to {output}.")
+    left = unshown(ERRANDS, Held(output))
+    return run(left, end_s - time.monotonic(), status_of, output)
 
 
 if __name__ == "__main__":

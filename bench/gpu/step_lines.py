@@ -52,12 +52,19 @@ def known(folder: Path, *, controlled: bool = True) -> set[Key]:
 
 
 def environments(folder: Path) -> Iterator[Environment]:
-    """Yield those in which the trials of a folder's lines ran."""
+    """Yield those in which the trials of a folder's lines ran.
+
+    Raises:
+        ValueError: a line has something else.
+    """
     path = folder / LINES
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         line = _object(text)
         if "environment" in line:
-            yield Environment(**line["environment"])
+            try:
+                yield Environment(**line["environment"])
+            except TypeError as error:
+                raise ValueError(f"{path} must tell of environments, but has {dict(line)}.") from error
 
 
 def _trials(path: Path) -> dict[Key, list[Row]]:

@@ -106,7 +106,7 @@ def is_transformed(*tensors: Tensor | None) -> bool:
             continue
         if (type(tensor) is not Tensor and type(tensor) is not Parameter) or _is_batched(tensor):
             return True
-    return _transform() is not None or forward_ad._current_level >= 0
+    return are_derivatives_taken()
 
 
 def are_derivatives_taken() -> bool:

@@ -136,6 +136,17 @@ def test_a_folder_of_lines_of_other_libraries_is_refused_before_anything_is_run(
     assert "is 2.14.1+cu130: give another --output." in capsys.readouterr().err
 
 
+def test_lines_that_tell_of_no_environment_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / step_lines.LINES).write_text(json.dumps({"environment": {"machine": "mine"}}) + "\n")
+    on_a_card(monkeypatch, tmp_path)
+
+    assert rest.main(["--output", str(tmp_path)]) == 1
+
+    assert "must tell of environments, but has {'environment':" in capsys.readouterr().err
+
+
 def test_the_next_call_goes_on_where_the_last_one_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
