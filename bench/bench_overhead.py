@@ -1,8 +1,9 @@
-"""What a module costs where PyTorch's own convolution stays: nothing, or finding that out.
+"""What Python costs a call of a patched module, and of one where PyTorch's own convolution stays.
 
 The convolution is so small that the calls around it are all that there is. A module that its plan leaves
-undivided is not patched at all; one that tunes what it meets (`dynamic=True`) asks at each call. The
-difference of the medians of a row's group is the cost; the first should be at most 10 microseconds.
+undivided is not patched at all; one that tunes what it meets (`dynamic=True`) asks at each call. One that
+runs another algorithm, here a single matrix product, pays for a call in Python, and for those of autograd.
+The difference of the medians of a group is the cost; that of the undivided should be at most 10 microseconds.
 """
 
 import dataclasses
@@ -25,15 +26,17 @@ from mucudnn.problem import problems_of
 KINDS = {"Conv2d": nn.Conv2d, "Conv1d": nn.Conv1d, "ConvTranspose2d": nn.ConvTranspose2d}
 
 
-def patched(module: nn.Module, images: torch.Tensor, learn: Learn | None) -> nn.Module:
-    """Patch a module with a plan that leaves it to PyTorch's own convolution."""
+def patched(
+    module: nn.Module, images: torch.Tensor, learn: Learn | None = None, algorithm: str = "cpu:aten"
+) -> nn.Module:
+    """Patch a module with a plan that runs an algorithm undivided."""
     backend = backend_of("cpu:")
     extraction = extract(module, images)
     assignments = tuple(
         Assignment(
             ConvSite(call.path, op, call.variant),
             problems_of(call.problem)[op],
-            undivided(backend.own, call.problem.batch),
+            undivided(algorithm, call.problem.batch),
         )
         for call in extraction.calls
         for op in call.ops
@@ -61,3 +64,23 @@ def test_undivided_call(name: str, who: str, benchmark: BenchmarkFixture) -> Non
         benchmark.pedantic(  # type: ignore[no-untyped-call]  # not in the library's hints
             module, (images,), iterations=200, rounds=100, warmup_rounds=5
         )
+
+
+@pytest.mark.parametrize("who", ["plain", "patched"])
+@pytest.mark.parametrize("what", ["forward", "with gradients"])
+def test_call_of_another_algorithm(what: str, who: str, benchmark: BenchmarkFixture) -> None:
+    """Time a call of a module as it is, and of one that runs a matrix product instead, in a loop."""
+    benchmark.group = f"another algorithm, {what}"
+    torch.set_num_threads(1)
+    module = nn.Conv2d(4, 4, 1).train(what != "forward")
+    images = torch.randn(1, 4, 4, 4, requires_grad=module.training)
+    if who == "patched":
+        patched(module, images, algorithm="cpu:gemm")
+
+    def call() -> None:
+        y = module(images)
+        if module.training:
+            y.sum().backward()
+
+    with torch.set_grad_enabled(module.training):
+        benchmark.pedantic(call, iterations=200, rounds=100, warmup_rounds=5)  # type: ignore[no-untyped-call]  # not in the library's hints
