@@ -1,5 +1,6 @@
 """The fastest division under a limit, against tables by hand and against trying every division."""
 
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -185,6 +186,15 @@ def test_of_divisions_of_one_algorithm_the_smallest_part_decides() -> None:
     offered = [Candidate("x", size, size, 1) for size in (1, 2, 3)]
 
     assert solve_reuse(offered, 4, 1).key == "x@3*1+x@1*1"
+
+
+def test_of_what_is_alike_but_for_ids_and_sizes_all_find_the_same() -> None:
+    of_another = [Candidate("y", 2, 2, 1)]
+    for n in range(6):
+        for sizes in itertools.combinations(range(1, 6), n):
+            offered = [Candidate("x", size, size, 1) for size in sizes] + of_another
+            for batch in range(9):
+                assert _solved(offered, batch, 1) == fastest_division(offered, batch, 1)
 
 
 def test_of_two_measurements_of_one_candidate_the_faster_that_fits_is_taken() -> None:
