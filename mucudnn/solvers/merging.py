@@ -132,12 +132,15 @@ def best_selection(choices: Choices, prices: Prices, upper: float) -> Selection:
     return next(
         selection
         for bound in (*bounds, upper)
-        if (selection := _merged(choices, prices, bound)) and choices.time_of(selection) <= bound
+        if choices.time_of(selection := _merged(choices, prices, bound)) <= bound
     )
 
 
-def _merged(choices: Choices, prices: Prices, bound: float) -> Selection | None:
-    """Return the best selection of at most `bound` ticks; if there is none, None or a slower one."""
+def _merged(choices: Choices, prices: Prices, bound: float) -> Selection:
+    """Return the best selection of at most `bound` ticks; if there is none, a slower one.
+
+    There is always one: the cheapest is within the limit, without regrets.
+    """
     most_regret = prices.most_regret(bound)
     ticks, extra, regrets = np.zeros(1), np.zeros(1, dtype=np.int64), np.zeros(1)
     steps: list[tuple[IntArray, IntArray]] = []
@@ -153,7 +156,7 @@ def _merged(choices: Choices, prices: Prices, bound: float) -> Selection | None:
         kept = useful[_front(extra[useful], ticks[useful], column[useful])]
         ticks, extra, regrets = ticks[kept], extra[kept], regrets[kept]
         steps.append((column[kept], former[kept]))
-    return _traced(steps) if len(ticks) else None
+    return _traced(steps)
 
 
 def _front(extra: IntArray, ticks: FloatArray, column: IntArray) -> IntArray:

@@ -1,5 +1,7 @@
 """Fronts merged exactly, against trying every selection."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,6 +48,23 @@ def test_the_cheapest_selection_fits_and_nothing_is_below_the_lower_bound(
     assert prices.lower - prices.rounding <= choices.time_of(best) <= choices.time_of(prices.cheapest)
 
 
+def test_sums_that_lead_to_no_better_selection_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "MOST_SUMS", 400)
+    dice = random.Random(0)
+    fronts = [
+        pareto([whole(dice.randint(1, 2000) / 4, dice.randint(0, 1000)) for _ in range(30)])
+        for _ in range(60)
+    ]
+    least, most = (sum(front[end].workspace_bytes for front in fronts) for end in (0, -1))
+    choices = Choices.of(fronts, (2 * least + most) // 3)
+    prices = Prices.of(choices)
+
+    # By all that the cheapest selection admits there would be more than a thousand for some site.
+    best = best_selection(choices, prices, choices.time_of(prices.cheapest))
+
+    assert choices.time_of(best) < choices.time_of(prices.cheapest)
+
+
 def test_too_many_sums_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "MOST_SUMS", 1)
     choices = Choices.of([[whole(4, 0), whole(1, 3)], [whole(4, 0), whole(1, 3)]], 3)
@@ -53,6 +72,12 @@ def test_too_many_sums_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(TooManySumsError, match=r"^$"):
         best_selection(choices, prices, choices.time_of(prices.cheapest))
+
+
+def test_workspaces_may_add_up_to_all_that_arrays_hold() -> None:
+    choices = Choices.of([[whole(2, 0), whole(1, 2**63 - 1)]], 2**63 - 1)
+
+    assert choices.fits((1,))
 
 
 def test_workspaces_that_add_up_beyond_what_arrays_hold_are_refused() -> None:
