@@ -229,6 +229,17 @@ def test_where_merging_gives_up_the_answer_of_the_solver_stands(monkeypatch: pyt
     assert _workspaces(selection) == [0, 4]  # of the cheapest at one price it is [3, 0]
 
 
+def test_of_what_is_within_the_limit_nothing_is_forbidden_with_an_answer_that_is_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(merging, "MOST_SUMS", 1)
+    offers = {"a": [whole(10, 0), whole(6, 3)], "b": [whole(10, 0), whole(5, 4)]}
+
+    selection = solve_sharing(offers, 4, Scripted((_taking(-1), Status.OPTIMAL)))
+
+    assert _workspaces(selection) == [0, 4]
+
+
 def test_an_answer_that_is_slower_than_the_cheapest_selection_does_not_stand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
