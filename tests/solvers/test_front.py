@@ -111,8 +111,10 @@ def test_a_front_without_points_is_infeasible(limit_bytes: int, least_bytes: int
 
 
 def test_sizes_that_do_not_add_up_make_no_front() -> None:
-    with pytest.raises(InfeasibleError, match="it is not known what would do"):
-        division_front([Candidate("x", 2, 1, 0)], 3)
+    with pytest.raises(InfeasibleError, match="it is not known what would do") as caught:
+        division_front([Candidate("x", 2, 1, 0), Candidate("y", 2, 1, 9)], 3)
+
+    assert caught.value.limit_bytes == 9  # without a limit: what all of them fit
 
 
 def test_a_negative_limit_is_refused() -> None:
@@ -121,7 +123,7 @@ def test_a_negative_limit_is_refused() -> None:
 
 
 def test_pareto_keeps_what_is_faster_than_all_that_is_smaller() -> None:
-    divisions = [whole(3, 5), whole(9, 0), whole(3, 6), whole(9, 1), whole(4, 5), whole(1, 9)]
+    divisions = [whole(4, 5), whole(3, 5), whole(9, 0), whole(3, 6), whole(9, 1), whole(4, 5), whole(1, 9)]
 
     kept = [(each.workspace_bytes, each.time_s) for each in pareto(divisions)]
 
