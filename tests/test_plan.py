@@ -348,10 +348,18 @@ def test_a_newer_schema_is_refused() -> None:
 
 def test_a_plan_has_the_schema_of_what_is_in_it() -> None:
     everything = _plan_with_everything()
-    plans = (a_plan(), dataclasses.replace(everything, frozen=()), everything, _disturbed(everything))
+    calls = a_plan(calls=everything.calls)
+    speedups = a_plan(assignments=everything.assignments, limit_bytes=2**20)
+    frozen = a_plan(frozen=everything.frozen)
+    (assigned,) = a_plan().assignments
+    varying = (a_candidate(is_deterministic=False),)  # for smaller batches alone
+    candidates = a_plan(assignments=(dataclasses.replace(assigned, candidates=varying),))
+    plans = (a_plan(), calls, speedups, frozen, everything, candidates, _disturbed(everything))
     transposed = a_plan(transposed=("conv0",))
 
-    assert [json.loads(plan.to_text())["schema"] for plan in (*plans, transposed)] == [1, 2, 3, 5, 6]
+    schemas = [json.loads(plan.to_text())["schema"] for plan in (*plans, transposed)]
+
+    assert schemas == [1, 2, 2, 3, 3, 4, 5, 6]
 
 
 def test_which_convolutions_are_transposed_survives_loading_and_plans_without_any_are_as_before() -> None:
