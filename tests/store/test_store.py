@@ -38,6 +38,13 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
         store.count()
 
 
+def test_whoever_finds_the_file_locked_waits_for_up_to_half_a_minute(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "profiles.sqlite3") as store, store._transaction("DEFERRED") as database:
+        (timeout_ms,) = database.execute("PRAGMA busy_timeout").fetchone()
+
+    assert timeout_ms == 30_000
+
+
 def test_a_forked_child_opens_the_file_once_more_though_a_thread_was_about_to_write(tmp_path: Path) -> None:
     store, trials = SqliteStore(tmp_path / "profiles.sqlite3"), [a_trial(f"cpu:{n}") for n in range(3)]
     store.add_records(an_environment(), [a_record(trials[0])])
