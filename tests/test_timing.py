@@ -212,6 +212,17 @@ def test_who_was_disturbed_in_the_first_round_stays_for_the_warm_up() -> None:
     assert len(measured["slow"].spans_ns) >= 6
 
 
+def test_of_short_calls_too_the_warm_up_counts_for_who_was_disturbed_in_the_first_round() -> None:
+    world = World()
+    warm_up = 1 + 2 * (1 + 8)  # a call, then two spans of 1 and of 8
+    disturbed = scripted(*(8_000,) * warm_up, *(MS,) * 8, 8_000)
+
+    measured = race(_racers(world, ("fast", 8_000, 0), ("slow", disturbed, 0)), clock=world.clock)
+
+    assert measured["slow"].calls == 8
+    assert len(measured["slow"].spans_ns) >= 6
+
+
 @pytest.mark.parametrize("slow_ms", [3, 30])
 def test_a_slow_one_with_less_workspace_stays(slow_ms: int) -> None:
     world = World()
@@ -528,3 +539,9 @@ def test_looks_that_do_not_rise_are_refused(looks: tuple[int, ...]) -> None:
 def test_a_rule_out_of_range_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SamplingRule(**{"looks": (6,), "precision": 0.01, **fields})
+
+
+def test_the_least_that_a_rule_may_ask_for_suffices_it() -> None:
+    measurement = _timed(World(), 100, looks=(1,), min_span_ns=0, warmups=1)
+
+    assert measurement == Measurement((100,), calls=1, converged=False)
