@@ -36,7 +36,8 @@ def _division(*parts: tuple[str, int]) -> Division:
     ],
 )
 def test_the_nearest_ends_decide(ends: tuple[float, float], verdict: Verdict) -> None:
-    base, other = Estimate(1.0, 0.9, 1.1, 10), Estimate(1.0, *ends, 10)
+    base = Estimate(1e-3, 0.9e-3, 1.1e-3, 10)
+    other = Estimate(1e-3, *(1e-3 * end for end in ends), 10)
 
     assert compare_intervals(base, other) is verdict
 
@@ -113,7 +114,7 @@ def test_a_prediction_is_the_same_as_itself() -> None:
     outcome = Outcome({"a": Estimate(1.0, 0.5, 2.0, 10)}, {})
 
     assert outcome.verdict("a", "a") is Verdict.SAME
-    assert outcome.is_predicted
+    assert (outcome.is_predicted, outcome.others) == (True, 0.0)
 
 
 def test_what_is_taken_out_keeps_its_workspace() -> None:

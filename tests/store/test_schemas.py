@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gzip
+import json
 import shutil
 import sqlite3
 from pathlib import Path
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from mucudnn.errors import StoreError, StoreWarning
-from mucudnn.profile import Record
-from mucudnn.store import SqliteStore, open_store, schema
+from mucudnn.profile import Measurement, Record
+from mucudnn.store import SqliteStore, open_store, rows, schema
 from tests.data import make_store_schema_1 as former
 from tests.data import make_store_schema_2 as released
 from tests.examples import a_record, a_trial, an_environment
@@ -190,3 +191,12 @@ def test_a_new_file_says_whose_it_is_and_by_which_schema(tmp_path: Path) -> None
     with contextlib.closing(sqlite3.connect(tmp_path / "new.sqlite3")) as database:
         assert database.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA,)
         assert database.execute("PRAGMA application_id").fetchone() == (schema.APPLICATION_ID,)
+
+
+@pytest.mark.parametrize(("others", "fields"), [(0.0, 3), (0.5, 4)])
+def test_what_others_took_stands_in_a_row_only_where_they_took_something(others: float, fields: int) -> None:
+    record = dataclasses.replace(a_record(), times=Measurement((1, 2), others=others), setup=None)
+
+    (times,) = (text for text in rows.record_to_row(record) if str(text).startswith('{"calls"'))
+
+    assert len(json.loads(str(times))) == fields
