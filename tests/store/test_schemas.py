@@ -91,6 +91,25 @@ def test_what_was_known_of_filters_of_one_tap_by_another_key_is_found_by_the_pre
     assert not read_only or path.read_bytes() == before
 
 
+def test_a_file_that_knows_one_problem_by_two_former_keys_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    shutil.copyfile(former.PATH, path)
+    one_tap = """problem = replace(problem, '"kernel_size":[3,5]', '"kernel_size":[1,1]')"""
+    other = """replace(problem, '"filter_layout":"channels_last"', '"filter_layout":"contiguous"')"""
+    execute(
+        path,
+        f"UPDATE records SET {one_tap}",
+        f"UPDATE comparisons SET {one_tap}",
+        "INSERT INTO records (environment, problem, algorithm, whole)"
+        f" SELECT environment, {other}, algorithm, whole FROM records",
+        "INSERT INTO comparisons (environment, problem, divisions)"
+        f" SELECT environment, {other}, divisions FROM comparisons",
+    )
+
+    with SqliteStore(path) as store:
+        assert store.count() == 2 * len(former.RECORDS)
+
+
 def test_several_processes_may_bring_the_same_file_up_to_date(tmp_path: Path) -> None:
     path = tmp_path / "profiles.sqlite3"
     shutil.copyfile(former.PATH, path)
