@@ -25,6 +25,8 @@ from mucudnn.convolutions.strides import layout_of
 from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning, warn_user
 from mucudnn.examining.extraction import CallArguments, wanted_ops
 from mucudnn.examining.passes import examined, run_in_earnest, run_without_arithmetic
+from mucudnn.examining.standins import StandIns
+from mucudnn.examining.undoing import forget
 from mucudnn.forecast import Occurrence
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, Layout, cudnn_layout, op_of, problems_of
@@ -80,14 +82,17 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
     """
     try:
         with _following(model, recorder.paths):
+            stand_ins = StandIns()
             try:
-                run_without_arithmetic(model, sample, under=recorder)
+                run_without_arithmetic(model, sample, under=recorder, stand_ins=stand_ins)
+                return
             except Exception as error:
                 if not _wants_values(error):
                     raise
-                recorder.found.clear()
-                warn_user(_IN_EARNEST, ValuesWarning)
-                run_in_earnest(model, sample, under=recorder)
+            recorder.found.clear()
+            forget(stand_ins.alive)
+            warn_user(_IN_EARNEST, ValuesWarning)
+            run_in_earnest(model, sample, under=recorder)
     except Exception as error:
         raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
 

@@ -357,6 +357,26 @@ def test_however_a_model_looks_at_values_it_then_runs_in_earnest(look: Callable[
     assert [each.problem.out_channels for each in found] == [4, 5]
 
 
+def test_a_function_s_cache_keeps_nothing_for_the_run_in_earnest() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+
+    @functools.cache
+    def size_of_filter() -> Tensor:
+        return conv.weight.abs().sum()
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.conv(image) / size_of_filter().item()
+
+    model = Scaled().eval()
+    assert ops_by_path(trace(model, torch.randn(2, 3, 8, 8))) == {"conv": [FPROP]}
+    assert type(model(torch.randn(2, 3, 8, 8))) is Tensor
+
+
 @pytest.mark.parametrize("kind", [a_chain, DependsOnValues, Remembers, RunningMean, ChangesItsInput])
 def test_the_model_stays_as_it_was(kind: Callable[[], nn.Module]) -> None:
     model = kind()
