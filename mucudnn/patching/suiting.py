@@ -151,14 +151,17 @@ def get_ready(assigned: Assignment, backend: Backend) -> None:
 def backend_at_home(model: nn.Module, plan: Plan) -> Backend:
     """Return the backend where the model lies, if its environment is the plan's.
 
+    Of a model without parameters and buffers, whose weights are computed, it is the plan's.
+
     Raises:
         PlanMismatchError: it is another one, or there is none.
     """
     tensor = next(iter([*model.parameters(), *model.buffers()]), None)
     try:
         if tensor is None:
-            return backend_of(f"{plan.environment.backend}:")
-        backend = backend_for("auto", tensor.device)
+            backend = backend_of(f"{plan.environment.backend}:")
+        else:
+            backend = backend_for("auto", tensor.device)
     except (BackendError, OptionError) as error:
         raise PlanMismatchError(f"The plan cannot be used here: {error}") from error
     present = backend.environment()

@@ -245,6 +245,17 @@ def test_a_plan_that_does_not_fit_is_refused_and_the_model_stays_as_it_was(name:
     assert [dict(module.__dict__) for module in model.modules()] == before
 
 
+def test_a_plan_from_elsewhere_is_refused_where_weights_are_no_parameters() -> None:
+    conv = nn.Conv2d(3, 4, 3, bias=False).double()
+    plan = _elsewhere(a_plan_for(conv, images_of()))
+    weight = conv.weight.detach()
+    del conv.weight
+    conv.weight = weight  # type: ignore[assignment]  # as of a network that computes another's weights
+
+    with pytest.raises(PlanMismatchError, match=r"software torch was 1\.0, is "):
+        apply(conv, plan)
+
+
 @pytest.mark.parametrize("make", [lambda: nn.Conv2d(3, 4, 3).double(), lambda: a_chain().double()])
 def test_a_plan_of_a_wrapped_model_says_so_to_the_model_alone(make: Build) -> None:
     plan = a_plan_for(nn.DataParallel(make()), images_of())
