@@ -46,7 +46,7 @@ def _plain(
     groups: int = 1,
 ) -> Call:
     rank = _rank(input, weight)
-    return Call.of(input, weight, bias, ConvArguments.of(rank, stride, padding, dilation, groups))
+    return Call(input, weight, bias, ConvArguments.of(rank, stride, padding, dilation, groups))
 
 
 def _transposed(
@@ -62,7 +62,7 @@ def _transposed(
     rank = _rank(input, weight)
     plain = ConvArguments.of(rank, stride, padding, dilation, groups)
     more = numbers(output_padding, rank)
-    return Call.of(input, weight, bias, dataclasses.replace(plain, output_padding=more))
+    return Call(input, weight, bias, plain._replace(output_padding=more))
 
 
 def _rank(image: object, weight: object) -> int:
@@ -223,7 +223,7 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
 
     def _served(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
-        image, weight, bias, _ = call
+        image, weight, bias, *_ = call
         if self._is_elsewhere():
             return None
         if is_traced(image, weight, bias) or overriding_mode() is not None:

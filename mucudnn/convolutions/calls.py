@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ FUNCTIONS = frozenset({*_CONVOLUTIONS.values(), *_TRANSPOSED.values()})
 """PyTorch's functions, under which all its modules and `torch.nn.functional` call convolutions."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ConvArguments:
+class ConvArguments(NamedTuple):
     """The arguments of a convolution beside its tensors, as PyTorch takes them; one number per dimension.
 
     Attributes:
@@ -118,7 +117,7 @@ def explicit_padding(
     if not isinstance(arguments.padding, str):
         return image, arguments
     if arguments.padding == "valid":
-        return image, dataclasses.replace(arguments, padding=(0,) * len(kernel_size))
+        return image, arguments._replace(padding=(0,) * len(kernel_size))
     if arguments.padding != "same":
         raise OptionError(f"padding must be numbers, 'same' or 'valid', but got {arguments.padding!r}.")
     if any(step != 1 for step in arguments.stride):
@@ -127,7 +126,7 @@ def explicit_padding(
     if any(total % 2 for total in totals):
         behind = [pad for total in reversed(totals) for pad in (0, total % 2)]
         image = F.pad(image, behind)
-    return image, dataclasses.replace(arguments, padding=tuple(total // 2 for total in totals))
+    return image, arguments._replace(padding=tuple(total // 2 for total in totals))
 
 
 def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArguments) -> ConvProblem:
@@ -145,7 +144,7 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
     Raises:
         ProblemError: the shapes fit no convolution, or no transposed one that is another's gradient.
     """
-    arguments = _plain(arguments)
+    arguments = ConvArguments(*map(_in_python, arguments))
     if isinstance(arguments.padding, str):
         raise OptionError(f"padding must be in numbers here, but got {arguments.padding!r}.")
     expected = weight.shape[0] if arguments.is_transposed else weight.shape[1] * arguments.groups
@@ -179,13 +178,8 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
     return dataclasses.replace(plain, layout=_layout_of_call(image, weight, arguments))
 
 
-def _plain(arguments: ConvArguments) -> ConvArguments:
-    """Return the same in Python's numbers, where they are whole ones of NumPy."""
-    plain = {name: _in_python(value) for name, value in vars(arguments).items()}
-    return dataclasses.replace(arguments, **plain)
-
-
 def _in_python(value: Any) -> Any:
+    """Return a number, or those of a tuple, as Python's, where they are whole ones of NumPy."""
     if isinstance(value, tuple):
         return tuple(map(_in_python, value))
     return int(value) if isinstance(value, Integral) else value

@@ -61,17 +61,6 @@ _KINDS = (
 )
 
 
-class CallSettings(NamedTuple):
-    """What decides a convolution beside its tensors: `ConvArguments`, and the padding that is no zeros."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...] | str
-    dilation: tuple[int, ...]
-    groups: int
-    padding_mode: str
-    output_padding: tuple[int, ...] | None = None
-
-
 class Call(NamedTuple):
     """One call of a convolution, of a module's or of a function.
 
@@ -79,22 +68,15 @@ class Call(NamedTuple):
         image: (n, c, *size), or (c, *size) for one sample.
         weight: the filter.
         bias: (k,), or None.
-        settings: what decides the convolution too; of a module a user may change it at any time.
+        arguments: what decides the convolution too; of a module a user may change it at any time.
+        padding_mode: what it is padded with; only a module's may be other than zeros.
     """
 
     image: Tensor
     weight: Tensor
     bias: Tensor | None
-    settings: CallSettings
-
-    @classmethod
-    def of(cls, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> "Call":
-        """Return the call of one of PyTorch's functions, which belongs to no module."""
-        stride, padding, dilation = arguments.stride, arguments.padding, arguments.dilation
-        settings = CallSettings(
-            stride, padding, dilation, arguments.groups, "zeros", arguments.output_padding
-        )
-        return cls(image, weight, bias, settings)
+    arguments: ConvArguments
+    padding_mode: str = "zeros"
 
 
 def kind_of(module: nn.Module) -> Kind | None:
@@ -120,14 +102,14 @@ def convolutions(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if kind_of(module) is not None}
 
 
-def settings_of(module: Any) -> CallSettings:
-    """Return a convolution's attributes that decide what it computes."""
+def settings_of(module: Any) -> ConvArguments:
+    """Return a convolution's attributes that decide what it computes, but for its padding mode."""
     stride, padding, dilation = module.stride, module.padding, module.dilation
     if not (type(stride) is type(padding) is type(dilation) is tuple):  # else they are as they should be
         rank = len(module.kernel_size)
         stride, padding, dilation = (_along(each, rank) for each in (stride, padding, dilation))
     output_padding = numbers(module.output_padding, len(module.kernel_size)) if module.transposed else None
-    return CallSettings(stride, padding, dilation, module.groups, module.padding_mode, output_padding)
+    return ConvArguments(stride, padding, dilation, module.groups, output_padding)
 
 
 def _along(value: Any, rank: int) -> Any:
@@ -148,7 +130,7 @@ def _plain_call(
     weight: Tensor,
     bias: Tensor | None,
 ) -> Call:
-    return Call(input, weight, bias, settings_of(module))
+    return Call(input, weight, bias, settings_of(module), module.padding_mode)
 
 
 def _transposed_call(
@@ -156,13 +138,13 @@ def _transposed_call(
     input: Tensor,  # noqa: A002  # PyTorch's name
     output_size: Sequence[int] | None = None,
 ) -> Call:
-    settings = settings_of(module)
+    arguments = settings_of(module)
     if output_size is not None:
         rank = len(module.kernel_size)
         sizes = (module.stride, module.padding, module.kernel_size, rank, module.dilation)
         output_padding = tuple(module._output_padding(input, output_size, *sizes))
-        settings = settings._replace(output_padding=output_padding)
-    return Call(input, module.weight, module.bias, settings)
+        arguments = arguments._replace(output_padding=output_padding)
+    return Call(input, module.weight, module.bias, arguments, module.padding_mode)
 
 
 def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
@@ -171,10 +153,8 @@ def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
     Without a module, None, the call is a function's. Under autocast the image is to be cast afterwards:
     reflected and replicated pixels are float32 there, and so are the sums of their gradients.
     """
-    stride, padding, dilation, groups, padding_mode, output_padding = call.settings
-    arguments = ConvArguments(stride, padding, dilation, groups, output_padding)
-    image = call.image
+    image, weight, _, arguments, padding_mode = call
     if padding_mode != "zeros":
         image = F.pad(image, module._reversed_padding_repeated_twice, mode=padding_mode)
-        arguments = dataclasses.replace(arguments, padding=(0,) * len(arguments.stride))
-    return explicit_padding(image, call.weight.shape[2:], arguments)
+        arguments = arguments._replace(padding=(0,) * len(arguments.stride))
+    return explicit_padding(image, weight.shape[2:], arguments)

@@ -298,7 +298,7 @@ class _Recorder:
             _here.recorded -= 1
 
     def _note(self, call: Call) -> None:
-        image, weight, bias, _ = call
+        image, weight, bias, *_ = call
         are_tensors = isinstance(image, Tensor) and isinstance(weight, Tensor)
         if not are_tensors:  # PyTorch's own says what is wrong, right after this
             return

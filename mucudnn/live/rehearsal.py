@@ -100,7 +100,7 @@ def _served(
 
     def serve(image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         _leave_as_others_do(backend, call, owners, is_short=is_short)
-        return router.served(Call.of(image, weight, bias, arguments), lambda *_: convolution)
+        return router.served(Call(image, weight, bias, arguments), lambda *_: convolution)
 
     return serve
 

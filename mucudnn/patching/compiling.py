@@ -154,7 +154,7 @@ class GraphServer:
     def compute(self, image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
         """Return the convolution, outside of autograd."""
         with self._within:
-            result = self._router.served(Call.of(image, weight, bias, arguments), self._decide, self._needs)
+            result = self._router.served(Call(image, weight, bias, arguments), self._decide, self._needs)
             return own_call(image, weight, bias, arguments) if result is None else result
 
     def gradients(
@@ -170,7 +170,7 @@ class GraphServer:
         bias = gradient.new_empty(gradient.shape[1]) if has_bias else None
         plain = without_autocast(image.device, autocast_dtype(image.device))  # of who calls backward in it
         with self._within, plain:
-            route = self._router.found(Call.of(image, weight, bias, arguments), self._recall, self._needs)
+            route = self._router.found(Call(image, weight, bias, arguments), self._recall, self._needs)
             if route is None:
                 return own_gradients(gradient, image, weight, arguments, needed)
             return route.convolution.gradients(gradient, image, weight, needed)

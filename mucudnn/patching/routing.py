@@ -44,7 +44,7 @@ class Route(NamedTuple):
 
     def run(self, module: nn.Module | None, call: Call) -> Tensor:
         """Return the convolution of the call."""
-        image, weight, bias, _ = call
+        image, weight, bias, *_ = call
         if self.is_padded:
             image, _ = padded(module, call)
         if self.dtype is None:
@@ -95,7 +95,7 @@ class Router:
             decide: is asked for shapes that are not known.
             needs: what else its answer depends on.
         """
-        image, weight, bias, settings = call
+        image, weight, bias, arguments, padding_mode = call
         device = image.device
         backend = self._served.get(device)  # each look-up, and each function, takes time in every call
         if backend is None:
@@ -106,7 +106,7 @@ class Router:
         key = (
             image.shape, image.stride(), image.dtype, device, weight.shape, weight.stride(), weight.dtype,
             weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device), dtype,
-            backend.flags(), settings, needs,
+            backend.flags(), arguments, padding_mode, needs,
         )  # fmt: skip
         try:
             return self._routes[key]
@@ -135,7 +135,7 @@ class Router:
 
     def _route(self, backend: Backend, call: Call, dtype: torch.dtype | None, decide: Decide) -> Route | None:
         """Return what runs such calls, or None for PyTorch's own."""
-        image, weight, bias, _ = call
+        image, weight, bias, *_ = call
         cast = (image, weight, bias) if dtype is None else as_autocast(image, weight, bias, dtype)
         if obstacle(*cast) is not None:
             return None

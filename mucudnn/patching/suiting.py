@@ -90,7 +90,7 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
         raise PlanMismatchError(
             f"The plan is for {path!r} with an input of {problem.input_shape}, but no tensor is that large."
         ) from error
-    _, arguments = padded(module, Call(image, weight, None, settings_of(module)))
+    _, arguments = padded(module, Call(image, weight, None, settings_of(module), module.padding_mode))
     planned = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
     present = (
         tuple(weight.shape),

@@ -18,7 +18,7 @@ ARGUMENTS = ConvArguments.of(2, 1, 0, 1, 1)
 
 
 def a_call() -> Call:
-    return Call.of(torch.zeros(2, 3, 5, 5), torch.zeros(4, 3, 3, 3), None, ARGUMENTS)
+    return Call(torch.zeros(2, 3, 5, 5), torch.zeros(4, 3, 3, 3), None, ARGUMENTS)
 
 
 class Asked:
@@ -59,11 +59,11 @@ def test_calls_that_differ_in_what_decides_are_told_apart() -> None:
 
     for _ in range(2):
         for weight in filters:  # of equal strides
-            router.served(Call.of(image, weight, None, ARGUMENTS), remembering(asked))
+            router.served(Call(image, weight, None, ARGUMENTS), remembering(asked))
         for bias in biases:
-            router.served(Call.of(image, filters[0], bias, ARGUMENTS), remembering(asked))
+            router.served(Call(image, filters[0], bias, ARGUMENTS), remembering(asked))
         for needs in ("dx", "dw"):
-            router.served(Call.of(image, filters[1], None, ARGUMENTS), remembering(asked), needs)
+            router.served(Call(image, filters[1], None, ARGUMENTS), remembering(asked), needs)
 
     assert [(each.out_channels, each.bias) for each in asked] == [
         (4, False),
