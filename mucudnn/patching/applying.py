@@ -124,7 +124,8 @@ def restore(model: nn.Module) -> nn.Module:
         if kind is not None and isinstance(module.__dict__.get(kind.method), PatchedForward):
             del module.__dict__[kind.method]
         if isinstance(module.__dict__.get(_REPLICATE), _Replicating):
-            module.__dict__.pop(_REPLICATE).retire()  # somebody may have wrapped what it was made with
+            # Somebody may have wrapped what it was made with.
+            module.__dict__.pop(_REPLICATE).patched.retire()
         module.__dict__.pop(_PLAN, None)
         hook = module.__dict__.pop(_ARMED, None)
         if hook is not None:
@@ -220,10 +221,6 @@ class _Replicating:
     def __init__(self, module: nn.Module, patched: PatchedForward) -> None:
         self._module = module
         self.patched = patched
-
-    def retire(self) -> None:
-        """Have the patch compute as before, wherever it is called."""
-        self.patched.retire()
 
     def __call__(self) -> nn.Module:
         replica: nn.Module = nn.Module._replicate_for_data_parallel(self._module)
