@@ -28,8 +28,6 @@ from mucudnn.examining.undoing import forget
 from mucudnn.plan import BESIDES_ITS_OWN, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 
-__all__ = ["CallArguments", "Extraction", "SiteCall", "extract", "wanted_ops"]
-
 _HOOKS_OF_A_COMPILED_MODEL = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 _UNREACHED = "the sample does not reach its convolution"

@@ -23,8 +23,8 @@ from mucudnn.algorithms.base import memory_format
 from mucudnn.convolutions.calls import ConvArguments, problem_of
 from mucudnn.convolutions.strides import layout_of
 from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning, warn_user
-from mucudnn.examining.extraction import CallArguments, wanted_ops
-from mucudnn.examining.passes import examined, run_in_earnest, run_without_arithmetic
+from mucudnn.examining.extraction import wanted_ops
+from mucudnn.examining.passes import CallArguments, examined, run_in_earnest, run_without_arithmetic
 from mucudnn.examining.standins import StandIns
 from mucudnn.examining.undoing import forget
 from mucudnn.forecast import Occurrence
