@@ -40,7 +40,7 @@ class CallArguments:
     """
 
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    kwargs: dict[str, Any]
 
     @classmethod
     def of(cls, sample: object) -> "CallArguments":
@@ -51,7 +51,7 @@ class CallArguments:
                 could not be passed again.
         """
         found = cls._of(sample)
-        for each in tree_leaves((found.args, dict(found.kwargs))):
+        for each in tree_leaves((found.args, found.kwargs)):
             if isinstance(each, Iterator):
                 raise SampleError(
                     "A sample must be what can be passed again, but holds an iterator, which one pass uses "
@@ -167,7 +167,7 @@ def _run_on(
         args, kwargs = tree_map_only(
             Tensor,
             lambda tensor: _empty_like(tensor, home) if tensor.is_meta else mode.from_tensor(tensor),
-            (sample.args, dict(sample.kwargs)),
+            (sample.args, sample.kwargs),
         )
         stand_ins.watch((fakes, args, kwargs))
         with (
@@ -345,7 +345,7 @@ def make_parameters(model: nn.Module, sample: CallArguments) -> None:
 
 def _copies_in(copied: object, sample: CallArguments) -> list[Tensor]:
     """Return the tensors in copied arguments that are not the sample's own."""
-    given = {id(each) for each in tensors_in((sample.args, dict(sample.kwargs)))}
+    given = {id(each) for each in tensors_in((sample.args, sample.kwargs))}
     return [each for each in tensors_in(copied) if id(each) not in given]
 
 
@@ -368,9 +368,7 @@ def _copied(sample: CallArguments, home: torch.device) -> tuple[tuple[Any, ...],
             copies[id(tensor)] = _copy_of(tensor, home)
         return copies[id(tensor)]
 
-    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(
-        Tensor, copy, (sample.args, dict(sample.kwargs))
-    )
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = tree_map_only(Tensor, copy, (sample.args, sample.kwargs))
     return copied
 
 
