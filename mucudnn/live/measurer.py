@@ -132,20 +132,17 @@ class LiveMeasurer:
             UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of an algorithm.
         """
         with self._apart():
-            return self._measure(problem, trials, limit_bytes)
-
-    def _measure(self, problem: ConvProblem, trials: Sequence[Trial], limit_bytes: int) -> list[Record]:
-        records = {trial: self._scales.weigh(trial, limit_bytes) for trial in trials}
-        fitting = [trial for trial, record in records.items() if record.refusal is None]
-        if fitting:
-            buffers = [self._backend.buffer_bytes(trial.problem, trial.algorithm) for trial in fitting]
-            stand = self._stand(problem, max(buffers))
-            right: dict[Trial, TrialRun] = {}
-            for trial in fitting:
-                records[trial], run = self._check(records[trial], stand)
-                if run is not None:
-                    right[trial] = run
-            records |= self._time(records, right, stand.ordinary_operation)
+            records = {trial: self._scales.weigh(trial, limit_bytes) for trial in trials}
+            fitting = [trial for trial, record in records.items() if record.refusal is None]
+            if fitting:
+                buffers = [self._backend.buffer_bytes(trial.problem, trial.algorithm) for trial in fitting]
+                stand = self._stand(problem, max(buffers))
+                right: dict[Trial, TrialRun] = {}
+                for trial in fitting:
+                    records[trial], run = self._check(records[trial], stand)
+                    if run is not None:
+                        right[trial] = run
+                records |= self._time(records, right, stand.ordinary_operation)
         return list(records.values())
 
     def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
@@ -157,16 +154,13 @@ class LiveMeasurer:
             DeviceLostError: one of them has broken the device; its key stands for the algorithm.
             UnmeasuredError: PyTorch's own fails, or memory is lacking, which says nothing of a division.
         """
-        with self._apart():
-            return self._compare(problem, divisions, limits)
-
-    def _compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:
         self.measured += len(divisions)
-        records = {
-            division_trial(problem, division): self._scales.weigh_division(problem, division, limits)
-            for division in divisions
-        }
-        times, failed = self._timed(problem, divisions, records)
+        with self._apart():
+            records = {
+                division_trial(problem, division): self._scales.weigh_division(problem, division, limits)
+                for division in divisions
+            }
+            times, failed = self._timed(problem, divisions, records)
         records |= failed
         weights = {
             trial.algorithm: record.workspace_bytes
