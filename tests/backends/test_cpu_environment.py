@@ -37,6 +37,7 @@ def test_the_environment_of_one_thread_has_no_workers() -> None:
 def test_what_libraries_are_told_by_variables_is_in_the_environment(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(name, raising=False)
     before = present_environment()
     monkeypatch.setenv(name, "some")
 
