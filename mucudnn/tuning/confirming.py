@@ -121,20 +121,18 @@ def winner(rivals: Mapping[str, Division], outcome: Outcome, base: str) -> Divis
     """Return the first rival, unless a later one is FASTER than it, and than the best before.
 
     Medians of quotients are not transitive: what is FASTER than something that is FASTER than the first may
-    still be told apart from the first by nothing. Where the base may not run, the first is one whose time is
-    known, if there is one: what has left a race at once has no lower end that anything could beat. Of what is
-    predicted there, from so few samples perhaps that there is no interval, the medians decide: nothing else
-    is known, and PyTorch's own, which would be safe, does not compete.
+    still be told apart from the first by nothing. Of what is predicted where the base may not run, from so
+    few samples perhaps that there is no interval, the medians decide: nothing else is known, and PyTorch's
+    own, which would be safe, does not compete.
 
     Args:
-        rivals: by key.
+        rivals: by key; the base, if it may run, is the first.
         outcome: of all of them.
         base: key of PyTorch's own, undivided, which stays in doubt.
     """
     if outcome.is_predicted and base not in rivals:
         return rivals[_shortest({key: outcome.estimates[key].median for key in rivals})]
-    known = [key for key in rivals if key == base or outcome.estimates[key].low > 0]
-    first = best = next(iter(known or rivals))
+    first = best = next(iter(rivals))
     for key in rivals:
         if all(outcome.verdict(each, key) is Verdict.FASTER for each in {first, best}):
             best = key

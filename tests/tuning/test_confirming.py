@@ -6,10 +6,11 @@ import math
 import pytest
 
 from mucudnn.division import Division
+from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.profile import Candidate, Comparison, Measurement
 from mucudnn.profiling.outcome import Outcome
-from mucudnn.tuning.confirming import winner
+from mucudnn.tuning.confirming import Proven, evidence_of, winner
 from tests.examples import a_problem
 
 
@@ -59,7 +60,7 @@ def _unbounded(outcome: Outcome, name: str) -> Outcome:
     return dataclasses.replace(outcome, estimates={**outcome.estimates, name: estimate}, comparison=None)
 
 
-def test_where_the_base_may_not_run_the_first_is_one_whose_time_is_known() -> None:
+def test_what_left_a_race_at_once_is_beaten_unless_it_is_the_base() -> None:
     rivals, outcome = _outcome(once=[450] * 10, others=[5] * 10, parted=[2] * 10)
     unknown = _unbounded(outcome, "once@8*1")
 
@@ -95,3 +96,48 @@ def test_what_is_predicted_to_be_hardly_faster_does_not_win() -> None:
     rivals, outcome = _predicted(whole=1.0, parted=0.99, more=0.985)
 
     assert winner(rivals, outcome, "own@8*1").key == "whole@8*1"
+
+
+def test_where_the_base_may_not_run_what_rounds_leave_in_doubt_does_not_win() -> None:
+    rivals, outcome = _outcome(whole=[100] * 10, parted=[*[90] * 6, *[110] * 4])
+
+    assert outcome.verdict("whole@8*1", "parted@8*1") is Verdict.AMBIGUOUS
+    assert winner(rivals, outcome, "own@8*1").key == "whole@8*1"
+
+
+def test_rounds_tell_how_many_times_as_fast_as_the_reference_each_is_and_what_others_took() -> None:
+    rivals, outcome = _outcome(own=[100] * 10, fast=[50] * 10, other=[200] * 10)
+    assert outcome.comparison is not None
+    disturbed = {key: dataclasses.replace(each, others=0.5) for key, each in outcome.comparison.times.items()}
+    seen = Outcome.of(dataclasses.replace(outcome.comparison, times=disturbed))
+
+    evidence = evidence_of(rivals["fast@8*1"], seen, "own@8*1", error=None)
+
+    assert [(key, each.median) for key, each in evidence.speedups] == [("fast@8*1", 2), ("other@8*1", 0.5)]
+    assert (evidence.others, evidence.is_predicted) == (0.5, False)
+
+
+def test_what_was_predicted_is_told_so_and_has_no_rounds() -> None:
+    rivals, outcome = _predicted(own=5.0, parted=1.0)
+
+    evidence = evidence_of(rivals["parted@8*1"], outcome, "own@8*1", error=None)
+
+    assert (evidence.is_predicted, evidence.speedups, evidence.others) == (True, (), 0)
+
+
+def test_pytorchs_own_that_was_only_weighed_is_no_reference() -> None:
+    rivals, outcome = _outcome(own=[100] * 10, fast=[50] * 10)
+
+    evidence = evidence_of(rivals["fast@8*1"], outcome.without(["own@8*1"]), "own@8*1", error=None)
+
+    assert (evidence.reference, evidence.verdict, evidence.reference_workspace_bytes) == (None, None, None)
+    assert evidence.workspace_bytes == 0
+
+
+@pytest.mark.parametrize(("seen", "expected"), [(None, 100), (80, 100), (120, 120)])
+def test_a_division_takes_what_it_declares_or_was_seen_to_take_if_that_is_more(
+    seen: int | None, expected: int
+) -> None:
+    division = Division((Candidate("fast", 8, 0.0, 100),))
+
+    assert Proven(division, Evidence(workspace_bytes=seen)).workspace_bytes == expected
