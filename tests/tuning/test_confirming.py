@@ -10,7 +10,7 @@ from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.profile import Candidate, Comparison, Measurement
 from mucudnn.profiling.outcome import Outcome
-from mucudnn.tuning.confirming import Proven, evidence_of, winner
+from mucudnn.tuning.confirming import Pool, Proven, evidence_of, winner
 from tests.examples import a_problem
 
 
@@ -141,3 +141,18 @@ def test_a_division_takes_what_it_declares_or_was_seen_to_take_if_that_is_more(
     division = Division((Candidate("fast", 8, 0.0, 100),))
 
     assert Proven(division, Evidence(workspace_bytes=seen)).workspace_bytes == expected
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(("seen", "room"), [(None, 4), (1, 4), (3, 3), (9, 2)])
+def test_what_a_site_is_seen_to_take_beyond_its_share_is_no_longer_there_for_others(
+    seen: int | None, room: int
+) -> None:
+    first, second = (Division((Candidate(name, 8, 0.0, 2 * MIB),)) for name in ("first", "second"))
+    pool = Pool(6 * MIB, [first, second])
+
+    pool.settle(first, Proven(first, Evidence(workspace_bytes=None if seen is None else seen * MIB)), 1)
+
+    assert pool.room(second, sites=1) == room * MIB
