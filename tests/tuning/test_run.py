@@ -212,14 +212,15 @@ class Unlisting(ScriptedBackend):
         return super().algorithms(problem, search, whole)
 
 
-def test_a_site_whose_algorithms_cannot_be_listed_stays_as_it_is_and_is_told_of() -> None:
+@pytest.mark.parametrize("may_be_frozen", [False, True])
+def test_a_site_whose_algorithms_cannot_be_listed_stays_as_it_is_and_is_told_of(may_be_frozen: bool) -> None:
     layers = [nn.Conv2d(n, k, 3, padding=1) for n, k in itertools.pairwise((3, 4, 4, 3))]
     extraction = extract(nn.Sequential(*layers).eval(), a_batch())
 
     with pytest.warns(
         UntunedWarning, match=r"left as they are: 1 fprop \(.* measured: CUDNN_STATUS_INTERNAL"
     ):
-        plan = planned(Unlisting({}), extraction)
+        plan = planned(Unlisting({}), extraction, may_be_frozen=may_be_frozen)
 
     assert [str(site) for site in plan.sites] == ["0 fprop", "2 fprop"]
 

@@ -69,6 +69,28 @@ def test_where_everything_takes_more_than_it_declares_nothing_fits(mode: Mode) -
         planned(backend, one_convolution(), limit_bytes=1000, mode=mode)
 
 
+class Telling(ScriptedBackend):
+    """A device that tells what a finished division takes, be it above the limit."""
+
+    def footprint(self, job: Job, limit_bytes: int) -> int | None:
+        return super().footprint(job, max(limit_bytes, 2**30))
+
+
+@pytest.mark.parametrize(("mode", "least_bytes"), [(Mode.REUSE, 2**20 + 100), (Mode.SHARING, None)])
+def test_a_limit_is_named_by_what_was_seen_where_one_site_alone_is_bound(
+    mode: Mode, least_bytes: int | None
+) -> None:
+    backend = Telling(
+        {"greedy": Recipe(rate(MS), sample_bytes=100, unforeseen_bytes=2**20)},
+        own=Recipe(rate(MS), sample_bytes=10**6),
+    )
+
+    with pytest.raises(InfeasibleError) as raised:
+        planned(backend, one_convolution(), limit_bytes=1000, mode=mode)
+
+    assert raised.value.least_bytes == least_bytes
+
+
 @pytest.mark.parametrize("mode", Mode)
 def test_nothing_above_the_limit_is_run_by_a_whole_tuning(mode: Mode) -> None:
     backend = ScriptedBackend({"large": Recipe(rate(0.1 * MS), sample_bytes=900, unforeseen_bytes=300)})
