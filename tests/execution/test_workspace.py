@@ -273,7 +273,7 @@ def test_a_device_grows_before_what_does_not_fit_beside_its_block_and_for_nothin
 ) -> None:
     workspace, backend = Workspace(CPU), Device()
 
-    workspace.make_room(40, 1000, backend, 70, 950)  # fits beside it
+    workspace.make_room(50, 1000, backend, 70, 950)  # just fits beside it
     before = workspace.n_bytes
     workspace.make_room(60, 1000, backend, 70, 950)
 
