@@ -367,6 +367,33 @@ def test_pytorchs_own_undivided_is_pytorchs_own_bit_by_bit(op: ConvOp) -> None:
     assert workspace.n_bytes == 0
 
 
+@pytest.mark.parametrize("op", [ConvOp.DGRAD, ConvOp.WGRAD])
+def test_parts_of_pytorchs_own_make_no_tensor_in_the_place_of_one_that_they_do_not_read(
+    op: ConvOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Tensor | None] = []
+    own = CpuBackend.own_convolution
+
+    def noted(
+        problem: ConvProblem,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        unread: Tensor | None = None,
+    ) -> Tensor:
+        given.append(unread)
+        return own(problem, first, second, bias, unread)
+
+    problem = for_op(WIDE, op)
+    x, w, _ = operands_of(for_op(WIDE, ConvOp.FPROP))
+    monkeypatch.setattr(CpuBackend, "own_convolution", staticmethod(noted))
+    unread, expected = (x, [x[:5], x[5:]]) if op is ConvOp.DGRAD else (w, [w, w])
+
+    Runner(BACKEND, problem, equal_parts(OWN, 5, 4))(Workspace(CPU), *operands_of(problem), unread)
+
+    assert [each.data_ptr() for each in given if each is not None] == [each.data_ptr() for each in expected]
+
+
 @pytest.mark.parametrize("division", [equal_parts(OWN, 5, 4), equal_parts("cpu:im2col", 9)])
 def test_a_division_that_is_not_pytorchs_own_undivided_says_so(division: Division) -> None:
     assert not Runner(BACKEND, WIDE, division).is_own

@@ -668,10 +668,12 @@ def test_where_all_divisions_are_too_large_nothing_is_measured_again(
     monkeypatch.setattr(LiveMeasurer, "_stand", None)  # nor are operands made
     first = _profiler(backend, store=store).compare(_problem(), divisions)
     profiler = _profiler(backend, store=store)
+    monkeypatch.setattr(LiveMeasurer, "compare", None)  # nor is anybody asked
 
     assert profiler.compare(_problem(), divisions) == first
     assert first.estimates == {}
     assert profiler.measured == 0
+    assert store.comparisons_of(profiler.environment, _problem()) == []
 
 
 def test_a_division_that_was_too_large_is_weighed_again_under_a_larger_limit() -> None:

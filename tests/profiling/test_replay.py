@@ -14,7 +14,7 @@ from torch import Tensor
 
 import mucudnn
 from mucudnn.choices import Mode, Search
-from mucudnn.division import Division
+from mucudnn.division import Division, undivided
 from mucudnn.errors import (
     BackendError,
     InfeasibleError,
@@ -28,7 +28,7 @@ from mucudnn.intervals import Verdict
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Measurement, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import Limits, division_trial
+from mucudnn.profiling.measurer import Limits, ModelCall, call_trial, division_trial
 from mucudnn.profiling.replay import Replay, replaying
 from mucudnn.store import SqliteStore
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
@@ -290,6 +290,41 @@ def test_a_division_that_broke_when_it_was_timed_is_not_predicted(tmp_path: Path
         store.add_records(environment, [Record(broken, 800, refusal=refusal)])
 
     assert _keys(_replayed_alone(path)) == ["scripted:own@8*1"]
+
+
+def test_a_division_that_was_refused_for_less_room_is_not_where_it_has_fitted(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    (assigned,) = record(path, a_backend(), a_convolution_extraction()).assignments
+    too_large = division_trial(assigned.problem, assigned.division)
+    refusal = Refusal(too_large.algorithm, assigned.problem.batch, RefusalKind.OVER_LIMIT, "of its share")
+    others = Comparison(assigned.problem, {"another": Measurement((7, 7, 7))}, {"another": 5})
+    with SqliteStore(path) as store:
+        [environment] = store.environments()
+        store.add_records(environment, [Record(too_large, None, refusal=refusal, limit_bytes=100)])
+        store.add_comparisons(environment, [others])
+    with replaying(str(path)) as replay:
+        outcome, refused = replay.compare(assigned.problem, [assigned.division], Limits(MIB))
+
+    assert (list(outcome.estimates), refused) == ([assigned.division.key], ())
+
+
+def test_a_call_that_broke_after_it_was_timed_does_not_answer_by_these_times(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    (assigned,) = record(path, a_backend(), a_convolution_extraction()).assignments
+    call = ModelCall(assigned.problem, "scripted:own", is_sharing=False, limit_bytes=MIB)
+    base, divisions = (
+        {assigned.problem.op: each} for each in (undivided("scripted:own", 8), assigned.division)
+    )
+    trial = call_trial(call, divisions)
+    refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, "no engine runs it")
+    broken = Record(trial, refusal=refusal)
+    with replaying(str(path)) as replay:
+        assert isinstance(replay.compare_calls(call, base, divisions), Comparison)
+    with SqliteStore(path) as store:
+        store.add_records(store.environments()[0], [broken])
+
+    with replaying(str(path)) as replay:
+        assert replay.compare_calls(call, base, divisions) == broken
 
 
 def test_a_prediction_counts_what_a_division_was_seen_to_take_in_other_rounds(tmp_path: Path) -> None:

@@ -416,6 +416,14 @@ def test_a_damaged_store_on_a_read_only_disk_is_refused(shelf: Path) -> None:
         open_store(shelf)
 
 
+def test_a_read_only_store_knows_what_others_add_meanwhile(tmp_path: Path) -> None:
+    path = filled(tmp_path / "profiles.sqlite3")
+    with SqliteStore(path, read_only=True) as store:
+        filled(path, 3)
+
+        assert store.count() == 3
+
+
 def test_a_read_only_store_refuses_what_is_new(tmp_path: Path) -> None:
     path = filled(tmp_path / "profiles.sqlite3")
 
