@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mucudnn.errors import ProblemError
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.problem import ConvOp, ConvProblem, Layout, problems_of
 from tests.examples import a_problem
 
 OTHER_VALUES: dict[str, Any] = {
@@ -176,6 +176,8 @@ def test_a_filter_larger_than_the_padded_image_is_refused_whatever_the_stride() 
     ("changes", "message"),
     [
         ({"groups": 3}, "groups must divide both c and k, but got groups=3, c=16, k=24."),
+        ({"groups": 12}, "groups must divide both c and k, but got groups=12, c=16, k=24."),
+        ({"groups": 16}, "groups must divide both c and k, but got groups=16, c=16, k=24."),
         ({"dtype": "int8"}, "dtype must be one of float16, .*, but got 'int8'"),
         ({"bias": ()}, r"bias must be True or False, but got \(\)"),
         ({"bias": 1}, "bias must be True or False, but got 1"),
@@ -243,3 +245,46 @@ def test_bytes_of_a_huge_problem_are_exact() -> None:
     problem = a_problem(batch=2**31, input_size=(2**20, 2**20))
 
     assert problem.input_bytes == math.prod((2**31, 16, 2**20, 2**20, 4))
+
+
+def test_gradients_have_no_bias() -> None:
+    problem = a_problem(op=ConvOp.FPROP, bias=True)
+
+    assert {op: each.bias for op, each in problems_of(problem).items()} == {
+        ConvOp.FPROP: True,
+        ConvOp.DGRAD: False,
+        ConvOp.WGRAD: False,
+    }
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+def test_the_output_padding_is_what_a_transposed_result_has_beyond_its_shortest(
+    more: int, padding: int
+) -> None:
+    stride, taps, dilation, size = 3, 2, 2, 5
+    result = (size - 1) * stride - 2 * padding + dilation * (taps - 1) + 1 + more
+    problem = a_problem(
+        op=ConvOp.DGRAD,
+        input_size=(result,),
+        kernel_size=(taps,),
+        stride=(stride,),
+        padding=(padding,),
+        dilation=(dilation,),
+    )
+
+    assert problem.output_size == (size,)
+    assert problem.output_padding == (more,)
+
+
+@pytest.mark.parametrize(
+    ("op", "terms"), [(ConvOp.FPROP, 4 * 6), (ConvOp.DGRAD, 2 * 6), (ConvOp.WGRAD, 7 * 16)]
+)
+def test_the_terms_of_a_value_are_products_over_what_its_op_sums(op: ConvOp, terms: int) -> None:
+    problem = a_problem(
+        op=op, batch=7, in_channels=8, out_channels=4, groups=2, input_size=(4, 5), kernel_size=(3, 2),
+        stride=(1, 1), padding=(1, 0), dilation=(1, 1),
+    )  # fmt: skip
+    assert problem.output_size == (4, 4)
+
+    assert problem.terms == terms
