@@ -273,6 +273,15 @@ def test_two_algorithms_have_their_filters_in_one_place_and_keep_neither(prepare
     assert len(prepared) == 8
 
 
+def test_who_comes_with_the_same_filter_does_not_find_what_another_has_made_of_it() -> None:
+    first, workspace, weight, image = a_call(PROBLEM, ("cpu:fft32", 4))
+    second = a_runner(PROBLEM, ("cpu:fft16", 4))
+
+    for _ in range(3):
+        results_of(first, workspace, weight, image)
+        results_of(second, workspace, weight, image)
+
+
 def test_training_transforms_every_time_and_never_reads_the_filter_for_it(
     prepared: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
+import torch
 
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.convolutions.notices import Notice
+from mucudnn.errors import UntunedWarning
 from mucudnn.patching.fitting import Memory
 from mucudnn.patching.shapes import TunedShapes, Variant
 from mucudnn.problem import ConvProblem, Layout
@@ -51,3 +53,26 @@ def test_images_of_several_pixels_are_not() -> None:
 
 def test_of_shapes_that_differ_in_their_batches_the_smallest_that_suffices_serves() -> None:
     assert serves(PIXELS, PIXELS.with_batch(16), PIXELS.with_batch(8), PIXELS.with_batch(2)) == 1
+
+
+def test_a_plan_of_another_environment_serves_no_call_there_however_often_it_is_asked() -> None:
+    backend = CpuBackend()
+    elsewhere = dataclasses.replace(backend.environment(), device={"name": "another"})
+    memory = Memory(elsewhere, backend.own, False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
+    shapes = TunedShapes("conv", (Variant(PIXELS, {}),), memory, Notice(), home=None)
+
+    with pytest.warns(UntunedWarning, match="'conv' cannot be divided here .* in another environment"):
+        served = [shapes.convolution(backend, PIXELS) for _ in range(3)]
+
+    assert served == [None] * 3
+
+
+def test_calls_on_another_kind_of_device_are_told_of_unless_they_have_no_values() -> None:
+    backend = CpuBackend()
+    memory = Memory(backend.environment(), backend.own, False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
+    shapes = TunedShapes("conv", (Variant(PIXELS, {}),), memory, Notice(), backend.flags())
+
+    for kind in ("cpu", "meta"):
+        shapes.tell_device(torch.device(kind))
+    with pytest.warns(UntunedWarning, match="'conv' was tuned for the backend 'cpu', but computes on cuda"):
+        shapes.tell_device(torch.device("cuda"))
