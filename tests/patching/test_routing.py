@@ -7,9 +7,11 @@ from mucudnn.backends import Backend
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.convolutions.calls import ConvArguments
 from mucudnn.convolutions.modules import Call
+from mucudnn.division import Division
 from mucudnn.functional import DividedConvolution
 from mucudnn.patching.routing import Decide, NotNowError, Router
 from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Candidate
 from mucudnn.tuning.learning import Learner
 from mucudnn.tuning.options import Settings
 from tests.examples import a_problem
@@ -72,6 +74,25 @@ def test_calls_that_differ_in_what_decides_are_told_apart() -> None:
         (5, False),
         (5, False),
     ]
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_sample_without_a_batch_is_served_as_a_batch_of_one(padding: int) -> None:
+    arguments = ConvArguments.of(2, 1, padding, 1, 1)
+    sample, weight = torch.randn(3, 5, 5).double(), torch.randn(4, 3, 3, 3).double()
+    call = Call(sample, weight, None, arguments)
+
+    def divided(backend: Backend, problem: ConvProblem) -> DividedConvolution:
+        division = Division((Candidate("cpu:im2col", problem.batch, 0.0, 0),))
+        return DividedConvolution(backend, problem, {ConvOp.FPROP: division})
+
+    served = Router(("cpu",), None).served(call, divided)
+
+    assert served is not None
+    torch.testing.assert_close(served, torch.conv2d(sample, weight, padding=padding))
+    asked = list[ConvProblem]()
+    assert Router(("cpu",), None).served(call, remembering(asked)) is None
+    assert [each.batch for each in asked] == [1]
 
 
 def test_nothing_is_tuned_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
