@@ -619,3 +619,12 @@ def test_a_device_that_knows_no_autocast_is_no_obstacle() -> None:
     image, weight = (tensor.to("meta") for tensor in tensors(PLAIN)[:2])
 
     assert obstacle(image, weight) is None
+
+
+def test_what_has_no_values_goes_through_the_autocast_of_a_device() -> None:
+    x, w = torch.zeros(2, 3, 8, 8, device="meta"), torch.zeros(4, 3, 3, 3, device="meta")
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = divided_conv(x, w)
+
+    assert (y.dtype, y.shape) == (torch.float32, (2, 4, 6, 6))
