@@ -291,7 +291,7 @@ def test_a_shape_with_a_plan_of_its_own_runs_that_and_not_part_of_a_larger_one()
     model = Twice().eval()
     plan = a_plan_for(model, images())
     small = next(each for each in plan.assignments if each.problem.batch == 2)
-    chosen = Division((Candidate("cpu:fft16", 2, 1.0, 2**20),))
+    chosen = Division((Candidate("cpu:winograd2", 2, 1.0, 2**20),))
     plan = dataclasses.replace(
         plan,
         assignments=tuple(
