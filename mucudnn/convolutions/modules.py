@@ -147,6 +147,11 @@ def _transposed_call(
     return Call(input, module.weight, module.bias, arguments, module.padding_mode)
 
 
+def sides_of(module: Any) -> tuple[int, ...]:
+    """Return how many pixels a module that pads by pixels adds on each side, whatever its `padding` says."""
+    return tuple(module._reversed_padding_repeated_twice)
+
+
 def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
     """Return the call's image, padded where equal zeros on both sides cannot say it, and what remains.
 
@@ -155,6 +160,6 @@ def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
     """
     image, weight, _, arguments, padding_mode = call
     if padding_mode != "zeros":
-        image = F.pad(image, module._reversed_padding_repeated_twice, mode=padding_mode)
+        image = F.pad(image, sides_of(module), mode=padding_mode)
         arguments = arguments._replace(padding=(0,) * len(arguments.stride))
     return explicit_padding(image, weight.shape[2:], arguments)

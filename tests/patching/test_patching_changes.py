@@ -90,6 +90,24 @@ def test_a_module_that_changes_after_its_first_call_computes_what_it_says_now(
     torch.testing.assert_close(conv(images()), twin(images()), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("sides", [[2, 2, 2, 2], [2, 0, 2, 0], [0, 0, 0, 0]])
+@pytest.mark.filterwarnings("ignore::mucudnn.errors.UntunedWarning")  # an image of another size was not tuned
+def test_a_module_that_is_padded_by_other_pixels_after_its_first_call_is_not_taken_for_the_former(
+    sides: list[int],
+) -> None:
+    """PyTorch asks a list of its own how far to pad by pixels, and not `padding`."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(4, 8, 3, padding=1, padding_mode="circular").double()
+    twin = copy.deepcopy(conv)
+    apply(conv, a_plan_for(conv, images()))
+    conv(images())
+
+    for each in (conv, twin):
+        each._reversed_padding_repeated_twice = sides
+
+    torch.testing.assert_close(conv(images()), twin(images()), rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.filterwarnings(
     "ignore:There is a performance drop:UserWarning"
 )  # of vmap's, without a batching rule
