@@ -1,5 +1,6 @@
 """What holds for every test: no deadlines, no test touches the user's store, nothing is skipped unsaid."""
 
+import contextlib
 import gc
 import itertools
 import os
@@ -166,12 +167,25 @@ def few_to_collect() -> Iterator[None]:
     gc.unfreeze()
 
 
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    import torch  # not for the tests of the pure part, which never load it
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For tests of small shapes: threads that wait for one another cost far more than they compute."""
-    import torch  # not for the tests of the pure part, which never load it
+    with _threads(1):
+        yield
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """For tests of what PyTorch does with several threads alone, on a machine with one processor, too."""
+    with _threads(2):
+        yield

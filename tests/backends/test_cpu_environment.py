@@ -15,14 +15,6 @@ from mucudnn.backends.cpu import environment
 from mucudnn.backends.cpu.environment import present_environment
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.usefixtures("two_threads")
 def test_the_environment_of_several_threads_has_the_scheme_of_workers() -> None:
     assert present_environment().policy["workers"] == worker_scheme() == "team"

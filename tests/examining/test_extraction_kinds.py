@@ -281,6 +281,7 @@ def test_complex_numbers_are_left_to_pytorch() -> None:
         extract(model, a_batch().to(torch.complex64))
 
 
+@pytest.mark.usefixtures("two_threads")  # one alone refuses it
 def test_a_transposed_convolution_without_a_result_is_left_to_pytorch() -> None:
     with pytest.raises(SampleError, match=r"must have pixels, but got none\.$"):
         extract(nn.ConvTranspose2d(3, 4, 1, padding=1), a_batch()[..., :2, :2])
