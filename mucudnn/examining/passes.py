@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 from mucudnn.convolutions.modules import home_of
 from mucudnn.errors import SampleError
 from mucudnn.examining.standins import StandIns
-from mucudnn.examining.undoing import forget, left_as_they_were, random_state_kept
+from mucudnn.examining.undoing import clear_caches, forget, left_as_they_were, random_state_kept
 from mucudnn.examining.writes import Writes, tensors_in
 from mucudnn.locks import ForkSafeLock
 
@@ -129,7 +129,8 @@ def run_without_arithmetic(
     """Run the model on stand-ins for all tensors, its own parameters and buffers included.
 
     A tensor on the device "meta" stands for one where the model's first parameter lies. If the model raises,
-    the exception holds stand-ins; whoever drops it and goes on has to `forget` what else does.
+    the exception holds stand-ins, but no function's cache does; whoever drops it and goes on has to `forget`
+    what else does.
 
     Args:
         model: that is to run.
@@ -138,11 +139,15 @@ def run_without_arithmetic(
         stand_ins: that make up this pass; None for some of its own.
     """
     stand_ins = StandIns() if stand_ins is None else stand_ins
-    with left_as_they_were(model.modules(), stand_ins.alive), random_state_kept(model):
-        try:
-            _run_on(stand_ins, model, sample, under)
-        finally:
-            stand_ins.put_back()
+    try:
+        with left_as_they_were(model.modules(), stand_ins.alive), random_state_kept(model):
+            try:
+                _run_on(stand_ins, model, sample, under)
+            finally:
+                stand_ins.put_back()
+    except BaseException:
+        clear_caches(stand_ins.alive())
+        raise
     forget(stand_ins.alive)
 
 

@@ -252,7 +252,7 @@ def _replace(present: MutableMapping[Any, Any], former: Mapping[Any, Any]) -> No
     present.update(former)
 
 
-def _clear_caches(tensors: Sequence[Tensor]) -> None:
+def clear_caches(tensors: Sequence[Tensor]) -> None:
     """Clear the caches of functions that keep a tensor, as it is or within something."""
     things: Sequence[object] = tensors
     for _ in range(_STEPS):
@@ -272,7 +272,7 @@ def forget(alive: Callable[[], Sequence[Tensor]]) -> None:
     if not alive():
         return
     gc.collect()  # some may be parts of a cycle
-    _clear_caches(alive())
+    clear_caches(alive())
     left = alive()
     count = sum(len(gc.get_referrers(each)) > 1 for each in left)  # beside `left`; some, PyTorch has lost
     if count:

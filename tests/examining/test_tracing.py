@@ -377,6 +377,27 @@ def test_a_function_s_cache_keeps_nothing_for_the_run_in_earnest() -> None:
     assert type(model(torch.randn(2, 3, 8, 8))) is Tensor
 
 
+def test_a_function_s_cache_keeps_nothing_of_a_pass_that_fails() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+
+    @functools.cache
+    def size_of_filter() -> Tensor:
+        return conv.weight.abs().sum()
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = conv
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.conv(image / size_of_filter())
+
+    model = Scaled().eval()
+    with pytest.raises(SampleError, match="must run on the sample"):
+        trace(model, torch.randn(2, 5, 8, 8))
+    assert type(model(torch.randn(2, 3, 8, 8))) is Tensor
+
+
 @pytest.mark.parametrize("kind", [a_chain, DependsOnValues, Remembers, RunningMean, ChangesItsInput])
 def test_the_model_stays_as_it_was(kind: Callable[[], nn.Module]) -> None:
     model = kind()
