@@ -102,7 +102,7 @@ def convolutions(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if kind_of(module) is not None}
 
 
-def settings_of(module: Any) -> ConvArguments:
+def arguments_of(module: Any) -> ConvArguments:
     """Return a convolution's attributes that decide what it computes, but for its padding mode."""
     stride, padding, dilation = module.stride, module.padding, module.dilation
     if not (type(stride) is type(padding) is type(dilation) is tuple):  # else they are as they should be
@@ -130,7 +130,7 @@ def _plain_call(
     weight: Tensor,
     bias: Tensor | None,
 ) -> Call:
-    return Call(input, weight, bias, settings_of(module), module.padding_mode)
+    return Call(input, weight, bias, arguments_of(module), module.padding_mode)
 
 
 def _transposed_call(
@@ -138,7 +138,7 @@ def _transposed_call(
     input: Tensor,  # noqa: A002  # PyTorch's name
     output_size: Sequence[int] | None = None,
 ) -> Call:
-    arguments = settings_of(module)
+    arguments = arguments_of(module)
     if output_size is not None:
         rank = len(module.kernel_size)
         sizes = (module.stride, module.padding, module.kernel_size, rank, module.dilation)
@@ -147,7 +147,7 @@ def _transposed_call(
     return Call(input, module.weight, module.bias, arguments, module.padding_mode)
 
 
-def sides_of(module: Any) -> tuple[int, ...]:
+def pads_of(module: Any) -> tuple[int, ...]:
     """Return how many pixels a module that pads by pixels adds on each side, whatever its `padding` says."""
     return tuple(module._reversed_padding_repeated_twice)
 
@@ -160,6 +160,6 @@ def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
     """
     image, weight, _, arguments, padding_mode = call
     if padding_mode != "zeros":
-        image = F.pad(image, sides_of(module), mode=padding_mode)
+        image = F.pad(image, pads_of(module), mode=padding_mode)
         arguments = arguments._replace(padding=(0,) * len(arguments.stride))
     return explicit_padding(image, weight.shape[2:], arguments)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mucudnn.backends import Backend, backend_name, backend_of
 from mucudnn.convolutions.calls import has_its_bias, obstacle, problem_of
-from mucudnn.convolutions.modules import Call, padded, sides_of
+from mucudnn.convolutions.modules import Call, padded, pads_of
 from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype, without_autocast
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.functional import DividedConvolution
@@ -103,11 +103,11 @@ class Router:
         if backend is None or not (image.layout is weight.layout is torch.strided):
             return None
         dtype = autocast_dtype(device)
-        sides = None if padding_mode == "zeros" else sides_of(self._module)
+        pads = None if padding_mode == "zeros" else pads_of(self._module)
         key = (
             image.shape, image.stride(), image.dtype, device, weight.shape, weight.stride(), weight.dtype,
             weight.device, None if bias is None else (bias.shape, bias.dtype, bias.device), dtype,
-            backend.flags(), arguments, padding_mode, sides, needs,
+            backend.flags(), arguments, padding_mode, pads, needs,
         )  # fmt: skip
         try:
             return self._routes[key]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from mucudnn.backends import Backend, backend_for, backend_of
-from mucudnn.convolutions.modules import Call, Kind, kind_of, padded, settings_of, undividable
+from mucudnn.convolutions.modules import Call, Kind, arguments_of, kind_of, padded, undividable
 from mucudnn.errors import BackendError, OptionError, PlanMismatchError
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
@@ -90,7 +90,7 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
         raise PlanMismatchError(
             f"The plan is for {path!r} with an input of {problem.input_shape}, but no tensor is that large."
         ) from error
-    _, arguments = padded(module, Call(image, weight, None, settings_of(module), module.padding_mode))
+    _, arguments = padded(module, Call(image, weight, None, arguments_of(module), module.padding_mode))
     planned = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
     present = (
         tuple(weight.shape),
@@ -151,7 +151,8 @@ def get_ready(assigned: Assignment, backend: Backend) -> None:
 def backend_at_home(model: nn.Module, plan: Plan) -> Backend:
     """Return the backend where the model lies, if its environment is the plan's.
 
-    Of a model without parameters and buffers, whose weights are computed, it is the plan's.
+    Of a model without parameters and buffers, whose weights are computed, it is the plan's, on a card the
+    current one.
 
     Raises:
         PlanMismatchError: it is another one, or there is none.
