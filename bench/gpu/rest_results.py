@@ -96,17 +96,19 @@ class Held:
         """Return whether all cases are known; `bench.gpu.layer_run` has these arguments."""
         options = parser().parse_args(arguments)
         limits = frozenset(map(parse_bytes, options.limit))
-        asked = cases(self._layers, chosen(options.settings, SETTINGS), options.layers)
+        asked = cases(_every_layer(), chosen(options.settings, SETTINGS), options.layers)
         return {each.case for each in asked} <= self._cases(stem_of(options.policy), limits)
 
     @functools.cache  # noqa: B019  # it lives as long as its process
     def _trials(self, controlled: bool) -> set[Key]:
         return known(self._folder, controlled=controlled)
 
-    @functools.cached_property
-    def _layers(self) -> list[Layer]:
-        return list(layers())
-
     @functools.cache  # noqa: B019  # it lives as long as its process
     def _cases(self, stem: str, limits: frozenset[int]) -> set[Case]:
         return known_cases(read_packed_too(self._folder / f"{stem}.jsonl"), limits)
+
+
+@functools.cache
+def _every_layer() -> tuple[Layer, ...]:
+    """Return all layers, for which all networks have to be examined."""
+    return tuple(layers())
