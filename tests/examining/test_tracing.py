@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -357,42 +358,29 @@ def test_however_a_model_looks_at_values_it_then_runs_in_earnest(look: Callable[
     assert [each.problem.out_channels for each in found] == [4, 5]
 
 
+class Scaled(nn.Module):
+    """Divides an image by the size of its filter, which a function's cache keeps."""
+
+    def __init__(self, use: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.use = use
+        self.size_of_filter = functools.cache(lambda: self.conv.weight.abs().sum())
+
+    def forward(self, image: Tensor) -> Any:
+        return self.conv(image / self.use(self.size_of_filter()))
+
+
 def test_a_function_s_cache_keeps_nothing_for_the_run_in_earnest() -> None:
-    conv = nn.Conv2d(3, 4, 3)
+    model = Scaled(Tensor.item).eval()
 
-    @functools.cache
-    def size_of_filter() -> Tensor:
-        return conv.weight.abs().sum()
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = conv
-
-        def forward(self, image: Tensor) -> Tensor:
-            return self.conv(image) / size_of_filter().item()
-
-    model = Scaled().eval()
     assert ops_by_path(trace(model, torch.randn(2, 3, 8, 8))) == {"conv": [FPROP]}
     assert type(model(torch.randn(2, 3, 8, 8))) is Tensor
 
 
 def test_a_function_s_cache_keeps_nothing_of_a_pass_that_fails() -> None:
-    conv = nn.Conv2d(3, 4, 3)
+    model = Scaled(Tensor.clone).eval()
 
-    @functools.cache
-    def size_of_filter() -> Tensor:
-        return conv.weight.abs().sum()
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = conv
-
-        def forward(self, image: Tensor) -> Tensor:
-            return self.conv(image / size_of_filter())
-
-    model = Scaled().eval()
     with pytest.raises(SampleError, match="must run on the sample"):
         trace(model, torch.randn(2, 5, 8, 8))
     assert type(model(torch.randn(2, 3, 8, 8))) is Tensor

@@ -269,7 +269,7 @@ PROFILES = st.lists(
 ).map(_growing)
 
 
-@settings(max_examples=300)  # of one in a hundred a reckoning that is wrong can be seen
+@settings(max_examples=500)  # of one in a hundred a reckoning that is wrong can be seen
 @given(
     st.lists(st.tuples(st.integers(1, 9), PROFILES), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=8),
