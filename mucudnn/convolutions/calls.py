@@ -98,7 +98,7 @@ def own_gradients(
 
 def numbers(given: Numbers, rank: int) -> tuple[int, ...]:
     """Return one number for each of `rank` dimensions; one stands for all of them."""
-    if isinstance(given, int | Integral):  # of NumPy, say
+    if isinstance(given, int | Integral) or (isinstance(given, Tensor) and given.dim() == 0):  # of NumPy, say
         return (int(given),) * rank
     return tuple(given) * rank if len(given) == 1 else tuple(given)
 

@@ -284,7 +284,7 @@ def test_weights_are_computed_once_a_call(kind: type[Any], samples: int) -> None
 
 
 @every_kind
-def test_settings_may_be_numbers_and_lists(kind: type[Any]) -> None:
+def test_settings_may_be_numbers_lists_and_tensors_of_one_number(kind: type[Any]) -> None:
     twin, images = a_module(kind), images_for(kind)
     twin.stride = 2  # type: ignore[assignment]  # PyTorch takes it
     if kind in CONVOLUTIONS.values():
@@ -292,8 +292,9 @@ def test_settings_may_be_numbers_and_lists(kind: type[Any]) -> None:
     module = divided(twin, images)
 
     assert_same(module, twin, images)
-    module.stride = [2] * rank_of(kind)  # type: ignore[assignment]
-    assert_same(module, twin, images)
+    for stride in ([2] * rank_of(kind), torch.tensor(2)):
+        module.stride = stride  # type: ignore[assignment]
+        assert_same(module, twin, images)
 
 
 @every_kind
