@@ -10,10 +10,10 @@ import torch
 from mucudnn.algorithms import Algorithm
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.own import own_convolution
+from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.problem import ConvOp, ConvProblem
 from tests.algorithms.kernels import (
     FLOAT64_BOUND,
-    WINOGRAD4_BOUND,
     GuardedBuffer,
     a_double,
     accepted,
@@ -83,18 +83,41 @@ def test_the_result_is_that_of_pytorch_in_the_declared_workspace(
 ACCURACY = {
     "5x4": dataclasses.replace(PROBLEMS["5x4"], in_channels=64),
     "7x7": for_blocks(in_channels=64, input_size=(21, 20), kernel_size=(7, 7), stride=(2, 2), padding=(3, 3)),
+    "8x8": for_blocks(in_channels=64, input_size=(21, 20), kernel_size=(8, 8), stride=(2, 2), padding=(3, 3)),
     "3-D": dataclasses.replace(PROBLEMS["3-D"], in_channels=64),
 }
-BOUNDS = {"cc_winograd2": 1e-6, "cc_winograd4": WINOGRAD4_BOUND}
+BACKEND = CpuBackend()
 
 
-@accepted(ACCURACY, dtype="float32", names=tuple(BOUNDS))
-def test_float32_loses_no_more_digits_than_with_stride_1(algorithm: Algorithm, problem: ConvProblem) -> None:
+@accepted(ACCURACY, dtype="float32", names=("cc_winograd2", "cc_winograd4"))
+def test_float32_loses_no_more_digits_than_is_allowed(algorithm: Algorithm, problem: ConvProblem) -> None:
     operands = operands_of(problem)
 
     result, _ = compute(algorithm, problem, *operands)
 
-    assert relative_error(result, reference(problem, *operands)) <= BOUNDS[algorithm.name]
+    allowed = BACKEND.error_bound(problem, f"cpu:{algorithm.name}")
+    assert relative_error(result, reference(problem, *operands)) <= allowed
+
+
+@pytest.mark.parametrize(
+    ("taps", "stride", "algorithm", "allowed"),
+    [
+        (3, 1, "cpu:cc_winograd2", 1e-6),
+        (5, 2, "cpu:cc_winograd2_k16", 1e-6),
+        (7, 2, "cpu:cc_winograd2", 3e-6),
+        (8, 2, "cpu:cc_winograd2_rows1", 3e-6),
+        (8, 3, "cpu:cc_winograd2", 1e-6),
+        (5, 2, "cpu:cc_winograd4", 1e-5),
+    ],
+)
+def test_four_taps_in_a_phase_may_lose_more_digits(
+    taps: int, stride: int, algorithm: str, allowed: float
+) -> None:
+    problem = for_blocks(
+        input_size=(21, 20), kernel_size=(taps, 1), stride=(stride, 1), padding=(0, 0), dtype="float32"
+    )
+
+    assert BACKEND.error_bound(problem, algorithm) == pytest.approx(allowed)
 
 
 UNREAD = {"3x3, no padding, rest": (11, 9), "a stride beyond the taps": (1, 12)}

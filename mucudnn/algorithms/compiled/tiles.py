@@ -82,7 +82,7 @@ class CompiledTiles:
         """Return why there is no good form of so many taps, or None if there is."""
         phases = " in a phase" if is_strided(problem) else ""
         able = (_STRIDED_TAPS if phases else WINOGRAD_TAPS).get(self.outputs, range(0))
-        taps = max(_taps_of_phases(problem))
+        taps = max(taps_of_phases(problem))
         if not able:
             return "it is for stride 1"
         if taps not in able:
@@ -127,7 +127,7 @@ class CompiledTiles:
         return kind(self.shares(problem), buffer)
 
 
-def _taps_of_phases(problem: ConvProblem) -> tuple[int, ...]:
+def taps_of_phases(problem: ConvProblem) -> tuple[int, ...]:
     """Return the taps of each axis that a phase has at most; with stride 1 there is one."""
     return tuple(-(-taps // step) for taps, step in zip(problem.kernel_size, problem.stride, strict=True))
 
@@ -139,4 +139,4 @@ def is_strided(problem: ConvProblem) -> bool:
 
 def is_deep(problem: ConvProblem) -> bool:
     """Whether tiles overlap along three axes."""
-    return len(problem.kernel_size) == _AXES and min(_taps_of_phases(problem)) > 1
+    return len(problem.kernel_size) == _AXES and min(taps_of_phases(problem)) > 1

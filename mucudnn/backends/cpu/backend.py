@@ -16,6 +16,7 @@ from mucudnn.algorithms import Algorithm, named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles
 from mucudnn.algorithms.compiled.compiler import compiler
+from mucudnn.algorithms.compiled.tiles import taps_of_phases
 from mucudnn.algorithms.depthwise import DepthwiseAlgorithm
 from mucudnn.algorithms.matrix import MatrixAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
@@ -45,6 +46,12 @@ _DIGIT_LOSERS = tuple(f"{_PREFIX}{kind}winograd{m}" for kind in ("", "cc_") for 
 """Prefixes of the algorithms that lose a digit: their matrices have entries from 1/90 to 8 and more."""
 
 _LOST_DIGIT = 10.0
+
+_OF_STRIDES = f"{_PREFIX}cc_winograd2"
+"""Prefix of F(2), whose filters have three taps, or with a stride up to four in a phase."""
+
+_OF_FOUR_TAPS = 3.0
+"""Matrices for these have entries of 1/2 to 8/3: 7x7 and 8x8 of stride 2 erred by 4e-7 to 1.4e-6."""
 
 _OF_UNITS = f"{_PREFIX}bf16x"
 """Prefix of what a matrix unit computes, with the digits that its name tells."""
@@ -227,10 +234,11 @@ class CpuBackend:
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
         """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
 
-        1e-6 in float32 and 1e-12 in float64, ten times that for F(4) to F(6), twenty times where two bfloat16
-        make a number, twice where three do, four times for PyTorch's own in the other layout or of some rows;
-        and more by the square root of the number of terms where very many are added up. 3e-2 in bfloat16, but
-        4e-3 by a matrix unit, and where C computes each channel by itself.
+        1e-6 in float32 and 1e-12 in float64, ten times that for F(4) to F(6), three times for F(2) of four
+        taps in a phase, twenty times where two bfloat16 make a number, twice where three do, four times for
+        PyTorch's own in the other layout or of some rows; and more by the square root of the number of terms
+        where very many are added up. 3e-2 in bfloat16, but 4e-3 by a matrix unit, and where C computes each
+        channel by itself.
         """
         if problem.dtype == "float32" and not algorithm.startswith(_OF_UNITS) and _may_round():
             return _FAST_MATH_BOUND
@@ -242,6 +250,8 @@ class CpuBackend:
             return bound * _OWN_FACTOR
         if algorithm.startswith(_OF_UNITS):
             return bound * (_LOST_BITS if algorithm.startswith(_OF_TWO) else _LONG_CHAIN)
+        if algorithm.startswith(_OF_STRIDES) and max(taps_of_phases(problem)) > 3:
+            return bound * _OF_FOUR_TAPS
         return bound * _LOST_DIGIT if algorithm.startswith(_DIGIT_LOSERS) else bound
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
