@@ -1,7 +1,9 @@
 /* Windows of an image, transformed along d, h and w, one value to each plane.
  *
- * Made for every form, and for VALUE, which is `lanes`, neighbouring channels, or `real`, one channel. Slices are
- * taken one after another, and kept until all can be transformed along d; a single one goes where it belongs.
+ * Made for every form, and for VALUE, which is `lanes`, neighbouring channels, or `real`, one channel; EACH has
+ * loops unrolled for the former. Slices are taken one after another, and kept until all can be transformed along
+ * d; a single one goes where it belongs. Channels of a filter may lie apart, those of an image do not
+ * (IS_NEAR): what is apart is loaded value by value, which is most of what there would be to compile.
  */
 
 INLINE void NAME(window)(const real *window, const steps_t step, real *planes, const int64_t plane)
@@ -9,16 +11,16 @@ INLINE void NAME(window)(const real *window, const steps_t step, real *planes, c
     VALUE slices[SLICES_IN * ROWS * COLUMNS];
     for (int d = 0; d < SLICES_IN; ++d) {
         VALUE middle[ROWS * COLUMNS_IN];
-        UNROLL for (int j = 0; j < COLUMNS_IN; ++j) {
+        EACH for (int j = 0; j < COLUMNS_IN; ++j) {
             VALUE line[ROWS_IN];
-            UNROLL for (int i = 0; i < ROWS_IN; ++i)
+            EACH for (int i = 0; i < ROWS_IN; ++i)
                 line[i] = LOAD(window + d * step.d + i * step.h + j * step.w, step.c);
             ALONG_H(line, 1, middle + j, COLUMNS_IN);
         }
-        UNROLL for (int i = 0; i < ROWS; ++i) {
+        EACH for (int i = 0; i < ROWS; ++i) {
             VALUE sums[COLUMNS];
             ALONG_W(middle + i * COLUMNS_IN, 1, sums, 1);
-            UNROLL for (int j = 0; j < COLUMNS; ++j)
+            EACH for (int j = 0; j < COLUMNS; ++j)
                 if (IS_FLAT)
                     STORE(planes + (i * COLUMNS + j) * plane, 1, sums[j]);
                 else
@@ -28,7 +30,7 @@ INLINE void NAME(window)(const real *window, const steps_t step, real *planes, c
     for (int p = 0; !IS_FLAT && p < ROWS * COLUMNS; ++p) {
         VALUE sums[SLICES];
         ALONG_D(slices + p, ROWS * COLUMNS, sums, 1);
-        UNROLL for (int d = 0; d < SLICES; ++d) STORE(planes + (d * ROWS * COLUMNS + p) * plane, 1, sums[d]);
+        EACH for (int d = 0; d < SLICES; ++d) STORE(planes + (d * ROWS * COLUMNS + p) * plane, 1, sums[d]);
     }
 }
 
@@ -46,7 +48,7 @@ static void NAME(gather)(
         window = (const real *)pixels;
         step = (steps_t){ROWS_IN * COLUMNS_IN * WIDTH, COLUMNS_IN * WIDTH, WIDTH, 1};
     }
-    if (step.c == 1)
+    if (IS_NEAR || WIDTH == 1 || step.c == 1)
         NAME(window)(window, (steps_t){step.d, step.h, step.w, 1}, planes, plane);
     else
         NAME(window)(window, step, planes, plane);

@@ -8,13 +8,13 @@ static void NAME(lines)(
     const call_t *call, const image_t *image, const margin_t margin, const int64_t first, const int64_t last,
     const int64_t channel, const int64_t channels, real *planes, const int64_t plane, real *stage)
 {
+    const int is_vector = channels >= LANES;
     for (int64_t line = first; line < last; ++line) {
         const line_t at = line_of(call, line);
         const run_t d = run_of(at.d * STEP_D - margin.d, SLICES_IN, image->depth);
         const run_t h = run_of(at.h * STEP_H - margin.h, ROWS_IN, image->height);
-        for (int64_t c = 0, next; c < channels; c = next) {
-            const int is_vector = c + LANES <= channels;
-            next = c + (is_vector ? LANES : 1);
+        for (int64_t begin = 0; begin < channels; begin += is_vector ? LANES : 1) {
+            const int64_t c = is_vector ? vector_at(begin, channels) : begin;
             real *from = pixel_of(image, at.n, channel + c, d.start, h.start);
             steps_t step = steps_of(image);
             if (is_vector && step.c != 1) {

@@ -18,6 +18,7 @@ static double scatter_lines(
     const real *planes, const int64_t plane, real *stage)
 {
     const image_t *image = &call->y;
+    const int is_vector = channels >= LANES, is_staged = is_vector && image->step_c != 1;
     lanes total = {0};
     real rest = 0;
     for (int64_t line = first; line < last; ++line) {
@@ -25,14 +26,13 @@ static double scatter_lines(
         const int64_t slice = at.d * OUTPUTS_D, row = at.h * OUTPUTS_H;
         const int slices = (int)least(OUTPUTS_D, image->depth - slice);
         const int rows = (int)least(OUTPUTS_H, image->height - row);
-        for (int64_t c = 0, next; c < channels; c = next) {
-            const int is_vector = c + LANES <= channels, is_staged = is_vector && image->step_c != 1;
-            next = c + (is_vector ? LANES : 1);
+        for (int64_t begin = 0; begin < channels; begin += is_vector ? LANES : 1) {
+            const int64_t c = is_vector ? vector_at(begin, channels) : begin;
             real *start = pixel_of(image, at.n, channel + c, slice, row);
             real *to = is_staged ? stage : start;
             const steps_t step = is_staged ? steps_of_stage(image, rows) : steps_of(image);
             lanes shift = {0};
-            for (int i = 0; call->bias && i < next - c; ++i)
+            for (int i = 0; call->bias && i < (is_vector ? LANES : 1); ++i)
                 shift[i] = call->bias[(channel + c + i) * call->bias_step];
             for (int64_t tile = 0; tile < call->tiles_w; ++tile) {
                 const int64_t left = tile * OUTPUTS_W;
@@ -56,9 +56,9 @@ static void gather_filter(
     const int64_t row)
 {
     const steps_t step = {call->filter_d, call->filter_h, call->filter_w, call->filter_y};
-    for (int64_t k = 0, next; k < channels; k = next) {
-        const int is_vector = k + LANES <= channels;
-        next = k + (is_vector ? LANES : 1);
+    const int is_vector = channels >= LANES;
+    for (int64_t begin = 0; begin < channels; begin += is_vector ? LANES : 1) {
+        const int64_t k = is_vector ? vector_at(begin, channels) : begin;
         for (int64_t c = 0; c < call->x.channels; ++c)
             (is_vector ? gather_w_lanes : gather_w_real)(
                 call->filter + c * call->filter_x + (channel + k) * call->filter_y, step, ALL_TAPS,
@@ -66,7 +66,10 @@ static void gather_filter(
     }
 }
 
-/* Transform the sums of some channels of y into the filter's gradient; return NaN if one was not finite. */
+/* Transform the sums of some channels of y into the filter's gradient; return NaN if one was not finite.
+ *
+ * What is left of the channels of x beside whole vectors is taken one by one, since it may be added to.
+ */
 static double scatter_filter(
     const call_t *call, const int64_t channel, const int64_t channels, const real *sums, const int64_t plane,
     const int64_t addends, const int64_t addend)

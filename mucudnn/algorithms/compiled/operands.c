@@ -27,6 +27,12 @@ INLINE int64_t least(const int64_t a, const int64_t b) { return a < b ? a : b; }
 
 INLINE int64_t most(const int64_t a, const int64_t b) { return a < b ? b : a; }
 
+/* Where a vector of channels begins; the last one begins earlier if need be, so that some are taken twice. */
+INLINE int64_t vector_at(const int64_t channel, const int64_t channels)
+{
+    return least(channel, channels - LANES);
+}
+
 INLINE int is_equal(const box_t a, const box_t b)
 {
     return a.front == b.front && a.back == b.back && a.top == b.top && a.bottom == b.bottom && a.left == b.left

@@ -194,6 +194,7 @@ def _transforms(kind: str, image: str, matrices: Sequence[Matrix]) -> Iterator[s
             **{"NAME(name)": f"name##_{image}_{value}"},
             VALUE=value, LOAD=f"load_{value}", STORE=f"store_{value}",
             WIDTH="(int)(sizeof(VALUE) / sizeof(real))", IS_FLAT="(SLICES == 1 && SLICES_IN == 1)",
+            EACH="UNROLL" if value == "lanes" else "", IS_NEAR=int(image != "w"),
             **names, **_sizes(matrices),
         )  # fmt: skip
 
