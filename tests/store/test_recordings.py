@@ -1,6 +1,7 @@
 """Recordings that come with the package: replayed on any machine, by both solvers, under a name."""
 
 import gzip
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,14 @@ from bench.networks import resnet18
 from bench.ship import MOST_BYTES, main, ship
 from bench.workloads import NETWORKS, SETTINGS, chosen, operands
 from mucudnn import recordings
+from mucudnn.division import Division
 from mucudnn.errors import StoreError
-from mucudnn.plan import Plan
+from mucudnn.plan import ConvSite, Plan
 from mucudnn.recordings import packed_file, recording_file, shipped
 from mucudnn.report import is_kept
 from mucudnn.report.totals import Totals
 from mucudnn.sizes import parse_bytes
-from mucudnn.solvers.ilp import solve_with_cbc, solve_with_highs
+from mucudnn.solvers.ilp import solve_sharing, solve_with_cbc, solve_with_highs
 from mucudnn.store import SqliteStore, readable_store
 from tests.examples import a_record, an_environment
 from tests.models import a_batch, a_chain, an_extraction
@@ -39,6 +41,23 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(recordings, "_FOLDER", folder)
     monkeypatch.chdir(tmp_path)
     return folder
+
+
+@pytest.fixture
+def agreed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have both solvers share out what one is asked to, and agree; the list has the limit of each time."""
+    limits: list[int] = []
+
+    def solve(fronts: Mapping[ConvSite, Sequence[Division]], limit_bytes: int) -> dict[ConvSite, Division]:
+        limits.append(limit_bytes)
+        by_highs, by_cbc = (
+            solve_sharing(fronts, limit_bytes, each) for each in (solve_with_highs, solve_with_cbc)
+        )
+        assert by_highs == by_cbc
+        return by_highs
+
+    monkeypatch.setattr("mucudnn.tuning.run.solve_sharing", solve)
+    return limits
 
 
 def replayed(name: str) -> Plan:
@@ -160,20 +179,17 @@ def test_a_shipped_recording_is_small_whole_and_names_no_folder(name: str) -> No
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("mode", "limit"), [("reuse", "16MiB"), ("sharing", "64MiB")])
 def test_the_demonstration_is_replayed_in_both_modes_and_layouts_and_by_both_solvers(
-    mode: str, limit: str, channels_last: bool, name: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, limit: str, channels_last: bool, name: str, agreed: list[int]
 ) -> None:
     order = torch.channels_last if channels_last else torch.contiguous_format
     model = resnet18().to(memory_format=order)
     sample = a_batch(64, 3, 32).contiguous(memory_format=order)
-    plans = []
-    for solver in (solve_with_highs, solve_with_cbc)[: 1 + (mode == "sharing")]:  # reuse needs none
-        monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
-        backend = f"replay:{name}"
-        plans.append(mucudnn.tune(model, sample, limit, mode=mode, backend=backend, progress=False))
 
-    assert plans[0].workspace_bytes <= parse_bytes(limit)
-    assert len({plan.to_text() for plan in plans}) == 1
-    assert not all(is_kept(each) for each in plans[0].assignments)
+    plan = mucudnn.tune(model, sample, limit, mode=mode, backend=f"replay:{name}", progress=False)
+
+    assert plan.workspace_bytes <= parse_bytes(limit)
+    assert agreed == [parse_bytes(limit)] * (mode == "sharing")  # reuse needs no solver
+    assert not all(is_kept(each) for each in plan.assignments)
 
 
 def test_training_in_mixed_precision_is_replayed_too() -> None:
@@ -196,18 +212,16 @@ CARD_NETWORKS = {each.name: each for each in NETWORKS}
     ],
 )
 def test_what_a_card_measured_is_replayed_without_one_in_both_modes_and_by_both_solvers(
-    mode: str, limit: str, network: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, limit: str, network: str, agreed: list[int]
 ) -> None:
     workload = CARD_NETWORKS[network]
     model, sample = workload.build(), torch.zeros(workload.shape)
-    plans = []
-    for solver in (solve_with_highs, solve_with_cbc)[: 1 + (mode == "sharing")]:  # reuse needs none
-        monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
-        plans.append(mucudnn.tune(model, sample, limit, mode=mode, backend="replay:h200", progress=False))
 
-    assert plans[0].workspace_bytes <= parse_bytes(limit)
-    assert len({plan.to_text() for plan in plans}) == 1
-    assert any(each.startswith("cudnn:eng") for each in algorithms_of(plans[0]))
+    plan = mucudnn.tune(model, sample, limit, mode=mode, backend="replay:h200", progress=False)
+
+    assert plan.workspace_bytes <= parse_bytes(limit)
+    assert agreed == [parse_bytes(limit)] * (mode == "sharing")
+    assert any(each.startswith("cudnn:eng") for each in algorithms_of(plan))
 
 
 @pytest.mark.parametrize(
@@ -221,19 +235,16 @@ def test_what_a_card_measured_is_replayed_without_one_in_both_modes_and_by_both_
     ],
 )
 def test_what_a_card_measured_in_fewer_digits_is_replayed_by_both_solvers(
-    network: str, setting: str, mode: str, limit: str, monkeypatch: pytest.MonkeyPatch
+    network: str, setting: str, mode: str, limit: str, agreed: list[int]
 ) -> None:
     (asked,) = chosen([setting], SETTINGS)
     model, sample = operands(CARD_NETWORKS[network], asked, torch.device("cpu"))
-    plans = []
-    for solver in (solve_with_highs, solve_with_cbc)[: 1 + (mode == "sharing")]:  # reuse needs none
-        monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
-        backend = "replay:h200-tf32"
-        plans.append(mucudnn.tune(model, sample, limit, mode=mode, backend=backend, progress=False))
 
-    assert plans[0].workspace_bytes <= parse_bytes(limit)
-    assert len({plan.to_text() for plan in plans}) == 1
-    seen = [each.evidence for each in plans[0].assignments if each.evidence is not None]
+    plan = mucudnn.tune(model, sample, limit, mode=mode, backend="replay:h200-tf32", progress=False)
+
+    assert plan.workspace_bytes <= parse_bytes(limit)
+    assert agreed == [parse_bytes(limit)] * (mode == "sharing")
+    seen = [each.evidence for each in plan.assignments if each.evidence is not None]
     assert seen
     assert mode == "sharing" or not any(each.is_predicted for each in seen)
 
@@ -281,18 +292,15 @@ def test_a_larger_limit_never_makes_deepbench_slower() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_all_of_deepbench_shares_a_limit_by_either_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_deepbench_shares_a_limit_by_either_solver(agreed: list[int]) -> None:
     model, samples = deepbench.b16().to(torch.bfloat16), torch.zeros(16, dtype=torch.bfloat16)
-    plans = []
-    for solver in (solve_with_highs, solve_with_cbc):
-        monkeypatch.setattr("mucudnn.solvers.ilp.default_solver", lambda chosen=solver: chosen)
-        backend = "replay:h200-deepbench"
-        plans.append(mucudnn.tune(model, samples, "1GiB", mode="sharing", backend=backend, progress=False))
+    backend = "replay:h200-deepbench"
 
-    totals = [sum(each.division.workspace_bytes for each in plan.assignments) for plan in plans]
-    assert max(totals) <= 2**30
-    assert len({plan.to_text() for plan in plans}) == 1
-    assert seconds_of(plans[0]) <= 20e-3  # PyTorch's own takes 12.8 ms, in whatever memory
+    plan = mucudnn.tune(model, samples, "1GiB", mode="sharing", backend=backend, progress=False)
+
+    assert agreed == [2**30]
+    assert sum(each.division.workspace_bytes for each in plan.assignments) <= 2**30
+    assert seconds_of(plan) <= 20e-3  # PyTorch's own takes 12.8 ms, in whatever memory
 
 
 @pytest.mark.parametrize("name", ["epyc", "xeon"])
