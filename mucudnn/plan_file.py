@@ -97,6 +97,8 @@ def decode(kind: Any, value: object, name: str = "it") -> Any:
     Raises:
         ValueError: the value, or one in it, has another type or is refused by its class.
     """
+    if type(kind) is type and kind in _NAMES:  # asked first, for nearly all values are of these types
+        return _as(kind, value, name)
     arguments = get_args(kind)
     if isinstance(kind, UnionType):
         return None if value is None else decode(arguments[0], value, name)
@@ -109,9 +111,7 @@ def decode(kind: Any, value: object, name: str = "it") -> Any:
         return _decode_estimate(value, name)
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(kind, value, name)
-    if issubclass(kind, StrEnum):
-        return _decode_choice(kind, value, name)
-    return _as(kind, value, name)
+    return _decode_choice(kind, value, name)
 
 
 def _as(kind: type, value: Any, name: str) -> Any:
@@ -134,6 +134,8 @@ def _decode_choice(kind: type[StrEnum], value: object, name: str) -> StrEnum:
 def _decode_tuple(kinds: tuple[Any, ...], value: object, name: str) -> tuple[Any, ...]:
     items = _as(list, value, name)
     if kinds[-1] is Ellipsis:
+        if kinds[0] is int and all(type(item) is int and item >= 0 for item in items):
+            return tuple(items)  # thousands of samples need no names for what is wrong with them
         kinds = (kinds[0],) * len(items)
     if len(items) != len(kinds):
         raise ValueError(f"{name} must have {len(kinds)} values, but got {len(items)}")
