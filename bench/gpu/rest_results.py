@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.cpu.lines import Case, Started, read_packed_too, to_text, write_lines
+from bench.cpu.lines import Case, Line, Started, read_packed_too, to_text, write_lines
 from bench.gpu.layer_cases import Layer, cases, layers
 from bench.gpu.layer_child import known_cases
 from bench.gpu.layer_options import parser, stem_of
@@ -26,15 +26,18 @@ def take_up(others: Path, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in _of_layers(others):
-        own = read_packed_too(folder / name)
+        own, found = read_packed_too(folder / name), read_packed_too(others / name)
+        if own[: len(found)] == found:  # they were taken up before
+            continue
         held = set(map(to_text, own))
-        more = [line for line in read_packed_too(others / name) if to_text(line) not in held]
+        more = [line for line in found if to_text(line) not in held]
         if more:
             write_lines(folder / name, [*own, *more])
     texts = _texts(folder / LINES)
-    found = [text for text in _texts(others / LINES) if text not in set(texts)]
-    if found:
-        write_whole(folder / LINES, "".join(f"{text}\n" for text in (*texts, *found)).encode())
+    known_texts = set(texts)
+    new = [text for text in _texts(others / LINES) if text not in known_texts]
+    if new:
+        write_whole(folder / LINES, "".join(f"{text}\n" for text in (*texts, *new)).encode())
 
 
 def differences(folder: Path, present: Environment) -> list[str]:
@@ -105,7 +108,11 @@ class Held:
 
     @functools.cache  # noqa: B019  # it lives as long as its process
     def _cases(self, stem: str, limits: frozenset[int]) -> set[Case]:
-        return known_cases(read_packed_too(self._folder / f"{stem}.jsonl"), limits)
+        return known_cases(self._lines(stem), limits)
+
+    @functools.cache  # noqa: B019  # it lives as long as its process
+    def _lines(self, stem: str) -> list[Line]:
+        return read_packed_too(self._folder / f"{stem}.jsonl")
 
 
 @functools.cache
