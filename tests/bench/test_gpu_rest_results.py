@@ -12,6 +12,7 @@ from bench.gpu import rest, step_lines
 from bench.gpu.rest import ERRANDS, Errand, unshown
 from bench.gpu.rest_results import Held, take_up
 from mucudnn.problem import ConvOp, Layout
+from mucudnn.profile import Environment
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200"
 
@@ -34,6 +35,19 @@ def taken_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results") / "of a card"
     take_up(RESULTS, folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def held() -> Held:
+    """What the H200's results hold, which is read once."""
+    return Held(RESULTS)
+
+
+@pytest.fixture(scope="module")
+def environment() -> Environment:
+    """In which they were measured."""
+    lines = read_packed_too(RESULTS / "layers.jsonl")
+    return next(line.environment for line in lines if isinstance(line, Started))
 
 
 def test_a_new_folder_has_all_that_is_known(taken_up: Path) -> None:
@@ -70,12 +84,12 @@ def test_what_others_have_found_meanwhile_is_added(tmp_path: Path) -> None:
     assert (one / step_lines.LINES).read_text() == '{"date": "first"}\n{"date": "second"}\n'
 
 
-def test_errands_of_which_all_is_known_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    left = unshown(ERRANDS, Held(RESULTS))
+def test_errands_of_which_all_is_known_are_left_out(held: Held, capsys: pytest.CaptureFixture[str]) -> None:
+    left = unshown(ERRANDS, held)
 
     shown = {each.about for each in ERRANDS} - {each.about for each in left}
     assert "DeepBench's list in TF32, channels_last" in shown
-    again = {each.about for each in left if each.is_shown(Held(RESULTS), controlled=False)}  # no controls
+    again = {each.about for each in left if each.is_shown(held, controlled=False)}  # no controls
     assert "training steps of resnet18, tf32-nchw, 8MiB" in again
     assert left == [each for each in ERRANDS if each.about not in shown | again] + [
         each for each in ERRANDS if each.about in again
@@ -88,17 +102,15 @@ def test_of_a_card_without_results_nothing_is_known(tmp_path: Path) -> None:
     assert unshown(ERRANDS, Held(tmp_path)) == list(ERRANDS)
 
 
-def test_what_a_new_card_begins_with_stays_first_until_all_of_it_is_known(tmp_path: Path) -> None:
+def test_what_a_new_card_begins_with_stays_first_until_all_of_it_is_known(held: Held, tmp_path: Path) -> None:
     append(tmp_path / "layers.jsonl", Failed(CASE, "it is made up."))
 
     assert unshown(ERRANDS, Held(tmp_path))[:2] == list(ERRANDS[:2])
-    assert not {*ERRANDS[:2]} & {*unshown(ERRANDS, Held(RESULTS))[:8]}
+    assert not {*ERRANDS[:2]} & {*unshown(ERRANDS, held)[:8]}
 
 
-def on_a_card(monkeypatch: pytest.MonkeyPatch, kept: Path, **software: str) -> None:
+def on_a_card(monkeypatch: pytest.MonkeyPatch, kept: Path, then: Environment, **software: str) -> None:
     """Have it begin on the H200 that the results are of, with those libraries or other ones."""
-    lines = read_packed_too(RESULTS / "layers.jsonl")
-    then = next(line.environment for line in lines if isinstance(line, Started))
     present = dataclasses.replace(then, software={**then.software, **software})
     monkeypatch.setattr(rest, "obstacle", lambda: None)
     monkeypatch.setattr(rest, "seed", lambda *_: [])
@@ -108,10 +120,13 @@ def on_a_card(monkeypatch: pytest.MonkeyPatch, kept: Path, **software: str) -> N
 
 
 def test_what_was_measured_with_other_libraries_is_measured_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    environment: Environment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     begun: list[list[Errand]] = []
-    on_a_card(monkeypatch, tmp_path, torch="2.14.1+cu130", cuDNN="92400")
+    on_a_card(monkeypatch, tmp_path, environment, torch="2.14.1+cu130", cuDNN="92400")
     monkeypatch.setattr(rest, "run", lambda errands, *_: begun.append(errands) or 0)
 
     assert rest.main([]) == 0
@@ -124,11 +139,14 @@ def test_what_was_measured_with_other_libraries_is_measured_anew(
 
 
 def test_a_folder_of_lines_of_other_libraries_is_refused_before_anything_is_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    environment: Environment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     header, *_ = (RESULTS / step_lines.LINES).read_text(encoding="utf-8").splitlines()
     (tmp_path / step_lines.LINES).write_text(f"{header}\n{header[:300]}", encoding="utf-8")  # and one cut off
-    on_a_card(monkeypatch, tmp_path, torch="2.14.1+cu130")
+    on_a_card(monkeypatch, tmp_path, environment, torch="2.14.1+cu130")
     monkeypatch.setattr(rest, "run", lambda *_: pytest.fail("it was run"))
 
     assert rest.main(["--output", str(tmp_path)]) == 2
@@ -137,10 +155,13 @@ def test_a_folder_of_lines_of_other_libraries_is_refused_before_anything_is_run(
 
 
 def test_lines_that_tell_of_no_environment_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    environment: Environment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / step_lines.LINES).write_text(json.dumps({"environment": {"machine": "mine"}}) + "\n")
-    on_a_card(monkeypatch, tmp_path)
+    on_a_card(monkeypatch, tmp_path, environment)
 
     assert rest.main(["--output", str(tmp_path)]) == 1
 
@@ -148,7 +169,7 @@ def test_lines_that_tell_of_no_environment_are_named(
 
 
 def test_the_next_call_goes_on_where_the_last_one_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[list[Errand]] = []
 
@@ -160,7 +181,7 @@ def test_the_next_call_goes_on_where_the_last_one_stopped(
         return 0
 
     monkeypatch.setattr(rest, "run", run)
-    on_a_card(monkeypatch, tmp_path)
+    on_a_card(monkeypatch, tmp_path, environment)
 
     assert rest.main(["--seconds", "100"]) == rest.main(["--seconds", "100"]) == 0
 
