@@ -5,26 +5,20 @@ import dataclasses
 import gc
 import os
 import signal
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mucudnn.backends.base import Job, UnweighableError
-from mucudnn.backends.cpu.footprint import FootprintMeter, _Child
+from mucudnn.backends.base import Job
+from mucudnn.backends.cpu.footprint import FootprintMeter
 from mucudnn.backends.cpu.footprint_child import ALLOWANCE_BYTES, NOISE_BYTES
 from mucudnn.backends.own import own_job
 from mucudnn.errors import BackendError, CompilationError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from tests.forks import in_a_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux caps and tells memory")
 
@@ -119,18 +113,6 @@ def fault(payload: Mapping[str, int]) -> Work:
     return Work(lambda: payload["missing"])
 
 
-def sleep(payload: Mapping[str, int]) -> Work:
-    return Work(lambda: time.sleep(60))
-
-
-def nap(payload: Mapping[str, int]) -> Work:
-    def work() -> None:
-        time.sleep(0.2)
-        np.ones(payload["scratch"], dtype=np.uint8)
-
-    return Work(work)
-
-
 def chatter(payload: Mapping[str, int]) -> Work:
     os.write(1, b"a library says what it likes\n")
     return torch_scratch({"scratch": MIB, "result": 0})
@@ -164,10 +146,6 @@ def _confession(meter: FootprintMeter) -> str:
 
 def _pid(meter: FootprintMeter) -> int:
     return int(_confession(meter).partition("pid ")[2].partition(",")[0])
-
-
-def _runs(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 @pytest.fixture(scope="module")
@@ -293,23 +271,6 @@ def test_a_crash_without_a_limit_is_an_error(meter: FootprintMeter) -> None:
         meter.measure(_job(death, signal=signal.SIGABRT), None)
 
 
-def test_a_child_that_is_killed_at_work_is_an_error_and_the_next_job_gets_another(
-    meter: FootprintMeter,
-) -> None:
-    with pytest.raises(BackendError, match="its process died: SIGKILL"):
-        meter.measure(_job(death, signal=signal.SIGKILL), MIB)
-
-    assert meter.measure(_job(torch_scratch, scratch=0, result=0), MIB).n_bytes == 0
-
-
-def test_a_child_that_is_killed_at_rest_is_replaced_unseen(meter: FootprintMeter) -> None:
-    pid = _pid(meter)
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-
-    assert meter.measure(_job(torch_scratch, scratch=0, result=0), MIB).n_bytes == 0
-
-
 @pytest.mark.parametrize(
     ("job", "message"),
     [
@@ -331,14 +292,6 @@ def test_a_job_whose_code_cannot_be_compiled_now_says_so(meter: FootprintMeter) 
         CompilationError, match="uncompiled could not be weighed: CompilationError: no space left"
     ):
         meter.measure(_job(uncompiled), MIB)
-
-
-def test_a_job_that_is_stuck_is_ended() -> None:
-    with (
-        FootprintMeter(timeout_s=0.5) as meter,
-        pytest.raises(BackendError, match=r"A job must end within 0\.5 seconds"),
-    ):
-        meter.measure(_job(sleep), None)
 
 
 def test_what_libraries_print_disturbs_nothing(meter: FootprintMeter) -> None:
@@ -379,139 +332,6 @@ def test_threads_may_share_a_meter(meter: FootprintMeter) -> None:
         )
 
     assert seen == pytest.approx(amounts, abs=NOISE_BYTES)
-
-
-def test_closing_ends_the_child_and_a_closed_meter_starts_another() -> None:
-    with FootprintMeter() as meter:
-        first = _pid(meter)
-        meter.close()
-
-        assert not _runs(first)
-        assert _runs(second := _pid(meter))
-    assert not _runs(second)
-
-
-def test_a_child_without_work_ends_and_the_next_job_has_another() -> None:
-    with FootprintMeter() as meter:
-        meter._child = first = _Child(idle_s=0.1)  # it is asked for nothing, so no job can come too late
-        assert first._process.wait(60) == 0
-
-        assert _runs(second := _pid(meter))
-
-    assert first._process.pid != second
-
-
-def test_a_child_that_is_about_to_end_gets_no_job() -> None:
-    with FootprintMeter(idle_s=600) as meter:
-        first = _pid(meter)
-        assert meter._child is not None
-        for _ in range(2):
-            meter._child._heard_s -= 200  # a job each 200 seconds keeps it
-            assert _pid(meter) == first
-        meter._child._heard_s -= 301
-
-        assert _pid(meter) != first
-        assert not _runs(first)
-
-
-def test_a_meter_without_work_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", None)  # to start one raises
-
-    with FootprintMeter() as meter:
-        assert meter._child is None
-        meter.close()
-        assert meter._child is None
-
-
-def test_a_child_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-
-    with (
-        FootprintMeter() as meter,
-        pytest.raises(UnweighableError, match="cannot be measured here: exit status 1"),
-    ):
-        meter.measure(_job(torch_scratch, scratch=0, result=0), None)
-
-
-def test_another_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-
-    with pytest.raises(UnweighableError, match="on Linux only, but this is darwin"):
-        FootprintMeter()
-
-
-_LEFT_OPEN = """
-import os
-from mucudnn.backends.base import Job
-from mucudnn.backends.cpu.footprint import FootprintMeter
-
-meter = FootprintMeter()
-job = Job("tests.backends.test_footprint:torch_scratch", {"scratch": 2**20, "result": 0})
-meter.measure(job, None)
-child = meter._child._process.pid
-if (forked := os.fork()) == 0:
-    meter.close()
-    raise SystemExit
-assert os.waitpid(forked, 0)[1] == 0
-meter.measure(job, None)
-assert meter._child._process.pid == child
-print(child)
-"""
-
-
-def test_a_fork_leaves_the_child_alone_and_the_end_of_the_interpreter_ends_it() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", _LEFT_OPEN],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert (finished.returncode, finished.stderr) == (0, "")
-    assert not _runs(int(finished.stdout))
-
-
-def test_a_fork_while_another_thread_starts_a_child_leaves_a_meter_that_can_be_used(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    is_starting, may_start, start = threading.Event(), threading.Event(), subprocess.Popen
-
-    def start_later(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
-        is_starting.set()
-        may_start.wait()
-        return start(*arguments, **options)
-
-    def is_usable() -> bool:
-        meter.close()
-        return True
-
-    monkeypatch.setattr(subprocess, "Popen", start_later)
-    with FootprintMeter() as meter, ThreadPoolExecutor(1) as pool:
-        weighing = pool.submit(meter.measure, _job(torch_scratch, scratch=0, result=0), None)
-        is_starting.wait()
-        found = in_a_child(is_usable)
-        may_start.set()
-        assert weighing.result().n_bytes == 0
-
-    assert found
-
-
-def test_what_a_signal_handler_weighs_meanwhile_is_not_taken_for_the_others(meter: FootprintMeter) -> None:
-    inner: list[int | None] = []
-
-    def weigh(_number: int, _frame: object) -> None:
-        inner.append(meter.measure(_job(torch_scratch, scratch=4 * MIB, result=0), None).n_bytes)
-
-    _pid(meter)  # a child is there
-    former = signal.signal(signal.SIGALRM, weigh)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        outer = meter.measure(_job(nap, scratch=MIB), None).n_bytes
-    finally:
-        signal.signal(signal.SIGALRM, former)
-
-    assert (inner, outer) == ([pytest.approx(4 * MIB, abs=NOISE_BYTES)], pytest.approx(MIB, abs=NOISE_BYTES))
 
 
 def test_pytorch_hides_copies_in_a_channels_first_convolution(meter: FootprintMeter) -> None:
