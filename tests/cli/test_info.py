@@ -32,6 +32,11 @@ COSTLY = Estimate(1.25, 1.06, 1.5, 10)
 CHEAP = Estimate(1.25, 1.04, 1.5, 10)
 
 
+@pytest.fixture(autouse=True)
+def _no_idle_thread(one_thread: None) -> None:
+    """Spare tests of anything else the second in which it is measured what idle threads cost."""
+
+
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """PyTorch's threads: one computes, one may be idle, and nobody has said how it waits."""
@@ -43,7 +48,6 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_info_tells_version_environment_and_store(store_path: Path) -> None:
     with SqliteStore(store_path) as store:
         store.add_records(an_environment(), [a_record()])
@@ -71,7 +75,6 @@ def test_info_makes_no_store(store_path: Path) -> None:
     assert not store_path.exists()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_info_numbers_the_environments_of_a_store_as_a_replay_does(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite3"
     environments = [an_environment(policy={"threads": threads}) for threads in ("1", "2")]
@@ -168,7 +171,6 @@ def test_info_has_the_cost_of_idle_threads_as_json() -> None:
     assert spinning["samples"] == 10
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_info_measures_nothing_where_no_thread_is_idle() -> None:
     assert json.loads(run("info", "--json").stdout)["spinning"] is None
 
