@@ -326,7 +326,7 @@ def test_when_the_device_is_lost_another_process_goes_on_if_there_is_time(
     started: list[list[str]] = []
     monkeypatch.setattr(Recorder, "_planned", fail)
     monkeypatch.setattr(os, "execv", lambda _, command: started.append(command[3:]))
-    given = [*HERE, "--networks", "alexnet", "vgg16", "--output", str(tmp_path)]
+    given = [*HERE, "--networks", "resnet18", "densenet40", "--output", str(tmp_path)]
 
     status = record.main([*given, "--seconds", seconds])
 
@@ -348,7 +348,7 @@ def test_what_ends_a_run_is_told_and_what_there_is_is_packed(
 
     monkeypatch.setattr(Recorder, "_planned", fail)
 
-    status = record.main([*HERE, "--networks", "alexnet", "--output", str(tmp_path)])
+    status = record.main([*HERE, "--networks", "densenet40", "--output", str(tmp_path)])
 
     assert status == 1
     assert "Run the same command again to go on." in capsys.readouterr().err
