@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.commit import commit
-from bench.cpu import program, step_tables
+from bench.cpu import products, program, step_tables
 from bench.cpu.case_run import STEPS, CaseRun
 from bench.cpu.ground import step_code
 from bench.cpu.lines import Line, Recording, append, read, to_text
@@ -263,7 +263,10 @@ def test_a_step_whose_loss_is_no_number_is_no_measurement() -> None:
         timed(own, own.copy(), NoNeighbours())
 
 
-def test_a_task_survives_its_text_and_its_process_writes_what_it_is_and_what_it_finds(tmp_path: Path) -> None:
+def test_a_task_survives_its_text_and_its_process_writes_what_it_is_and_what_it_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_SIZE", 64)
     broken = Network("broken", f"{HERE}:mistaken", "made up", "nothing")
     task = StepTask(case("broken"), broken, str(tmp_path))
     assert task_from(StepTask, task_text(task)) == task

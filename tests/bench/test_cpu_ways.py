@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.by_hand import a_plan_for
-from bench.cpu import program, results, way_tables, ways
+from bench.cpu import products, program, results, way_tables, ways
 from bench.cpu.case_run import WAYS as WAY_KIND
 from bench.cpu.case_run import CaseRun
 from bench.cpu.ground import Ground, way_code
@@ -251,7 +251,8 @@ def test_what_is_frozen_is_folded_and_packed() -> None:
 
 
 @pytest.mark.usefixtures("one_thread", "asked")
-def test_what_a_process_finds_is_a_line(tmp_path: Path) -> None:
+def test_what_a_process_finds_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_SIZE", 64)
     which = WayCase("1-thread", "tiny", Use.INFERENCE, 2)
     for network in (TINY, MISTAKEN):
         work(WayTask(which, network, str(tmp_path)))
