@@ -12,7 +12,7 @@ from bench import proof as program
 from bench.commit import commit
 from bench.data import Digits, load
 from bench.differences import largest
-from bench.networks import resnet18
+from bench.networks import conv_norm
 from bench.proof_results import Epochs, Exact, Learnt, Near, Pair, Proof, figure
 from mucudnn.plan_file import decode
 from tests.examples import a_plan
@@ -112,6 +112,12 @@ def test_the_picture_has_every_curve() -> None:
     assert "3 random states" in titles(drawn)[0]
 
 
+def small() -> nn.Module:
+    """Three convolutions of 3x3 taps and a linear layer."""
+    layers = [conv_norm(3, 8, 3, 1), nn.ReLU(), conv_norm(8, 8, 3, 1), nn.ReLU(), conv_norm(8, 8, 3, 2)]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10))
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_everything_is_trained_from_equal_weights_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     digits = load()
@@ -120,6 +126,7 @@ def test_everything_is_trained_from_equal_weights_in_turn(monkeypatch: pytest.Mo
     )
     monkeypatch.setattr(program, "load", lambda: few)
     monkeypatch.setattr(program, "_SMALL_BATCH", 4)
+    monkeypatch.setattr(program, "resnet18", small)
     order: list[bool] = []
     train = program.train
     monkeypatch.setattr(
@@ -127,7 +134,7 @@ def test_everything_is_trained_from_equal_weights_in_turn(monkeypatch: pytest.Mo
         "train",
         lambda model, *args, **kwargs: (order.append(is_patched(model)), train(model, *args, **kwargs))[1],
     )
-    training = program._Training(a_plan_for(resnet18(), few.train_images[:4]))
+    training = program._Training(a_plan_for(small(), few.train_images[:4]))
 
     exact, near, epochs = training.in_float64(2), training.in_float32(1, 1), training.epochs(1, 2)
 
