@@ -11,6 +11,9 @@ from typing import Any
 import hypothesis
 import pytest
 
+# Before torch is loaded: threads of two processes that test on two processors sleep while they wait.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 hypothesis.settings.register_profile("mucudnn", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("mucudnn")
 

@@ -48,7 +48,7 @@ _IDLE_S = 60.0
 """Seconds without a job after which a child, which holds some 0.3 GB, ends."""
 
 _START_TIMEOUT_S = 120.0
-"""Seconds after which a child that has not greeted is taken for stuck; it takes about two."""
+"""Seconds after which a child that has not greeted is taken for stuck; it takes two to four."""
 
 _DEATHS_BY_LACK_OF_MEMORY = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 
@@ -73,8 +73,8 @@ class Footprint:
 class FootprintMeter:
     """Weighs jobs one at a time in a child process, in which the kernel holds them to a limit.
 
-    The child starts with the first job (about two seconds), and ends when it has had none for a minute; once
-    it has had none for half of that, the next job has a new one.
+    The child starts with the first job (two to four seconds), and ends when it has had none for a minute;
+    once it has had none for half of that, the next job has a new one.
     What is measured, and how, stands in `footprint_child`. All methods may be called from any thread. A
     process forked from this one gets a child of its own. Nothing is left behind when the meter is closed,
     collected or the interpreter ends.
