@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -60,10 +61,16 @@ def one_sample(payload: dict[str, str]) -> Work:
     return Work(lambda: convolve_sample(problem, *operands), result.nbytes)
 
 
+@pytest.fixture(scope="module")
+def meter() -> Iterator[FootprintMeter]:
+    """One child weighs all of it: each has PyTorch to load."""
+    with FootprintMeter() as made:
+        yield made
+
+
 @pytest.mark.parametrize("op", ConvOp)
-def test_it_takes_no_more_than_three_samples_and_two_filters(op: ConvOp) -> None:
-    with FootprintMeter() as meter:
-        seen = meter.measure(Job("tests.live.test_reference:one_sample", {"op": op.value}), None).n_bytes
+def test_it_takes_no_more_than_three_samples_and_two_filters(op: ConvOp, meter: FootprintMeter) -> None:
+    seen = meter.measure(Job("tests.live.test_reference:one_sample", {"op": op.value}), None).n_bytes
 
     sample_bytes = 64 * 96 * 96 * 8
     assert seen is not None

@@ -20,6 +20,8 @@ from mucudnn.profile import Candidate
 from tests.execution.test_workspace import Device
 from tests.operands import a_convolution, operands_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BATCH = 4
 UNIT_BYTES = 2**16
 """More than im2col of the batch works in."""

@@ -25,6 +25,8 @@ from tests.examples import a_candidate, a_problem
 from tests.execution.test_workspace import Device
 from tests.operands import a_convolution, operands_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.mark.parametrize("batch", range(1, 8))
 def test_a_smaller_batch_gets_the_best_division_within_the_workspace(batch: int) -> None:
