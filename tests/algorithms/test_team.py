@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from mucudnn.algorithms.team import Team, team_of_torch
-
-LONG_S = 60
-"""What never takes so long has hung."""
+from tests.algorithms.alone import LONG_S, Server
 
 START = """
 import ctypes, os, threading, time
@@ -27,7 +25,7 @@ operation = lambda: torch.ones(2**20).add_(1)
 
 
 def run_alone(script: str, **environment: str) -> str:
-    """Run a program in a process of its own, with what is set in its environment; return what it prints."""
+    """Run a program in a new process, with what is set in its environment; return what it prints."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
     finished = subprocess.run(
         [sys.executable, "-c", START + script],
@@ -55,7 +53,9 @@ def test_a_library_without_openmp_has_no_team() -> None:
         Team(library, library)
 
 
-def test_an_openmp_that_is_not_pytorchs_is_told_apart_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_an_openmp_that_is_not_pytorchs_is_told_apart_and_nothing_is_changed(
+    tmp_path: Path, alone: Server
+) -> None:
     script = (
         "import shutil\n"
         "from mucudnn.algorithms.team import Team\n"
@@ -67,11 +67,13 @@ def test_an_openmp_that_is_not_pytorchs_is_told_apart_and_nothing_is_changed(tmp
         "    print([team.is_that_of_torch for team in teams], torch.get_num_threads())"
     )
 
-    assert run_alone(script).splitlines() == ["[True, False] 1", "[True, False] 3"]
+    assert alone.run(START + script).splitlines() == ["[True, False] 1", "[True, False] 3"]
 
 
 @pytest.mark.parametrize("calls", [1, 2, 4])
-def test_calls_take_the_threads_that_operations_have_started_and_end_none_of_them(calls: int) -> None:
+def test_calls_take_the_threads_that_operations_have_started_and_end_none_of_them(
+    calls: int, alone: Server
+) -> None:
     script = (
         "torch.set_num_threads(4); operation(); before = threads()\n"
         f"used = run_on_workers([here] * {calls})\n"
@@ -79,11 +81,11 @@ def test_calls_take_the_threads_that_operations_have_started_and_end_none_of_the
         "operation(); print(threads() == before)"
     )
 
-    assert run_alone(script).splitlines() == [f"{calls} True True", "True"]
+    assert alone.run(START + script).splitlines() == [f"{calls} True True", "True"]
 
 
-def test_the_first_call_runs_in_the_callers_thread() -> None:
-    assert run_alone("print(run_on_workers([here] * 2)[0] == here())") == "True"
+def test_the_first_call_runs_in_the_callers_thread(alone: Server) -> None:
+    assert alone.run(START + "print(run_on_workers([here] * 2)[0] == here())") == "True"
 
 
 @pytest.mark.parametrize("settings", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_THREAD_LIMIT": "2"}])
@@ -139,7 +141,7 @@ def test_a_single_call_keeps_other_threads_idle_and_operations_after_it_do_not()
     assert run_alone(PRODUCTS + script, GOMP_SPINCOUNT="0", OMP_WAIT_POLICY="PASSIVE") == "True True True"
 
 
-def test_mkl_has_one_thread_in_a_call_and_its_own_number_after_it() -> None:
+def test_mkl_has_one_thread_in_a_call_and_its_own_number_after_it(alone: Server) -> None:
     script = (
         "mkl = ctypes.CDLL(torch.__path__[0] + '/lib/libtorch_cpu.so').MKL_Get_Max_Threads\n"
         "def elsewhere():\n"
@@ -150,10 +152,10 @@ def test_mkl_has_one_thread_in_a_call_and_its_own_number_after_it() -> None:
         "print(inside, mkl(), before == elsewhere())"
     )
 
-    assert run_alone(script) == "[1, 1, 1] 3 True"
+    assert alone.run(START + script) == "[1, 1, 1] 3 True"
 
 
-def test_several_threads_have_teams_one_after_the_other() -> None:
+def test_several_threads_have_teams_one_after_the_other(alone: Server) -> None:
     script = (
         "seen = []\n"
         "def caller():\n"
@@ -164,4 +166,4 @@ def test_several_threads_have_teams_one_after_the_other() -> None:
         "print(len(seen), all(seen))"
     )
 
-    assert run_alone(script) == "800 True"
+    assert alone.run(START + script) == "800 True"

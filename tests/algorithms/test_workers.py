@@ -2,7 +2,6 @@
 
 import gc
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,11 +15,10 @@ from torch import Tensor
 
 from mucudnn.algorithms.team import team_of_torch
 from mucudnn.algorithms.workers import Workers, run_on_workers, worker_scheme
-
-LONG_S = 60
-"""What never takes so long has hung."""
+from tests.algorithms.alone import LONG_S, Server
 
 Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
+RunAlone = Callable[[str, str], str]
 
 SCHEMES = {"team": "Workers(team_of_torch)", "pool": "Workers(lambda: None)"}
 """Workers of each scheme, in words that a program of its own understands."""
@@ -48,20 +46,21 @@ def interrupt(number: int) -> None:
     signal.pthread_kill(waiting, number)
 
 
-def run_alone(script: str, workers: str) -> str:
+@pytest.fixture
+def run_alone(alone: Server) -> RunAlone:
     """Run a program in a process of its own, in which workers `run` calls; return what it prints."""
-    start = (
-        "import os, sys, threading\n"
-        "import torch\n"
-        "from mucudnn.algorithms.team import team_of_torch\n"
-        "from mucudnn.algorithms.workers import Workers, run_on_workers, worker_scheme\n"
-        f"run = {workers}.run\n"
-    )
-    finished = subprocess.run(
-        [sys.executable, "-c", start + script], capture_output=True, text=True, timeout=LONG_S, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.strip()
+
+    def run(script: str, workers: str) -> str:
+        start = (
+            "import os, sys, threading\n"
+            "import torch\n"
+            "from mucudnn.algorithms.team import team_of_torch\n"
+            "from mucudnn.algorithms.workers import Workers, run_on_workers, worker_scheme\n"
+            f"run = {workers}.run\n"
+        )
+        return alone.run(start + script)
+
+    return run
 
 
 def test_results_come_in_the_order_of_the_calls(run: Run) -> None:
@@ -92,7 +91,7 @@ def test_no_calls_have_no_results(run: Run) -> None:
     assert run([]) == []
 
 
-def test_nothing_is_started_before_the_first_call(scheme: str) -> None:
+def test_nothing_is_started_before_the_first_call(scheme: str, run_alone: RunAlone) -> None:
     script = (
         "count = lambda: len(os.listdir('/proc/self/task'))\n"
         "torch.set_num_threads(2); before = count(); run([]); between = count()\n"
@@ -225,7 +224,9 @@ def test_an_interrupted_caller_waits_for_its_calls(run: Run) -> None:
     assert run([lambda: 1, lambda: 2]) == [1, 2]
 
 
-def test_a_caller_that_is_interrupted_anywhere_waits_for_its_calls_and_keeps_its_state(scheme: str) -> None:
+def test_a_caller_that_is_interrupted_anywhere_waits_for_its_calls_and_keeps_its_state(
+    scheme: str, run_alone: RunAlone
+) -> None:
     script = (
         "import signal, time\n"
         "begun, ended, interrupted = [], [], 0\n"
@@ -262,7 +263,7 @@ def test_a_signal_handler_may_run_calls_while_its_thread_waits(run: Run) -> None
     assert results == [1, 2]
 
 
-def test_a_forked_child_has_a_pool_of_its_own_and_so_has_its_child() -> None:
+def test_a_forked_child_has_a_pool_of_its_own_and_so_has_its_child(run_alone: RunAlone) -> None:
     script = (
         "sums = lambda: [(torch.ones(2) + 1).sum().item(), torch.get_num_threads()]\n"
         "def child():\n"
@@ -300,7 +301,7 @@ numbers = lambda calls=2: run([torch.get_num_threads] * calls)
 """
 
 
-def test_a_call_computes_with_one_thread_whatever_the_caller_sets(scheme: str) -> None:
+def test_a_call_computes_with_one_thread_whatever_the_caller_sets(scheme: str, run_alone: RunAlone) -> None:
     script = (
         "torch.set_num_threads(3); print(numbers(), numbers(1), torch.get_num_threads())\n"
         "torch.set_num_threads(2); print(numbers(3), numbers(1), torch.get_num_threads())"
@@ -311,20 +312,24 @@ def test_a_call_computes_with_one_thread_whatever_the_caller_sets(scheme: str) -
     assert told == ["[1, 1] [1] 3", "[1, 1, 1] [1] 2"]
 
 
-def test_threads_started_later_compute_with_the_number_of_the_user(scheme: str) -> None:
+def test_threads_started_later_compute_with_the_number_of_the_user(scheme: str, run_alone: RunAlone) -> None:
     script = "torch.set_num_threads(3); numbers(); print(elsewhere(torch.get_num_threads))"
 
     assert run_alone(NUMBERS + script, SCHEMES[scheme]) == "3"
 
 
-def test_threads_started_later_compute_with_the_default_where_the_user_sets_none(scheme: str) -> None:
+def test_threads_started_later_compute_with_the_default_where_the_user_sets_none(
+    scheme: str, run_alone: RunAlone
+) -> None:
     script = "before = elsewhere(torch.get_num_threads); numbers()\n"
     script += "print(before == elsewhere(torch.get_num_threads))"
 
     assert run_alone(NUMBERS + script, SCHEMES[scheme]) == "True"
 
 
-def test_the_number_of_the_process_is_kept_where_the_callers_own_is_another(scheme: str) -> None:
+def test_the_number_of_the_process_is_kept_where_the_callers_own_is_another(
+    scheme: str, run_alone: RunAlone
+) -> None:
     script = "torch.get_num_threads(); torch.set_num_threads(4)\n"  # it begins before it is set
     script += "elsewhere(lambda: torch.set_num_threads(3)); numbers()\n"
     script += "print(torch.get_num_threads(), elsewhere(torch.get_num_threads))"
