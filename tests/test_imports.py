@@ -39,6 +39,8 @@ def test_pure_modules_load_no_torch() -> None:
     program = (
         "import importlib, sys\n"
         f"for name in {PURE}:\n"
+        "    for loaded in [each for each in sys.modules if each.partition('.')[0] == 'mucudnn']:\n"
+        "        del sys.modules[loaded]\n"  # so that none has what another one has imported
         "    importlib.import_module(f'mucudnn.{name}')\n"
         "    print(name, 'torch' in sys.modules)\n"
     )

@@ -11,7 +11,7 @@ LONG_S = 60
 """What never takes so long has hung."""
 
 SERVER = """
-import gc, json, os, signal, sys, warnings
+import contextlib, gc, json, os, signal, sys, warnings
 import torch
 
 def serve(script, output, errors):
@@ -22,12 +22,16 @@ def serve(script, output, errors):
 
 warnings.simplefilter("ignore", DeprecationWarning)  # it forks beside threads of NumPy, says Python 3.12
 gc.freeze()  # a program has not all that is loaded here to look through, nor to copy
+def end(*_):
+    with contextlib.suppress(ProcessLookupError):  # it may just have ended
+        os.kill(number, signal.SIGKILL)
+
 for line in sys.stdin:
     number = os.fork()
     if number == 0:
         serve(*json.loads(line))
         break
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(number, signal.SIGKILL))
+    signal.signal(signal.SIGALRM, end)
     signal.alarm(SECONDS)
     status = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
     signal.alarm(0)
@@ -52,5 +56,6 @@ class Server:
         self._process.stdin.write(request + "\n")
         self._process.stdin.flush()
         status = self._process.stdout.readline().strip()
-        assert status == "0", (status, self._errors.read_text(encoding="utf-8"))
+        hung = f"it has hung for {LONG_S} s" if status == "-9" else ""
+        assert status == "0", (status, hung, self._errors.read_text(encoding="utf-8"))
         return self._output.read_text(encoding="utf-8").strip()

@@ -27,7 +27,7 @@ from tests.operands import operands_of, reference, relative_error
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 VECTORS = {"in_channels": 22, "out_channels": 38}
-"""Of each a vector at least, and a rest, however many make a vector."""
+"""Of each a vector at least, and a rest, where four or more make a vector."""
 
 PROBLEMS = {
     "3x3": for_blocks(**VECTORS, input_size=(17, 14), stride=(2, 2), bias=True),

@@ -31,6 +31,8 @@ def _answer(asked: str, payload: Mapping[str, float]) -> Mapping[str, object]:
         return {"failed": f"ValueError: pid {os.getpid()}", "for_now": False, "spent": False}
     if asked == "die":
         os.kill(os.getpid(), int(payload["signal"]))
+    if asked != "take":
+        raise ValueError(asked)
     time.sleep(payload["seconds"])
     n_bytes = payload["bytes"]
     return {"n_bytes": n_bytes, "seen_bytes": n_bytes, "reason": "It was asked for so.", "spent": False}

@@ -70,8 +70,9 @@ def test_a_child_that_is_killed_at_rest_is_replaced_unseen(meter: FootprintMeter
 
 
 def test_a_job_that_is_stuck_is_ended() -> None:
-    with FootprintMeter(timeout_s=0.5) as meter:
+    with FootprintMeter() as meter:
         pid = _pid(meter)
+        meter._timeout_s = 0.5
         with pytest.raises(BackendError, match=r"A job must end within 0\.5 seconds"):
             meter.measure(_taking(0, seconds=60.0), None)
 

@@ -2,8 +2,8 @@
  *
  * Made for every form, and for VALUE, which is `lanes`, neighbouring channels, or `real`, one channel; EACH has
  * loops unrolled for the former. Slices are taken one after another, and kept until all can be transformed along
- * d; a single one goes where it belongs. Channels of a filter may lie apart, those of an image do not
- * (IS_NEAR): what is apart is loaded value by value, which is most of what there would be to compile.
+ * d; a single one goes where it belongs. Channels that lie apart are loaded one by one, which takes longest to
+ * compile: that is made for filters alone, since those of an image lie next to each other (IS_NEAR).
  */
 
 INLINE void NAME(window)(const real *window, const steps_t step, real *planes, const int64_t plane)

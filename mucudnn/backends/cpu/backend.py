@@ -47,10 +47,10 @@ _DIGIT_LOSERS = tuple(f"{_PREFIX}{kind}winograd{m}" for kind in ("", "cc_") for 
 
 _LOST_DIGIT = 10.0
 
-_OF_STRIDES = f"{_PREFIX}cc_winograd2"
-"""Prefix of F(2), whose filters have three taps, or with a stride up to four in a phase."""
+_F2_IN_C = f"{_PREFIX}cc_winograd2"
+"""Prefix of F(2), whose filters have three taps at most, or with a stride up to four in a phase."""
 
-_OF_FOUR_TAPS = 3.0
+_FOUR_TAPS_FACTOR = 3.0
 """Matrices for these have entries of 1/2 to 8/3: 7x7 and 8x8 of stride 2 erred by 4e-7 to 1.4e-6."""
 
 _OF_UNITS = f"{_PREFIX}bf16x"
@@ -250,8 +250,8 @@ class CpuBackend:
             return bound * _OWN_FACTOR
         if algorithm.startswith(_OF_UNITS):
             return bound * (_LOST_BITS if algorithm.startswith(_OF_TWO) else _LONG_CHAIN)
-        if algorithm.startswith(_OF_STRIDES) and max(taps_of_phases(problem)) > 3:
-            return bound * _OF_FOUR_TAPS
+        if algorithm.startswith(_F2_IN_C) and max(taps_of_phases(problem)) > 3:
+            return bound * _FOUR_TAPS_FACTOR
         return bound * _LOST_DIGIT if algorithm.startswith(_DIGIT_LOSERS) else bound
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
