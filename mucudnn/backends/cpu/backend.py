@@ -51,7 +51,10 @@ _F2_IN_C = f"{_PREFIX}cc_winograd2"
 """Prefix of F(2), whose filters have three taps at most, or with a stride up to four in a phase."""
 
 _FOUR_TAPS_FACTOR = 3.0
-"""Matrices for these have entries of 1/2 to 8/3: 7x7 and 8x8 of stride 2 erred by 4e-7 to 1.4e-6."""
+"""Matrices for these have entries from 1/3 to 8/3, those for three taps 1/2 and 1.
+
+7x7 and 8x8 of stride 2 erred by 4e-7 to 1.4e-6.
+"""
 
 _OF_UNITS = f"{_PREFIX}bf16x"
 """Prefix of what a matrix unit computes, with the digits that its name tells."""
