@@ -1,6 +1,7 @@
 """What is computed: one op of a convolution with all its shapes."""
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -216,7 +217,7 @@ class ConvProblem:
 
     def with_batch(self, batch: int) -> "ConvProblem":
         """Return the same problem for `batch` samples."""
-        return dataclasses.replace(self, batch=batch)
+        return _changed(self, batch=batch)
 
     def part(self, size: int) -> "ConvProblem":
         """Return the problem of a micro-batch of `size` samples of this mini-batch.
@@ -230,11 +231,11 @@ class ConvProblem:
         alignment = self.alignment_bytes
         for shape in (self.input_shape, self.output_shape):
             alignment = math.gcd(alignment, size * math.prod(shape[1:]) * self.itemsize)
-        return dataclasses.replace(self, batch=size, alignment_bytes=alignment)
+        return _changed(self, batch=size, alignment_bytes=alignment)
 
     def with_op(self, op: ConvOp) -> "ConvProblem":
         """Return another of the three ops of the same convolution."""
-        return dataclasses.replace(self, op=op)
+        return _changed(self, op=op)
 
     @cached_property
     def key(self) -> str:
@@ -277,6 +278,11 @@ class ConvProblem:
         return f"{text}, {self.form}"
 
 
+@functools.lru_cache(4096, typed=True)  # a plan asks for the same few thousand again and again
+def _changed(problem: ConvProblem, **fields: object) -> ConvProblem:
+    return dataclasses.replace(problem, **fields)  # type: ignore[arg-type]  # checked by __post_init__
+
+
 def _by(sizes: tuple[int, ...]) -> str:
     return "x".join(str(size) for size in sizes)
 
@@ -307,7 +313,7 @@ def _check_groups(problem: ConvProblem) -> None:
 
 def problems_of(problem: ConvProblem) -> dict[ConvOp, ConvProblem]:
     """Return the three problems of a training step, from that of the forward pass; gradients have no bias."""
-    without = dataclasses.replace(problem, bias=False)
+    without = _changed(problem, bias=False)
     return {op: problem if op is problem.op else without.with_op(op) for op in ConvOp}
 
 

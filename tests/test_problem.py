@@ -111,6 +111,22 @@ def test_another_batch_and_another_op_change_nothing_else() -> None:
     assert a_problem().with_batch(5).with_op(ConvOp.DGRAD) == a_problem(batch=5, op=ConvOp.DGRAD)
 
 
+def test_what_is_asked_for_again_is_made_once() -> None:
+    one, other = a_problem(), a_problem()
+
+    assert one.with_batch(5) is other.with_batch(5)
+    assert one.part(1) is other.part(1)
+    assert problems_of(one)[ConvOp.DGRAD] is problems_of(other)[ConvOp.DGRAD]
+
+
+@pytest.mark.parametrize("batch", [8.0, "8"])
+def test_a_batch_that_is_no_whole_number_is_refused_even_if_an_equal_one_was_made(batch: Any) -> None:
+    a_problem().with_batch(8)
+
+    with pytest.raises(ProblemError, match="batch must be a number of at least 0"):
+        a_problem().with_batch(batch)
+
+
 def test_equal_problems_have_equal_keys() -> None:
     assert a_problem().key == a_problem().key
 
