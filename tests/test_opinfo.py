@@ -6,13 +6,11 @@ wheel, with sample inputs and inputs that must be refused.
 
 import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_modules import module_db
 
 from mucudnn.autotuning import Autotune, autotune
 from mucudnn.errors import NothingToTuneError, SampleError
@@ -22,9 +20,6 @@ from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from tests.plans import a_plan_for, a_plan_of
 from tests.test_autotuning import is_divided
 
-# Whoever imports the databases may set no flag of a backend any more: other tests do.
-torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCES = {
@@ -33,13 +28,41 @@ TOLERANCES = {
 }  # fmt: skip
 """Of a largest difference, relative to the largest number; complex ones are PyTorch's own."""
 
-FUNCTIONS = {info.name.removeprefix("nn.functional."): info for info in op_db if ".conv" in info.name}
-MODULES = {info.name.removeprefix("nn."): info for info in module_db if "Conv" in info.name}
+RANKS = range(1, 4)
+FUNCTIONS = [f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in RANKS]
+MODULES = [
+    f"{lazy}Conv{kind}{rank}d" for lazy in ("", "Lazy") for kind in ("", "Transpose") for rank in RANKS
+]
 
 LEAST_SAMPLES = 10
 """Of each function; a database that were empty would prove nothing."""
 
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+class Databases(NamedTuple):
+    """What PyTorch has of its convolutions.
+
+    Attributes:
+        functions: by their names in `torch.nn.functional`.
+        modules: by their names in `torch.nn`.
+    """
+
+    functions: dict[str, Any]
+    modules: dict[str, Any]
+
+
+@functools.cache
+def databases() -> Databases:
+    """Import the databases, which takes seconds; whoever does may set no flag of a backend any more."""
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.common_modules import module_db
+
+    torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True  # others do
+    return Databases(
+        {info.name.removeprefix("nn.functional."): info for info in op_db if ".conv" in info.name},
+        {info.name.removeprefix("nn."): info for info in module_db if "Conv" in info.name},
+    )
 
 
 class ByHand(Autotune):
@@ -96,18 +119,15 @@ def repeated(images: Tensor) -> Tensor:
 
 
 def test_the_databases_know_every_convolution() -> None:
-    ranks = range(1, 4)
-    assert FUNCTIONS.keys() == {f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in ranks}
-    assert MODULES.keys() == {
-        f"{lazy}Conv{kind}{rank}d" for lazy in ("", "Lazy") for kind in ("", "Transpose") for rank in ranks
-    }
+    assert databases().functions.keys() == set(FUNCTIONS)
+    assert databases().modules.keys() == set(MODULES)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")  # PyTorch's, once
 @dtypes
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_sample_of_a_function_gives_what_pytorch_gives(name: str, dtype: torch.dtype) -> None:
-    info = FUNCTIONS[name]
+    info = databases().functions[name]
     if dtype not in info.supported_dtypes("cpu"):
         with pytest.raises(RuntimeError):
             info(torch.ones((1,) * 5, dtype=dtype), torch.ones((1,) * 5, dtype=dtype))
@@ -131,7 +151,7 @@ def test_every_sample_of_a_function_gives_what_pytorch_gives(name: str, dtype: t
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_pytorch_refuses_is_refused_in_its_words(name: str) -> None:
-    info = FUNCTIONS[name]
+    info = databases().functions[name]
     if info.error_inputs_func is None:
         assert "transpose" in name
         return
@@ -146,14 +166,14 @@ def test_what_pytorch_refuses_is_refused_in_its_words(name: str) -> None:
 
 @functools.cache
 def module_samples(name: str, dtype: torch.dtype) -> list[Any]:
-    info = MODULES[name]
+    info = databases().modules[name]
     return list(info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", MODULES)
 def test_every_sample_of_a_module_gives_what_its_twin_gives(name: str, dtype: torch.dtype) -> None:
-    info = MODULES[name]
+    info = databases().modules[name]
     samples = module_samples(name, dtype)
     divided = 0
     for sample in samples:

@@ -280,12 +280,17 @@ def _accepted_forms(
     layouts: tuple[tuple[Layout, Layout], ...],
 ) -> Iterator[ConvProblem]:
     for op, (layout, filter_layout) in itertools.product(ops, layouts):
-        bias = base.bias and op is ConvOp.FPROP
-        form = dataclasses.replace(
-            base, op=op, dtype=dtype, layout=layout, filter_layout=filter_layout, bias=bias
-        )
+        form = _form(base, op, dtype, layout, filter_layout)
         if algorithm.refusal(form) is None:
             yield form
+
+
+@functools.cache  # all algorithms are asked about the same
+def _form(base: ConvProblem, op: ConvOp, dtype: str, layout: Layout, filter_layout: Layout) -> ConvProblem:
+    bias = base.bias and op is ConvOp.FPROP
+    return dataclasses.replace(
+        base, op=op, dtype=dtype, layout=layout, filter_layout=filter_layout, bias=bias
+    )
 
 
 def _layouts(problem: ConvProblem) -> str:
