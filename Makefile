@@ -1,6 +1,9 @@
 # Every target sets up what it needs: a virtual environment in .venv, filled once.
 PYTHON ?= python3
 VENV := .venv
+# Modules are compiled when one is first imported: neither all when they are installed, nor ours by each process.
+unexport PYTHONDONTWRITEBYTECODE
+PIP := $(VENV)/bin/pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
@@ -17,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mucudnn needs Python 3.11 or later, but $(PYTHON) is " + sys.version.split()[0])'
 	@echo "setting up $(VENV) (once, about a minute)"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,bench]'
+	@$(PIP) -e '.[test,bench]'
 	@touch $(READY)
 
 run: $(READY)  ## tune a ResNet-18 on real images, divide its convolutions, prove that nothing changed
@@ -31,8 +34,7 @@ $(CUDNN): $(READY) constraints-cudnn.txt
 		echo "cuDNN is the one that this CUDA build of PyTorch brings"; \
 	else \
 		echo "adding cuDNN (once, 0.8 GB; DEVICELESS=no goes without it)"; \
-		$(BIN)/pip install --quiet --disable-pip-version-check \
-			-c constraints.txt -c constraints-cudnn.txt -e '.[deviceless]'; \
+		$(PIP) -c constraints-cudnn.txt -e '.[deviceless]'; \
 	fi
 	@touch $(CUDNN)
 
@@ -55,8 +57,8 @@ bench-cpu: $(READY)  ## measure convolution layers and training steps on the pro
 MODELS := $(VENV)/models
 
 $(MODELS): $(READY)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt transformers
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps pytorchcv monai
+	@$(PIP) transformers
+	@$(PIP) --no-deps pytorchcv monai
 	@touch $(MODELS)
 
 models: $(MODELS)  ## train public models divided, beside their unpatched twins; an hour
@@ -112,3 +114,4 @@ gpu-rest:  ## there: what no card has shown yet, in its order, eight minutes of 
 
 clean:  ## remove the virtual environment, build/ and what tools keep here
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .benchmarks
+	find bench mucudnn tests -name __pycache__ -prune -exec rm -rf {} +
