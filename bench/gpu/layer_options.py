@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
         "--retell", type=Path, metavar="FOLDER",
         help="write the summaries of a folder of results anew, from its lines; measure nothing",
     )  # fmt: skip
+    add("--untold", action="store_true", help="write no summary: `--retell` does, anywhere")
     add("--typed", help=argparse.SUPPRESS)  # what a process records as its command
     return made
 

@@ -100,7 +100,8 @@ def watched(options: argparse.Namespace, given: Sequence[str]) -> int:
         print("bench.gpu.layer_run: interrupted; the next run goes on.", file=sys.stderr)
         return INTERRUPTED
     finally:
-        _conclude(options.output, lines)
+        if not options.untold:
+            _conclude(options.output, lines)
 
 
 def _measured(options: argparse.Namespace, given: Sequence[str], lines: Path) -> int:

@@ -33,6 +33,7 @@ _RESULTS = Path("bench/results")
 _OF_LAYERS = "deepbench"
 """How names of recordings go on whose candidates were timed three times, too few for plans of networks."""
 
+_PROFILES = Path("build/gpu-layers")
 _KEPT = Path("build/gpu-rest")
 
 _SECONDS = 480.0
@@ -40,6 +41,12 @@ _SECONDS = 480.0
 
 _AROUND_S = 25.0
 """That a program takes beside its time: it imports torch before it, and after it ends what it has begun."""
+
+_PROCESS_S = 20.0
+"""More of that, where a process of the program's own imports torch once more and examines the networks."""
+
+_PACKING_S = 5.0
+"""For the stores, at the end."""
 
 _PATIENCE_S = 45.0
 """By how much a program may pass its time, and that of processes of its own, before it is killed."""
@@ -71,7 +78,8 @@ class Errand(NamedTuple):
 
     def seconds(self, left_s: float) -> float:
         """Return the time that it is given if it is begun with so much left."""
-        return min(left_s - _AROUND_S, self.most_s)
+        around_s = _AROUND_S + (_PROCESS_S if self.processes_s else 0.0)
+        return min(left_s - around_s, self.most_s)
 
     def timeout_s(self, left_s: float) -> float:
         """Return after how many seconds it is killed then: when nothing is left, if not before."""
@@ -115,8 +123,8 @@ def _layers(
     *more: str,
     case_s: int = _CASE_S,
 ) -> Errand:
-    arguments = ("--layers", *layers, "--settings", *settings, "--case-seconds", str(case_s), *more)
-    return Errand(about, "bench.gpu.layer_run", arguments, 30.0, most_s, case_s + PATIENCE_S)
+    arguments = ("--layers", *layers, "--settings", *settings, "--case-seconds", str(case_s), "--untold")
+    return Errand(about, "bench.gpu.layer_run", (*arguments, *more), 30.0, most_s, case_s + PATIENCE_S)
 
 
 _DEEPBENCH = ["deepbench/*_b16"]
@@ -128,8 +136,8 @@ _LARGE = ["vgg16_b512/conv[123]_2", "resnet18_b512/stage1.0.first.conv", "resnet
 ERRANDS: tuple[Errand, ...] = (
     _steps("resnet18", "float32-nchw", 70.0, 150.0),
     _layers("DeepBench's list in strict float32, contiguous", _DEEPBENCH, ["float32-nchw"], 200.0),
-    _steps("resnet18", "tf32-nchw", 25.0, 110.0, "8MiB"),
-    _steps("resnet18", "bfloat16-nhwc", 25.0, 110.0, "8MiB"),
+    _steps("resnet18", "tf32-nchw", 80.0, 110.0, "8MiB"),
+    _steps("resnet18", "bfloat16-nhwc", 90.0, 110.0, "8MiB"),
     _layers("DeepBench's list in TF32, channels_last", _DEEPBENCH, ["tf32-nhwc"], 240.0),
     _steps("alexnet", "tf32-nchw", 60.0, 80.0),
     _steps("resnet50", "bfloat16-nhwc", 170.0, 240.0),
@@ -229,6 +237,17 @@ def seed(folder: Path, card: str) -> list[str]:
     return [path.name.partition(".")[0] for path in paths]
 
 
+def pack(*folders: Path) -> None:
+    """Pack the recordings in folders, as far as they have any: a lent machine gives no large files back."""
+    from bench.record import PACKED, STORE, recording
+
+    for folder in folders:
+        if (folder / STORE).exists():
+            with recording(folder) as store:
+                store.pack(folder / PACKED)
+            print(f"Packed: {folder / PACKED}.", flush=True)
+
+
 def present_environment() -> "Environment":
     """Return that of the card that is taken if nothing else is said."""
     from mucudnn.backends import backend_of
@@ -297,7 +316,11 @@ def _run_unshown(folder: Path | None, end_s: float) -> int:
         take_up(_RESULTS / card, output)
     print(f"Results are added to {output}.")
     left = unshown(ERRANDS, Held(output))
-    return run(left, end_s - time.monotonic(), status_of, output)
+    try:
+        return run(left, end_s - _PACKING_S - time.monotonic(), status_of, output)
+    finally:
+        pack(folder_of(torch.device("cuda")), _PROFILES / card)
+        print(f"Summaries, anywhere: python -m bench.gpu.layer_run --retell {output}")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,16 @@ def test_another_process_goes_on_with_the_next_case_and_all_is_told(
     assert "another one goes on" in capsys.readouterr().out
 
 
+def test_who_is_lent_a_card_has_the_summary_written_elsewhere(commands: list[float], tmp_path: Path) -> None:
+    results = tmp_path / "results"
+
+    assert layer_run.watched(options(tmp_path, "--seconds", "500", "--untold"), []) == 0
+
+    assert [path.name for path in results.iterdir()] == ["layers.jsonl"]
+    assert layer_run.main(["--retell", str(results)]) == 0
+    assert ABORTED in (results / "layers.md").read_text()
+
+
 def test_a_process_that_begins_no_case_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,16 +43,25 @@ def every_layer() -> list[Layer]:
 def test_every_errand_is_a_command_that_finds_something_to_measure(
     errand: Errand, every_layer: list[Layer]
 ) -> None:
-    *_, program = errand.command(50.0)[:3]
-    options = PARSERS[program]().parse_args(errand.command(50.0)[3:])
+    *_, program = errand.command(70.0)[:3]
+    options = PARSERS[program]().parse_args(errand.command(70.0)[3:])
 
     settings = chosen(options.settings, SETTINGS)
-    assert options.seconds == 25.0  # what is around it takes the rest
+    assert options.seconds == (25.0 if errand.processes_s else 45.0)  # what is around it takes the rest
     assert settings
     if program == "bench.gpu.layer_run":
         assert all(any(cases(every_layer, settings, [pattern])) for pattern in options.layers)
     else:
         assert chosen(options.networks, NETWORKS)
+
+
+@pytest.mark.parametrize("left_s", [80.0, 150.0, 480.0])
+def test_layers_have_the_time_to_start_and_to_end_their_last_case_however_little_is_left(
+    left_s: float,
+) -> None:
+    for errand in ERRANDS:
+        if errand.program == "bench.gpu.layer_run":
+            assert errand.timeout_s(left_s) - errand.seconds(left_s) >= 40.0
 
 
 def test_layers_have_the_time_to_end_a_process_that_hangs_before_they_are_ended() -> None:
@@ -63,7 +72,7 @@ def test_layers_have_the_time_to_end_a_process_that_hangs_before_they_are_ended(
             run([errand], 500.0, lambda _, timeout_s, seen=timeouts: seen.append(timeout_s) or 0)
             options = layer_options.parser().parse_args(errand.command(500.0)[3:])
             case_s[errand.about] = options.case_seconds
-            # Before its clock starts it imports torch, and after it a summary is written.
+            # Before its clock starts it imports torch, and so does its process.
             assert timeouts[0] >= options.seconds + options.case_seconds + layer_run.PATIENCE_S + 30
 
     assert [about for about, seconds in case_s.items() if seconds > 60] == [

@@ -11,8 +11,11 @@ from bench.cpu.lines import Case, Failed, Started, append, read_packed_too
 from bench.gpu import rest, step_lines
 from bench.gpu.rest import ERRANDS, Errand, unshown
 from bench.gpu.rest_results import Held, take_up
+from bench.record import PACKED, STORE
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.profile import Environment
+from mucudnn.store import SqliteStore
+from tests.examples import a_record, an_environment
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "nvidia-h200"
 
@@ -188,3 +191,27 @@ def test_the_next_call_goes_on_where_the_last_one_stopped(
     first, second = begun
     (vgg,) = set(first) - set(second)
     assert vgg.about == "training steps of vgg16, float32-nchw, 64MiB"
+
+
+def test_recordings_are_packed_though_it_is_interrupted(
+    environment: Environment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "profiles" / "nvidia-h200"
+    folder.mkdir(parents=True)
+    with SqliteStore(folder / STORE) as store:
+        store.add_records(an_environment(), [a_record()])
+    monkeypatch.setattr(rest, "run", interrupted)
+    monkeypatch.setattr(rest, "_PROFILES", folder.parent)
+    on_a_card(monkeypatch, tmp_path, environment)
+
+    assert rest.main([]) == 130
+
+    with SqliteStore(folder / PACKED, read_only=True) as packed:
+        assert packed.count() == 1
+    assert f"--retell {tmp_path / 'nvidia-h200'}\n" in capsys.readouterr().out
