@@ -39,7 +39,7 @@ $(CUDNN): $(READY) constraints-cudnn.txt
 	@touch $(CUDNN)
 
 test: $(READY) $(if $(filter yes,$(DEVICELESS)),$(CUDNN))  ## run the test suite; DEVICELESS=no leaves out the real cuDNN
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
 
 check: $(READY)  ## format, lint, types, import rules
 	@$(BIN)/ruff format --check .
