@@ -140,6 +140,23 @@ def test_smaller_batches_take_no_more_of_the_buffer_than_others_reckon_with() ->
     assert division_for(assigned, 3, "cpu:aten", 100, 50).key == "cpu:winograd2@1*3"
 
 
+@pytest.mark.parametrize(
+    ("fast", "slow", "expected"),
+    [
+        (("cpu:aten", 90), ("cpu:im2col", 70), "cpu:aten@1*3"),
+        (("cpu:fft16", 90), ("cpu:im2col", 70), "cpu:aten@2*1+cpu:im2col@1*1"),
+        (("cpu:aten", 101), ("cpu:im2col", 90), "cpu:aten@2*1+cpu:im2col@1*1"),
+    ],
+    ids=["PyTorch's own", "what takes least", "PyTorch's own is over the share"],
+)
+def test_single_samples_may_take_what_pytorchs_own_does_else_the_least(
+    fast: tuple[str, int], slow: tuple[str, int], expected: str
+) -> None:
+    singles = (Candidate(name, 1, time_s, n_bytes) for (name, n_bytes), time_s in ((fast, 0.1), (slow, 1.0)))
+
+    assert division_for(_divided_as_it_comes(*singles), 3, "cpu:aten", 100).key == expected
+
+
 LIMIT_BYTES = 100
 SUM_BYTES = 2**16
 
