@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from mucudnn.errors import StoreWarning
+from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.problem import ConvOp
 from mucudnn.store import SqliteStore, connections
-from mucudnn.tuning.learning import Learner
+from mucudnn.tuning.learning import Learner, opened
 from mucudnn.tuning.options import StoreOption
 from tests.models import Listener
 from tests.operands import a_convolution
@@ -103,3 +103,14 @@ def test_learners_of_one_file_know_what_each_of_them_has_measured(tmp_path: Path
     ]
 
     assert measured == [True, False, True, False]
+
+
+@pytest.mark.parametrize("named", [str, Path, lambda _: None], ids=["text", "a path", "the default"])
+def test_a_file_is_closed_by_whoever_opened_it_though_something_fails(
+    named: Callable[[Path], StoreOption], store_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt), opened(named(store_path)) as store:
+        raise KeyboardInterrupt
+
+    with pytest.raises(StoreError, match="closed database"):
+        store.count()
