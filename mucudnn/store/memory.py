@@ -18,13 +18,9 @@ class MemoryStore:
         self._lock = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is known; a lock cannot be copied."""
+        """Return what is known now."""
         with self._lock:
-            return {"_records": dict(self._records), "_comparisons": dict(self._comparisons)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = ForkSafeLock()
+            return {**self.__dict__, "_records": dict(self._records), "_comparisons": dict(self._comparisons)}
 
     def records(self, environment: Environment, trials: Iterable[Trial]) -> dict[Trial, Record]:
         """Return the records of those `trials` that are known in `environment`, in the order of `trials`."""

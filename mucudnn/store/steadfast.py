@@ -34,12 +34,8 @@ class SteadfastStore:
         self._moving = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the file, or what is in its place by now; a lock cannot be copied."""
-        return {"path": self.path, "_file": self._file if self.is_kept else None, "_store": self._store}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._moving = ForkSafeLock()
+        """Keep the file, or what is in its place by now."""
+        return {**self.__dict__, "_file": self._file if self.is_kept else None}
 
     @property
     def is_kept(self) -> bool:

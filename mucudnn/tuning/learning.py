@@ -48,13 +48,8 @@ class Learner:
         self._turn = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep all but the lock, and but what is in the place of a file."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_store", "_turn")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._store = self._settings.store
-        self._turn = ForkSafeLock()
+        """Keep all but what is in the place of a file."""
+        return {**self.__dict__, "_store": self._settings.store}
 
     def __call__(
         self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
