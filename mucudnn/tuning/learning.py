@@ -11,7 +11,6 @@ from mucudnn.backends import backend_for
 from mucudnn.convolutions.surroundings import autocast_dtype, without_autocast
 from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.live.measurer import LiveMeasurer
-from mucudnn.locks import ForkSafeLock
 from mucudnn.patching.routing import NotNowError
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
@@ -33,7 +32,7 @@ def opened(store: StoreOption) -> Iterator[Store]:
 
 
 class Learner:
-    """Tunes convolutions one by one, in reuse mode; threads take turns.
+    """Tunes convolutions one by one, in reuse mode; of threads whoever calls it lets one in at a time.
 
     The store's file is open only meanwhile. Once it cannot be used, the store in memory that takes its place
     stays, lest equal problems be measured again. Copies and pickles know the same settings, and try the file
@@ -45,7 +44,6 @@ class Learner:
         self._settings = settings
         self._store = settings.store
         self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
-        self._turn = ForkSafeLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all but what is in the place of a file."""
@@ -74,7 +72,7 @@ class Learner:
         extraction = Extraction((SiteCall(name, number, problem, ops),), ())
         # Whoever meets a convolution under autocast wants measurements of its own type.
         plain = without_autocast(device, autocast_dtype(device))
-        with self._turn, plain, self._opened() as store, progress_for(settings.progress) as shown:
+        with plain, self._opened() as store, progress_for(settings.progress) as shown:
             measurer = LiveMeasurer(backend)
             profiler = settings.profiler(measurer, store)
             tuning = Tuning(profiler, settings.mode, extraction, shown)
