@@ -12,9 +12,10 @@ import torch
 
 from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.problem import ConvOp
-from mucudnn.store import SqliteStore, connections
+from mucudnn.store import MemoryStore, SqliteStore, connections
 from mucudnn.tuning.learning import Learner, opened
 from mucudnn.tuning.options import StoreOption
+from mucudnn.tuning.run import Tuning
 from tests.models import Listener
 from tests.operands import a_convolution
 from tests.tuning.test_options import settings_of
@@ -103,6 +104,25 @@ def test_learners_of_one_file_know_what_each_of_them_has_measured(tmp_path: Path
     ]
 
     assert measured == [True, False, True, False]
+
+
+def test_each_problem_is_measured_anew_once_for_its_ops_in_its_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forgotten: list[bool] = []
+    monkeypatch.setattr(Tuning, "forget", lambda _: forgotten.append(True))
+    monkeypatch.setattr(Tuning, "plan", lambda _: None)
+    learn = Learner(settings_of(store=MemoryStore(), again=True))
+    forward, gradient = (ConvOp.FPROP,), (ConvOp.WGRAD,)
+
+    meetings = [(8, forward, 1), (8, forward, 1), (4, forward, 1), (8, gradient, 1), (8, forward, 2)]
+    seen = []
+    for batch, ops, threads in meetings:
+        torch.set_num_threads(threads)
+        learn(torch.device("cpu"), "conv", 0, a_convolution(batch=batch), ops)
+        seen.append(len(forgotten))
+
+    assert seen == [1, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("named", [str, Path, lambda _: None], ids=["text", "a path", "the default"])
