@@ -125,6 +125,16 @@ def test_each_problem_is_measured_anew_once_for_its_ops_in_its_environment(
     assert seen == [1, 1, 2, 3, 4]
 
 
+def test_what_is_met_under_autocast_is_measured_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(Tuning, "plan", lambda _: seen.append(torch.is_autocast_enabled("cpu")))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        _meet(Learner(settings_of(store=MemoryStore())))
+
+    assert seen == [False]
+
+
 @pytest.mark.parametrize("named", [str, Path, lambda _: None], ids=["text", "a path", "the default"])
 def test_a_file_is_closed_by_whoever_opened_it_though_something_fails(
     named: Callable[[Path], StoreOption], store_path: Path
