@@ -207,19 +207,30 @@ def test_what_fits_beside_the_buffer_and_not_beside_the_block_has_it_given_back(
     assert [each.bound(small.division) for each in known] == [None, LIMIT_BYTES]
 
 
-def test_a_smaller_batch_takes_no_more_at_once_than_its_share() -> None:
-    """Parts of PyTorch's own take 60 of 100 beside the whole buffer, of which others take 55."""
+@pytest.mark.parametrize(
+    ("single_s", "share_bytes", "at_once", "expected"),
+    [
+        (0.8, 100, False, "cpu:aten@4*1+cpu:winograd4@2*1"),
+        (0.8, 100, True, "cpu:winograd4@2*3"),
+        (0.8, 115, True, "cpu:aten@4*1+cpu:winograd4@2*1"),
+        (0.6, 100, True, "cpu:aten@4*1+cpu:aten@1*2"),
+    ],
+    ids=["one after the other", "too much at once", "just enough at once", "all by PyTorch's own"],
+)
+def test_a_smaller_batch_takes_no_more_at_once_than_its_share(
+    single_s: float, share_bytes: int, *, at_once: bool, expected: str
+) -> None:
+    """Parts of PyTorch's own take 60 beside the whole buffer, of which others take 55."""
     assigned = _assigned(
         Candidate("cpu:aten", 4, 0.1, 60),
+        Candidate("cpu:aten", 1, single_s, 60),
         Candidate("cpu:im2col", 3, 0.8, 30),
         Candidate("cpu:winograd4", 2, 0.5, 55),
         Candidate("cpu:im2col", 7, 1.0, 60),
-        chosen=3,
+        chosen=4,
     )
 
-    found = [division_for(assigned, 6, "cpu:aten", 100, 90, at_once=at_once).key for at_once in (False, True)]
-
-    assert found == ["cpu:aten@4*1+cpu:winograd4@2*1", "cpu:winograd4@2*3"]
+    assert division_for(assigned, 6, "cpu:aten", share_bytes, 90, at_once=at_once).key == expected
 
 
 class Card(Device):
@@ -343,11 +354,12 @@ def test_a_smaller_batch_has_no_parts_whose_sum_the_buffer_has_no_room_for() -> 
         division_for(assigned, 3, "cpu:aten", 2 * SUM_BYTES, SUM_BYTES - 1)
 
 
-def test_a_division_that_comes_without_a_profile_is_cut_off() -> None:
+@pytest.mark.parametrize(("batch", "expected"), [(5, "cpu:im2col@4*1+cpu:im2col@1*1"), (4, "cpu:im2col@4*1")])
+def test_a_division_that_comes_without_a_profile_is_cut_off(batch: int, expected: str) -> None:
     parts = (Candidate("cpu:im2col", 4, 1.0, 0),) * 2
     assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), Division(parts))
 
-    assert division_for(assigned, 5, "cpu:aten", share_bytes=0).key == "cpu:im2col@4*1+cpu:im2col@1*1"
+    assert division_for(assigned, batch, "cpu:aten", share_bytes=0).key == expected
 
 
 def memory(*, is_sharing: bool) -> Memory:
