@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -375,9 +375,13 @@ def test_who_watches_is_told_of_every_round(model: Network, backend: Ticking) ->
     assert watching.done == [0, *range(2 * ROUNDS)]
 
 
-def test_a_model_without_a_plan_is_refused() -> None:
+def not_run() -> None:
+    raise AssertionError
+
+
+def test_a_model_without_a_plan_is_refused_before_the_step_runs() -> None:
     with pytest.raises(PlanError, match="it runs no plan"):
-        mucudnn.compare(nn.Conv2d(4, 4, 3), lambda: None)
+        mucudnn.compare(nn.Conv2d(4, 4, 3), not_run)
 
 
 def test_a_plan_that_patches_nothing_is_settled_as_it_is_in_few_rounds(model: Network) -> None:
@@ -403,7 +407,10 @@ def test_a_step_that_would_not_run_when_it_is_called_is_refused(model: Network) 
     async def coroutine() -> None:
         model(IMAGES)
 
-    for step in (generator, coroutine):
+    async def asynchronous() -> AsyncIterator[Tensor]:
+        yield model(IMAGES)
+
+    for step in (generator, coroutine, asynchronous):
         with pytest.raises(OptionError, match="must run a step when it is called"):
             mucudnn.compare(model, step)
 
@@ -425,11 +432,8 @@ def test_too_few_rounds_are_refused(model: Network, rounds: int) -> None:
 
 
 def test_who_cannot_be_told_is_refused_before_the_step_runs(model: Network) -> None:
-    def step() -> None:
-        raise AssertionError
-
     with pytest.raises(OptionError, match="progress must be True, False, None or a Progress, but got 1"):
-        mucudnn.compare(model, step, progress=1)  # type: ignore[arg-type]
+        mucudnn.compare(model, not_run, progress=1)  # type: ignore[arg-type]
 
 
 def test_shapes_that_are_tuned_when_they_are_met_belong_to_the_plan(tmp_path: Path) -> None:
