@@ -268,6 +268,7 @@ def test_a_step_that_calls_no_convolution_is_not_run_to_look_into_it(
 
     assert (seen.layers, seen.unseen, seen.settled) == ((), ("first", "second"), seen.plan)
     assert len(runs) == 4 + 2 * ROUNDS + 1
+    assert seen.step.speedup.median == 1  # though the clock stood still
 
 
 def test_both_ways_take_turns_in_an_order_drawn_anew(model: Network, backend: Ticking) -> None:
@@ -286,6 +287,17 @@ def test_a_short_step_has_many_rounds_and_a_long_one_enough(model: Network, back
         return len(seen.step.now_ns)
 
     assert (rounds(1), rounds(10**8), rounds(10**10)) == (200, 50, 20)
+
+
+def test_what_a_step_takes_at_first_does_not_make_its_rounds_fewer(model: Network, backend: Ticking) -> None:
+    spans_ns = iter([10**10, 10**10])
+
+    def step() -> None:
+        backend.now_ns += next(spans_ns, 10**8)
+
+    seen = compared(model, step, None, progress=False, backend=backend)
+
+    assert len(seen.step.now_ns) == 50
 
 
 def test_nothing_is_left_behind_though_the_step_fails(model: Network, backend: Ticking) -> None:
