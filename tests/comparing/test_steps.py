@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import mucudnn
 from bench.by_hand import a_plan_for
 from mucudnn.backends import backend_for
 from mucudnn.backends.cpu.backend import CpuBackend
+from mucudnn.comparing import steps
 from mucudnn.comparing.step_comparison import StepComparison
 from mucudnn.comparing.steps import compared
 from mucudnn.errors import OptionError, PlanError, UntunedWarning
@@ -298,6 +300,20 @@ def test_what_a_step_takes_at_first_does_not_make_its_rounds_fewer(model: Networ
     seen = compared(model, step, None, progress=False, backend=backend)
 
     assert len(seen.step.now_ns) == 50
+
+
+def test_pages_that_a_step_takes_anew_are_told(
+    model: Network, backend: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = SimpleNamespace(ru_minflt=1000)
+    monkeypatch.setattr(steps, "getrusage", lambda _: usage)
+
+    def step() -> None:
+        usage.ru_minflt += 3 if patched_modules(model) else 7
+
+    assert seen_of(model, backend, step).pages == (7, 3)
+    monkeypatch.setattr(steps, "getrusage", None)  # as where nobody counts them
+    assert seen_of(model, backend, step).pages is None
 
 
 def test_nothing_is_left_behind_though_the_step_fails(model: Network, backend: Ticking) -> None:
