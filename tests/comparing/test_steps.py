@@ -1,5 +1,6 @@
 """A program's step with a plan and without it, on a clock that its convolutions move themselves."""
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import mucudnn
 from bench.by_hand import a_plan_for
 from mucudnn.backends import backend_for
+from mucudnn.backends.base import NoNeighbours
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.comparing import steps
 from mucudnn.comparing.step_comparison import StepComparison
@@ -314,6 +316,28 @@ def test_pages_that_a_step_takes_anew_are_told(
     assert seen_of(model, backend, step).pages == (7, 3)
     monkeypatch.setattr(steps, "getrusage", None)  # as where nobody counts them
     assert seen_of(model, backend, step).pages is None
+
+
+def test_others_are_watched_while_the_step_runs(
+    model: Network, backend: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+
+    class Watching(NoNeighbours):
+        taken = 0.25
+
+        @contextlib.contextmanager
+        def watched(self) -> Iterator[None]:
+            events.append("begin")
+            yield
+            events.append("end")
+
+    monkeypatch.setattr(Ticking, "neighbours", Watching)
+
+    seen = seen_of(model, backend, lambda: events.append("step"))
+
+    assert seen.others == 0.25
+    assert (events[0], {*events[1:-1]}, events[-1]) == ("begin", {"step"}, "end")
 
 
 def test_nothing_is_left_behind_though_the_step_fails(model: Network, backend: Ticking) -> None:
