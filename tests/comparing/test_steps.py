@@ -21,6 +21,7 @@ from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.comparing import steps
 from mucudnn.comparing.step_comparison import StepComparison
 from mucudnn.comparing.steps import compared
+from mucudnn.division import Division, undivided
 from mucudnn.errors import OptionError, PlanError, UntunedWarning
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
@@ -28,6 +29,7 @@ from mucudnn.patching.applying import patched_modules, unpatched
 from mucudnn.patching.routing import Router
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate
 from mucudnn.progress import Silence
 from mucudnn.timing import Clock
 
@@ -193,6 +195,44 @@ def test_a_plan_of_forward_passes_alone_runs_as_it_was_planned(model: Network, b
     seen = seen_of(model, backend, lambda: model(IMAGES))
 
     assert (seen.unplanned, seen.slower) == ((), ("first",))
+
+
+ONCE = Estimate(1.0, 0.9, 1.1, 10)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "evidence"),
+    [("cpu:aten", None), ("cpu:im2col", Evidence(reference=ONCE, chosen=ONCE))],
+    ids=["by its name", "by its times"],
+)
+def test_gradients_that_a_plan_leaves_as_they_were_need_not_run(
+    model: Network, backend: Ticking, algorithm: str, evidence: Evidence | None
+) -> None:
+    own = Division((Candidate(algorithm, len(IMAGES), 1.0, 2**20),))
+    assignments = tuple(
+        each if each.site.op is ConvOp.FPROP else dataclasses.replace(each, division=own, evidence=evidence)
+        for each in mucudnn.plan_of(model).assignments
+    )
+    mucudnn.apply(model, dataclasses.replace(mucudnn.plan_of(model), assignments=assignments))
+    model.first.taken = (40, 50)
+
+    seen = seen_of(model, backend, lambda: model(IMAGES))
+
+    assert (seen.unplanned, seen.slower) == ((), ("first",))
+
+
+def test_a_convolution_that_a_plan_leaves_as_it_was_is_not_missed(model: Network, backend: Ticking) -> None:
+    own = undivided("cpu:aten", len(IMAGES))
+    assignments = tuple(
+        dataclasses.replace(each, division=own) if each.site.path == "second" else each
+        for each in mucudnn.plan_of(model).assignments
+    )
+    mucudnn.apply(model, dataclasses.replace(mucudnn.plan_of(model), assignments=assignments))
+
+    seen = seen_of(model, backend)
+
+    assert [*patched_modules(model)] == ["first"]
+    assert (seen.unseen, seen.unpatched) == ((), ())
 
 
 def test_what_autograd_computes_of_a_convolution_counts(model: Network, backend: Ticking) -> None:
