@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
@@ -264,13 +264,20 @@ def test_a_pass_that_is_computed_again_counts_each_time(model: Network, backend:
     assert [layer.times.now_ns[0] for layer in seen.layers] == [6, 3]
 
 
+@pytest.mark.parametrize("stops_early", [True, False])
 def test_what_a_node_has_others_compute_again_is_counted_once_and_theirs(
-    model: Network, backend: Ticking
+    model: Network, backend: Ticking, *, stops_early: bool
 ) -> None:
+    """Where that stops early, the last pass breaks off: it has saved all that there is to save."""
     model.first.taken = model.second.taken = (100, 100)
     image = IMAGES.clone().requires_grad_()
 
-    seen = seen_of(model, backend, lambda: checkpoint(model, image, use_reentrant=False).sum().backward())
+    def step() -> None:
+        with set_checkpoint_early_stop(stops_early):
+            result = checkpoint(model, image, use_reentrant=False)
+        result.sum().backward()
+
+    seen = seen_of(model, backend, step)
 
     # The node of the second has both computed again: twice 100 of the first, and 100 of its own.
     assert [layer.times.now_ns[0] for layer in seen.layers] == [400, 200]
