@@ -1,5 +1,6 @@
 """What modules take within whatever runs them; `test_steps` has the rest, on a program's step."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor, nn, zeros
@@ -48,6 +49,19 @@ def test_what_began_within_something_else_and_failed_counts_as_that() -> None:
         clocks.end("outer")
 
     assert clocks.taken_by(run) == {"outer": 2}
+
+
+def test_threads_have_spans_of_their_own() -> None:
+    clocks = ModuleClocks(Telling())
+
+    def run() -> None:
+        clocks.begin("one")
+        with ThreadPoolExecutor(1) as other:
+            other.submit(clocks.begin, "two").result()
+            clocks.end("one")
+            other.submit(clocks.end, "two").result()
+
+    assert clocks.taken_by(run) == {"one": 2, "two": 2}
 
 
 def test_what_was_differentiated_is_told_of_the_last_run() -> None:
