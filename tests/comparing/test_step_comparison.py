@@ -38,7 +38,14 @@ def test_the_interval_is_that_of_the_time_saved() -> None:
     assert (found.median, found.low, found.high) == (4, 3, 6)
 
 
-def test_what_saves_nothing_never_pays() -> None:
-    found = break_even(60.0, [2.0] * 10, [2.5] * 8 + [1.0] * 2)
+@pytest.mark.parametrize("now_s", [2.0, 2.5])
+def test_what_saves_nothing_never_pays(now_s: float) -> None:
+    found = break_even(60.0, [2.0] * 10, [now_s] * 8 + [1.0] * 2)
 
     assert (found.median, found.high) == (math.inf, math.inf)
+
+
+def test_what_is_paid_back_is_in_seconds_of_the_same_steps() -> None:
+    times = PairedTimes((3 * 10**9,) * 10, (2 * 10**9,) * 10)
+
+    assert times.break_even(60.0) == break_even(60.0, [3.0] * 10, [2.0] * 10)
