@@ -310,6 +310,19 @@ def test_a_convolution_that_a_step_does_not_always_call_is_named_and_has_no_time
     assert ([layer.path for layer in seen.layers], seen.unseen) == (["first"], ("second",))
 
 
+def test_a_convolution_that_a_step_calls_with_the_plan_alone_has_no_times(
+    model: Network, backend: Ticking
+) -> None:
+    def step() -> None:
+        model.first(IMAGES)
+        if patched_modules(model):
+            model.second(IMAGES)
+
+    seen = seen_of(model, backend, step)
+
+    assert ([layer.path for layer in seen.layers], seen.unseen) == (["first"], ("second",))
+
+
 def test_a_step_that_calls_no_convolution_is_not_run_to_look_into_it(
     model: Network, backend: Ticking
 ) -> None:
