@@ -8,6 +8,7 @@ from mucudnn.choices import Mode
 from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes
 from mucudnn.comparing.taking_back import taken_back
 from mucudnn.division import Division
+from mucudnn.errors import PlanError
 from mucudnn.evidence import CallEvidence, CallTimes, Evidence, FrozenEvidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, ConvSite, Plan
@@ -18,6 +19,7 @@ from tests.examples import a_plan, a_problem
 
 OWN = "cpu:aten"
 WHOLE = Candidate(OWN, 32, 0.010, 3000)
+OWN_HALF = Candidate(OWN, 16, 0.006, 1500)
 HALF = Candidate("cpu:winograd4", 16, 0.002, 1000)
 SLOW, FAST = Estimate(0.010, 0.009, 0.011, 10), Estimate(0.005, 0.004, 0.006, 10)
 TIMES = CallTimes(SLOW, FAST, FAST, Verdict.FASTER)
@@ -30,7 +32,7 @@ def assigned(path: str, op: ConvOp = ConvOp.FPROP, **changes: object) -> Assignm
         **changes,
     )
     problem = a_problem(op=op, batch=32)
-    return Assignment(ConvSite(path, op), problem, Division((HALF, HALF)), (WHOLE, HALF), evidence)
+    return Assignment(ConvSite(path, op), problem, Division((HALF, HALF)), (OWN_HALF, WHOLE, HALF), evidence)
 
 
 WITHIN = PairedTimes((100,) * 6, (150,) * 6)
@@ -111,12 +113,35 @@ def test_no_site_gets_more_than_it_may_take(mode: Mode, changes: dict[str, objec
     assert taken_back(plan, slower("one"), OWN) is plan
 
 
-def test_in_sharing_mode_what_fits_the_share_goes_back() -> None:
-    small = dataclasses.replace(WHOLE, workspace_bytes=500)
-    site = assigned("one", reference_workspace_bytes=500)
+@pytest.mark.parametrize("own_bytes", [500, HALF.workspace_bytes])
+def test_in_sharing_mode_what_fits_the_share_goes_back(own_bytes: int) -> None:
+    small = dataclasses.replace(WHOLE, workspace_bytes=own_bytes)
+    site = assigned("one", reference_workspace_bytes=own_bytes)
     plan = planned(dataclasses.replace(site, candidates=(small, HALF)), mode=Mode.SHARING)
 
     assert taken_back(plan, slower("one"), OWN).assignments[0].division.parts == (small,)
+
+
+@pytest.mark.parametrize("candidates", [(), (WHOLE,)], ids=["without a profile", "with one"])
+def test_a_site_that_is_pytorchs_own_already_stays_as_it_is(candidates: tuple[Candidate, ...]) -> None:
+    kept = dataclasses.replace(
+        assigned("one", ConvOp.WGRAD, chosen=SLOW, verdict=Verdict.SAME),
+        division=Division((WHOLE,)),
+        candidates=candidates,
+    )
+
+    assert is_kept(kept)
+    assert taken_back(planned(assigned("one"), kept), slower("one"), OWN).assignments[1] == kept
+    alone = planned(kept)
+    assert taken_back(alone, slower("one"), OWN) is alone
+
+
+def test_what_would_take_more_than_the_limit_is_refused() -> None:
+    large = dataclasses.replace(WHOLE, workspace_bytes=10001)
+    plan = planned(dataclasses.replace(assigned("one"), candidates=(large, HALF)))
+
+    with pytest.raises(PlanError, match="at most 10000 bytes"):
+        taken_back(plan, slower("one"), OWN)
 
 
 def test_a_site_without_a_profile_stays() -> None:
