@@ -68,7 +68,7 @@ def _forward_problem(module: nn.Module, kind: Kind, assignments: Mapping[ConvOp,
     """
     problem = next(iter(assignments.values())).problem
     if kind.is_transposed:
-        return dataclasses.replace(problem, op=ConvOp.DGRAD, bias=False)
+        return dataclasses.replace(problem, op=ConvOp.DGRAD)
     has_bias = module.bias is not None
     if type(module).forward is not kind.base.forward and ConvOp.FPROP in assignments:
         has_bias = assignments[ConvOp.FPROP].problem.bias
