@@ -198,8 +198,10 @@ def _model_with(conv: nn.Module) -> nn.Module:
 
 
 MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
-    "no such module": (a_chain, _renamed, "with a module 'body.0', but this one has none"),
-    "no convolution": (lambda: _model_with(nn.Identity()), lambda plan: plan, "is a Identity and cannot be"),
+    "no such module": (a_chain, _renamed, r"with a module 'body.0', but this one has none\.$"),
+    "no convolution": (
+        lambda: _model_with(nn.Identity()), lambda plan: plan, r"is a Identity and cannot be divided\.$"
+    ),
     "transposed": (
         lambda: _model_with(nn.ConvTranspose2d(3, 4, 3)), lambda plan: plan, r"here it has \(\(3, 4, 3, 3\)"
     ),
