@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mucudnn.errors import PlanError, PlanMismatchError
 from mucudnn.patching.applying import apply, plan_of, restore
 from mucudnn.plan import ConvSite, Plan
+from mucudnn.problem import ConvOp
 from mucudnn.tuner import optimize
 from tests.models import a_chain
 from tests.patching.twins import Build, a_step, assert_same_step, chain_twins, images_of, is_divided, twins_of
@@ -313,6 +314,47 @@ def test_a_plan_from_a_file_runs() -> None:
     twin = copy.deepcopy(model)
 
     apply(model, Plan.from_text(a_plan_for(model, images_of()).to_text()))
+
+    assert is_divided(model, images_of())
+    assert_same_step(model, twin, images_of())
+
+
+@pytest.mark.parametrize("conv", [nn.Conv2d, nn.ConvTranspose2d])
+def test_the_sites_of_a_plan_may_come_in_any_order(conv: type[nn.Module]) -> None:
+    model = conv(3, 4, 3).double()
+    twin, plan = copy.deepcopy(model), a_plan_for(model, images_of())
+
+    apply(model, dataclasses.replace(plan, assignments=plan.assignments[::-1]))
+
+    assert is_divided(model, images_of())
+    assert_same_step(model, twin, images_of())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_plan_serves_a_module_whose_bias_came_or_went(*, bias: bool) -> None:
+    plan = a_plan_for(nn.Conv2d(3, 4, 3, bias=not bias).double(), images_of())
+    model = nn.Conv2d(3, 4, 3, bias=bias).double()
+    twin = copy.deepcopy(model)
+
+    apply(model, plan)
+
+    assert is_divided(model, images_of())
+    assert_same_step(model, twin, images_of())
+
+
+class _Scaled(nn.Conv2d):
+    """Has a forward pass of its own."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self._conv_forward(image, 2 * self.weight, self.bias)
+
+
+def test_a_plan_of_gradients_alone_serves_a_subclass() -> None:
+    model = _Scaled(3, 4, 3).double()
+    twin, plan = copy.deepcopy(model), a_plan_for(model, images_of())
+    gradients = tuple(each for each in plan.assignments if each.site.op is not ConvOp.FPROP)
+
+    apply(model, dataclasses.replace(plan, assignments=gradients))
 
     assert is_divided(model, images_of())
     assert_same_step(model, twin, images_of())
