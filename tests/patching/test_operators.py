@@ -470,6 +470,18 @@ def test_the_operator_of_inference_is_what_pytorch_asks_of_one() -> None:
     assert set(checked.values()) == {"SUCCESS"}
 
 
+@pytest.mark.parametrize("place", range(3), ids=["image", "weight", "bias"])
+def test_what_needs_the_gradient_of_one_tensor_alone_is_recorded(place: int) -> None:
+    server = _Own()
+    tensors = [torch.randn(2, 4, 5, 6), torch.randn(4, 4, 3, 3), torch.randn(4)]
+    tensors[place].requires_grad_()
+    arguments = ConvArguments((1, 1), (0, 0), (1, 1), 1)
+
+    result = convolve(*tensors, arguments, announce(server))
+
+    assert torch.autograd.grad(result.sum(), tensors[place])[0].shape == tensors[place].shape
+
+
 @pytest.mark.parametrize(
     ("records", "needs", "operator"),
     [
