@@ -80,7 +80,7 @@ def own_gradients(
 
     Each is None unless it is `needed`.
     """
-    gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = torch.ops.aten.convolution_backward(
+    gradients = torch.ops.aten.convolution_backward(
         gradient,
         image,
         weight,
@@ -93,7 +93,9 @@ def own_gradients(
         arguments.groups,
         needed,
     )
-    return gradients
+    # oneDNN's function has the weight's along with the bias's, whether it is needed or not.
+    dx, dw, db = (each if is_needed else None for each, is_needed in zip(gradients, needed, strict=True))
+    return dx, dw, db
 
 
 def numbers(given: Numbers, rank: int) -> tuple[int, ...]:

@@ -470,6 +470,23 @@ def test_the_operator_of_inference_is_what_pytorch_asks_of_one() -> None:
     assert set(checked.values()) == {"SUCCESS"}
 
 
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("place", range(3), ids=["image", "weight", "bias"])
+def test_gradients_have_the_shapes_that_are_traced(place: int, *, is_transposed: bool) -> None:
+    server = _Own()
+    image, weight = torch.randn(2, 4, 5, 6), torch.randn((4, 6, 3, 3) if is_transposed else (6, 4, 3, 3))
+    numbers = ((1, 1), (0, 0), (1, 1), (0, 0) if is_transposed else ())
+    arguments = ConvArguments(*numbers[:3], groups=1, output_padding=numbers[3] or None)
+    gradient = own_call(image, weight, None, arguments)
+    needed = [each == place for each in range(3)]
+
+    torch.library.opcheck(
+        torch.ops.mucudnn.convolution_backward.default,
+        (gradient, image, weight, *map(list, numbers), 1, announce(server), needed, True),
+        test_utils="test_faketensor",
+    )
+
+
 @pytest.mark.parametrize("place", range(3), ids=["image", "weight", "bias"])
 def test_what_needs_the_gradient_of_one_tensor_alone_is_recorded(place: int) -> None:
     server = _Own()
