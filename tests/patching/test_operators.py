@@ -472,9 +472,10 @@ def test_the_operator_of_inference_is_what_pytorch_asks_of_one() -> None:
 
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("place", range(3), ids=["image", "weight", "bias"])
-def test_gradients_have_the_shapes_that_are_traced(place: int, *, is_transposed: bool) -> None:
+def test_gradients_have_the_shapes_and_strides_that_are_traced(place: int, *, is_transposed: bool) -> None:
     server = _Own()
     image, weight = torch.randn(2, 4, 5, 6), torch.randn((4, 6, 3, 3) if is_transposed else (6, 4, 3, 3))
+    weight = weight.transpose(2, 3)  # whose strides are in no order that gradients come in
     numbers = ((1, 1), (0, 0), (1, 1), (0, 0) if is_transposed else ())
     arguments = ConvArguments(*numbers[:3], groups=1, output_padding=numbers[3] or None)
     gradient = own_call(image, weight, None, arguments)
