@@ -555,6 +555,17 @@ def test_a_graph_outlives_the_plan() -> None:
         assert_close(result, expected)
 
 
+def test_who_is_gone_is_served_by_pytorchs_own() -> None:
+    image, weight, bias = torch.randn(2, 4, 5, 6), torch.randn(6, 4, 3, 3), torch.randn(6)
+    arguments = ConvArguments((1, 1), (0, 0), (1, 1), 1)
+    name = announce(_Own())
+    assert name not in _servers
+
+    assert torch.equal(
+        convolve(image, weight, bias, arguments, name), own_call(image, weight, bias, arguments)
+    )
+
+
 def test_what_pytorchs_own_serves_is_no_operator() -> None:
     twin, images = a_module(nn.Conv2d), images_for(nn.Conv2d)
     plan = a_plan_for(copy.deepcopy(twin), images)
