@@ -15,7 +15,7 @@ from mucudnn.division import Division, buffer_bytes, own_bytes
 from mucudnn.errors import BackendError, InfeasibleError
 from mucudnn.execution.workspace import release_workspaces, workspace_of
 from mucudnn.patching import fitting
-from mucudnn.patching.fitting import Memory, divided, division_for
+from mucudnn.patching.fitting import Memory, divided, division_for, is_own
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
@@ -161,10 +161,16 @@ LIMIT_BYTES = 100
 SUM_BYTES = 2**16
 
 
-def _memory_of(*assigned: Assignment, mode: Mode = Mode.REUSE, by_pages: bool = True) -> Memory:
+def _memory_of(*assigned: Assignment, mode: Mode = Mode.REUSE, **how: bool) -> Memory:
     environment = CpuBackend().environment()
     plan = Plan(mode, Policy.POWER_OF_TWO, LIMIT_BYTES, environment, assigned, (), "0")
-    return Memory.of(plan, "cpu:aten", is_growing=False, by_pages=by_pages)
+    return Memory.of(plan, "cpu:aten", **{"is_growing": False, "by_pages": True, **how})
+
+
+def test_where_more_is_tuned_later_the_buffer_may_come_to_the_limit() -> None:
+    known = _memory_of(_assigned(Candidate("cpu:im2col", 8, 1.0, 40)), is_growing=True)
+
+    assert (known.buffer_bytes, known.capacity_bytes) == (LIMIT_BYTES, 40)
 
 
 def test_smaller_batches_do_not_enlarge_the_buffer_that_tuning_reckoned_with() -> None:
@@ -375,3 +381,20 @@ def test_what_takes_memory_beside_the_buffer_shares_the_limit_with_it() -> None:
     sharing = memory(is_sharing=True)
     assert [sharing.has_room(division, n_bytes) for n_bytes in (0, 1)] == [True, False]
     assert [sharing.has_room(own, n_bytes) for n_bytes in (30, 31)] == [True, False]
+
+
+def test_pytorchs_own_runs_as_it_would_anyway_where_it_fits_beside_the_buffer_undivided() -> None:
+    fits, does_not = (Division((Candidate("cpu:aten", 8, 1.0, n_bytes),)) for n_bytes in (40, 41))
+    parts = Division((Candidate("cpu:aten", 4, 1.0, 40),) * 2)
+
+    assert [is_own(each, memory(is_sharing=False)) for each in (fits, does_not, parts)] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_sum_of_parts_takes_of_what_a_site_owns() -> None:
+    division = Division((Candidate("cpu:aten", 4, 1.0, 30),) * 2)
+
+    assert [memory(is_sharing=True).bound(division, sum_bytes) for sum_bytes in (0, 1)] == [None, 30]
