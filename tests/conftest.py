@@ -115,13 +115,13 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def cache_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A user's cache of this process alone, so that tests beside it need not wait for their turn.
 
     What is compiled is common to the processes of a run.
     """
     own, common = tmp_path_factory.mktemp("cache"), tmp_path_factory.getbasetemp()
-    compiled = (common.parent if "PYTEST_XDIST_WORKER" in os.environ else common) / "compiled"
+    compiled = (common.parent if hasattr(request.config, "workerinput") else common) / "compiled"
     compiled.mkdir(exist_ok=True)
     (own / "mucudnn").mkdir()
     (own / "mucudnn" / "compiled").symlink_to(compiled)
