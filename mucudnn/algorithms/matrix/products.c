@@ -12,7 +12,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef INLINE
 #define INLINE static inline __attribute__((always_inline))
+#endif
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
