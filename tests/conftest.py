@@ -167,6 +167,13 @@ def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.Called, "is_worth_it", lambda *_: True)
 
 
+@pytest.fixture(scope="module")
+def few_to_collect() -> None:
+    """For modules whose programs often collect garbage: pass over what was loaded since."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
     import torch  # not for the tests of the pure part, which never load it

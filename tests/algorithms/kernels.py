@@ -227,9 +227,6 @@ BLOCKED_NAMES = (
 BLOCKED_VARIED = {name: BLOCKED[name] for name in BLOCKED_NAMES}
 
 
-FEW = 4
-"""Problems up to which each is computed in all layouts."""
-
 Test: TypeAlias = Callable[..., None]
 
 
@@ -244,17 +241,15 @@ def accepted(
     """Have a test see what algorithms accept of `problems`, or variants of `blocked`, in all ops and layouts.
 
     These are looked at within one test, one after another: thousands of tests cost more than what they do.
-    Of more than a few problems each has one layout an op, in turn, so that each algorithm computes each op in
-    all of them, and so is each problem computed.
     """
-    cases = []
-    for number, name in enumerate(names):
-        algorithm, looked_at = algorithm_of(name), blocked if name in VARIANTS else problems
-        for turn, (key, base) in enumerate(looked_at.items(), number):
-            in_turn = turn if len(looked_at) > FEW else None
-            forms = [*_accepted_forms(algorithm, base, ops or tuple(ConvOp), dtype, layouts, in_turn)]
-            if forms:
-                cases.append(pytest.param(algorithm, forms, id=f"{name}-{key}"))
+    cases = [
+        pytest.param(algorithm, forms, id=f"{name}-{key}")
+        for name in names
+        for algorithm in [algorithm_of(name)]
+        for key, base in (blocked if name in VARIANTS else problems).items()
+        for forms in [[*_accepted_forms(algorithm, base, ops or tuple(ConvOp), dtype, layouts)]]
+        if forms
+    ]
 
     def in_all_forms(test: Test) -> Test:
         @functools.wraps(test)
@@ -283,14 +278,11 @@ def _accepted_forms(
     ops: tuple[ConvOp, ...],
     dtype: str,
     layouts: tuple[tuple[Layout, Layout], ...],
-    turn: int | None,
 ) -> Iterator[ConvProblem]:
-    for number, op in enumerate(ops):
-        forms = [_form(base, op, dtype, layout, filter_layout) for layout, filter_layout in layouts]
-        taken = [form for form in forms if algorithm.refusal(form) is None]
-        if turn is not None and taken:
-            taken = [taken[(turn + number) % len(taken)]]
-        yield from taken
+    for op, (layout, filter_layout) in itertools.product(ops, layouts):
+        form = _form(base, op, dtype, layout, filter_layout)
+        if algorithm.refusal(form) is None:
+            yield form
 
 
 @functools.cache  # all algorithms are asked about the same

@@ -55,13 +55,13 @@ def _forget() -> None:
 @pytest.mark.parametrize("depth", [ONE_TAP, replace(UNSTRIDED, outputs=2)], ids=["flat", "deep"])
 @pytest.mark.parametrize("width", [UNSTRIDED, *STRIDED], ids=["stride 1", "stride 2", "stride 2, dgrad"])
 def test_the_source_is_c_without_a_warning_whatever_the_vectors(
-    width: Axis, depth: Axis, vector_bytes: int, dtype: str
+    width: Axis, depth: Axis, vector_bytes: int, dtype: str, tmp_path: Path
 ) -> None:
     source = source_of((depth, ONE_TAP, width), dtype, vector_bytes)
 
     strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
     subprocess.run(
-        [*_words(), *strict, "-std=gnu11", "-fsyntax-only", "-x", "c", "-"],
+        [*_words(), *strict, "-std=gnu11", "-c", "-o", str(tmp_path / "x.o"), "-x", "c", "-"],
         input=source, text=True, check=True,
     )  # fmt: skip
 
@@ -72,11 +72,10 @@ def _words() -> tuple[str, ...]:
     return found.command[:1]
 
 
-@pytest.mark.parametrize(
-    ("vector_bytes", "size"), [(16, (6, 3, 13)), (32, (9, 21)), (64, (9, 21))], ids=["16, 3-D", "32", "64"]
-)
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
 @pytest.mark.parametrize("op", ConvOp)
 @pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("size", [(9, 21), (6, 3, 13)], ids=["2-D", "3-D"])
 def test_vectors_of_any_length_compute_the_same(
     vector_bytes: int, op: ConvOp, layout: Layout, size: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_the_result_is_that_of_pytorch_in_the_declared_workspace(
 
 ACCURACY = {
     "5x4": dataclasses.replace(PROBLEMS["5x4"], in_channels=64),
+    "7x7": for_blocks(in_channels=64, input_size=(21, 20), kernel_size=(7, 7), stride=(2, 2), padding=(3, 3)),
     "8x8": for_blocks(in_channels=64, input_size=(21, 20), kernel_size=(8, 8), stride=(2, 2), padding=(3, 3)),
     "3-D": dataclasses.replace(PROBLEMS["3-D"], in_channels=64),
 }

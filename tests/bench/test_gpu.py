@@ -45,7 +45,7 @@ from mucudnn.intervals import Verdict
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.paper_ground import LAYERS, PLAIN_STREAM, SMALL, PaperGround
 
-pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread", "few_to_collect")]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -55,7 +55,7 @@ from mucudnn.store import MemoryStore, SqliteStore
 from tests.models import on_one_thread
 from tests.paper_ground import SMALL, SPAN_NS, PaperGround
 
-pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread", "few_to_collect")]
 
 MIB = 2**20
 LIMITS = (MIB, 64 * MIB)

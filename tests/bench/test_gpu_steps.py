@@ -49,7 +49,7 @@ from tests.models import on_one_thread
 from tests.operands import a_convolution, operands_of
 from tests.paper_ground import PaperGround
 
-pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread", "few_to_collect")]
 
 STRICT = next(each for each in SETTINGS if each.name == "float32-nchw")
 CPU = torch.device("cpu")
