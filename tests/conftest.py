@@ -45,12 +45,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _leave_out("gpu", "on a GPU, of which there is none", config, items)
 
 
-def pytest_collection_finish() -> None:
-    """Have Python's collector pass over modules and tests, which stay: a round takes half a second."""
-    gc.collect()
-    gc.freeze()
-
-
 def _leave_out(marker: str, what: str, config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [item for item in items if item.get_closest_marker(marker)]
     items[:] = [item for item in items if item not in left_out]
@@ -168,10 +162,12 @@ def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def few_to_collect() -> None:
-    """For modules whose programs often collect garbage: pass over what was loaded since."""
+def few_to_collect() -> Iterator[None]:
+    """For modules whose programs often collect garbage: not among all tests, which takes half a second."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @contextlib.contextmanager
