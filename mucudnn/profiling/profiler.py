@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError, UnmeasuredError
+from mucudnn.intervals import median
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.measurer import (
@@ -370,12 +371,12 @@ def _profile(
     set_ups: dict[str, list[float]] = {}
     for record in fitting:  # what was measured under a larger limit changes nothing here
         if record.setup is not None:
-            set_ups.setdefault(record.trial.algorithm, []).append(record.setup.estimate.median)
+            set_ups.setdefault(record.trial.algorithm, []).append(median(record.setup.samples_s))
     candidates = [
         Candidate(
             record.trial.algorithm,
             record.trial.problem.batch,
-            record.times.estimate.median,
+            median(record.times.samples_s),
             record.workspace_bytes,
             statistics.median(set_ups.get(record.trial.algorithm, [0.0])),
             record.is_deterministic,

@@ -255,21 +255,19 @@ class Grid:
         r = np.full((self.batch + 1, len(self._setups)), NEVER)
         f[0] = r[0] = 0
         rows = np.searchsorted(self._sizes, np.arange(self.batch + 1), side="right")
-        for b in range(1, self.batch + 1):
-            parts, rest = t[: rows[b]], r[b - self._sizes[: rows[b]]]
-            p = self._together(parts, rest, tie).min(axis=0, initial=NEVER)
-            f[b, 1:] = self._setups + p
+        mask = (1 << self._tie_bits) - 1
+        levels = t & mask
+        for b, count in enumerate(rows.tolist()[1:], start=1):
+            rest = r[b - self._sizes[:count]]
+            pairs = t[:count] + rest
+            if tie is Tie.WORKSPACE:  # times add up, numbers of parts too, workspaces do not
+                rest &= mask
+                pairs -= np.minimum(levels[:count], rest, out=rest)
+            p = np.minimum.reduce(pairs, axis=0, initial=NEVER)
+            np.add(self._setups, p, out=f[b, 1:])
             np.minimum.accumulate(f[b], out=f[b])
             np.minimum(p, f[b, :-1], out=r[b])
         return Table(t, f, r, chosen)
-
-    def _together(self, parts: IntArray, rest: IntArray, tie: Tie) -> IntArray:
-        """Return the pairs of parts with the rest: times add up, numbers of parts too, workspaces do not."""
-        pairs: IntArray = parts + rest
-        if tie is Tie.WORKSPACE:
-            mask = (1 << self._tie_bits) - 1
-            pairs -= np.minimum(parts & mask, rest & mask)
-        return pairs
 
     def _parts(self, admitted: BoolArray, tie: Tie) -> tuple[IntArray, IntArray]:
         """Return t of the `admitted` candidates, and which of them each t belongs to."""
