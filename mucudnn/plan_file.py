@@ -37,6 +37,9 @@ _NAMES = {
 """What the types of JSON values are called in messages."""
 
 
+_SCALARS = frozenset({str, bool, int, float, type(None)})
+
+
 def parse(text: str) -> object:
     """Return the JSON value that `text` describes; all its numbers are finite and of moderate size.
 
@@ -66,6 +69,8 @@ def _real(text: str) -> float:
 
 def encode(value: Any) -> Any:
     """Return a value of a plan as a JSON value: dataclasses as objects, candidates and estimates as lists."""
+    if type(value) in _SCALARS:  # asked first, for nearly all values are of these types
+        return value
     if isinstance(value, Estimate):
         ends = [end if math.isfinite(end) else None for end in (value.low, value.high)]
         return [value.median, *ends, value.samples]
@@ -73,10 +78,11 @@ def encode(value: Any) -> Any:
         numbers = [getattr(value, name) for name in _fields(Candidate)]
         return numbers[:-1] if value.is_deterministic else numbers  # as in files before there was a last one
     if dataclasses.is_dataclass(value):
+        kind: type = type(value)
+        defaults = _optional(kind)
+        fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {
-            field.name: encode(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-            if not (_is_optional(field) and getattr(value, field.name) == field.default)
+            name: encode(each) for name, each in fields if not (name in defaults and each == defaults[name])
         }
     if isinstance(value, Mapping):
         return {name: encode(each) for name, each in value.items()}
@@ -160,10 +166,12 @@ def _decode_dataclass(kind: Any, value: object, name: str) -> Any:
         given = _decode_candidate(kinds, value, name)
     else:
         items = _as(dict, value, name)
-        optional = {field.name for field in dataclasses.fields(kind) if _is_optional(field)}
-        if not kinds.keys() - optional <= items.keys() <= kinds.keys():
+        if not kinds.keys() - _optional(kind).keys() <= items.keys() <= kinds.keys():
             raise ValueError(f"{name} must have {', '.join(kinds)}, but got {', '.join(items) or 'nothing'}")
-        given = {field: decode(kinds[field], item, f"{name}.{field}") for field, item in items.items()}
+        given = {
+            field: item if _is_just(kinds[field], item) else decode(kinds[field], item, f"{name}.{field}")
+            for field, item in items.items()
+        }
     try:
         return kind(**given)
     except ValueError as error:
@@ -177,8 +185,17 @@ def _decode_candidate(kinds: Mapping[str, Any], value: object, name: str) -> dic
     return dict(zip(present, _decode_tuple(tuple(present.values()), value, name), strict=True))
 
 
-def _is_optional(field: dataclasses.Field[Any]) -> bool:
-    return "is_optional" in field.metadata
+def _is_just(kind: Any, value: Any) -> bool:
+    """Return whether a value is of that type and nothing is wrong with it, which most are; else it may be."""
+    return type(value) is kind and kind in _SCALARS and (kind in (str, bool) or value >= 0)
+
+
+@functools.cache
+def _optional(kind: type) -> dict[str, Any]:
+    """Return the defaults of a dataclass's fields that a file may lack, by name."""
+    return {
+        field.name: field.default for field in dataclasses.fields(kind) if "is_optional" in field.metadata
+    }
 
 
 @functools.cache
