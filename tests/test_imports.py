@@ -73,9 +73,11 @@ def test_a_report_loads_what_draws_when_it_is_asked_for_a_picture() -> None:
 @pytest.mark.parametrize(
     "call", ["mucudnn.optimize", "try: raise MemoryError\n    except MemoryError: mucudnn.optimize"]
 )
-def test_the_first_call_keeps_nothing_of_its_caller(call: str) -> None:
+def test_what_is_loaded_later_keeps_nothing_of_its_caller_and_draws_no_random_numbers(call: str) -> None:
     program = (
-        "import gc, weakref, mucudnn\n"
+        "import gc, random, weakref, mucudnn\n"
+        "random.seed(0)\n"
+        "before = random.getstate()\n"
         "class Data: pass\n"
         "def caller():\n"
         "    data = Data()\n"
@@ -83,10 +85,11 @@ def test_the_first_call_keeps_nothing_of_its_caller(call: str) -> None:
         "    return weakref.ref(data)\n"
         "data = caller()\n"
         "gc.collect()\n"
-        "print(data())\n"
+        "[getattr(mucudnn, name) for name in mucudnn.__all__]\n"  # and all else
+        "print(data(), random.getstate() == before)\n"
     )
 
-    assert _output(program) == "None\n"
+    assert _output(program) == "None True\n"
 
 
 def test_the_package_loads_no_cudnn_library() -> None:
@@ -106,15 +109,3 @@ def test_who_compiles_nothing_loads_no_compiler(tmp_path: Path) -> None:
 
     assert "mucudnn.patching.compiling" in loaded
     assert not {"torch._dynamo", "sympy"} & {*loaded}
-
-
-def test_what_is_loaded_later_draws_none_of_python_s_random_numbers() -> None:
-    later = "[getattr(mucudnn, name) for name in mucudnn.__all__]"
-
-    assert (
-        _output(
-            f"import random, mucudnn; random.seed(0); before = random.getstate(); {later}; "
-            "print(random.getstate() == before)"
-        )
-        == "True\n"
-    )

@@ -55,9 +55,12 @@ class Databases(NamedTuple):
 @functools.cache
 def databases() -> Databases:
     """Import the databases, which takes seconds; whoever does may set no flag of a backend any more."""
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.common_modules import module_db
 
+    # It searches a hundred frames for a test of unittest's at the end of every iteration, 0.1 s each time.
+    common_utils.extract_test_fn = lambda: None
     torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True  # others do
     return Databases(
         {info.name.removeprefix("nn.functional."): info for info in op_db if ".conv" in info.name},

@@ -52,7 +52,7 @@ def training_of(model: nn.Module, drawn: Drawn) -> list[Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UntunedWarning)
         for seed in range(STEPS):
-            torch.manual_seed(seed)  # of dropout
+            torch.default_generator.manual_seed(seed)  # of dropout; torch.manual_seed takes a stack each time
             images = drawn.images(seed)
             model.zero_grad()
             y = model(images)

@@ -198,17 +198,21 @@ def test_a_process_without_a_driver_finds_none_though_there_is_one(tmp_path: Pat
     assert "file too short" in hidden.stderr
 
 
-def test_a_process_without_a_driver_that_ends_leaves_its_column_empty(
-    task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_process_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends at once, rather than load torch."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
+
+@pytest.mark.usefixtures("no_process_without_a_driver")
+def test_a_process_without_a_driver_that_ends_leaves_its_column_empty(task: Task) -> None:
     rows = [*enumeration.rows(task)]
 
     assert all(row.driverless is None and row.is_equal for row in only(enumeration.ListRow, rows))
     assert not any("no driver" in answer.question for answer in enumeration.answers(rows))
 
 
+@pytest.mark.usefixtures("no_process_without_a_driver")
 def test_pairs_that_only_the_card_lists_are_told_with_their_notes(
     task: Task, ground: PaperGround, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +232,7 @@ def test_pairs_that_only_the_card_lists_are_told_with_their_notes(
     )
 
 
+@pytest.mark.usefixtures("no_process_without_a_driver")
 @pytest.mark.parametrize(
     ("shipped", "text"), [("h200", "no, and the shipped one stands for it"), (None, "no")]
 )
@@ -311,15 +316,7 @@ def test_a_legacy_descriptor_that_cannot_be_made_is_an_error(ground: PaperGround
         legacy.LegacyLibrary(ground.library).workspace(None, empty, 0)
 
 
-def test_a_captured_division_is_replayed_and_compared(task: Task) -> None:
-    rows = only(capture.CaptureRow, capture.rows(task))
-
-    assert [row.op for row in rows] == ["fprop", "fprop", "dgrad", "dgrad", "wgrad", "wgrad"] * 2
-    assert [row.parts for row in rows] == [4, 8] * 6
-    assert {(row.error, row.verdict, row.failure) for row in rows} == {(0.0, Verdict.SAME, None)}
-
-
-def test_what_is_captured_works_in_a_buffer_in_which_nothing_eager_does(
+def test_a_captured_division_is_replayed_and_compared_in_a_buffer_in_which_nothing_eager_works(
     task: Task, ground: PaperGround, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: dict[bool, set[int]] = {True: set(), False: set()}
@@ -332,7 +329,9 @@ def test_what_is_captured_works_in_a_buffer_in_which_nothing_eager_does(
     monkeypatch.setattr(capture, "Runner", Watched)
     rows = only(capture.CaptureRow, capture.rows(task))
 
-    assert {row.failure for row in rows} == {None}
+    assert [row.op for row in rows] == ["fprop", "fprop", "dgrad", "dgrad", "wgrad", "wgrad"] * 2
+    assert [row.parts for row in rows] == [4, 8] * 6
+    assert {(row.error, row.verdict, row.failure) for row in rows} == {(0.0, Verdict.SAME, None)}
     assert used[True]
     assert not used[True] & used[False]
 

@@ -1,12 +1,15 @@
 """What a folder of results holds already is not shown again, and what an earlier call has found is kept."""
 
 import dataclasses
+import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from bench.cpu import lines
 from bench.cpu.lines import Case, Failed, Started, append, read_packed_too
 from bench.gpu import rest, step_lines
 from bench.gpu.rest import ERRANDS, Errand, unshown
@@ -33,6 +36,14 @@ WAYS = ("its equal", "its equal, in another thread", "divided, in a graph")
 A_TRIAL = [{"date": "2026-01-01"}, *({**A_ROW, "way": way} for way in WAYS)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def lines_decoded_once() -> Iterator[None]:
+    """Nearly every test reads the H200's results, thousands of lines: equal texts are equal lines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "_from_text", functools.cache(lines._from_text))
+        yield
+
+
 @pytest.fixture(scope="module")
 def taken_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results") / "of a card"
@@ -49,8 +60,8 @@ def held() -> Held:
 @pytest.fixture(scope="module")
 def environment() -> Environment:
     """In which they were measured."""
-    lines = read_packed_too(RESULTS / "layers.jsonl")
-    return next(line.environment for line in lines if isinstance(line, Started))
+    known = read_packed_too(RESULTS / "layers.jsonl")
+    return next(line.environment for line in known if isinstance(line, Started))
 
 
 def test_a_new_folder_has_all_that_is_known(taken_up: Path) -> None:

@@ -41,32 +41,37 @@ def recorded(folder: Path, *workloads: Workload) -> None:
     Recorder(folder, CPU, Watch(time.monotonic() + 600)).record(workloads, [STRICT])
 
 
+@pytest.fixture(scope="module")
+def of_both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of both small networks."""
+    folder = tmp_path_factory.mktemp("recording")
+    (folder / "plans").mkdir()
+    recorded(folder, SMALL, PAIR)
+    return folder
+
+
 def plans_in(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("plans/*.json")}
 
 
-def test_a_recording_holds_plans_for_all_limits_and_both_modes_and_is_replayed(folder: Path) -> None:
-    recorded(folder, SMALL, PAIR)
-
-    assert plans_in(folder) == {
+def test_a_recording_holds_plans_for_all_limits_and_both_modes_and_is_replayed(of_both: Path) -> None:
+    assert plans_in(of_both) == {
         f"{name}.float32-nchw.{aim.name}.json" for name in ("small-conv", "pair") for aim in AIMS
     }
-    with recording(folder) as store:
-        store.pack(folder / record.PACKED)
+    with recording(of_both) as store:
+        store.pack(of_both / record.PACKED)
     for aim in AIMS:
-        plan = Plan.load(folder / f"plans/pair.float32-nchw.{aim.name}.json")
+        plan = Plan.load(of_both / f"plans/pair.float32-nchw.{aim.name}.json")
         replayed = mucudnn.tune(
             PAIR.build(), torch.zeros(PAIR.shape), aim.limit, mode=aim.mode,
-            backend=f"replay:{folder / record.PACKED}",
+            backend=f"replay:{of_both / record.PACKED}",
         )  # fmt: skip
         assert replayed.sites == plan.sites
 
 
-def test_the_gradient_of_the_image_is_recorded_where_it_is_wanted(folder: Path) -> None:
-    recorded(folder, SMALL, PAIR)
-
+def test_the_gradient_of_the_image_is_recorded_where_it_is_wanted(of_both: Path) -> None:
     ops = {
-        name: [site.op for site in Plan.load(folder / f"plans/{name}.float32-nchw.64MiB-reuse.json").sites]
+        name: [site.op for site in Plan.load(of_both / f"plans/{name}.float32-nchw.64MiB-reuse.json").sites]
         for name in ("small-conv", "pair")
     }
     assert ops == {
