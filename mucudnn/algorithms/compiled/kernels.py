@@ -24,7 +24,7 @@ from mucudnn.algorithms.compiled.calling import (
 )
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
-from mucudnn.algorithms.compiled.source import FIELDS, source_of
+from mucudnn.algorithms.compiled.source import FIELDS, has_sums, source_of
 from mucudnn.algorithms.libraries import product_of_matrices
 from mucudnn.algorithms.sides import three
 from mucudnn.problem import ConvOp
@@ -50,8 +50,12 @@ def functions(axes: tuple[Axis, ...], dtype: str) -> dict[str, Function]:
         BackendError: it cannot be compiled.
     """
     loaded = library(source_of(axes, dtype, needed_compiler().vector_bytes))
-    types: dict[str, Any] = dict.fromkeys(("prepare", "gather", "add"))
-    types.update(dict.fromkeys(("slices", "grouped_slices", "finish", "grouped_sums"), ctypes.c_double))
+    types: dict[str, Any] = {
+        **dict.fromkeys(("prepare", "gather")),
+        **dict.fromkeys(("slices", "grouped_slices"), ctypes.c_double),
+    }
+    if has_sums(axes):
+        types |= {"add": None, **dict.fromkeys(("finish", "grouped_sums"), ctypes.c_double)}
     return functions_of(loaded, types, _Call, _Share)
 
 

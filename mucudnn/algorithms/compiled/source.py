@@ -109,7 +109,6 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
     itemsize = 4 if dtype == "float32" else 8
     lanes = vector_bytes // itemsize
     forms = [axis.form for axis in axes]
-    steps = {"x": [axis.step for axis in axes], "y": [form.outputs for form in forms]}
     sizes = {
         **_by_axis("OUTPUTS", [form.outputs for form in forms]),
         **_by_axis("TAPS", [form.taps for form in forms]),
@@ -122,21 +121,28 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
     inputs = [axis.of_x.matrix for axis in axes]
     outputs = [axis.of_y.matrix for axis in axes]
     filters = [form.filter_transform for form in forms]
-    return "\n".join(
-        [
-            _HEAD.format(lanes=lanes, real=TYPES[dtype], n_bytes=vector_bytes, place=f"int{8 * itemsize}_t"),
-            transposition(lanes),
-            _with(_text("operands"), **fields),
-            *_transforms("gather", "x", inputs),
-            *_transforms("gather", "y", [each.T for each in outputs]),
-            *_transforms("scatter", "y", outputs),
-            *_transforms("gather", "w", filters),
-            *_transforms("scatter", "w", [each.T for each in filters]),
-            *(_with(_text("lines"), **_named(image), **_sizes(of), **_by_axis("STEP", steps[image]))
-              for image, of in (("x", inputs), ("y", [each.T for each in outputs]))),
-            _with(_text("loops"), **sizes, PRODUCTS=_products(axes)),
-        ]
-    )  # fmt: skip
+    parts = [
+        _HEAD.format(lanes=lanes, real=TYPES[dtype], n_bytes=vector_bytes, place=f"int{8 * itemsize}_t"),
+        transposition(lanes),
+        _with(_text("operands"), **fields),
+        *_transforms("gather", "x", inputs),
+        *_transforms("scatter", "y", outputs),
+        *_transforms("gather", "w", filters),
+        _lines("x", inputs, [axis.step for axis in axes]),
+    ]
+    loops = [_text("loops")]
+    if has_sums(axes):
+        turned = [each.T for each in outputs]
+        parts += _transforms("gather", "y", turned)
+        parts += _transforms("scatter", "w", [each.T for each in filters])
+        parts += [_lines("y", turned, [form.outputs for form in forms])]
+        loops += [_text("sums")]
+    return "\n".join([*parts, _with("\n".join(loops), **sizes, PRODUCTS=_products(axes))])
+
+
+def has_sums(axes: Sequence[Axis]) -> bool:
+    """Return whether the library of these axes computes the filter's gradient: that of dgrad does not."""
+    return not any(axis.is_transposed for axis in axes)
 
 
 def _text(name: str) -> str:
@@ -173,8 +179,10 @@ def _by_axis(name: str, numbers: Sequence[int]) -> dict[str, int]:
     return {f"{name}_{axis}": number for axis, number in zip("DHW", numbers, strict=True)}
 
 
-def _named(image: str) -> dict[str, str]:
-    return {"NAME(name)": f"name##_{image}", "NAME_OF(name, value)": f"name##_{image}_##value"}
+def _lines(image: str, matrices: Sequence[Matrix], steps: Sequence[int]) -> str:
+    """Return what transforms lines of windows of an image, so many elements apart along each axis."""
+    names = {"NAME(name)": f"name##_{image}", "NAME_OF(name, value)": f"name##_{image}_##value"}
+    return _with(_text("lines"), **names, **_sizes(matrices), **_by_axis("STEP", steps))
 
 
 def _sizes(matrices: Sequence[Matrix]) -> dict[str, int]:
