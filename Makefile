@@ -11,6 +11,12 @@ READY := $(VENV)/ready
 DEVICELESS ?= $(if $(filter Linux-x86_64,$(shell uname -sm | tr ' ' -)),yes,no)
 CUDNN := $(VENV)/cudnn
 
+# Asked for both, cuDNN is added beside the checks, and the tests begin when these have passed.
+ifeq ($(sort $(MAKECMDGOALS)),check test)
+MAKEFLAGS += --jobs=2
+test: check
+endif
+
 .PHONY: help run proof test check bench bench-cpu models gpu record gpu-steps gpu-layers gpu-rest clean
 
 help:  ## list the targets
