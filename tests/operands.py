@@ -1,6 +1,8 @@
 """Operands for a problem, and what PyTorch's own convolution makes of them in float64."""
 
+import collections
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,15 +46,20 @@ def small_integers(shape: tuple[int, ...], generator: torch.Generator) -> Tensor
 
 def operands_of(problem: ConvProblem, values: Values = normal, seed: int = 0) -> Operands:
     """The first and second operand of the problem's op and the bias, in the problem's type and layouts."""
-    generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, problem.dtype)
-    x, y = (
-        laid_out(values(shape, generator).to(dtype), problem.layout)
-        for shape in (problem.input_shape, problem.output_shape)
-    )
-    w = laid_out(values(problem.filter_shape, generator).to(dtype), problem.filter_layout)
-    bias = values((problem.out_channels,), generator).to(dtype) if problem.bias else None
+    shapes = (problem.input_shape, problem.output_shape, problem.filter_shape, (problem.out_channels,))
+    x, y, w, bias = (each.to(dtype, copy=True) for each in _drawn(values, seed, shapes))
+    x, y = laid_out(x, problem.layout), laid_out(y, problem.layout)
+    w = laid_out(w, problem.filter_layout)
+    if not problem.bias:
+        bias = None
     return {ConvOp.FPROP: (x, w, bias), ConvOp.DGRAD: (y, w, None), ConvOp.WGRAD: (x, y, None)}[problem.op]
+
+
+@functools.lru_cache(maxsize=256)  # many algorithms compute with the same
+def _drawn(values: Values, seed: int, shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [values(shape, generator) for shape in shapes]
 
 
 def laid_out(tensor: Tensor, layout: Layout) -> Tensor:
@@ -74,7 +81,29 @@ def poisoned_result(problem: ConvProblem) -> Tensor:
 
 def reference(problem: ConvProblem, first: Tensor, second: Tensor, bias: Tensor | None = None) -> Tensor:
     """The result of the problem's op, by PyTorch's convolution and its derivatives, in float64."""
-    return own_result(problem, first.double(), second.double(), None if bias is None else bias.double())
+    operands = [each.double() for each in (first, second, bias) if each is not None]
+    if not first.is_cpu or first.numel() > _MANY:
+        return own_result(problem, *operands)
+    known = _references(
+        problem.op, problem.input_size, problem.kernel_size,
+        problem.stride, problem.padding, problem.dilation, problem.groups,
+    )  # fmt: skip
+    for others, result in known:
+        if len(others) == len(operands) and all(map(torch.equal, others, operands)):
+            return result.clone()
+    result = own_result(problem, *operands)
+    known.append(([each.clone() for each in operands], result.clone()))
+    return result
+
+
+_MANY = 2**20
+"""Elements that are not kept."""
+
+
+@functools.lru_cache(maxsize=128)  # many algorithms compute the same
+def _references(*numbers: object) -> collections.deque[tuple[list[Tensor], Tensor]]:
+    """Operands of late and results of convolutions of these numbers."""
+    return collections.deque(maxlen=4)
 
 
 def own_result(problem: ConvProblem, first: Tensor, second: Tensor, bias: Tensor | None = None) -> Tensor:
