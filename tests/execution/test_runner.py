@@ -34,7 +34,7 @@ from tests.operands import (
     small_integers,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "few_to_collect")
 
 CPU = torch.device("cpu")
 BACKEND = backend_of("cpu:")

@@ -21,6 +21,8 @@ from tests.operands import a_convolution, operands_of
 
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.usefixtures("few_to_collect")
+
 
 class Capture:
     """Whether a graph is being captured."""

@@ -28,7 +28,7 @@ from mucudnn.store.memory import MemoryStore
 from tests.doubles import MS, BreakableBackend, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "few_to_collect")
 
 CPU = backend_of("cpu:")
 FORWARD = a_convolution(batch=8, stride=(2, 2), bias=True)
