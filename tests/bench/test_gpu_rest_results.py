@@ -84,18 +84,23 @@ def test_what_was_added_since_stays_and_what_is_known_is_not_added_twice(taken_u
     assert len((taken_up / step_lines.LINES).read_text().splitlines()) == count
 
 
-def test_what_others_have_found_meanwhile_is_added(tmp_path: Path) -> None:
+def test_what_others_have_found_meanwhile_is_added_and_what_both_have_is_not(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    two.mkdir()
-    for folder, reason in ((one, "first"), (two, "second")):
-        folder.mkdir(exist_ok=True)
-        append(folder / "layers-all.jsonl", Failed(CASE, reason))
-        (folder / step_lines.LINES).write_text(json.dumps({"date": reason}) + "\n", encoding="utf-8")
+    for folder, reasons in ((one, ("first", "common")), (two, ("common", "second"))):
+        folder.mkdir()
+        for reason in reasons:
+            append(folder / "layers-all.jsonl", Failed(CASE, reason))
+        texts = [json.dumps({"date": reason}) + "\n" for reason in reasons]
+        (folder / step_lines.LINES).write_text("".join(texts), encoding="utf-8")
 
     take_up(two, one)
 
-    assert read_packed_too(one / "layers-all.jsonl") == [Failed(CASE, "first"), Failed(CASE, "second")]
-    assert (one / step_lines.LINES).read_text() == '{"date": "first"}\n{"date": "second"}\n'
+    assert read_packed_too(one / "layers-all.jsonl") == [
+        Failed(CASE, reason) for reason in ("first", "common", "second")
+    ]
+    assert (
+        one / step_lines.LINES
+    ).read_text() == '{"date": "first"}\n{"date": "common"}\n{"date": "second"}\n'
 
 
 def test_errands_of_which_all_is_known_are_left_out(held: Held, capsys: pytest.CaptureFixture[str]) -> None:
