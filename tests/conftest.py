@@ -14,6 +14,9 @@ import pytest
 # Before torch is loaded: threads of two processes that test on two processors sleep while they wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Much that a test makes lives as long as the process, so garbage is looked for less often.
+gc.set_threshold(50_000, 20, 10)
+
 hypothesis.settings.register_profile("mucudnn", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("mucudnn")
 
