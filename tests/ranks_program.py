@@ -1,6 +1,8 @@
-"""What each rank of a distributed run does, one thing after another; prints one line, in JSON.
+"""What each rank of a distributed run does, one thing after another; writes what it finds to RANK.json.
 
-python -m tests.ranks_program RANK FOLDER
+The ranks are forked from one process, which has loaded what they need and computed nothing.
+
+python -m tests.ranks_program FOLDER
 """
 
 import copy
@@ -12,7 +14,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -39,18 +41,28 @@ RUNS = (
 
 
 def main() -> None:
-    """Tune with the other rank, train a step, for each of the runs, and print what was found."""
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+    """Fork the ranks and wait for them; fail if one of them does."""
+    folder, ranks = Path(sys.argv[1]), []
+    for rank in range(RANKS):
+        number = os.fork()
+        if number == 0:
+            _run(rank, folder)
+        ranks.append(number)
+    statuses = [os.waitpid(number, 0)[1] for number in ranks]
+    sys.exit(any(statuses))
+
+
+def _run(rank: int, folder: Path) -> NoReturn:
+    """Tune with the other rank, train a step, for each of the runs, write what was found, and end."""
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS,
         timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
     found = {}
     for what in RUNS:
-        sys.stderr.write(f"{what}\n")  # which a failure follows
+        sys.stderr.write(f"rank {rank}, {what}\n")  # which a failure follows
         found[what] = _found(rank, folder, what)
-    sys.stdout.write(json.dumps(found) + "\n")
-    sys.stdout.flush()
+    (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     os._exit(0)  # past the end of torch's own threads, one of which has aborted a process that was done
 

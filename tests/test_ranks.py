@@ -1,8 +1,11 @@
 """Two ranks, in processes of their own: one plan, and the gradients of unpatched ones."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,21 +30,17 @@ Found = Mapping[str, Sequence[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("ranks")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.ranks_program", str(rank), str(folder)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(RANKS)
-    ]  # fmt: skip
+    ranks = subprocess.Popen(
+        [sys.executable, "-m", "tests.ranks_program", str(folder)],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     try:
-        outputs = [rank.communicate(timeout=LONG_S) for rank in ranks]
+        _, errors = ranks.communicate(timeout=LONG_S)
     finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, (_, errors) in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, errors
-    replies = [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+        with contextlib.suppress(ProcessLookupError):  # all have ended
+            os.killpg(ranks.pid, signal.SIGKILL)
+    assert ranks.returncode == 0, errors
+    replies = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
     return {what: [reply[what] for reply in replies] for what in RUNS}
 
 
