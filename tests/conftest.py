@@ -11,6 +11,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.alone import Server, a_server
+
 # Before torch is loaded: threads of two processes that test on two processors sleep while they wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -159,6 +161,13 @@ def store_path(stores: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     path = next(stores)
     monkeypatch.setenv("MUCUDNN_STORE", str(path))
     return path
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """What runs programs in processes whose environment says nothing of OpenMP."""
+    with a_server(tmp_path_factory.mktemp("alone")) as server:
+        yield server
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.alone import Server
 from tests.plans import a_plan_for
 
 PURE = (
@@ -48,7 +49,7 @@ def test_pure_modules_load_no_torch() -> None:
     assert _output(program).splitlines() == [f"{name} False" for name in PURE]
 
 
-def test_what_runs_on_a_card_goes_without_what_its_environment_may_lack() -> None:
+def test_what_runs_on_a_card_goes_without_what_its_environment_may_lack(alone: Server) -> None:
     from bench.gpu import install
 
     lacking = {"highspy", "matplotlib", "scipy", "sklearn"} - install.REQUIRED.keys()
@@ -57,7 +58,7 @@ def test_what_runs_on_a_card_goes_without_what_its_environment_may_lack() -> Non
         "import bench.gpu.watch, bench.gpu.steps, bench.gpu.layer_run, bench.gpu.layer_child, bench.record"
     )
 
-    assert _output(f"{hidden}; {imported}; print('well')") == "well\n"
+    assert alone.run(f"{hidden}; {imported}; print('well')") == "well"
 
 
 def test_the_package_loads_nothing_heavy() -> None:

@@ -2,15 +2,13 @@
 
 import _ctypes
 import ctypes
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mucudnn.algorithms.team import Team, team_of_torch
-from tests.algorithms.alone import LONG_S, Server
+from tests.alone import Server, a_server
 
 START = """
 import ctypes, os, threading, time
@@ -22,21 +20,6 @@ threads = lambda: sorted(os.listdir('/proc/self/task'), key=int)
 here = threading.get_native_id
 operation = lambda: torch.ones(2**20).add_(1)
 """
-
-
-def run_alone(script: str, **environment: str) -> str:
-    """Run a program in a new process, with what is set in its environment; return what it prints."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
-    finished = subprocess.run(
-        [sys.executable, "-c", START + script],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        check=False,
-        env={**inherited, **environment},
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.strip()
 
 
 def test_there_is_one_team_that_is_found_once() -> None:
@@ -89,14 +72,17 @@ def test_the_first_call_runs_in_the_callers_thread(alone: Server) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"OMP_THREAD_LIMIT": "1"}, {"OMP_THREAD_LIMIT": "2"}])
-def test_a_team_smaller_than_the_calls_runs_them_all(settings: dict[str, str]) -> None:
+def test_a_team_smaller_than_the_calls_runs_them_all(settings: dict[str, str], tmp_path: Path) -> None:
     script = (
         "calls = [lambda number=number: (number, here()) for number in range(5)]\n"
         "results = run_on_workers(calls)\n"
         "print(worker_scheme(), [number for number, _ in results], len({thread for _, thread in results}))"
     )
 
-    assert run_alone(script, **settings) == f"team [0, 1, 2, 3, 4] {settings['OMP_THREAD_LIMIT']}"
+    with a_server(tmp_path, **settings) as limited:
+        told = limited.run(START + script)
+
+    assert told == f"team [0, 1, 2, 3, 4] {settings['OMP_THREAD_LIMIT']}"
 
 
 PRODUCTS = """
@@ -119,26 +105,38 @@ def busy():
 """
 
 
+@pytest.fixture(scope="module")
+def nesting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """What runs programs in which a thread of a region may begin another."""
+    with a_server(
+        tmp_path_factory.mktemp("nesting"), OMP_MAX_ACTIVE_LEVELS="2", MKL_DYNAMIC="FALSE"
+    ) as server:
+        yield server
+
+
 @pytest.mark.parametrize("calls", [2, 4])
 def test_no_operation_of_a_call_starts_threads_of_its_own_even_where_regions_may_be_nested(
-    calls: int,
+    calls: int, nesting: Server
 ) -> None:
     script = (
         f"torch.set_num_threads({calls}); compute(); run_on_workers([here] * {calls}); before = threads()\n"
         f"run_on_workers([compute] * {calls}); print(threads() == before)"
     )
 
-    assert run_alone(PRODUCTS + script, OMP_MAX_ACTIVE_LEVELS="2", MKL_DYNAMIC="FALSE") == "True"
+    assert nesting.run(START + PRODUCTS + script) == "True"
 
 
-def test_a_single_call_keeps_other_threads_idle_and_operations_after_it_do_not() -> None:
+def test_a_single_call_keeps_other_threads_idle_and_operations_after_it_do_not(tmp_path: Path) -> None:
     script = (
         "torch.set_num_threads(4); compute(); before = busy(); inside, = run_on_workers([busy])\n"
         "print(before > 1.5, inside < 1.2, busy() > 1.5)"
     )
 
     # Threads that spin while they wait would count as busy.
-    assert run_alone(PRODUCTS + script, GOMP_SPINCOUNT="0", OMP_WAIT_POLICY="PASSIVE") == "True True True"
+    with a_server(tmp_path, GOMP_SPINCOUNT="0", OMP_WAIT_POLICY="PASSIVE") as sleeping:
+        told = sleeping.run(START + PRODUCTS + script)
+
+    assert told == "True True True"
 
 
 def test_mkl_has_one_thread_in_a_call_and_its_own_number_after_it(alone: Server) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mucudnn.algorithms.team import team_of_torch
 from mucudnn.algorithms.workers import Workers, run_on_workers, worker_scheme
-from tests.algorithms.alone import LONG_S, Server
+from tests.alone import LONG_S, Server
 
 Run = Callable[[Sequence[Callable[[], Any]]], list[Any]]
 RunAlone = Callable[[str, str], str]

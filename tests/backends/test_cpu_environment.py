@@ -13,6 +13,7 @@ import torch
 from mucudnn.algorithms.workers import worker_scheme
 from mucudnn.backends.cpu import environment
 from mucudnn.backends.cpu.environment import present_environment
+from tests.alone import Server
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -78,7 +79,7 @@ def test_the_quota_of_a_container_is_in_the_environment(
     assert present_environment().device.get("processor quota") == quota
 
 
-def test_a_forked_child_has_another_environment_since_it_has_another_scheme() -> None:
+def test_a_forked_child_has_another_environment_since_it_has_another_scheme(alone: Server) -> None:
     program = (
         "import os, torch\n"
         "from mucudnn.backends.cpu.environment import present_environment\n"
@@ -90,9 +91,7 @@ def test_a_forked_child_has_another_environment_since_it_has_another_scheme() ->
         "os.wait()"
     )
 
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert told.stdout.strip() == "['setting workers was team, is pool']"
+    assert alone.run(program) == "['setting workers was team, is pool']"
 
 
 @pytest.mark.parametrize(("setting", "expected"), [("1", "TorchScript"), ("0", "Python")])

@@ -2,8 +2,6 @@
 
 import os
 import pickle
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,18 +11,13 @@ import pytest
 from mucudnn.backends.cudnn import library as library_module
 from mucudnn.backends.cudnn.library import CudnnError, Library, library_of, load_library
 from mucudnn.errors import BackendError
+from tests.alone import Server
 from tests.cudnn.doubles import CUBLASLT, CUDNN, Machine, OpenedCudnn, library_double
 from tests.forks import in_a_child
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def _machine(cudnn: OpenedCudnn) -> Machine:
     return Machine({CUDNN: cudnn, CUBLASLT: object()})
-
-
-def _finished(program: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
 
 
 def test_torch_is_imported_before_anything_is_opened() -> None:
@@ -163,7 +156,7 @@ def test_an_error_crosses_processes() -> None:
 
 
 @pytest.mark.deviceless
-def test_the_real_library_without_cublaslt_is_refused_where_cudnn_would_abort() -> None:
+def test_the_real_library_without_cublaslt_is_refused_where_cudnn_would_abort(alone: Server) -> None:
     program = """
 import dataclasses
 from mucudnn.backends.cudnn.discovery import System
@@ -182,14 +175,11 @@ try:
 except BackendError as error:
     print("refused:", error)
 """
-    finished = _finished(program)
-
-    assert finished.returncode == 0
-    assert finished.stdout.startswith("refused: The library libcublasLt.so.13, without which cuDNN aborts")
+    assert alone.run(program).startswith("refused: The library libcublasLt.so.13, without which cuDNN aborts")
 
 
 @pytest.mark.deviceless
-def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path, alone: Server) -> None:
     path = tmp_path / "libcudnn.so.9"
     path.write_text("not an ELF file")
     program = f"""
@@ -210,7 +200,7 @@ try:
 except BackendError as error:
     print(error)
 """
-    assert "must be the path of a libcudnn that can be opened" in _finished(program).stdout
+    assert "must be the path of a libcudnn that can be opened" in alone.run(program)
 
 
 @pytest.mark.deviceless
