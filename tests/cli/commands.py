@@ -9,6 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from mucudnn.cli import main
+from tests.alone import Server
 
 MODELS = '''
 import sys
@@ -128,6 +129,15 @@ def in_a_process(
         stdout=stdout,
         stderr=subprocess.PIPE,
         check=False,
+    )
+
+
+def in_a_fork(alone: Server, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a new process that has loaded PyTorch before, in the folder of this one."""
+    return alone.finished(
+        "import os, runpy, sys\n"
+        f"os.chdir({str(Path.cwd())!r}); sys.argv[1:] = {[*map(str, arguments)]!r}\n"
+        "runpy.run_module('mucudnn', run_name='__main__', alter_sys=True)"
     )
 
 

@@ -9,7 +9,8 @@ import torch
 from click.testing import Result
 
 from mucudnn.backends.cudnn.devices import device_described
-from tests.cli.commands import assert_one_sentence, in_a_process, run
+from tests.alone import Server
+from tests.cli.commands import assert_one_sentence, in_a_fork, in_a_process, run
 
 
 def forecast(name: str, *arguments: str | Path) -> Result:
@@ -206,18 +207,16 @@ def test_a_forecast_is_drawn_beside_what_is_printed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch brings its own cuDNN")
-def test_without_the_library_a_sentence_says_how_to_get_it(tmp_path: Path) -> None:
-    finished = in_a_process(
-        "forecast",
-        "models_of_a_test:instance",
-        "--input",
-        "4x3x8x8",
-        MUCUDNN_CUDNN_LIBRARY=str(tmp_path / "none.so"),
-    )
+def test_without_the_library_a_sentence_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: Server
+) -> None:
+    monkeypatch.setenv("MUCUDNN_CUDNN_LIBRARY", str(tmp_path / "none.so"))
 
-    assert (finished.returncode, finished.stdout) == (1, b"")
-    assert finished.stderr.startswith(b"mucudnn: ")
-    assert finished.stderr.count(b"\n") == 1
+    finished = in_a_fork(alone, "forecast", "models_of_a_test:instance", "--input", "4x3x8x8")
+
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert finished.stderr.startswith("mucudnn: ")
+    assert finished.stderr.count("\n") == 1
 
 
 def test_without_a_unit_a_limit_is_a_usage_error() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from mucudnn.intervals import Estimate
 from mucudnn.recordings import shipped
 from mucudnn.store import SqliteStore
 from mucudnn.version import __version__
+from tests.alone import Server
 from tests.cli.commands import assert_one_sentence, damage, run
 from tests.examples import a_record, an_environment, copy_in_a_write
 
@@ -203,14 +202,11 @@ def test_info_tells_version_and_path_of_cudnn() -> None:
     assert Path(cudnn["path"]).name == "libcudnn.so.9"
 
 
-def test_info_tells_why_there_is_no_cudnn() -> None:
+def test_info_tells_why_there_is_no_cudnn(alone: Server) -> None:
     # Of a process's second platform nothing is found: cuDNN runs on Linux only.
     program = "import sys; sys.platform = 'plan9'; import mucudnn.cli; mucudnn.cli.main(['info', '--json'])"
-    finished = subprocess.run(
-        [sys.executable, "-c", program], cwd=Path(__file__).parents[2], capture_output=True, check=True
-    )
 
-    assert json.loads(finished.stdout)["cudnn"] == {
+    assert json.loads(alone.run(program))["cudnn"] == {
         "version": None,
         "path": None,
         "problem": "cuDNN can be used on Linux only, but this system is 'plan9'.",
