@@ -116,6 +116,18 @@ class ConvProblem:
         if self.has_one_filter_order:
             object.__setattr__(self, "filter_layout", Layout.CONTIGUOUS)
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __getstate__(self) -> dict[str, object]:
+        """Keep all but the hash: texts have another one in every process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of the fields: profiles are looked up by problems a hundred thousand times."""
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+
     @property
     def has_one_filter_order(self) -> bool:
         """Whether w is in memory the same in both layouts: it has one tap, or each group one channel."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -304,3 +305,13 @@ def test_the_terms_of_a_value_are_products_over_what_its_op_sums(op: ConvOp, ter
     assert problem.output_size == (4, 4)
 
     assert problem.terms == terms
+
+
+def test_a_problem_does_not_take_its_hash_to_another_process() -> None:
+    hashed, other = a_problem(), dataclasses.replace(a_problem())
+    assert hash(hashed) == hash(other)
+
+    read = pickle.loads(pickle.dumps(hashed))
+
+    assert vars(read).keys() == vars(dataclasses.replace(other)).keys()
+    assert {read: 1}[other] == 1
