@@ -214,12 +214,13 @@ class Grid:
         table = self._chosen(batch, best)
         parts: list[Candidate] = []
         left = batch
-        for a in reversed(range(len(self._setups))):
-            goal = table.f[left, a + 1] - self._setups[a]
-            while (row := self._first_row(table, left, a, goal)) is not None:
-                parts.append(self._candidates[table.chosen[row, a]])
-                left -= parts[-1].batch
-                goal = table.r[left, a]
+        goals = table.f[left, 1:] - self._setups
+        while (found := self._first_part(table, left, goals)) is not None:
+            row, a = found
+            parts.append(self._candidates[table.chosen[row, a]])
+            left -= parts[-1].batch
+            goals = table.f[left, 1 : a + 2] - self._setups[: a + 1]
+            goals[a] = table.r[left, a]  # its set-up is paid
         return Division.of(parts)
 
     def _chosen(self, batch: int, best: Best) -> Table:
@@ -242,12 +243,13 @@ class Grid:
             self._counts[level, which] = found
         return found
 
-    def _first_row(self, table: Table, left: int, a: int, goal: int) -> int | None:
-        """Return the row of the smallest part by the algorithm in column `a` that leads to `goal`."""
+    def _first_part(self, table: Table, left: int, goals: IntArray) -> tuple[int, int] | None:
+        """Return row and column of the smallest part by the last of the algorithms that leads to its goal."""
         rows = np.searchsorted(self._sizes, left, side="right")
-        p = table.t[:rows, a] + table.r[left - self._sizes[:rows], a]
-        matches = np.flatnonzero(p == goal)
-        return int(matches[0]) if matches.size else None
+        p = table.t[:rows, : len(goals)] + table.r[left - self._sizes[:rows], : len(goals)]
+        matches = p == goals
+        columns = np.flatnonzero(matches.any(axis=0))
+        return (int(matches[:, columns[-1]].argmax()), int(columns[-1])) if columns.size else None
 
     def _table(self, admitted: BoolArray, tie: Tie) -> Table:
         t, chosen = self._parts(admitted, tie)
@@ -257,7 +259,8 @@ class Grid:
         rows = np.searchsorted(self._sizes, np.arange(self.batch + 1), side="right")
         mask = (1 << self._tie_bits) - 1
         levels = t & mask
-        for b, count in enumerate(rows.tolist()[1:], start=1):
+        first = int(self._sizes[0]) if len(self._sizes) else self.batch + 1  # fewer samples are never divided
+        for b, count in enumerate(rows.tolist()[first:], start=first):
             rest = r[b - self._sizes[:count]]
             pairs = t[:count] + rest
             if tie is Tie.WORKSPACE:  # times add up, numbers of parts too, workspaces do not
