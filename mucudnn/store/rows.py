@@ -11,6 +11,9 @@ from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
 from mucudnn.sizes import LARGEST
 
+_read = json.JSONDecoder().raw_decode
+"""Reads what is at the beginning of a text; a recording has a hundred thousand, and no spaces around them."""
+
 
 def environment_to_row(environment: Environment) -> tuple[str, str]:
     """Return key and facts."""
@@ -125,7 +128,9 @@ def _measurement_from_text(text: str | None) -> Measurement | None:
 
 
 def _some_measurement(text: str) -> Measurement:
-    fields = json.loads(text)
+    fields, end = _read(text)
+    if end != len(text):
+        raise ValueError(f"Times must be one JSON object, but got {text!r}.")
     return Measurement(
         tuple(fields["spans_ns"]), fields["calls"], fields["converged"], fields.get("others", 0.0)
     )

@@ -214,7 +214,8 @@ class SqliteStore:
         """Return the records in `environment` of all trials whose micro-batch has this `problem`."""
         with self._transaction("DEFERRED") as database:
             found = database.execute(_FIND_RECORDS, (environment.key, problem.key)).fetchall()
-            return [rows.record_from_row(rows.trial_from_row(row), row) for row in found]
+            trials = [Trial(problem, row["algorithm"], bool(row["whole"])) for row in found]
+            return [rows.record_from_row(trial, row) for trial, row in zip(trials, found, strict=True)]
 
     def problems_of(self, environment: Environment) -> list[ConvProblem]:
         """Return the problems of which whole mini-batches have records in `environment`."""
