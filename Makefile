@@ -17,7 +17,7 @@ MAKEFLAGS += --jobs=2
 test: check
 endif
 
-.PHONY: help run proof test check bench bench-cpu models gpu record gpu-steps gpu-layers gpu-rest clean
+.PHONY: help run proof test test-all check bench bench-cpu models gpu record gpu-steps gpu-layers gpu-rest clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ $(CUDNN): $(READY) constraints-cudnn.txt
 
 test: $(READY) $(if $(filter yes,$(DEVICELESS)),$(CUDNN))  ## run the test suite; DEVICELESS=no leaves out the real cuDNN
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
+
+test-all:  ## the same with whole products of parameters and more random examples
+	@$(MAKE) --no-print-directory test ARGS="--thorough $(ARGS)"
 
 check: $(READY)  ## format, lint, types, import rules
 	@$(BIN)/ruff format --check .

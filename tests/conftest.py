@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import hypothesis
 import pytest
 
 from tests.alone import Server, a_server
+from tests.breadth import be_thorough
 
 # Before torch is loaded: threads of two processes that test on two processors sleep while they wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -28,13 +30,19 @@ _LEFT_OUT = pytest.StashKey[dict[str, int]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="Fail where a test finds no GPU.")
     parser.addoption("--no-deviceless", action="store_true", help="Leave out what needs the cuDNN library.")
+    parser.addoption("--thorough", action="store_true", help="Try whole products, and more examples.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "deviceless: needs the real cuDNN library, and no GPU")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
     config.addinivalue_line("markers", "lists: counts what cuDNN lists, which differs between releases")
+    config.addinivalue_line(
+        "markers", "thorough: of a product, whose other cases have every two values together"
+    )
     config.stash[_LEFT_OUT] = {}
+    if config.getoption("--thorough"):
+        be_thorough()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -51,18 +59,26 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was told to be left out, and what cannot run; the summary says how much that is."""
     if config.getoption("--no-deviceless"):
-        _leave_out("deviceless", "of the real cuDNN library (--no-deviceless)", config, items)
-    needs_lists = any(item.get_closest_marker("lists") for item in items)
-    if needs_lists and not _lists_as_counted():
-        _leave_out("lists", "that count what cuDNN 9.19 and 9.20 list, beside another", config, items)
-    needs_gpu = any(item.get_closest_marker("gpu") for item in items)  # else torch is not even loaded
-    if needs_gpu and not config.getoption("--require-gpu") and not _has_gpu():
-        _leave_out("gpu", "on a GPU, of which there is none", config, items)
+        _leave_out(_marked("deviceless", items), "of the real cuDNN library (--no-deviceless)", config, items)
+    lists = _marked("lists", items)
+    if lists and not _lists_as_counted():
+        _leave_out(lists, "that count what cuDNN 9.19 and 9.20 list, beside another", config, items)
+    on_gpu = _marked("gpu", items)  # else torch is not even loaded
+    if on_gpu and not config.getoption("--require-gpu") and not _has_gpu():
+        _leave_out(on_gpu, "on a GPU, of which there is none", config, items)
+    if not config.getoption("--thorough"):
+        _leave_out(_marked("thorough", items), "of whole products (--thorough)", config, items)
 
 
-def _leave_out(marker: str, what: str, config: pytest.Config, items: list[pytest.Item]) -> None:
-    left_out = [item for item in items if item.get_closest_marker(marker)]
-    items[:] = [item for item in items if item not in left_out]
+def _marked(marker: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    return [item for item in items if item.get_closest_marker(marker)]
+
+
+def _leave_out(
+    left_out: list[pytest.Item], what: str, config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    found = set(left_out)
+    items[:] = [item for item in items if item not in found]
     config.hook.pytest_deselected(items=left_out)
     config.stash[_LEFT_OUT][what] = len(left_out)
 
@@ -142,6 +158,17 @@ def cache_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     (own / "mucudnn" / "compiled").symlink_to(compiled)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(own))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_children() -> Iterator[None]:
+    """What weighs jobs waits for the next one as long as all tests take: to start it takes some seconds."""
+    loaded = sys.modules.get("mucudnn.backends.cpu.footprint")
+    with pytest.MonkeyPatch.context() as patch:
+        if loaded is not None:
+            timeout_s, _ = loaded.FootprintMeter.__init__.__defaults__
+            patch.setattr(loaded.FootprintMeter.__init__, "__defaults__", (timeout_s, 3600.0))
         yield
 
 

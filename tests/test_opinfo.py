@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bench import by_hand
 from mucudnn.autotuning import Autotune, autotune
 from mucudnn.errors import NothingToTuneError, SampleError
 from mucudnn.patching.applying import apply
 from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
+from tests.breadth import is_thorough
 from tests.plans import a_plan_for, a_plan_of
 from tests.test_autotuning import is_divided
 
@@ -86,6 +88,14 @@ class ByHand(Autotune):
         return {assigned.site.op: assigned for assigned in plan.assignments}
 
 
+@pytest.fixture
+def compiled_in_one_type(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every filter is compiled for, a second each; in float64 that is done if tests are to be thorough."""
+    if dtype is torch.float64 and not is_thorough():
+        others = [name for name in by_hand._NAMES if not name.startswith("cpu:cc_")]
+        monkeypatch.setattr(by_hand, "_NAMES", others)
+
+
 def leaves_of(*values: object) -> list[Tensor]:
     flat = itertools.chain.from_iterable(
         value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
@@ -127,6 +137,7 @@ def test_the_databases_know_every_convolution() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")  # PyTorch's, once
+@pytest.mark.usefixtures("compiled_in_one_type")
 @dtypes
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_sample_of_a_function_gives_what_pytorch_gives(name: str, dtype: torch.dtype) -> None:
@@ -173,6 +184,7 @@ def module_samples(name: str, dtype: torch.dtype) -> list[Any]:
     return list(info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=True, training=True))
 
 
+@pytest.mark.usefixtures("compiled_in_one_type")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("name", MODULES)
 def test_every_sample_of_a_module_gives_what_its_twin_gives(name: str, dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mucudnn.errors import UntunedWarning
 from mucudnn.patching.applying import apply
 from tests.architectures import Drawn, architectures
+from tests.breadth import examples
 from tests.plans import a_plan_for
 
 pytestmark = [
@@ -83,7 +84,7 @@ def difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     return torch.stack(differences).max().item()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(architectures(torch.float64))
 def test_random_networks_learn_what_their_twins_learn(drawn: Drawn) -> None:
     found, expected = (training_of(each, drawn) for each in (divided(drawn), drawn.model))

@@ -1,13 +1,15 @@
 """Problems for all algorithms, and running one of them: what the tests of kernels share."""
 
+import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import TypeAlias
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from torch import Tensor
 
 from mucudnn.algorithms import Algorithm, GradientSum, SliceKernel, SumKernel, named
@@ -241,15 +243,15 @@ def accepted(
     """Have a test see what algorithms accept of `problems`, or variants of `blocked`, in all ops and layouts.
 
     These are looked at within one test, one after another: thousands of tests cost more than what they do.
+    Without --thorough, an algorithm computes an op of a problem in one layout; but each algorithm computes
+    each op in every layout that it accepts, and so is each problem computed.
     """
-    cases = [
-        pytest.param(algorithm, forms, id=f"{name}-{key}")
+    forms = {
+        (name, key): _accepted_forms(algorithm_of(name), base, ops or tuple(ConvOp), dtype, layouts)
         for name in names
-        for algorithm in [algorithm_of(name)]
         for key, base in (blocked if name in VARIANTS else problems).items()
-        for forms in [[*_accepted_forms(algorithm, base, ops or tuple(ConvOp), dtype, layouts)]]
-        if forms
-    ]
+    }
+    cases = [*_cases(forms)]
 
     def in_all_forms(test: Test) -> Test:
         @functools.wraps(test)
@@ -272,17 +274,50 @@ def algorithm_of(name: str) -> Algorithm:
     return algorithm
 
 
+Forms = dict[tuple[str, str], list[ConvProblem]]
+"""By the names of an algorithm and of a problem."""
+
+
+def _cases(forms: Forms) -> Iterator[ParameterSet]:
+    """Yield the forms that are always tried, and those that are with --thorough."""
+    tried = _tried(forms)
+    for (name, key), all_forms in forms.items():
+        usual = [form for form in all_forms if (name, key, form) in tried]
+        rest = [form for form in all_forms if (name, key, form) not in tried]
+        if usual:
+            yield pytest.param(algorithm_of(name), usual, id=f"{name}-{key}")
+        if rest:
+            yield pytest.param(algorithm_of(name), rest, id=f"{name}-{key}-rest", marks=pytest.mark.thorough)
+
+
+def _tried(forms: Forms) -> set[tuple[str, str, ConvProblem]]:
+    """Choose for each op of a problem the layout in which algorithm and problem were tried least so far.
+
+    What was never tried of an algorithm, or a problem, is tried then.
+    """
+    times: collections.Counter[Hashable] = collections.Counter()
+    tried = set()
+    for is_last in (False, True):
+        for (name, key), all_forms in forms.items():
+            for op, of_op in itertools.groupby(all_forms, key=lambda form: form.op):
+                uses = {form: [(each, op, _layouts(form)) for each in (name, key)] for form in of_op}
+                scarce = [form for form, pairs in uses.items() if not all(times[pair] for pair in pairs)]
+                least = min(uses, key=lambda form: sum(times[pair] for pair in uses[form]))
+                for form in scarce if is_last else [least]:
+                    tried.add((name, key, form))
+                    times.update(uses[form])
+    return tried
+
+
 def _accepted_forms(
     algorithm: Algorithm,
     base: ConvProblem,
     ops: tuple[ConvOp, ...],
     dtype: str,
     layouts: tuple[tuple[Layout, Layout], ...],
-) -> Iterator[ConvProblem]:
-    for op, (layout, filter_layout) in itertools.product(ops, layouts):
-        form = _form(base, op, dtype, layout, filter_layout)
-        if algorithm.refusal(form) is None:
-            yield form
+) -> list[ConvProblem]:
+    forms = (_form(base, op, dtype, *each) for op, each in itertools.product(ops, layouts))
+    return [form for form in forms if algorithm.refusal(form) is None]
 
 
 @functools.cache  # all algorithms are asked about the same

@@ -27,6 +27,7 @@ from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.kernels import MIXED_LAYOUTS, GuardedBuffer, compute, parts_of, slice_kernels, sum_parts
 from tests.algorithms.tried import a_layer
+from tests.breadth import in_turn
 from tests.operands import (
     a_convolution,
     normal,
@@ -81,10 +82,14 @@ VARIANTS = (
 ALGORITHMS = [kind(**variant) for kind, variant in itertools.product(KINDS, VARIANTS)]
 
 
+def id_of(value: object) -> str | None:
+    if isinstance(value, MatrixAlgorithm):
+        return f"{type(value).__name__}-{value.name}"
+    return "-".join(value) if isinstance(value, tuple) else None
+
+
 def every_algorithm(*some: MatrixAlgorithm) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "algorithm", some or ALGORITHMS, ids=lambda each: f"{type(each).__name__}-{each.name}"
-    )
+    return pytest.mark.parametrize("algorithm", some or ALGORITHMS, ids=id_of)
 
 
 def a_case(**changes: object) -> ConvProblem:
@@ -145,20 +150,16 @@ def is_near(
     return bool(((result - exact).abs() <= allowed).all())
 
 
-@pytest.mark.parametrize("key", CASES)
-@pytest.mark.parametrize("op", ConvOp)
-@pytest.mark.parametrize("layout", Layout)
-@every_algorithm()
+@in_turn("layout", Layout, algorithm=ALGORITHMS, op=ConvOp, key=CASES, ids=id_of)
 def test_each_number_is_as_near_as_its_bits_allow(
     algorithm: MatrixAlgorithm, layout: Layout, op: ConvOp, key: str
 ) -> None:
     assert_near(algorithm, CASES[key], op, layout, layout)
 
 
-@pytest.mark.parametrize("key", CASES)
-@pytest.mark.parametrize("op", ConvOp)
-@pytest.mark.parametrize("layouts", MIXED_LAYOUTS, ids=lambda some: "-".join(some))
-@every_algorithm(*(kind(addends=2) for kind in KINDS))
+@in_turn(
+    "layouts", MIXED_LAYOUTS, algorithm=[kind(addends=2) for kind in KINDS], op=ConvOp, key=CASES, ids=id_of
+)
 def test_so_it_is_where_filters_lie_otherwise_than_images(
     algorithm: MatrixAlgorithm, layouts: tuple[Layout, Layout], op: ConvOp, key: str
 ) -> None:

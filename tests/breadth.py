@@ -1,0 +1,48 @@
+"""How much is tried of products of parameters and of random examples: with --thorough more of them."""
+
+import itertools
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import settings
+
+_LESS = 3
+
+_is_thorough = False
+
+
+def be_thorough() -> None:
+    """Have tests that are collected from now on try more."""
+    global _is_thorough
+    _is_thorough = True
+
+
+def is_thorough() -> bool:
+    return _is_thorough
+
+
+def examples(number: int) -> settings:
+    """So many random examples with --thorough, and a third without."""
+    return settings(max_examples=number if _is_thorough else -(-number // _LESS))
+
+
+def in_turn(
+    name: str,
+    values: Iterable[object],
+    *,
+    ids: Callable[[object], str | None] = lambda _: None,
+    **others: Iterable[object],
+) -> pytest.MarkDecorator:
+    """Have a test see all combinations of the others' values, each with one of `values`, in turn.
+
+    So every value meets every one of each other, and of each two others where these have several. With
+    --thorough it meets all combinations.
+    """
+    of_name = [*values]
+    cases = []
+    for combination in itertools.product(*(enumerate(each) for each in others.values())):
+        turn = sum(place for place, _ in combination) % len(of_name)
+        for place, value in enumerate(of_name):
+            marks = () if place == turn else (pytest.mark.thorough,)
+            cases.append(pytest.param(value, *(each for _, each in combination), marks=marks))
+    return pytest.mark.parametrize((name, *others), cases, ids=ids)
