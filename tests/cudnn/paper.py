@@ -74,6 +74,31 @@ class Execution:
     handle: int | None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Lying:
+    """How a tensor lies in memory."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def at(self, address: int) -> Tensor:
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        memory = (ctypes.c_char * (elements * self.dtype.itemsize)).from_address(address)
+        return torch.frombuffer(memory, dtype=self.dtype).as_strided(self.shape, self.strides)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Planned:
+    """What a plan computes, as its descriptors say: they are finalised, so it stays that."""
+
+    problem: ConvProblem
+    beta: float
+    tensors: Mapping[int, _Lying]
+    alignment_bytes: int
+    workspace_bytes: int
+
+
 class _Convolutions:
     """Convolutions in float64, the last of each kind not computed again for the values that it had."""
 
@@ -121,6 +146,7 @@ class PaperLibrary:
         self._stream_of: dict[int | None, int | None] = {}
         self._lock = threading.Lock()
         self._convolution = _Convolutions()
+        self._planned: dict[int, _Planned] = {}
 
     @property
     def library(self) -> Library:
@@ -145,6 +171,7 @@ class PaperLibrary:
     def _destroy(self, pointer: int) -> int:
         self._kinds.pop(pointer, None)
         self._attributes.pop(pointer, None)
+        self._planned.pop(pointer, None)
         return self._real.destroy_descriptor(pointer)
 
     def _set(self, pointer: int, name: int, kind: int, count: int, address: int | None) -> int:
@@ -169,21 +196,16 @@ class PaperLibrary:
         self._check_current()
         ids, pointers, (workspace,) = (self._attributes[pack][name] for name in (1000, 1001, 1003))
         addresses = dict(zip(ids, pointers, strict=True))
-        operation = self._operation_of(plan)
-        op, first = _OPERATIONS[Kind(self._kinds[operation])]
-        (alpha,), (beta,), (convolution,) = (
-            self._attributes[operation][first + offset] for offset in range(3)
-        )
-        tensors = self._tensors(operation, addresses)
-        declared_bytes = self._workspace_bytes(plan)
-        (alignment,) = self._attributes[self._tensor_named(operation, UID_X)][900]
-        assert alpha == 1.0
+        planned = self._planned.get(plan) or self._planned.setdefault(plan, self._planned_of(plan))
+        declared_bytes, alignment = planned.workspace_bytes, planned.alignment_bytes
+        tensors = {uid: lying.at(addresses[uid]) for uid, lying in planned.tensors.items()}
         assert all(address % alignment == 0 for address in addresses.values())
         if declared_bytes:
             ctypes.memset(
                 workspace, 0xFF, declared_bytes
             )  # whoever relies on what was there finds no numbers
-        self._compute(op, beta, convolution, tensors)
+        op, beta = planned.problem.op, planned.beta
+        self._compute(op, beta, planned.problem, tensors)
         execution = Execution(
             op, beta, addresses, alignment, workspace, declared_bytes, self._stream_of.get(handle), handle
         )
@@ -216,34 +238,37 @@ class PaperLibrary:
         tensors = (each for each in children if self._kinds.get(each) == Kind.TENSOR)
         return next(each for each in tensors if self._attributes[each][906] == [uid])
 
-    def _tensors(self, operation: int, addresses: Mapping[int, int]) -> dict[int, Tensor]:
-        return {
-            uid: self._tensor(self._attributes[self._tensor_named(operation, uid)], addresses[uid])
-            for uid in (UID_X, UID_W, UID_Y)
-        }
-
-    def _tensor(self, described: Mapping[int, list[int]], address: int) -> Tensor:
-        dtype, shape, strides = _DTYPES[described[901][0]], described[902], described[903]
-        elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        memory = (ctypes.c_char * (elements * dtype.itemsize)).from_address(address)
-        return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
-
-    def _compute(self, op: ConvOp, beta: float, convolution: int, tensors: Mapping[int, Tensor]) -> None:
-        described = self._attributes[convolution]
-        x, w, y = tensors[UID_X], tensors[UID_W], tensors[UID_Y]
+    def _planned_of(self, plan: int) -> _Planned:
+        operation = self._operation_of(plan)
+        op, first = _OPERATIONS[Kind(self._kinds[operation])]
+        (alpha,), (beta,), (convolution,) = (
+            self._attributes[operation][first + offset] for offset in range(3)
+        )
+        assert alpha == 1.0
+        tensors = {uid: self._lying(self._tensor_named(operation, uid)) for uid in (UID_X, UID_W, UID_Y)}
+        x, w, described = tensors[UID_X].shape, tensors[UID_W].shape, self._attributes[convolution]
         problem = ConvProblem(
             op=op,
-            batch=x.shape[0],
-            in_channels=x.shape[1],
-            out_channels=w.shape[0],
-            input_size=tuple(x.shape[2:]),
-            kernel_size=tuple(w.shape[2:]),
+            batch=x[0],
+            in_channels=x[1],
+            out_channels=w[0],
+            input_size=x[2:],
+            kernel_size=w[2:],
             stride=tuple(described[103]),
             padding=tuple(described[105]),
             dilation=tuple(described[102]),
-            groups=x.shape[1] // w.shape[1],
+            groups=x[1] // w[1],
             dtype="float64",
         )
+        (alignment,) = self._attributes[self._tensor_named(operation, UID_X)][900]
+        return _Planned(problem, beta, tensors, alignment, self._workspace_bytes(plan))
+
+    def _lying(self, tensor: int) -> _Lying:
+        described = self._attributes[tensor]
+        return _Lying(_DTYPES[described[901][0]], tuple(described[902]), tuple(described[903]))
+
+    def _compute(self, op: ConvOp, beta: float, problem: ConvProblem, tensors: Mapping[int, Tensor]) -> None:
+        x, w, y = tensors[UID_X], tensors[UID_W], tensors[UID_Y]
         first, second, out = {ConvOp.FPROP: (x, w, y), ConvOp.DGRAD: (y, w, x), ConvOp.WGRAD: (x, y, w)}[op]
         result = self._convolution(problem, first, second)
         out.copy_(result + beta * out.double() if beta else result)
