@@ -37,6 +37,7 @@ from bench.gpu.layer_kinds import ENDED, IN_PARTS, STOPPED, UNDIVIDED, UNTILED, 
 from bench.gpu.layer_options import parser
 from bench.record import TimeIsUpError, Watch
 from bench.workloads import SETTINGS
+from mucudnn import timing
 from mucudnn.backends.base import Job
 from mucudnn.backends.cudnn.compiler import Launch
 from mucudnn.backends.cudnn.graph import UID_X
@@ -172,9 +173,9 @@ class Paces:
     def of_engines(self, compute: Callable[..., None]) -> Callable[..., None]:
         """Let time pass while an engine computes."""
 
-        def computed(op: ConvOp, beta: float, convolution: int, tensors: Mapping[int, torch.Tensor]) -> None:
+        def computed(op: ConvOp, beta: float, what: ConvProblem, tensors: Mapping[int, torch.Tensor]) -> None:
             self.now_ns += 50_000 if tensors[UID_X].shape[0] <= 2 else 1_000_000
-            compute(op, beta, convolution, tensors)
+            compute(op, beta, what, tensors)
 
         return computed
 
@@ -205,6 +206,7 @@ class Paces:
 @pytest.fixture
 def paced(ground: PaperGround, monkeypatch: pytest.MonkeyPatch) -> PaperGround:
     paces = Paces()
+    monkeypatch.setattr(timing, "_MOST_CALLS", 2**8)  # by this clock set-ups take no time, and fill no span
     monkeypatch.setattr(ground.card, "clock", paces.clock)
     monkeypatch.setattr(ground.paper, "_compute", paces.of_engines(ground.paper._compute))
     monkeypatch.setattr(ground.card, "compiled", paces.of_tiles(ground.card.compiled))
