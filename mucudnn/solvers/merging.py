@@ -182,10 +182,13 @@ def _traced(steps: Sequence[tuple[IntArray, IntArray]]) -> Selection:
 def _price(choices: Choices) -> float:
     """Return, by bisection, the least price per byte at which the cheapest selection is within the limit."""
     low, high = 0.0, 2.0**_TICK_BITS  # at which one byte costs more than any time
+    sites = np.arange(len(choices.ticks))
     for _ in range(_PRICE_STEPS):
         middle = (low + high) / 2
+        if middle in (low, high):
+            break  # no number lies between them
         cheapest = (choices.ticks + middle * choices.extra_bytes).argmin(axis=1)
-        if choices.fits(tuple(cheapest)):
+        if int(choices.extra_bytes[sites, cheapest].sum()) <= choices.spare_bytes:
             high = middle
         else:
             low = middle
