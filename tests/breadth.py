@@ -35,12 +35,13 @@ def in_turn(
 ) -> pytest.MarkDecorator:
     """Have a test see all combinations of the others' values, each with one of `values`, in turn.
 
-    So every value meets every one of each other, and of each two others where these have several. With
-    --thorough it meets all combinations.
+    So every two values of any two parameters meet, for which two others must have as many values as the one.
+    With --thorough all combinations are seen.
     """
-    of_name = [*values]
+    of_name, of_others = [*values], [[*each] for each in others.values()]
+    assert sum(len(each) >= len(of_name) for each in of_others) >= 2
     cases = []
-    for combination in itertools.product(*(enumerate(each) for each in others.values())):
+    for combination in itertools.product(*map(enumerate, of_others)):
         turn = sum(place for place, _ in combination) % len(of_name)
         for place, value in enumerate(of_name):
             marks = () if place == turn else (pytest.mark.thorough,)

@@ -49,6 +49,22 @@ def test_the_result_is_that_of_pytorch(algorithm: Algorithm, problem: ConvProble
     assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
 
 
+def test_every_two_of_algorithm_problem_op_and_layouts_are_tried_even_if_not_thoroughly() -> None:
+    tried: set[tuple[object, ...]] = set()
+    known: set[tuple[object, ...]] = set()
+    (mark,) = test_the_result_is_that_of_pytorch.pytestmark  # type: ignore[attr-defined]  # a function has it
+    for case in mark.args[1]:
+        algorithm, forms = case.values
+        key = case.id.removesuffix("-rest").removeprefix(f"{algorithm.name}-")
+        for form in forms:
+            layouts = form.layout, form.filter_layout
+            triples = {(algorithm, key, form.op), (algorithm, form.op, layouts), (key, form.op, layouts)}
+            known |= triples
+            tried |= set() if case.marks else triples
+
+    assert tried == known
+
+
 @pytest.mark.parametrize("op", ConvOp)
 @pytest.mark.parametrize("name", ["chunks of some images", "chunks of some rows"])
 def test_these_problems_are_read_in_several_chunks(name: str, op: ConvOp) -> None:
