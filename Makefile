@@ -47,7 +47,7 @@ $(CUDNN): $(READY) constraints-cudnn.txt
 test: $(READY) $(if $(filter yes,$(DEVICELESS)),$(CUDNN))  ## run the test suite; DEVICELESS=no leaves out the real cuDNN
 	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
 
-test-all:  ## the same with whole products of parameters and more random examples
+test-all:  ## the same with whole products of parameters and more random networks
 	@$(MAKE) --no-print-directory test ARGS="--thorough $(ARGS)"
 
 check: $(READY)  ## format, lint, types, import rules
