@@ -1,6 +1,5 @@
 """Operands for a problem, and what PyTorch's own convolution makes of them in float64."""
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.problem import ConvOp, ConvProblem, Layout
+from tests.kept import KeptResults
 
 _SQUARE = ConvProblem(
     op=ConvOp.FPROP,
@@ -84,26 +84,18 @@ def reference(problem: ConvProblem, first: Tensor, second: Tensor, bias: Tensor 
     operands = [each.double() for each in (first, second, bias) if each is not None]
     if not first.is_cpu or first.numel() > _MANY:
         return own_result(problem, *operands)
-    known = _references(
-        problem.op, problem.input_size, problem.kernel_size,
-        problem.stride, problem.padding, problem.dilation, problem.groups,
+    kind = (
+        problem.op, problem.input_size, problem.kernel_size, problem.stride, problem.padding,
+        problem.dilation, problem.groups, tuple(each.shape for each in operands),
     )  # fmt: skip
-    for others, result in known:
-        if len(others) == len(operands) and all(map(torch.equal, others, operands)):
-            return result.clone()
-    result = own_result(problem, *operands)
-    known.append(([each.clone() for each in operands], result.clone()))
-    return result
+    return _REFERENCES.of(kind, operands, lambda: own_result(problem, *operands)).clone()
 
 
 _MANY = 2**20
 """Elements that are not kept."""
 
-
-@functools.lru_cache(maxsize=128)  # many algorithms compute the same
-def _references(*numbers: object) -> collections.deque[tuple[list[Tensor], Tensor]]:
-    """Operands of late and results of convolutions of these numbers."""
-    return collections.deque(maxlen=4)
+_REFERENCES = KeptResults[Tensor](128, 4)
+"""Many algorithms compute the same."""
 
 
 def own_result(problem: ConvProblem, first: Tensor, second: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from mucudnn.functional import DividedConvolution, arguments_of
 from mucudnn.live.stand import relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout, problems_of
 from mucudnn.profile import Candidate
+from tests.kept import KeptResults
 from tests.operands import a_convolution
 
 SIZES = (7, 5, 4)
@@ -132,21 +133,10 @@ class Operands:
             tensor.copy_(tensor.flip(0).neg())
 
     def in_float64(self) -> "Operands":
-        return self._each(Tensor.double)
+        bias = None if self.bias is None else self.bias.double()
+        return Operands(self.image.double(), self.weight.double(), bias, self.gradient.double())
 
-    def copied(self) -> "Operands":
-        return self._each(Tensor.clone)
-
-    def equal(self, other: "Operands") -> bool:
-        """Whether the values are the same, of operands for one problem."""
-        pairs = zip(self._tensors(), other._tensors(), strict=True)
-        return all(torch.equal(ours, theirs) for ours, theirs in pairs)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Operands":
-        bias = None if self.bias is None else change(self.bias)
-        return Operands(change(self.image), change(self.weight), bias, change(self.gradient))
-
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         tensors = self.image, self.weight, self.bias, self.gradient
         return [tensor for tensor in tensors if tensor is not None]
 
@@ -186,22 +176,8 @@ def own_results(problem: ConvProblem, given: Operands) -> Results:
     return results_of(lambda *tensors: own_call(*tensors, arguments_of(problem)), given)
 
 
-class _Kept:
-    """Results that depend on the values of operands, and on some key, each computed once."""
-
-    def __init__(self) -> None:
-        self._kept: dict[Hashable, list[tuple[Operands, Results]]] = {}
-
-    def results(self, key: Hashable, given: Operands, compute: Callable[[], Results]) -> Results:
-        kept = self._kept.setdefault((key, given.image.device), [])
-        for operands, results in kept:
-            if operands.equal(given):
-                return results
-        kept.append((given.copied(), compute()))
-        return kept[-1][1]
-
-
-_EXACT, _OWN = _Kept(), _Kept()
+_EXACT, _OWN = (KeptResults[Results](2 * len(CELLS), 4) for _ in range(2))
+"""Both layouts and each way of dividing are held to the same results."""
 
 
 def divided(backend: CudnnBackend, problem: ConvProblem) -> DividedConvolution:
@@ -228,12 +204,12 @@ def _division(backend: CudnnBackend, problem: ConvProblem) -> Division:
 
 def assert_right(backend: CudnnBackend, problem: ConvProblem, given: Operands, results: Results) -> None:
     """Hold results to those in float64 and to PyTorch's own, under the flags of the moment."""
-    doubled = given.in_float64()
+    doubled, device = given.in_float64(), given.image.device
     plain = dataclasses.replace(
         problem, dtype="float64", layout=Layout.CONTIGUOUS, filter_layout=Layout.CONTIGUOUS
     )
-    exact = _EXACT.results(plain, doubled, lambda: own_results(problem, doubled))
-    own = _OWN.results((problem, backend.flags()), given, lambda: own_results(problem, given))
+    exact = _EXACT.of((plain, device), doubled.tensors(), lambda: own_results(problem, doubled))
+    own = _OWN.of((problem, device, backend.flags()), given.tensors(), lambda: own_results(problem, given))
     forward, backward = problem.op, {ConvOp.FPROP: ConvOp.DGRAD, ConvOp.DGRAD: ConvOp.FPROP}[problem.op]
     ops = (forward, backward, ConvOp.WGRAD, forward)
     for op, ours, expected, theirs in zip(ops, results, exact, own, strict=False):
