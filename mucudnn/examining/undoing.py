@@ -9,7 +9,7 @@ import random
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -254,13 +254,21 @@ def _replace(present: MutableMapping[Any, Any], former: Mapping[Any, Any]) -> No
 
 def clear_caches(tensors: Sequence[Tensor]) -> None:
     """Clear the caches of functions that keep a tensor, as it is or within something."""
-    things: Sequence[object] = tensors
+    wanted = {*map(id, tensors)}
+    for each in gc.get_objects() if wanted else ():
+        if type(each) is functools._lru_cache_wrapper and each.cache_info().currsize and _has(each, wanted):
+            each.cache_clear()
+
+
+def _has(cache: object, wanted: Set[int]) -> bool:
+    """Return whether a cache keeps something of these addresses, as it is or within something."""
+    things: Sequence[object] = [cache]
     for _ in range(_STEPS):
-        things = gc.get_referrers(*things)
-        for each in things:
-            if type(each) is functools._lru_cache_wrapper:
-                each.cache_clear()
+        things = gc.get_referents(*things)
+        if not wanted.isdisjoint(map(id, things)):
+            return True
         things = [each for each in things if type(each) in (dict, list, tuple)]
+    return False
 
 
 def forget(alive: Callable[[], Sequence[Tensor]]) -> None:
@@ -274,7 +282,9 @@ def forget(alive: Callable[[], Sequence[Tensor]]) -> None:
     gc.collect()  # some may be parts of a cycle
     clear_caches(alive())
     left = alive()
-    count = sum(len(gc.get_referrers(each)) > 1 for each in left)  # beside `left`; some, PyTorch has lost
+    keepers = [each for each in gc.get_referrers(*left) if each is not left]  # some, PyTorch has lost
+    kept = {*map(id, gc.get_referents(*keepers))}
+    count = sum(id(each) in kept for each in left)
     if count:
         warn_user(
             f"Tensors without values of the pass that examined the model, {count} in all, are kept outside "
