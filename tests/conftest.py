@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU")
     config.addinivalue_line("markers", "lists: counts what cuDNN lists, which differs between releases")
     config.addinivalue_line(
-        "markers", "thorough: of a product, whose other cases have every two values together"
+        "markers", "thorough: left out of products and lists of which the rest is tried; see tests/breadth.py"
     )
     config.stash[_LEFT_OUT] = {}
     if config.getoption("--thorough"):
@@ -213,8 +213,7 @@ def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def few_to_collect() -> Iterator[None]:
     """For modules whose programs often collect garbage: not among all tests, which takes half a second."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # garbage, too, which is as well collected later
     yield
     gc.unfreeze()
 

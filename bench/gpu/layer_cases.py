@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -73,7 +74,13 @@ def settings() -> list[Setting]:
     return sorted(SETTINGS, key=lambda setting: _SETTINGS.index(setting.name))
 
 
-def layers() -> Iterator[Layer]:
+@functools.cache
+def layers() -> tuple[Layer, ...]:
+    """Return all layers, for which all networks are examined, once."""
+    return tuple(_layers())
+
+
+def _layers() -> Iterator[Layer]:
     """Yield all: cliffs, AlexNet's, DeepBench's, those of larger networks and batches, the largest cliff."""
     named = {workload.name: workload for workload in NETWORKS}
     yield from cliffs()

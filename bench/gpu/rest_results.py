@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.cpu.lines import Case, Line, Started, read_packed_too, to_text, write_lines
-from bench.gpu.layer_cases import Layer, cases, layers
+from bench.gpu.layer_cases import cases, layers
 from bench.gpu.layer_child import known_cases
 from bench.gpu.layer_options import parser, stem_of
 from bench.gpu.step_lines import LINES, Key, environments, known
@@ -99,7 +99,7 @@ class Held:
         """Return whether all cases are known; `bench.gpu.layer_run` has these arguments."""
         options = parser().parse_args(arguments)
         limits = frozenset(map(parse_bytes, options.limit))
-        asked = cases(_every_layer(), chosen(options.settings, SETTINGS), options.layers)
+        asked = cases(layers(), chosen(options.settings, SETTINGS), options.layers)
         return {each.case for each in asked} <= self._cases(stem_of(options.policy), limits)
 
     @functools.cache  # noqa: B019  # it lives as long as its process
@@ -113,9 +113,3 @@ class Held:
     @functools.cache  # noqa: B019  # it lives as long as its process
     def _lines(self, stem: str) -> list[Line]:
         return read_packed_too(self._folder / f"{stem}.jsonl")
-
-
-@functools.cache
-def _every_layer() -> tuple[Layer, ...]:
-    """Return all layers, for which all networks have to be examined."""
-    return tuple(layers())

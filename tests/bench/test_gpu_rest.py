@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench import record
 from bench.gpu import layer_options, layer_run, rest, step_lines, steps
-from bench.gpu.layer_cases import Layer, cases, layers
+from bench.gpu.layer_cases import cases, layers
 from bench.gpu.rest import ERRANDS, Errand, run, seed
 from bench.record import recording
 from bench.workloads import NETWORKS, SETTINGS, chosen
@@ -33,16 +33,8 @@ PARSERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def every_layer() -> list[Layer]:
-    """All networks are examined for it."""
-    return list(layers())
-
-
 @pytest.mark.parametrize("errand", ERRANDS, ids=lambda errand: errand.about)
-def test_every_errand_is_a_command_that_finds_something_to_measure(
-    errand: Errand, every_layer: list[Layer]
-) -> None:
+def test_every_errand_is_a_command_that_finds_something_to_measure(errand: Errand) -> None:
     *_, program = errand.command(70.0)[:3]
     options = PARSERS[program]().parse_args(errand.command(70.0)[3:])
 
@@ -50,7 +42,7 @@ def test_every_errand_is_a_command_that_finds_something_to_measure(
     assert options.seconds == (25.0 if errand.processes_s else 45.0)  # what is around it takes the rest
     assert settings
     if program == "bench.gpu.layer_run":
-        assert all(any(cases(every_layer, settings, [pattern])) for pattern in options.layers)
+        assert all(any(cases(layers(), settings, [pattern])) for pattern in options.layers)
     else:
         assert chosen(options.networks, NETWORKS)
 
