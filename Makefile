@@ -45,10 +45,10 @@ $(CUDNN): $(READY) constraints-cudnn.txt
 	@touch $(CUDNN)
 
 test: $(READY) $(if $(filter yes,$(DEVICELESS)),$(CUDNN))  ## run the test suite; DEVICELESS=no leaves out the real cuDNN
-	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(if $(filter yes,$(DEVICELESS)),,--no-deviceless) $(BREADTH) $(ARGS)
 
-test-all:  ## the same with whole products of parameters and more random networks
-	@$(MAKE) --no-print-directory test ARGS="--thorough $(ARGS)"
+test-all: BREADTH := --thorough
+test-all: test  ## the same with whole products of parameters and more random networks
 
 check: $(READY)  ## format, lint, types, import rules
 	@$(BIN)/ruff format --check .
