@@ -186,7 +186,7 @@ def _decode_candidate(kinds: Mapping[str, Any], value: object, name: str) -> dic
 
 
 def _is_just(kind: Any, value: Any) -> bool:
-    """Return whether a value is of that type and nothing is wrong with it, which most are; else it may be."""
+    """Return whether it is plain that `decode` would return the value as it is, as it mostly is."""
     return type(value) is kind and kind in _SCALARS and (kind in (str, bool) or value >= 0)
 
 

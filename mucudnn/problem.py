@@ -121,7 +121,9 @@ class ConvProblem:
 
     def __getstate__(self) -> dict[str, object]:
         """Keep all but the hash: texts have another one in every process."""
-        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+        state = dict(self.__dict__)  # at once: another thread may come to know more of it meanwhile
+        state.pop("_hash", None)
+        return state
 
     @cached_property
     def _hash(self) -> int:

@@ -107,7 +107,7 @@ class Measurement:
     others: float = 0.0
 
     def __post_init__(self) -> None:
-        numbers = (*self.spans_ns, self.calls)  # a recording has a hundred thousand of these
+        numbers = (*(self.spans_ns or ()), self.calls)  # a recording has a hundred thousand of these
         if not self.spans_ns or {*map(type, numbers)} != {int} or min(numbers) <= 0:
             raise ValueError(
                 "A measurement must have spans and calls that are whole numbers above 0, but got "

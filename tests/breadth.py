@@ -35,11 +35,15 @@ def in_turn(
 ) -> pytest.MarkDecorator:
     """Have a test see all combinations of the others' values, each with one of `values`, in turn.
 
-    So every two values of any two parameters meet, for which two others must have as many values as the one.
-    With --thorough all combinations are seen.
+    So every two values of any two parameters meet. With --thorough all combinations are seen.
+
+    Raises:
+        ValueError: fewer than two others have as many values, so that some would not meet.
     """
     of_name, of_others = [*values], [[*each] for each in others.values()]
-    assert sum(len(each) >= len(of_name) for each in of_others) >= 2
+    counts = [len(each) for each in of_others]
+    if sum(count >= len(of_name) for count in counts) < 2:
+        raise ValueError(f"Two others must have at least {len(of_name)} values, but they have {counts}.")
     cases = []
     for combination in itertools.product(*map(enumerate, of_others)):
         turn = sum(place for place, _ in combination) % len(of_name)

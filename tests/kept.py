@@ -38,6 +38,8 @@ class KeptResults(Generic[Result]):
         """
         with self._lock:
             known = list(self._kinds.get(kind, ()))
+            if known:
+                self._kinds.move_to_end(kind)
         for others, result in known:
             if all(map(torch.equal, others, operands)):
                 return result

@@ -34,11 +34,18 @@ def test_another_kind_is_computed_for_itself(sums: KeptResults[Tensor]) -> None:
     assert sums.of("product", [operand], operand.prod) == 9.0
 
 
-def test_the_last_kinds_and_results_are_kept(sums: KeptResults[Tensor]) -> None:
+def test_the_last_results_of_a_kind_are_kept(sums: KeptResults[Tensor]) -> None:
     made = [sums.of("sum", [torch.full((2,), float(each))], lambda: torch.ones(())) for each in range(3)]
     assert sums.of("sum", [torch.full((2,), 2.0)], unreached) is made[2]
     assert sums.of("sum", [torch.full((2,), 1.0)], unreached) is made[1]
     assert sums.of("sum", [torch.zeros(2)], lambda: torch.ones(())) is not made[0]
-    for kind in ("product", "mean"):
-        sums.of(kind, [torch.zeros(2)], lambda: torch.ones(()))
-    assert sums.of("sum", [torch.zeros(2)], lambda: torch.tensor(7.0)) == 7.0
+
+
+def test_the_kinds_asked_for_last_are_kept(sums: KeptResults[Tensor]) -> None:
+    operand = torch.full((2,), 3.0)
+    first = sums.of("sum", [operand], operand.sum)
+    sums.of("product", [operand], operand.prod)
+    assert sums.of("sum", [operand], unreached) is first
+    sums.of("mean", [operand], operand.mean)
+    assert sums.of("sum", [operand], unreached) is first
+    assert sums.of("product", [operand], lambda: torch.tensor(7.0)) == 7.0

@@ -74,7 +74,7 @@ class Choices:
         """Return the time of a selection in ticks."""
         return float(self.ticks[np.arange(len(selection)), selection].sum())
 
-    def fits(self, selection: Selection) -> bool:
+    def fits(self, selection: Selection | IntArray) -> bool:
         """Whether the workspaces of a selection are within the limit, in exact integers."""
         return int(self.extra_bytes[np.arange(len(selection)), selection].sum()) <= self.spare_bytes
 
@@ -182,13 +182,12 @@ def _traced(steps: Sequence[tuple[IntArray, IntArray]]) -> Selection:
 def _price(choices: Choices) -> float:
     """Return, by bisection, the least price per byte at which the cheapest selection is within the limit."""
     low, high = 0.0, 2.0**_TICK_BITS  # at which one byte costs more than any time
-    sites = np.arange(len(choices.ticks))
     for _ in range(_PRICE_STEPS):
         middle = (low + high) / 2
         if middle in (low, high):
             break  # no number lies between them
         cheapest = (choices.ticks + middle * choices.extra_bytes).argmin(axis=1)
-        if int(choices.extra_bytes[sites, cheapest].sum()) <= choices.spare_bytes:
+        if choices.fits(cheapest):
             high = middle
         else:
             low = middle

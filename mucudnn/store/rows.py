@@ -130,7 +130,7 @@ def _measurement_from_text(text: str | None) -> Measurement | None:
 def _some_measurement(text: str) -> Measurement:
     fields, end = _read(text)
     if end != len(text):
-        raise ValueError(f"Times must be one JSON object, but got {text!r}.")
+        raise ValueError(f"Times must be one JSON object and nothing beside it, but got {text!r}.")
     return Measurement(
         tuple(fields["spans_ns"]), fields["calls"], fields["converged"], fields.get("others", 0.0)
     )

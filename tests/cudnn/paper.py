@@ -10,7 +10,7 @@ import ctypes
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -97,6 +97,7 @@ class _Planned:
     tensors: Mapping[int, _Lying]
     alignment_bytes: int
     workspace_bytes: int
+    operands: Set[int]
 
 
 class PaperLibrary:
@@ -169,6 +170,7 @@ class PaperLibrary:
         ids, pointers, (workspace,) = (self._attributes[pack][name] for name in (1000, 1001, 1003))
         addresses = dict(zip(ids, pointers, strict=True))
         planned = self._planned.get(plan) or self._planned.setdefault(plan, self._planned_of(plan))
+        assert planned.operands <= self._kinds.keys(), "what a plan refers to lives as long as it"
         declared_bytes, alignment = planned.workspace_bytes, planned.alignment_bytes
         tensors = {uid: lying.at(addresses[uid]) for uid, lying in planned.tensors.items()}
         assert all(address % alignment == 0 for address in addresses.values())
@@ -217,7 +219,8 @@ class PaperLibrary:
             self._attributes[operation][first + offset] for offset in range(3)
         )
         assert alpha == 1.0
-        tensors = {uid: self._lying(self._tensor_named(operation, uid)) for uid in (UID_X, UID_W, UID_Y)}
+        pointers = {uid: self._tensor_named(operation, uid) for uid in (UID_X, UID_W, UID_Y)}
+        tensors = {uid: self._lying(pointer) for uid, pointer in pointers.items()}
         x, w, described = tensors[UID_X].shape, tensors[UID_W].shape, self._attributes[convolution]
         problem = ConvProblem(
             op=op,
@@ -232,8 +235,9 @@ class PaperLibrary:
             groups=x[1] // w[1],
             dtype="float64",
         )
-        (alignment,) = self._attributes[self._tensor_named(operation, UID_X)][900]
-        return _Planned(problem, beta, tensors, alignment, self._workspace_bytes(plan))
+        (alignment,) = self._attributes[pointers[UID_X]][900]
+        operands = frozenset({operation, convolution, *pointers.values()})
+        return _Planned(problem, beta, tensors, alignment, self._workspace_bytes(plan), operands)
 
     def _lying(self, tensor: int) -> _Lying:
         described = self._attributes[tensor]

@@ -1,8 +1,8 @@
 /* Convolution by tiles: loops over lines of tiles, and over groups of channels of y.
  *
  * x is cut into overlapping windows, one for each tile of y. Planes of x and y are (tiles, channels), those of the
- * filter (channels of x, of y), the sums of its gradient (channels of y, of x). Every function is called by each
- * thread with a share of its own; the functions' names are those that Python calls.
+ * filter (channels of x, of y). Every function is called by each thread with a share of its own; the functions'
+ * names are those that Python calls.
  */
 
 static const box_t ALL_TAPS = {0, TAPS_D, 0, TAPS_H, 0, TAPS_W};
