@@ -35,6 +35,9 @@ _WORTH_TELLING = 0.01
 
 _MINUTE_S = 60.0
 
+_SHORT_S = 50e-6
+"""Of a step that calls no convolution, of 8 to 25 µs, medians differed by up to 2 µs."""
+
 _UNPLANNED = "not as planned"
 """Mark of a convolution that runs something else than its plan has."""
 
@@ -134,13 +137,16 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
         f"FASTER or SLOWER where the interval of now / before lies more than {BOUND} from 1, SAME where "
         "it lies within, else AMBIGUOUS. The speedup is the median of the rounds' quotients before / now.",
     )
-    if found.layers:
+    if found.unseen and not found.layers:
+        yield "not seen", _about_unseen(found)
+    if max(found.step.before.median, found.step.now.median) < _SHORT_S:
         yield (
-            "convolutions",
-            "Of each patched one, all its calls in a step: forward passes, and what autograd computes of "
-            f"them. Together they take about {_share(found, is_now=False)} of the step before and "
-            f"{_share(found, is_now=True)} now.",
+            "short",
+            f"A step of less than {_SHORT_S * 1e6:.0f} µs cannot be compared: what ran just before moves it "
+            "by a microsecond or two. Have it do its work some times over.",
         )
+    if found.layers:
+        yield "convolutions", _about_layers(found)
     if over := over_limit(found):
         yield (
             OVER_LIMIT,
@@ -163,7 +169,7 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
             yield "advice", _advice(found)
     if found.unplanned:
         yield _UNPLANNED, _about_unplanned(found)
-    if found.unseen:
+    if found.unseen and found.layers:
         yield "not seen", _about_unseen(found)
     if found.pages is not None and _is_worth_telling(found.pages, found.step):
         yield "memory", _about_pages(found, *found.pages)
@@ -186,11 +192,25 @@ def _of_layers(found: StepComparison) -> str:
     )
 
 
-def _share(found: StepComparison, *, is_now: bool) -> str:
+def _about_layers(found: StepComparison) -> str:
+    shares = [_share(found, is_now=is_now) for is_now in (False, True)]
+    told = (
+        "Of each patched one, all its calls in a step: forward passes, and what autograd computes of them. "
+        f"Together they take about {shares[0]:.0%} of the step before and {shares[1]:.0%} now"
+    )
+    if max(shares) <= 1.0:
+        return f"{told}."
+    return (
+        f"{told}: more than all of it, as they have rounds of their own, in which the machine was slower. "
+        "Compare again when it is idle, or with more rounds."
+    )
+
+
+def _share(found: StepComparison, *, is_now: bool) -> float:
     """Return which part of the step its patched convolutions take."""
     times = [found.step, *(each.times for each in found.layers)]
     step_s, *layers_s = [(each.now if is_now else each.before).median for each in times]
-    return f"{math.fsum(layers_s) / step_s:.0%}"
+    return math.fsum(layers_s) / step_s
 
 
 def over_limit(found: StepComparison) -> list[str]:
@@ -236,9 +256,9 @@ def _about_slower(found: StepComparison) -> str:
             "mucudnn.apply(model, found.settled), or -o of mucudnn compare. Compare again with it."
         )
     if stuck:
+        what = "It cannot do so" if back else "The settled plan cannot run PyTorch's own again"
         told.append(
-            f"It cannot do so at {_listed(stuck)}: PyTorch's own takes more than it may there, or was not "
-            "run by the tuner."
+            f"{what} at {_listed(stuck)}: that takes more than it may there, or was not run by the tuner."
         )
     if alike:
         told.append(
@@ -296,7 +316,7 @@ def _about_pages(found: StepComparison, before: float, now: float) -> str:
     cost_ms = max(before, now) * _PAGE_S * 1e3
     told = (
         f"Each step takes pages of memory anew from the system, {before:.0f} before and {now:.0f} now: some "
-        f"{cost_ms:.0f} ms of it."
+        f"{cost_ms:{'.0f' if cost_ms >= 1 else '.1g'}} ms of it."
     )
     if before < now / 2:
         return (

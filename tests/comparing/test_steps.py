@@ -344,6 +344,23 @@ def test_both_ways_take_turns_in_an_order_drawn_anew(model: Network, backend: Ti
     assert pairs == {(True, False), (False, True)}
 
 
+def test_the_way_to_either_is_as_long(
+    model: Network, backend: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[bool] = []
+    taken_off_before: list[int] = []
+
+    def counted(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+        taken_off_before.append(len(runs))
+        return unpatched(model)
+
+    monkeypatch.setattr("mucudnn.comparing.steps.unpatched", counted)
+
+    seen_of(model, backend, lambda: runs.append(True))
+
+    assert taken_off_before == [*range(4 + 2 * ROUNDS)]
+
+
 def test_a_short_step_has_many_rounds_and_a_long_one_enough(model: Network, backend: Ticking) -> None:
     def rounds(taken_ns: int) -> int:
         model.second.taken = (taken_ns, taken_ns)

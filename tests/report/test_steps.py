@@ -88,7 +88,9 @@ def test_what_is_slower_is_named_with_what_becomes_of_it() -> None:
     fine = dataclasses.replace(FOUND, layers=FOUND.layers[:1], slower=(), settled=PLAN)
 
     assert "runs PyTorch's own at head: mucudnn.apply(model, found.settled)" in (note(FOUND, "slower") or "")
-    assert (note(stuck, "slower") or "").startswith("It cannot do so at head: ")
+    assert (note(stuck, "slower") or "").startswith(
+        "The settled plan cannot run PyTorch's own again at head: that takes more than it may there"
+    )
     assert (note(kept, "slower") or "").startswith(
         "At head PyTorch's own runs both times. Now each call asks"
     )
@@ -135,6 +137,27 @@ def test_convolutions_that_were_not_seen_are_counted() -> None:
     assert note(dataclasses.replace(FOUND, unseen=()), "not seen") is None
 
 
+def test_where_no_convolution_was_seen_that_is_told_before_what_the_step_is_worth() -> None:
+    alone = render_comparison(dataclasses.replace(FOUND, layers=()), width=10_000)
+
+    assert alone.index("\nnot seen ") < alone.index("\ntuning ")
+
+
+def test_convolutions_that_take_more_than_the_step_are_told_to_be_disturbed() -> None:
+    disturbed = dataclasses.replace(FOUND, step=PairedTimes((100 * MS,) * 10, (40 * MS,) * 10))
+
+    told = note(disturbed, "convolutions") or ""
+    assert "about 70% of the step before and 105% now: more than all of it" in told
+    assert "more than all of it" not in (note(FOUND, "convolutions") or "")
+
+
+def test_a_step_of_some_microseconds_is_said_to_be_too_short() -> None:
+    short = dataclasses.replace(FOUND, step=PairedTimes((49_000,) * 10, (49_000,) * 10))
+
+    assert (note(short, "short") or "").startswith("A step of less than 50 µs cannot be compared")
+    assert note(FOUND, "short") is None
+
+
 def test_a_step_without_convolutions_that_are_seen_tells_of_itself_alone() -> None:
     alone = dataclasses.replace(FOUND, layers=())
 
@@ -146,6 +169,7 @@ def test_a_step_without_convolutions_that_are_seen_tells_of_itself_alone() -> No
     [
         ((2000.0, 1500.0), "glibc, which gives the end of its heap back"),
         ((100.0, 2000.0), "a larger limit prevents that"),
+        ((900.0, 900.0), "some 0.9 ms of it"),
         ((700.0, 700.0), None),  # less than a hundredth of 80 ms
         (None, None),
     ],
