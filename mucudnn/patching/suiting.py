@@ -1,7 +1,7 @@
 """Whether a plan suits a model: its modules, the algorithms that they need here, and the environment."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -169,16 +169,21 @@ def backend_at_home(model: nn.Module, plan: Plan) -> Backend:
     differences = plan.environment.differences(present)
     if differences:
         told = f"The plan was made in another environment: {'; '.join(differences)}."
-        raise PlanMismatchError(f"{told}{_remedy(plan.environment, present)}")
+        raise PlanMismatchError(f"{told}{''.join(_remedies(plan.environment, present))}")
     return backend
 
 
-def _remedy(then: Environment, now: Environment) -> str:
-    """Return how the processor gets the threads with which a plan was made, if it has others."""
+def _remedies(then: Environment, now: Environment) -> Iterator[str]:
+    """Yield how the processor gets the threads and the compiler with which a plan was made."""
+    if not then.backend == now.backend == "cpu":
+        return
     threads = then.policy.get("threads")
-    if then.backend != "cpu" or threads is None or threads == now.policy.get("threads"):
-        return ""
-    return (
-        f" torch.set_num_threads({threads}), or OMP_NUM_THREADS={threads} in the environment, gives it the "
-        "threads that it was made with; for others there must be another plan."
-    )
+    if threads is not None and threads != now.policy.get("threads"):
+        yield (
+            f" torch.set_num_threads({threads}), or OMP_NUM_THREADS={threads} in the environment, gives it "
+            "the threads that it was made with; for others there must be another plan."
+        )
+    compilers = [each.software.get("C compiler") for each in (then, now)]
+    if compilers[0] not in ("none", compilers[1]):
+        how = "Install that compiler" if compilers[1] == "none" else "Have the variable CC name that one"
+        yield f" {how}, or tune here."

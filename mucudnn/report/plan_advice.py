@@ -22,6 +22,11 @@ _HOST = (
 )
 _SHORT_PART_S = 1e-4
 
+_UNCOMPILED = (
+    "There was none when this was tuned, so no convolution was computed in C, which mostly is the fastest. "
+    "Install gcc or clang, or have the variable CC name one, and tune again."
+)
+
 _WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Whoever has set one of them has decided how idle threads wait."""
 
@@ -60,6 +65,12 @@ def host_notes(plan: Plan) -> list[tuple[str, str]]:
         return []
     short = sum(_part_s(each) < _SHORT_PART_S for each in plan.assignments if not _is_all_own(each))
     return [("host", _HOST.format(short, len(plan.assignments)))] if short else []
+
+
+def compiler_notes(environment: Environment) -> list[tuple[str, str]]:
+    """Advise a C compiler on processors, where there was none."""
+    lacks = environment.backend == "cpu" and environment.software.get("C compiler") == "none"
+    return [("C compiler", _UNCOMPILED)] if lacks else []
 
 
 def _part_s(assigned: Assignment) -> float:

@@ -8,7 +8,7 @@ from mucudnn.choices import Mode
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.intervals import TOLERANCE, median
 from mucudnn.plan import Assignment, ConvSite, Plan
-from mucudnn.report.plan_advice import host_notes, layout_notes, waiting_notes
+from mucudnn.report.plan_advice import compiler_notes, host_notes, layout_notes, waiting_notes
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
 from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, is_own, render_notes
 from mucudnn.sizes import format_bytes
@@ -112,6 +112,7 @@ def plan_notes(plan: Plan, width: int) -> list[str]:
             ("workspace", _workspace_note(plan)),
             *layout_notes(plan),
             *host_notes(plan),
+            *compiler_notes(plan.environment),
             *_repeating_notes(plan),
             *_untouched_notes(plan),
             ("now runs", _RUNS),

@@ -430,6 +430,23 @@ def test_a_plan_of_a_backend_that_is_not_here_is_refused_for_that() -> None:
         apply(conv, dataclasses.replace(plan, environment=elsewhere))
 
 
+@pytest.mark.parametrize(
+    ("then", "advice"),
+    [("gcc 99.1", "none.* Install that compiler, or"), ("gcc 99.1", "gcc.* Have .*CC name that one, or")],
+)
+def test_a_plan_by_another_compiler_is_refused_with_how_to_have_that_one(
+    then: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv, plan = with_plan(lambda assigned: assigned)
+    software = dict(plan.environment.software)
+    elsewhere = dataclasses.replace(plan.environment, software={**software, "C compiler": then})
+    here = advice.partition(".*")[0]
+    monkeypatch.setattr("mucudnn.backends.cpu.environment.description", lambda: here)
+
+    with pytest.raises(PlanMismatchError, match=rf"C compiler was {then}, is {advice} tune here\.$"):
+        apply(conv, dataclasses.replace(plan, environment=elsewhere))
+
+
 def test_a_plan_of_another_number_of_threads_is_refused_with_how_to_have_that_number() -> None:
     conv, plan = with_plan(lambda assigned: assigned)
     threads = torch.get_num_threads()

@@ -191,6 +191,16 @@ def test_the_notes_tell_mode_policy_and_environment() -> None:
     assert note(text, "settings") == "deterministic no, threads 8"
 
 
+def test_the_notes_advise_a_compiler_where_there_was_none() -> None:
+    def told(backend: str, compiler: str) -> str:
+        environment = an_environment(backend=backend, software={"C compiler": compiler})
+        return render_plan(a_mixed_plan(environment=environment))
+
+    advice = "There was none when this was tuned, so no convolution was computed in C"
+    assert note(told("cpu", "none"), "C compiler").startswith(advice)
+    assert all("There was none" not in told(*others) for others in (("cpu", "gcc 12.2.0"), ("cudnn", "none")))
+
+
 @pytest.mark.parametrize("workers", [{}, {"workers": "pool"}])
 def test_the_notes_say_that_idle_threads_can_be_told_to_sleep_sooner(workers: dict[str, str]) -> None:
     plan = a_mixed_plan(environment=an_environment(policy={"threads": "8", **workers}))
