@@ -67,15 +67,18 @@ class Environment:
         }
 
     def differences(self, present: "Environment") -> list[str]:
-        """Return one phrase for every fact in which this environment differs from the `present` one."""
-        phrases = []
-        if self.backend != present.backend:
+        """Return one phrase for every fact in which this environment differs from the `present` one.
+
+        Of another backend's, only what both know: the rest is of kinds that have no counterpart.
+        """
+        phrases, is_alike = [], self.backend == present.backend
+        if not is_alike:
             phrases.append(f"backend was {self.backend}, is {present.backend}")
         for part, word in FACTS.items():
             then, now = getattr(self, part), getattr(present, part)
             phrases += [
                 f"{word} {name} was {then.get(name, 'unset')}, is {now.get(name, 'unset')}"
-                for name in sorted(then.keys() | now.keys())
+                for name in sorted(then.keys() | now.keys() if is_alike else then.keys() & now.keys())
                 if then.get(name) != now.get(name)
             ]
         return phrases
