@@ -63,10 +63,11 @@ def optimize(
         model: in the mode, training or eval, in which it will run, on the device where it will run.
         workspace_limit: an int of bytes, or a string with a unit ("64MiB"). In reuse mode each convolution
             may take that much, in sharing mode all together.
-        sample: a tensor, a tuple of arguments, or a dict of keyword arguments, with the batch that the model
-            will meet. Without one the model is armed: the first call that reaches it is the sample. Where
-            that has nothing to tune, an UntunedWarning says so and the model runs as before; another one says
-            so where a model that is armed for training is first called in eval mode, as to validate it.
+        sample: a tensor, a tuple or list of arguments, or a dict of keyword arguments, with the batch that
+            the model will meet. Without one the model is armed: the first call that reaches it is the sample.
+            Where that has nothing to tune, an UntunedWarning says so and the model runs as before; another
+            one says so where a model that is armed for training is first called in eval mode, as to validate
+            it.
         mode: "reuse" (one buffer serves all convolutions in turn) or "sharing" (each owns its part).
         policy: which micro-batch sizes are tried: "undivided", "power_of_two" or "all".
         search: which algorithms are tried: "heuristic" (those that the device's library recommends, and

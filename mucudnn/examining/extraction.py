@@ -14,12 +14,13 @@ from torch.overrides import TorchFunctionMode
 from mucudnn.convolutions.calls import FUNCTIONS, obstacle, problem_of
 from mucudnn.convolutions.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
 from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype
-from mucudnn.errors import NothingToTuneError, OptionError, ProblemError, SampleError
+from mucudnn.errors import NothingToTuneError, OptionError, ProblemError
 from mucudnn.examining.foreign import SCRIPTED, check_unscripted, check_unsharded, scripted_paths
 from mucudnn.examining.passes import (
     CallArguments,
     examined,
     make_parameters,
+    rejected,
     run_in_earnest,
     run_without_arithmetic,
 )
@@ -340,7 +341,7 @@ def _make_parameters(model: nn.Module, sample: CallArguments) -> None:
     try:
         make_parameters(model, sample)
     except Exception as error:
-        raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
+        raise rejected(sample, error) from error
 
 
 def _run(
@@ -360,7 +361,7 @@ def _run(
         try:
             run_in_earnest(model, sample)
         except Exception as error:
-            raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
+            raise rejected(sample, error) from error
 
 
 def _start(recorders: Mapping[str, _Recorder]) -> None:

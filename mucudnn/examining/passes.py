@@ -82,6 +82,18 @@ _PATIENCE_S = 60.0
 """Seconds after which a thread enters a model that is still being examined, which may wait for it."""
 
 
+def rejected(sample: CallArguments, error: Exception) -> SampleError:
+    """Return what to say of a model that raised `error` on the sample."""
+    told = f"The model must run on the sample, but it raised {error!r}."
+    count = len(sample.args)
+    if count < 2 or not isinstance(error, TypeError):
+        return SampleError(told)
+    return SampleError(
+        f"{told} It was called with {count} arguments, as a tuple or list stands for them: leave out labels, "
+        "and give a list that is one argument as ([a, b],)."
+    )
+
+
 class _ThisThread(threading.local):
     examines = 0
 

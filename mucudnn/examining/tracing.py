@@ -22,9 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mucudnn.algorithms.base import memory_format
 from mucudnn.convolutions.calls import ConvArguments, problem_of
 from mucudnn.convolutions.strides import layout_of
-from mucudnn.errors import NothingToTuneError, ProblemError, SampleError, ValuesWarning, warn_user
+from mucudnn.errors import NothingToTuneError, ProblemError, ValuesWarning, warn_user
 from mucudnn.examining.extraction import wanted_ops
-from mucudnn.examining.passes import CallArguments, examined, run_in_earnest, run_without_arithmetic
+from mucudnn.examining.passes import CallArguments, examined, rejected, run_in_earnest, run_without_arithmetic
 from mucudnn.examining.standins import StandIns
 from mucudnn.examining.undoing import forget
 from mucudnn.forecast import Occurrence
@@ -94,7 +94,7 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
             warn_user(_IN_EARNEST, ValuesWarning)
             run_in_earnest(model, sample, under=recorder)
     except Exception as error:
-        raise SampleError(f"The model must run on the sample, but it raised {error!r}.") from error
+        raise rejected(sample, error) from error
 
 
 def _wants_values(error: Exception) -> bool:

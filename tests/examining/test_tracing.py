@@ -12,6 +12,7 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 from torch.nn.utils import parametrizations
 
 from mucudnn.errors import NothingToTuneError, OptionError, SampleError, ValuesWarning
+from mucudnn.examining.extraction import extract
 from mucudnn.examining.passes import is_examining
 from mucudnn.examining.tracing import trace
 from mucudnn.forecast import Occurrence
@@ -402,6 +403,18 @@ def test_the_model_stays_as_it_was(kind: Callable[[], nn.Module]) -> None:
     ] == hooks
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random_state)
+
+
+@pytest.mark.parametrize("examine", [trace, extract], ids=["trace", "extract"])
+def test_a_sample_with_labels_is_told_to_be_several_arguments(
+    examine: Callable[[nn.Module, object], object],
+) -> None:
+    labels = torch.zeros(4)
+
+    with pytest.raises(SampleError, match=r"called with 2 arguments, .*: leave out labels, and give a list"):
+        examine(a_chain(), [a_batch(), labels])
+    with pytest.raises(SampleError, match=r"raised RuntimeError\(.*\)\.$"):
+        examine(a_chain(), a_batch(channels=5))
 
 
 def test_a_model_that_raises_is_left_without_hooks() -> None:
