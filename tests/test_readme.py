@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 READMES = [
     path.relative_to(ROOT)
-    for folder in ("", "mucudnn", "mucudnn/algorithms", "mucudnn/backends/cudnn", "bench/results")
+    for folder in ("", "mucudnn", "mucudnn/algorithms", "mucudnn/backends/cudnn", "bench", "bench/results")
     for path in (ROOT / folder).glob("*.md")
 ]
 
