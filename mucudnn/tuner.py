@@ -102,6 +102,8 @@ def optimize(
         backend=backend, store=store, again=again, progress=progress,
     )  # fmt: skip
     settings.refuse_recording("optimize")
+    if not isinstance(dynamic, bool):
+        raise OptionError(f"dynamic must be True or False, but got {dynamic!r}.")
     learn = _learner(settings) if dynamic else None
     if sample is not None:
         return applying.patch(model, _plan(model, sample, settings), learn)

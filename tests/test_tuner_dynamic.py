@@ -109,6 +109,11 @@ def test_what_is_met_later_has_no_share_of_a_total() -> None:
         mucudnn.optimize(a_chain(), LIMIT, mode="sharing", dynamic=True)
 
 
+def test_dynamic_is_true_or_false() -> None:
+    with pytest.raises(OptionError, match="dynamic must be True or False, but got 'no'"):
+        mucudnn.optimize(a_chain(), LIMIT, dynamic="no")  # type: ignore[arg-type]
+
+
 class Checkpointed(nn.Module):
     """Computes its convolution again in the backward pass."""
 

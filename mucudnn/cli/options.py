@@ -191,4 +191,7 @@ plot_option = click.option(
     "--plot", type=_PictureFile(),
     help="Where to draw it: a .svg, .pdf or .png, or a page, .html, that has the table as well.",
 )  # fmt: skip
+brief_option = click.option(
+    "--brief", is_flag=True, help="Leave out what words mean, and how and where it was measured."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead: seconds and bytes.")

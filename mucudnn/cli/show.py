@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mucudnn.cli.options import FILE, json_option, plot_option
+from mucudnn.cli.options import FILE, brief_option, json_option, plot_option
 from mucudnn.cli.output import columns, print_json, say
 from mucudnn.plan import Plan
 from mucudnn.report import (
@@ -30,9 +30,10 @@ from mucudnn.store import default_path, expanded, readable_store
     help="For --refusals: the store that the plan was made from.  [default: as mucudnn info says]",
 )
 @plot_option
+@brief_option
 @json_option
 def show_command(
-    path: Path, with_refusals: bool, store: Path | None, plot: Path | None, as_json: bool
+    path: Path, with_refusals: bool, store: Path | None, plot: Path | None, brief: bool, as_json: bool
 ) -> None:
     """Show a saved plan: what ran before, what runs now, and what that gains.
 
@@ -48,26 +49,26 @@ def show_command(
     if plot is not None:
         draw_plan(plan, plot)  # before anything is printed: whoever reads that may leave
     if not with_refusals:
-        print_plan(plan, as_json)
+        print_plan(plan, as_json, brief=brief)
     else:
         with readable_store(expanded(store or default_path())) as opened:
             refusals = refusals_of(plan, opened)
         if as_json:
             print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
         else:
-            click.echo(f"{_rendered(plan)}\n\n{render_refusals(plan, refusals)}")
+            click.echo(f"{_rendered(plan, brief)}\n\n{render_refusals(plan, refusals)}")
     if plot is not None:
         say(f"It is drawn in {plot}.", as_json)
 
 
-def print_plan(plan: Plan, as_json: bool) -> None:
+def print_plan(plan: Plan, as_json: bool, *, brief: bool = False) -> None:
     """Print a plan to standard output, as text or as JSON."""
     if as_json:
         print_json(plan_as_json(plan))
     else:
-        click.echo(_rendered(plan))
+        click.echo(_rendered(plan, brief))
 
 
-def _rendered(plan: Plan) -> str:
+def _rendered(plan: Plan, brief: bool) -> str:
     """Return the text of a plan, its notes in lines that fit into the terminal."""
-    return render_plan(plan, width=min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH))
+    return render_plan(plan, width=min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH), brief=brief)

@@ -24,6 +24,7 @@ from mucudnn.cli.options import (
     NewFile,
     Target,
     autocast_option,
+    brief_option,
     channels_last_option,
     check_files,
     check_types,
@@ -83,6 +84,7 @@ from mucudnn.store.steadfast import SteadfastStore
 )  # fmt: skip
 @click.option("-o", "--output", type=NewFile(), help="Where to save the plan; without it, it is only shown.")
 @plot_option
+@brief_option
 @json_option
 def tune_command(
     target: Target,
@@ -101,6 +103,7 @@ def tune_command(
     again: bool,
     output: Path | None,
     plot: Path | None,
+    brief: bool,
     as_json: bool,
 ) -> None:
     """Time the algorithms of each convolution of a model, choose the fastest within a limit, print the plan.
@@ -139,7 +142,7 @@ def tune_command(
     try:
         _keep(plan, output, plot)  # before anything is printed: whoever reads that may leave
     finally:
-        print_plan(plan, as_json)
+        print_plan(plan, as_json, brief=brief)
     for line in _how_it_went(seconds, backend, output, plot):
         say(line, as_json)
 

@@ -102,19 +102,24 @@ _MEASURED_ANEW = "again=True (mucudnn tune --again) measures anew, on that machi
 _PREDICTION = "Whole divisions took {} to {} times (median {}) what their parts' measured times add up to."
 
 
-def plan_notes(plan: Plan, width: int) -> list[str]:
-    """Return the lines of all notes, each of at most `width` columns."""
+def plan_notes(plan: Plan, width: int, *, brief: bool = False) -> list[str]:
+    """Return the lines of the notes, each of at most `width` columns: all, or in brief those on this plan."""
     totals = Totals.of(plan)
+    found = [
+        *_total_notes(totals, plan.mode),
+        ("sites", _sites_note(totals)),
+        ("workspace", _workspace_note(plan)),
+        *layout_notes(plan),
+        *host_notes(plan),
+        *compiler_notes(plan.environment),
+        *_repeating_notes(plan),
+        *_untouched_notes(plan),
+    ]
+    if brief:
+        return render_notes(found, width)
     return render_notes(
         [
-            *_total_notes(totals, plan.mode),
-            ("sites", _sites_note(totals)),
-            ("workspace", _workspace_note(plan)),
-            *layout_notes(plan),
-            *host_notes(plan),
-            *compiler_notes(plan.environment),
-            *_repeating_notes(plan),
-            *_untouched_notes(plan),
+            *found,
             ("now runs", _RUNS),
             *_predicted_notes(plan),
             *_evidence_notes(plan),

@@ -31,14 +31,15 @@ _HEADINGS = ("", "before, ms", "workspace", "now runs", "now, ms", "workspace", 
 _ALIGNMENT = "<>><>>><"
 
 
-def render_plan(plan: Plan, width: int = DEFAULT_WIDTH) -> str:
+def render_plan(plan: Plan, width: int = DEFAULT_WIDTH, *, brief: bool = False) -> str:
     """Return a plan for people to read: a row for each op of each convolution, and what they add up to.
 
     Plain text, without a line break at its end. Nothing is cut off: notes have lines of at most `width`
     columns, rows of the table are as long as they must be, mostly some 120 columns. A convolution whose rows
-    would be those of another one names that one instead.
+    would be those of another one names that one instead. In brief, what words mean and how and where it was
+    measured is left out.
     """
-    return "\n".join([*_table(plan), "", *plan_notes(plan, width)])
+    return "\n".join([*_table(plan), "", *plan_notes(plan, width, brief=brief)])
 
 
 def describe_runs(division: Division) -> list[str]:

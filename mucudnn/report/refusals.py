@@ -67,11 +67,17 @@ def _records_of(plan: Plan, problem: ConvProblem, store: SqliteStore) -> Iterato
 def render_refusals(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | None]) -> str:
     """Return what `refusals_of` found for people to read, each problem once with all its sites."""
     lines = [_TITLE]
+    without = sum(refused == [] for refused in refusals.values())
+    if without:
+        some = f" for {without} of {len(refusals)} problems" if without < len(refusals) else ""
+        lines += ["", f"Nothing{some}."]
     for problem, refused in refusals.items():
+        if refused == []:
+            continue
         sites = [assigned.site for assigned in plan.assignments if assigned.problem == problem]
         shape = describe_shape(problem, all(site.path in plan.transposed for site in sites))
         lines += ["", *_wrapped(f"{', '.join(map(str, sites))}  {shape}", "")]
-        for line in [_UNKNOWN] if refused is None else _alike(refused) or ["Nothing."]:
+        for line in [_UNKNOWN] if refused is None else _alike(refused):
             lines += _wrapped(line, "  ")
     return "\n".join(lines)
 

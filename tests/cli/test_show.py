@@ -37,6 +37,17 @@ def test_notes_are_as_wide_as_a_narrow_terminal(plan_path: Path, monkeypatch: py
     assert 50 < max(map(len, notes)) <= 60
 
 
+def test_in_brief_a_plan_is_shown_without_what_its_words_mean(plan_path: Path) -> None:
+    whole, brief = (run("show", str(plan_path), *more).stdout for more in ((), ("--brief",)))
+
+    assert whole.startswith(brief.rstrip("\n"))
+    for label in ("total ", "sites ", "workspace ", "not tuned "):
+        assert f"\n{label}" in brief
+    for label in ("now runs ", "chosen in ", "device ", "settings "):
+        assert f"\n{label}" in whole
+        assert f"\n{label}" not in brief
+
+
 def test_show_prints_json_and_nothing_else(plan_path: Path) -> None:
     result = run("show", "--json", plan_path)
 

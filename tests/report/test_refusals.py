@@ -96,7 +96,9 @@ def test_a_problem_that_the_store_does_not_know_is_not_said_to_have_no_refusals(
 def test_where_nothing_was_refused_that_is_said(store: SqliteStore) -> None:
     store.add_records(an_environment(), [a_record(a_trial(whole=True))])
 
-    assert render_refusals(ROOMY, refusals_of(ROOMY, store)).endswith("\n  Nothing.")
+    assert render_refusals(ROOMY, refusals_of(ROOMY, store)).endswith("\n\nNothing.")
+    other = {a_problem(out_channels=7): None}
+    assert "\n\nNothing for 1 of 2 problems.\n\n" in render_refusals(ROOMY, {a_problem(): [], **other})
 
 
 def test_a_transposed_convolution_has_the_shapes_of_its_layer_unless_others_have_the_same_problem() -> None:
