@@ -277,9 +277,10 @@ def forget(alive: Callable[[], Sequence[Tensor]]) -> None:
     Args:
         alive: returns these tensors.
     """
-    if not alive():
-        return
-    gc.collect()  # some may be parts of a cycle
+    for generation in (1, 2):  # some may be parts of a cycle, mostly of a young one, which is found at once
+        if not alive():
+            return
+        gc.collect(generation)
     clear_caches(alive())
     left = alive()
     keepers = [each for each in gc.get_referrers(*left) if each is not left]  # some, PyTorch has lost

@@ -21,7 +21,7 @@ from tests.models import a_chain
 from tests.patching.twins import Build, a_step, assert_same_step, chain_twins, images_of, is_divided, twins_of
 from tests.plans import a_plan_for
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "few_to_collect")
 
 
 def test_state_dict_and_parameters_stay_the_same() -> None:

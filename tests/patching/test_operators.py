@@ -32,7 +32,7 @@ from tests.plans import a_plan_for
 
 # Dynamo warns of its own use of deprecated functions of torch and Python.
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.usefixtures("one_thread", "few_to_collect"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 

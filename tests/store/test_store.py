@@ -27,6 +27,8 @@ from tests.examples import a_record, a_trial, an_environment, copy_in_a_write
 from tests.forks import in_a_child
 from tests.store.files import a_writer, filled, query
 
+pytestmark = pytest.mark.usefixtures("few_to_collect")
+
 NOBODY = 65534
 
 
