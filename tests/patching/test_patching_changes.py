@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import pickle
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -431,19 +432,19 @@ def test_a_plan_of_a_backend_that_is_not_here_is_refused_for_that() -> None:
 
 
 @pytest.mark.parametrize(
-    ("then", "advice"),
-    [("gcc 99.1", "none.* Install that compiler, or"), ("gcc 99.1", "gcc.* Have .*CC name that one, or")],
+    ("here", "advice"),
+    [("none", "Install that compiler"), ("gcc 12.2.0", "Have the variable CC name that one")],
 )
 def test_a_plan_by_another_compiler_is_refused_with_how_to_have_that_one(
-    then: str, advice: str, monkeypatch: pytest.MonkeyPatch
+    here: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conv, plan = with_plan(lambda assigned: assigned)
     software = dict(plan.environment.software)
-    elsewhere = dataclasses.replace(plan.environment, software={**software, "C compiler": then})
-    here = advice.partition(".*")[0]
+    elsewhere = dataclasses.replace(plan.environment, software={**software, "C compiler": "gcc 99.1"})
     monkeypatch.setattr("mucudnn.backends.cpu.environment.description", lambda: here)
 
-    with pytest.raises(PlanMismatchError, match=rf"C compiler was {then}, is {advice} tune here\.$"):
+    told = re.escape(f"C compiler was gcc 99.1, is {here}. {advice}, or tune here.")
+    with pytest.raises(PlanMismatchError, match=f"{told}$"):
         apply(conv, dataclasses.replace(plan, environment=elsewhere))
 
 
