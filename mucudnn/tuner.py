@@ -102,9 +102,7 @@ def optimize(
         backend=backend, store=store, again=again, progress=progress,
     )  # fmt: skip
     settings.refuse_recording("optimize")
-    if not isinstance(dynamic, bool):
-        raise OptionError(f"dynamic must be True or False, but got {dynamic!r}.")
-    learn = _learner(settings) if dynamic else None
+    learn = _learner(settings, dynamic)
     if sample is not None:
         return applying.patch(model, _plan(model, sample, settings), learn)
     check_is_module(model)
@@ -112,8 +110,12 @@ def optimize(
     return applying.arm(model, _FirstCall(settings, learn, is_training=model.training))
 
 
-def _learner(settings: Settings) -> Learner:
-    """Return what tunes shapes that are met later."""
+def _learner(settings: Settings, dynamic: bool) -> Learner | None:
+    """Return what tunes shapes that are met later, if they are to be."""
+    if not isinstance(dynamic, bool):
+        raise OptionError(f"dynamic must be True or False, but got {dynamic!r}.")
+    if not dynamic:
+        return None
     if settings.mode is not Mode.REUSE:
         raise OptionError(
             f"dynamic must come with mode 'reuse', but got {settings.mode.value!r}: "

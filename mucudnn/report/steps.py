@@ -142,8 +142,8 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
     if max(found.step.before.median, found.step.now.median) < _SHORT_S:
         yield (
             "short",
-            f"A step of less than {_SHORT_S * 1e6:.0f} µs cannot be compared: what ran just before moves it "
-            "by a microsecond or two. Have it do its work some times over.",
+            f"Of a step of less than {_SHORT_S * 1e6:.0f} µs a difference of a microsecond or two tells "
+            "nothing: what ran just before moves it as much. Have it do its work some times over.",
         )
     if found.layers:
         yield "convolutions", _about_layers(found)
@@ -201,8 +201,8 @@ def _about_layers(found: StepComparison) -> str:
     if max(shares) <= 1.0:
         return f"{told}."
     return (
-        f"{told}: more than all of it, as they have rounds of their own, in which the machine was slower. "
-        "Compare again when it is idle, or with more rounds."
+        f"{told}: more than all of it, as they have rounds of their own, which were slower. Compare again "
+        "when the machine is idle, or with more rounds."
     )
 
 
