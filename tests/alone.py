@@ -56,20 +56,24 @@ class Server:
         self._output, self._errors = folder / "output", folder / "errors"
         self._settings = settings
 
-    def run(self, script: str) -> str:
+    def run(self, script: str, **environment: str) -> str:
         """Run a program, which must succeed, and return what it prints."""
-        finished = self.finished(script)
+        finished = self.finished(script, **environment)
         hung = f"it has hung for {LONG_S} s" if finished.returncode == -9 else ""
         assert finished.returncode == 0, (finished.returncode, hung, finished.stderr)
         return finished.stdout.strip()
 
-    def finished(self, script: str) -> "subprocess.CompletedProcess[str]":
-        """Run a program in the environment that there is now, and return how it ended and what it printed."""
+    def finished(self, script: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        """Run a program in the environment that there is now, and return how it ended and what it printed.
+
+        What `environment` says beside, it reads, and libraries that were loaded before do not.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         for each in (self._output, self._errors):
             each.write_text("", encoding="utf-8")
-        request = [script, str(self._output), str(self._errors), _environment(self._settings)]
+        told = {**_environment(self._settings), **environment}
+        request = [script, str(self._output), str(self._errors), told]
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         status = int(self._process.stdout.readline())
@@ -89,6 +93,11 @@ def a_server(folder: Path, **settings: str) -> Iterator[Server]:
         env={**_environment(settings), "PYTHONPATH": str(_ROOT)},
     ) as process:
         yield Server(process, folder, settings)
+
+
+def waiting_as_here() -> dict[str, str]:
+    """What a program's environment must say for a plan of this process to be one of its own."""
+    return {"OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"]}
 
 
 def _environment(settings: dict[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.alone import Server
+from tests.alone import Server, waiting_as_here
 from tests.plans import a_plan_for
 
 PURE = (
@@ -76,7 +76,7 @@ CALLS = ["mucudnn.optimize", "try: raise MemoryError\n    except MemoryError: mu
 
 
 @functools.cache
-def _said_when_all_is_loaded_after(call: str) -> list[str]:
+def _said_when_all_is_loaded_after(call: str, alone: Server) -> list[str]:
     """Return what is left of the caller then, and whether random numbers are where they were."""
     program = (
         "import gc, random, weakref, mucudnn\n"
@@ -92,18 +92,18 @@ def _said_when_all_is_loaded_after(call: str) -> list[str]:
         "[getattr(mucudnn, name) for name in mucudnn.__all__]\n"  # and all else
         "print(data(), random.getstate() == before)\n"
     )
-    return _output(program).split()
+    return alone.run(program).split()
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_loaded_later_keeps_nothing_of_its_caller(call: str) -> None:
-    left, _ = _said_when_all_is_loaded_after(call)
+def test_what_is_loaded_later_keeps_nothing_of_its_caller(call: str, alone: Server) -> None:
+    left, _ = _said_when_all_is_loaded_after(call, alone)
     assert left == "None"
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_loaded_later_draws_no_random_numbers(call: str) -> None:
-    _, are_where_they_were = _said_when_all_is_loaded_after(call)
+def test_what_is_loaded_later_draws_no_random_numbers(call: str, alone: Server) -> None:
+    _, are_where_they_were = _said_when_all_is_loaded_after(call, alone)
     assert are_where_they_were == "True"
 
 
@@ -112,14 +112,15 @@ def test_the_package_loads_no_cudnn_library() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_who_compiles_nothing_loads_no_compiler(tmp_path: Path) -> None:
+def test_who_compiles_nothing_loads_no_compiler(tmp_path: Path, alone: Server) -> None:
     path = tmp_path / "plan.json"
     a_plan_for(nn.Conv2d(4, 4, 3), torch.ones(2, 4, 8, 8)).save(path)
-    loaded = _output(
+    loaded = alone.run(
         "import sys, torch, mucudnn; torch.set_num_threads(1); model = torch.nn.Conv2d(4, 4, 3); "
         f"mucudnn.apply(model, mucudnn.Plan.load({str(path)!r})); "
         "model(torch.ones(2, 4, 8, 8)).sum().backward(); assert vars(model)['_conv_forward']; "
-        "print(*sys.modules)"
+        "print(*sys.modules)",
+        **waiting_as_here(),
     ).split()
 
     assert "mucudnn.patching.compiling" in loaded

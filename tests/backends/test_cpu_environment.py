@@ -94,21 +94,26 @@ def test_a_forked_child_has_another_environment_since_it_has_another_scheme(alon
     assert alone.run(program) == "['setting workers was team, is pool']"
 
 
-@pytest.mark.parametrize(("setting", "expected"), [("1", "TorchScript"), ("0", "Python")])
-def test_the_environment_tells_who_runs_the_loops(setting: str, expected: str) -> None:
-    program = (
-        "from mucudnn.backends.cpu.environment import present_environment\n"
-        "print(present_environment().policy['loops'])\n"
-    )
+_WHO_RUNS_THE_LOOPS = (
+    "from mucudnn.backends.cpu.environment import present_environment\n"
+    "print(present_environment().policy['loops'])\n"
+)
+
+
+def test_the_environment_tells_that_torchscript_runs_the_loops(alone: Server) -> None:
+    assert alone.run(_WHO_RUNS_THE_LOOPS) == "TorchScript"
+
+
+def test_the_environment_tells_that_python_runs_the_loops_where_torchscript_is_off() -> None:
     finished = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTORCH_JIT": setting},
+        [sys.executable, "-c", _WHO_RUNS_THE_LOOPS],
+        env={**os.environ, "PYTORCH_JIT": "0"},  # which torch reads as it is loaded
         capture_output=True,
         text=True,
         check=True,
     )
 
-    assert finished.stdout.strip() == expected
+    assert finished.stdout.strip() == "Python"
 
 
 def test_where_new_tensors_lie_does_not_matter() -> None:

@@ -266,11 +266,6 @@ def test_a_library_that_crashes_for_want_of_memory_is_over_the_limit(meter: Foot
     assert footprint.reason == "Under the cap its process died: SIGSEGV."
 
 
-def test_a_crash_without_a_limit_is_an_error(meter: FootprintMeter) -> None:
-    with pytest.raises(BackendError, match="its process died: SIGABRT"):
-        meter.measure(_job(death, signal=signal.SIGABRT), None)
-
-
 @pytest.mark.parametrize(
     ("job", "message"),
     [
@@ -350,3 +345,8 @@ def test_pytorch_hides_little_in_a_channels_last_convolution(meter: FootprintMet
 
 def test_a_convolution_over_the_limit_does_not_run(meter: FootprintMeter) -> None:
     assert meter.measure(own_job(_problem()), MIB).n_bytes is None
+
+
+def test_a_crash_without_a_limit_is_an_error(meter: FootprintMeter) -> None:
+    with pytest.raises(BackendError, match="its process died: SIGABRT"):
+        meter.measure(_job(death, signal=signal.SIGABRT), None)

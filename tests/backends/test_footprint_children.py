@@ -16,6 +16,7 @@ from mucudnn.backends.base import Job, UnweighableError
 from mucudnn.backends.cpu import footprint
 from mucudnn.backends.cpu.footprint import CHILD_MODULE, FootprintMeter, _Child
 from mucudnn.errors import BackendError
+from tests.alone import Server
 from tests.backends import light_child
 from tests.forks import in_a_child
 
@@ -141,7 +142,8 @@ def test_another_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _LEFT_OPEN = f"""
-import os
+import os, warnings
+warnings.simplefilter("error", ResourceWarning)
 from mucudnn.backends.base import Job
 from mucudnn.backends.cpu import footprint
 
@@ -160,14 +162,8 @@ print(child)
 """
 
 
-def test_a_fork_leaves_the_child_alone_and_the_end_of_the_interpreter_ends_it() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-W", "error::ResourceWarning", "-c", _LEFT_OPEN],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_a_fork_leaves_the_child_alone_and_the_end_of_the_interpreter_ends_it(alone: Server) -> None:
+    finished = alone.finished(_LEFT_OPEN)
 
     assert (finished.returncode, finished.stderr) == (0, "")
     assert not _runs(int(finished.stdout))

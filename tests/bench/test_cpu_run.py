@@ -473,16 +473,13 @@ def test_a_small_layer_is_measured_from_end_to_end(tmp_path: Path, op: ConvOp, l
 
 def test_rounds_are_timed_by_the_clock_of_the_backend_in_spans_as_long_as_it_asks_for(tmp_path: Path) -> None:
     looks = itertools.count(0, 1000)
-
-    class Slow(CpuBackend):
-        least_span_ns = 1_000_000
-        clock = staticmethod(lambda: next(looks))
-
-    backend = Slow()
     case = Case("1-thread", "small/conv", Layout.CONTIGUOUS, ConvOp.FPROP)
     with open_store(tmp_path / "profiles.sqlite3") as store, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(CpuBackend, "least_span_ns", 1_000_000)
+        patched.setattr(CpuBackend, "clock", staticmethod(lambda: next(looks)))
         patched.setattr(timing, "_MOST_CALLS", 4)  # a span of them is still too short
-        line = CaseMeter(backend, store, (4 * MIB,)).measure(case, a_layer().problem(case.op, case.layout))
+        meter = CaseMeter(backend_of("cpu:"), store, (4 * MIB,))
+        line = meter.measure(case, a_layer().problem(case.op, case.layout))
     for rounds in (line.deciding, line.proving):
         assert rounds.calls == 4
         assert {span for spans in rounds.spans_ns.values() for span in spans} == {1000}

@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from mucudnn.cli import main
-from tests.alone import Server
+from tests.alone import Server, waiting_as_here
 
 MODELS = '''
 import sys
@@ -132,12 +132,22 @@ def in_a_process(
     )
 
 
-def in_a_fork(alone: Server, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a new process that has loaded PyTorch before, in the folder of this one."""
+_UNREAD = "reading, writing = os.pipe(); os.close(reading); os.dup2(writing, 1)\n"
+
+
+def in_a_fork(
+    alone: Server, *arguments: str | Path, is_read: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a new process that has loaded PyTorch before, in the folder of this one.
+
+    What it prints may go where nobody reads it, as when a pager is left early.
+    """
     return alone.finished(
         "import os, runpy, sys\n"
+        f"{'' if is_read else _UNREAD}"
         f"os.chdir({str(Path.cwd())!r}); sys.argv[1:] = {[*map(str, arguments)]!r}\n"
-        "runpy.run_module('mucudnn', run_name='__main__', alter_sys=True)"
+        "runpy.run_module('mucudnn', run_name='__main__', alter_sys=True)",
+        **waiting_as_here(),
     )
 
 

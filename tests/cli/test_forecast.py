@@ -10,7 +10,7 @@ from click.testing import Result
 
 from mucudnn.backends.cudnn.devices import device_described
 from tests.alone import Server
-from tests.cli.commands import assert_one_sentence, in_a_fork, in_a_process, run
+from tests.cli.commands import assert_one_sentence, in_a_fork, run
 
 
 def forecast(name: str, *arguments: str | Path) -> Result:
@@ -145,11 +145,14 @@ def test_sites_are_named_on_request() -> None:
 
 
 @pytest.mark.deviceless
-def test_a_reader_who_leaves_early_sees_no_error() -> None:
-    finished = in_a_process("forecast", "models_of_a_test:instance", "--input", "4x3x8x8")
+def test_a_reader_who_leaves_early_sees_no_error(alone: Server) -> None:
+    arguments = ("forecast", "models_of_a_test:instance", "--input", "4x3x8x8")
+    whole = in_a_fork(alone, *arguments)
 
-    assert (finished.returncode, finished.stderr) == (0, b"")
-    assert finished.stdout.startswith(b"Workspace in MiB of the first-ranked plan")
+    left = in_a_fork(alone, *arguments, is_read=False)
+
+    assert whole.stdout.startswith("Workspace in MiB of the first-ranked plan")
+    assert (left.stdout, left.stderr) == ("", "")
 
 
 # What cannot be done

@@ -16,7 +16,17 @@ import torch
 from mucudnn.plan import Plan
 from mucudnn.report import render_plan
 from mucudnn.store import SqliteStore
-from tests.cli.commands import SMALL, assert_one_sentence, damage, in_a_process, lasting, run, tune
+from tests.alone import Server
+from tests.cli.commands import (
+    SMALL,
+    assert_one_sentence,
+    damage,
+    in_a_fork,
+    in_a_process,
+    lasting,
+    run,
+    tune,
+)
 from tests.plans import algorithms_of
 
 
@@ -66,17 +76,16 @@ def test_tuning_again_gives_the_same_plan_and_can_print_it_as_json(tuned: Tuned,
     assert f"The plan is saved in {again}.\n" in result.stderr
 
 
-def test_a_reader_who_leaves_early_does_not_cost_the_plan(tuned: Tuned, tmp_path: Path, folder: Path) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
+def test_a_reader_who_leaves_early_does_not_cost_the_plan(
+    tuned: Tuned, tmp_path: Path, folder: Path, alone: Server
+) -> None:
     output = tmp_path / "plan.json"
+    arguments = ("tune", "models_of_a_test:conv", *SMALL, "--store", tuned.store, "-o", output)
 
     with contextlib.chdir(folder):
-        in_a_process(
-            "tune", "models_of_a_test:conv", *SMALL, "--store", tuned.store, "-o", output, stdout=writing
-        )
+        left = in_a_fork(alone, *arguments, is_read=False)
 
-    os.close(writing)
+    assert (left.stdout, lasting(left.stderr)) == ("", "a model is being made\n")
     assert output.read_text() == tuned.plan.read_text()
 
 
