@@ -134,6 +134,17 @@ def test_a_child_that_cannot_start_is_an_error(
         meter.measure(_taking(0), None)
 
 
+def test_an_interpreter_that_cannot_be_run_is_named(
+    meter: FootprintMeter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = tmp_path / "python"
+    text.touch(mode=0o600)
+    monkeypatch.setattr(sys, "executable", str(text))
+
+    with pytest.raises(UnweighableError, match=f"measured here: {text} cannot be run: Permission denied\\.$"):
+        meter.measure(_taking(0), None)
+
+
 def test_another_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
 

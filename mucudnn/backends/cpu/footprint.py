@@ -203,15 +203,19 @@ class _Child:
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", CHILD_MODULE, str(idle_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=_environment(),
-            bufsize=0,
-            start_new_session=True,  # an interrupt from the keyboard is ours alone
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", CHILD_MODULE, str(idle_s)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=_environment(),
+                bufsize=0,
+                start_new_session=True,  # an interrupt from the keyboard is ours alone
+            )
+        except OSError as error:
+            self._errors.close()
+            raise _unweighable(f"{sys.executable} cannot be run: {error.strerror}") from error
         self.end = weakref.finalize(self, _end, self._process, self._errors, os.getpid())
         self._owner = os.getpid()
         self._unread = b""
@@ -220,13 +224,13 @@ class _Child:
             greeting = self._read(_START_TIMEOUT_S)
         except (_ChildDiedError, UnmeasuredError) as error:
             self.end()
-            raise UnweighableError(f"Workspaces cannot be measured here: {error}.") from error
+            raise _unweighable(error) from error
         except BaseException:
             self.end()
             raise
         if "failed" in greeting:
             self.end()
-            raise UnweighableError(f"Workspaces cannot be measured here: {greeting['failed']}")
+            raise _unweighable(greeting["failed"])
 
     @property
     def is_ours(self) -> bool:
@@ -278,6 +282,11 @@ class _Child:
         last_words = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         by_lack = code >= 0 or -code in _DEATHS_BY_LACK_OF_MEMORY
         return _ChildDiedError(": ".join([how, *last_words]), under_cap and by_lack)
+
+
+def _unweighable(reason: object) -> UnweighableError:
+    """Return the error that says why there is no child."""
+    return UnweighableError(f"Workspaces cannot be measured here: {str(reason).removesuffix('.')}.")
 
 
 def _end(process: subprocess.Popen[bytes], errors: IO[bytes], owner: int) -> None:
