@@ -202,7 +202,11 @@ def progress_for(wish: ProgressOption) -> Iterator[Progress]:
             TaskProgressColumn(),
             TimeRemainingColumn(),
             TextColumn("left,"),
-            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            TextColumn(
+                "{task.description}",
+                markup=False,  # a module's name may have brackets
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
         )
         with RichProgress(*columns, console=Console(file=stream), transient=True, expand=True) as bar:
             yield Bar(bar)

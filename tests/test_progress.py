@@ -179,6 +179,19 @@ def test_a_bar_tells_how_far_it_is_however_narrow_the_terminal_is(
     assert " 30% -:--:-- left, confirming fp" in shown_text
 
 
+def test_a_bar_shows_brackets_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+
+    with progress_for(wish=True) as shown:
+        shown.begin(10.0)
+        shown.at("confirming [/x].[bold]conv", 3.0)
+
+    assert "confirming [/x].[bold]conv" in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+
+
 def test_what_a_stream_cannot_encode_is_written_in_other_signs(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(written, encoding="ascii", write_through=True))
