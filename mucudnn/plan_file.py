@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType, UnionType
@@ -37,6 +38,9 @@ _NAMES = {
 """What the types of JSON values are called in messages."""
 
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+"""Half of a character, as JSON writes it or as it is: alone it can neither be printed nor drawn."""
+
 _SCALARS = frozenset({str, bool, int, float, type(None)})
 
 
@@ -44,10 +48,17 @@ def parse(text: str) -> object:
     """Return the JSON value that `text` describes; all its numbers are finite and of moderate size.
 
     Raises:
-        PlanFormatError: the text is no JSON, is nested too deeply, or has a number that no plan has.
+        PlanFormatError: the text is no JSON, is nested too deeply, or has a number or text that no plan has.
     """
     try:
-        return json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
+        value = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
+        if _SURROGATE.search(text):  # of a pair, mostly
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError as error:
+        raise PlanFormatError(
+            f"A plan's texts must be Unicode, but one has {error.object[error.start]!r} alone."
+        ) from None
     except RecursionError:
         raise PlanFormatError("A plan must be a JSON text, but this one is nested too deeply.") from None
     except ValueError as error:

@@ -459,8 +459,10 @@ def test_a_damaged_assignment_is_refused(change: dict[str, object]) -> None:
         ('{"schema": 1, "version": -Infinity}', "numbers must be at most .* but got -Infinity"),
         ('{"schema": 1, "limit_bytes": 1e999}', "numbers must be at most .* but got 1e999"),
         ("\x00", "this one is damaged"),
+        (r'{"schema": 1, "version": "a\ud800b"}', r"texts must be Unicode, but one has '\\ud800' alone\.$"),
+        ('{"schema": 1, "version": "a\udfffb"}', r"texts must be Unicode, but one has '\\udfff' alone\.$"),
     ],
-    ids=["lists", "objects", "digits", "NaN", "Infinity", "1e999", "zero byte"],
+    ids=["lists", "objects", "digits", "NaN", "Infinity", "1e999", "zero byte", "half", "half as it is"],
 )
 def test_what_a_reader_of_json_stumbles_over_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanFormatError, match=message):

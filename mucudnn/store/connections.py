@@ -50,7 +50,7 @@ def errors_naming(path: Path) -> Iterator[None]:
         kind = UnusableFileError if code in _UNUSABLE else StoreError
         advice = "; move it away, or choose another store" if code in _DAMAGED else ""
         raise kind(f"{path} cannot be used as a store: {error}{advice}.") from error
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, RecursionError, TypeError, ValueError) as error:
         raise StoreError(f"{path} is damaged, a row cannot be read: {error!r}.") from error
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import platformdirs
 
-from mucudnn.errors import StoreWarning, warn_user
+from mucudnn.errors import StoreError, StoreWarning, warn_user
 from mucudnn.store.base import Store
 from mucudnn.store.connections import UnusableFileError
 from mucudnn.store.memory import MemoryStore
@@ -38,7 +38,12 @@ def readable_store(path: Path) -> SqliteStore:
     Raises:
         StoreError: as for `open_store`; or the file does not exist or holds nothing.
     """
-    return SqliteStore(path, read_only=not path.with_name(f"{path.name}-journal").exists())
+    try:
+        return SqliteStore(path, read_only=True)
+    except StoreError:
+        if not (path.exists() and path.with_name(f"{path.name}-journal").exists()):
+            raise
+    return SqliteStore(path)
 
 
 def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:

@@ -84,6 +84,7 @@ def test_a_refused_file_stays_byte_for_byte(tmp_path: Path, make: Callable[[Path
     "damage",
     [
         "times = '[1, 2'",
+        pytest.param(f"times = '{'[' * 100_000}'", id="nested too deeply"),
         "times = '{}'",
         "refusal_kind = 'bad luck'",
         "times = '[]'",

@@ -19,7 +19,16 @@ import pytest
 
 from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Comparison, Measurement, Record, Trial
-from mucudnn.store import MemoryStore, SqliteStore, Store, connections, default_path, in_memory, open_store
+from mucudnn.store import (
+    MemoryStore,
+    SqliteStore,
+    Store,
+    connections,
+    default_path,
+    in_memory,
+    open_store,
+    readable_store,
+)
 from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as former
 from tests.data import make_store_schema_2 as released
@@ -186,6 +195,27 @@ def test_a_write_that_a_crash_tore_is_undone(tmp_path: Path) -> None:
     assert _count(crashed) == 1
 
 
+def test_who_reads_does_not_wait_for_who_writes(tmp_path: Path) -> None:
+    path = filled(tmp_path / "profiles.sqlite3")
+    with contextlib.closing(sqlite3.connect(path)) as writer:
+        writer.execute("DELETE FROM records")  # not committed yet
+        assert Path(f"{path}-journal").exists()
+
+        with readable_store(path) as store:
+            assert store.count() == 1
+            with pytest.raises(StoreError, match="readonly"):
+                store.add_records(an_environment(), [a_record(a_trial("another"))])
+
+
+def test_a_journal_alone_is_no_store_to_read(tmp_path: Path) -> None:
+    (tmp_path / "profiles.sqlite3-journal").write_bytes(b"left over")
+
+    with pytest.raises(StoreError, match="there is no such file"):
+        readable_store(tmp_path / "profiles.sqlite3")
+
+    assert [each.name for each in tmp_path.iterdir()] == ["profiles.sqlite3-journal"]
+
+
 def test_a_full_disk_is_told_and_loses_nothing(tmp_path: Path) -> None:
     path = filled(tmp_path / "profiles.sqlite3")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -226,9 +256,7 @@ def test_the_store_is_in_the_cache_of_the_user(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    assert default_path().name == "profiles.sqlite3"
-    assert default_path().parent.name == "mucudnn"
-    assert default_path().is_relative_to(tmp_path)
+    assert default_path() == tmp_path / "cache" / "mucudnn" / "profiles.sqlite3"
 
 
 def test_no_name_opens_the_default_store(store_path: Path) -> None:
