@@ -56,7 +56,7 @@ def show_command(
         if as_json:
             print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
         else:
-            click.echo(f"{_rendered(plan, brief)}\n\n{render_refusals(plan, refusals)}")
+            click.echo(f"{_rendered(plan, brief)}\n\n{render_refusals(plan, refusals, _width())}")
     if plot is not None:
         say(f"It is drawn in {plot}.", as_json)
 
@@ -71,4 +71,9 @@ def print_plan(plan: Plan, as_json: bool, *, brief: bool = False) -> None:
 
 def _rendered(plan: Plan, brief: bool) -> str:
     """Return the text of a plan, its notes in lines that fit into the terminal."""
-    return render_plan(plan, width=min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH), brief=brief)
+    return render_plan(plan, width=_width(), brief=brief)
+
+
+def _width() -> int:
+    """Return the columns of the terminal, if they are fewer than a report has."""
+    return min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH)

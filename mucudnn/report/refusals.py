@@ -64,9 +64,20 @@ def _records_of(plan: Plan, problem: ConvProblem, store: SqliteStore) -> Iterato
                 yield record
 
 
-def render_refusals(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | None]) -> str:
-    """Return what `refusals_of` found for people to read, each problem once with all its sites."""
-    lines = [_TITLE]
+def render_refusals(
+    plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | None], width: int = DEFAULT_WIDTH
+) -> str:
+    """Return what `refusals_of` found for people to read, each problem once with all its sites.
+
+    Args:
+        plan: that was asked about.
+        refusals: of its problems.
+        width: columns that lines may take.
+    """
+    sites_of: dict[ConvProblem, list[ConvSite]] = {problem: [] for problem in refusals}
+    for assigned in plan.assignments:
+        sites_of.setdefault(assigned.problem, []).append(assigned.site)
+    lines = _wrapped(_TITLE, "", width)
     without = sum(refused == [] for refused in refusals.values())
     if without:
         some = f" for {without} of {len(refusals)} problems" if without < len(refusals) else ""
@@ -74,11 +85,11 @@ def render_refusals(plan: Plan, refusals: Mapping[ConvProblem, list[Refusal] | N
     for problem, refused in refusals.items():
         if refused == []:
             continue
-        sites = [assigned.site for assigned in plan.assignments if assigned.problem == problem]
+        sites = sites_of[problem]
         shape = describe_shape(problem, all(site.path in plan.transposed for site in sites))
-        lines += ["", *_wrapped(f"{', '.join(map(str, sites))}  {shape}", "")]
+        lines += ["", *_wrapped(f"{', '.join(map(str, sites))}  {shape}", "", width)]
         for line in [_UNKNOWN] if refused is None else _alike(refused):
-            lines += _wrapped(line, "  ")
+            lines += _wrapped(line, "  ", width)
     return "\n".join(lines)
 
 
@@ -117,10 +128,10 @@ def _alike(refusals: list[Refusal]) -> list[str]:
     ]
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
+def _wrapped(text: str, indent: str, width: int) -> list[str]:
     return textwrap.wrap(
         text,
-        DEFAULT_WIDTH,
+        width,
         initial_indent=indent,
         subsequent_indent=f"{indent}    ",
         break_long_words=False,

@@ -101,6 +101,16 @@ def test_where_nothing_was_refused_that_is_said(store: SqliteStore) -> None:
     assert "\n\nNothing for 1 of 2 problems.\n\n" in render_refusals(ROOMY, {a_problem(): [], **other})
 
 
+def test_lines_are_as_wide_as_asked_for(store: SqliteStore) -> None:
+    store.add_records(an_environment(), [a_record(a_trial(whole=True))])
+    found = refusals_of(a_plan(limit_bytes=16), store)
+
+    narrow, wide = (render_refusals(a_plan(limit_bytes=16), found, width).splitlines() for width in (60, 118))
+
+    assert max(map(len, narrow)) <= 60 < max(map(len, wide)) <= 118
+    assert " ".join(narrow).split() == " ".join(wide).split()
+
+
 def test_a_transposed_convolution_has_the_shapes_of_its_layer_unless_others_have_the_same_problem() -> None:
     rows = tuple(
         dataclasses.replace(ROOMY.assignments[0], site=ConvSite(path, ConvOp.FPROP)) for path in "ab"
