@@ -16,7 +16,8 @@ from mucudnn.standing import is_kept, may_stay, seen_at
 def taken_back(plan: Plan, slower: Sequence[LayerComparison], own: str) -> Plan:
     """Return a plan with PyTorch's own at all sites of those modules at which that may run, all or none.
 
-    What is told of their whole calls is then what a step has shown, in place of what the tuner had seen.
+    What is told of their whole calls is then what a step has shown, in place of what the tuner had seen;
+    nothing where there are calls of several shapes, of which a step shows the sum.
 
     Args:
         plan: it stays as it is, and is what is returned if nothing changes.
@@ -29,9 +30,13 @@ def taken_back(plan: Plan, slower: Sequence[LayerComparison], own: str) -> Plan:
     times = {each.path: each.times for each in slower if _may_go_back(plan, each.path, own)}
     if not times:
         return plan
+    variants = {each.site.path: set[int]() for each in plan.assignments}
+    for each in plan.assignments:
+        variants[each.site.path].add(each.site.variant)
     seen = (
-        CallEvidence(each.before, each.now, each.speedup, each.verdict, path, 0)
+        CallEvidence(each.before, each.now, each.speedup, each.verdict, path, *variants[path])
         for path, each in times.items()
+        if len(variants[path]) == 1
     )
     settled = dataclasses.replace(
         plan,

@@ -74,7 +74,7 @@ _CALLS = (
     f"own runs every op that it may run (call{PARTLY}: but not all; the others run the same before and now, "
     f"or in one part before if they alone differ). Unless the call is FASTER, it stays {AS_BEFORE} ({TRIED}: "
     "the time of what was not kept). What was FASTER was timed once more, after all others, and the row "
-    "shows these rounds. Calls compared: {}."
+    "shows these rounds; of what compare has taken back it shows all calls of a step. Calls compared: {}."
 )
 _FROZEN = (
     "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "

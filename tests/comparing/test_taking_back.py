@@ -78,6 +78,16 @@ def test_what_was_seen_of_the_call_gives_way_to_what_the_step_has_shown() -> Non
     assert [(seen.path, seen.times) for seen in back.frozen] == [("one", None), ("two", TIMES)]
 
 
+def test_of_calls_of_several_shapes_a_step_tells_nothing_each() -> None:
+    other = dataclasses.replace(assigned("one"), site=ConvSite("one", ConvOp.FPROP, 1))
+    plan = planned(assigned("one"), other, assigned("two"))
+
+    back = taken_back(plan, slower("one"), OWN)
+
+    assert [each.path for each in back.calls] == ["two"]
+    assert [is_kept(each) for each in back.assignments] == [True, True, False]
+
+
 def test_a_module_that_must_stay_keeps_all_that_is_known_of_it() -> None:
     plan = planned(assigned("one"), assigned("two", reference=None))
 
