@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch import nn
 
 from bench.by_hand import a_plan_for
 from mucudnn.cli.compare import is_for_inference
+from mucudnn.comparing import steps
+from mucudnn.comparing.step_comparison import StepComparison
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from tests.cli.commands import assert_one_sentence, run
@@ -64,6 +67,26 @@ def test_json_is_all_that_is_printed_and_the_settled_plan_is_saved(
     assert [each["path"] for each in values["convolutions"]] == [""]
     assert Plan.load(settled).sites.keys() == Plan.load(plans["training"]).sites.keys()
     assert result.stderr.endswith(f"The plan, unchanged, is saved in {settled}.\n")
+
+
+def test_a_plan_of_which_something_was_taken_back_is_saved_as_it_is_then(
+    plans: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, settled = (
+        tmp_path / "settled.json",
+        dataclasses.replace(Plan.load(plans["training"]), version="9"),
+    )
+
+    compared = steps.compare
+
+    def taking_back(*arguments: Any, **options: Any) -> StepComparison:
+        return dataclasses.replace(compared(*arguments, **options), settled=settled)
+
+    monkeypatch.setattr(steps, "compare", taking_back)
+    result = compare("conv", plans["training"], "-o", output)
+
+    assert Plan.load(output) == settled
+    assert result.stdout.endswith(f"The settled plan is saved in {output}.\n")
 
 
 def test_it_is_drawn_with_its_table(plans: dict[str, Path], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from mucudnn.version import __version__
 from tests.cli.commands import run
 
 
-@pytest.mark.parametrize("command", ["tune", "forecast", "info"])
+@pytest.mark.parametrize("command", ["tune", "show", "compare", "forecast", "info"])
 def test_help_loads_no_torch(command: str) -> None:
     program = (
         "import sys, mucudnn.cli\n"
@@ -33,7 +33,7 @@ def test_version_is_that_of_the_package() -> None:
     assert run("--version").stdout == f"mucudnn {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["tune"], ["forecast"], ["show"], ["info"]])
+@pytest.mark.parametrize("command", [[], ["tune"], ["show"], ["compare"], ["forecast"], ["info"]])
 def test_every_help_has_an_example(command: list[str]) -> None:
     result = run(*command, "--help")
 

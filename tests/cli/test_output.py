@@ -42,6 +42,21 @@ def test_an_output_that_was_closed_before_the_start_is_no_terminal(monkeypatch: 
     assert columns(118) == 118
 
 
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("stream", "expected"), [(_Terminal(), 60), (io.StringIO(), 118)])
+def test_a_terminal_tells_its_width(
+    stream: io.StringIO, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", "60")
+
+    assert columns(118) == expected
+
+
 class _Broken(io.StringIO):
     """A stream whose reader has left."""
 

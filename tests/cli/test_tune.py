@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from mucudnn.plan import Plan
 from mucudnn.report import render_plan
@@ -85,7 +86,7 @@ def test_a_reader_who_leaves_early_does_not_cost_the_plan(
     with contextlib.chdir(folder):
         left = in_a_fork(alone, *arguments, is_read=False)
 
-    assert (left.stdout, lasting(left.stderr)) == ("", "a model is being made\n")
+    assert (left.returncode, lasting(left.stderr)) == (1, "a model is being made\n")  # as click ends
     assert output.read_text() == tuned.plan.read_text()
 
 
@@ -441,10 +442,36 @@ def test_what_is_known_may_be_measured_again(tmp_path: Path) -> None:
     assert first_date() > "2001-01-01"
 
 
-def test_an_exhaustive_search_may_be_asked_for(tuned: Tuned) -> None:
-    result = tune("conv", *SMALL, "--backend", f"replay:{tuned.store}", "--search", "exhaustive")
+def test_what_is_asked_for_is_what_the_model_is_tuned_with(
+    tuned: Tuned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def told(model: nn.Module, sample: object, limit_bytes: int, **options: object) -> Plan:
+        asked.update(options, limit_bytes=limit_bytes)
+        return Plan.load(tuned.plan)
+
+    monkeypatch.setattr("mucudnn.tuner.tune", told)
+    options = (
+        "--mode",
+        "sharing",
+        "--search",
+        "exhaustive",
+        "--policy",
+        "all",
+        "--max-error",
+        "1e-3",
+        "--again",
+    )
+
+    result = tune("conv", *SMALL[:2], "--workspace-limit", "2MiB", *options)
 
     assert result.exit_code == 0
+    assert asked.pop("store") is not None
+    assert asked == {
+        "limit_bytes": 2 * 2**20, "mode": "sharing", "search": "exhaustive", "policy": "all",
+        "max_error": 1e-3, "backend": "auto", "again": True, "progress": True,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("is_inference", [True, False])

@@ -59,17 +59,6 @@ def test_no_speedup_is_added_up_of_calls_that_pytorchs_own_may_not_run() -> None
     assert "times as fast" not in alone
 
 
-def test_a_call_without_gradients_is_not_said_to_have_some() -> None:
-    call = dataclasses.replace(a_plan_with_calls().calls[0], path="conv")
-    rows = (assigned("conv", ConvOp.FPROP, WINOGRAD, FASTER),)
-    text = render_plan(a_plan(assignments=rows, calls=(call,)))
-
-    assert note(text, "whole calls").startswith(
-        "1 convolution timed as the model calls it, with what gradients it needs: 30.00 ms before"
-    )
-    assert "forward pass and gradients" not in " ".join(text.split())
-
-
 def test_a_convolution_that_was_not_timed_as_a_whole_call_is_counted() -> None:
     text = render_plan(a_mixed_plan())
 

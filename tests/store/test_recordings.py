@@ -16,6 +16,7 @@ from bench.networks import resnet18
 from bench.ship import MOST_BYTES, main, ship
 from bench.workloads import NETWORKS, SETTINGS, chosen, operands
 from mucudnn import recordings
+from mucudnn.algorithms.compiled import compiler as compilers
 from mucudnn.division import Division
 from mucudnn.errors import StoreError
 from mucudnn.plan import ConvSite, Plan
@@ -345,7 +346,8 @@ def test_all_of_deepbench_shares_a_limit_by_either_solver(agreed: list[int]) -> 
 def test_what_was_compiled_on_the_recorded_machine_is_replayed_without_a_compiler(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mucudnn.algorithms.compiled.tiles.compiler", lambda: None)
+    monkeypatch.setattr(compilers, "_able", None)  # to look for one raises
+    compilers.compiler.cache_clear()
 
     plan = mucudnn.tune(demonstrated(), a_batch(64, 3, 32), "16MiB", backend=f"replay:{name}", progress=False)
 
