@@ -37,8 +37,8 @@ def own_convolution(
         second: w for fprop and dgrad, dy for wgrad.
         bias: of shape (k,), for fprop only.
         unread: x for dgrad, w for wgrad: any tensor of its shape and layout, whatever it holds. None
-            allocates one and touches no page of it: that costs addresses, and memory only where PyTorch
-            is told to fill what is new.
+            allocates one and touches no page of it: on the processor that costs addresses, and memory only
+            where PyTorch is told to fill what is new; on a card it costs a block of the allocator meanwhile.
     """
     if problem.op is ConvOp.FPROP:
         result: Tensor = _FORWARD[len(problem.input_size)](
