@@ -57,6 +57,12 @@ def info_command(exported: str | None, store: Path | None, as_json: bool) -> Non
       mucudnn info --export-device my_gpu.json
     """
     if exported is not None:
+        for option, is_given in (("--store", store is not None), ("--json", as_json)):
+            if is_given:
+                raise click.BadParameter(
+                    "--export-device writes a file and shows nothing; leave this out.",
+                    param_hint=f"'{option}'",
+                )
         _export_device(exported)
         return
     import torch

@@ -29,7 +29,7 @@ class TickScale:
 
     @classmethod
     def for_sums_up_to(cls, longest_s: float, bits: int) -> "TickScale":
-        """Return the finest scale on which `longest_s` seconds are less than 2**bits ticks.
+        """Return the finest scale on which `longest_s` seconds are at most 2**bits ticks.
 
         Raises:
             ValueError: `longest_s` is not finite, as the sum of times may be that are.

@@ -232,3 +232,14 @@ def test_an_exported_gpu_is_one_to_forecast_for(tmp_path: Path) -> None:
 
     assert (result.exit_code, result.stdout) == (0, "")
     assert device_described(str(path)).name == torch.cuda.get_device_name(0)
+
+
+@pytest.mark.parametrize("more", [("--json",), ("--store", "profiles.sqlite3")])
+def test_what_an_exported_description_has_no_use_for_is_refused(
+    more: tuple[str, ...], tmp_path: Path
+) -> None:
+    result = run("info", "--export-device", tmp_path / "gpu.json", *more)
+
+    assert result.exit_code == 2
+    assert f"{more[0]}': --export-device writes a file and shows nothing" in " ".join(result.stderr.split())
+    assert not (tmp_path / "gpu.json").exists()

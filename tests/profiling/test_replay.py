@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 import re
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from tests.recordings import (
     a_convolution_model,
     record,
 )
+from tests.store.files import execute
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -81,18 +81,9 @@ def _parts(samples: int) -> float:
     return (0.02 + samples * (0.5 if samples <= 4 else 100)) * MS
 
 
-def _execute(path: Path, *statements: str) -> None:
-    """Change the file as another program would."""
-    database = sqlite3.connect(path)
-    for statement in statements:
-        database.execute(statement)
-    database.commit()
-    database.close()
-
-
 def _forget_comparisons(path: Path) -> Path:
     """Take from a recording whatever was run as a whole division."""
-    _execute(path, "DELETE FROM compared", "DELETE FROM comparisons")
+    execute(path, "DELETE FROM compared", "DELETE FROM comparisons")
     return path
 
 
@@ -535,7 +526,7 @@ def test_a_store_without_records_is_no_recording(tmp_path: Path) -> None:
 def test_a_damaged_row_is_refused_with_the_name_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     record(path, ScriptedBackend({}), a_convolution_extraction())
-    _execute(path, "UPDATE records SET times = '[]'")
+    execute(path, "UPDATE records SET times = '[]'")
 
     with pytest.raises(StoreError, match=rf"{re.escape(str(path))} is damaged, a row cannot be read"):
         _replayed_alone(path)
