@@ -555,35 +555,7 @@ def test_where_pytorchs_own_was_never_timed_none_has_its_name(tmp_path: Path) ->
     assert _replayed_alone(path, 1000).to_text() == recorded.to_text()
 
 
-# In a store and in a plan
-
-
-def test_a_store_lists_environments_in_the_order_of_adding(tmp_path: Path) -> None:
-    first, second = an_environment(backend="b"), an_environment(backend="a")
-    with SqliteStore(tmp_path / "store") as store:
-        for environment in (first, second, first):
-            store.add_records(environment, [a_record()])
-
-        assert [each.backend for each in store.environments()] == ["b", "a"]
-
-
-def test_all_records_of_one_problem_in_one_environment_are_found(tmp_path: Path) -> None:
-    records = [a_record(a_trial("cpu:a")), a_record(a_trial("cpu:a", whole=True)), a_record(a_trial("cpu:b"))]
-    with SqliteStore(tmp_path / "store") as store:
-        store.add_records(an_environment(), [*records, a_record(a_trial(batch=7))])
-        store.add_records(an_environment(backend="other"), [a_record(a_trial("cpu:c"))])
-
-        assert store.records_of(an_environment(), a_problem()) == records
-
-
-def test_the_problems_of_whole_mini_batches_in_one_environment_are_found(tmp_path: Path) -> None:
-    whole = [a_record(a_trial(name, whole=True, batch=n)) for name, n in (("a", 8), ("b", 8), ("a", 4))]
-    with SqliteStore(tmp_path / "store") as store:
-        store.add_records(an_environment(), [*whole, a_record(a_trial(batch=2))])
-        store.add_records(an_environment(backend="other"), [a_record(a_trial(whole=True, batch=16))])
-
-        assert {each.batch for each in store.problems_of(an_environment())} == {8, 4}
-        assert len(store.problems_of(an_environment())) == 2
+# In a plan
 
 
 def test_what_was_predicted_says_so_in_the_file(tmp_path: Path) -> None:
