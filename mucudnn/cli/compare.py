@@ -30,10 +30,10 @@ from mucudnn.cli.options import (
     plot_option,
     target_argument,
 )
-from mucudnn.cli.output import columns, failing_as, print_json, say
+from mucudnn.cli.output import failing_as, print_json, report_width, say
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
-from mucudnn.report import DEFAULT_WIDTH, comparison_as_json, draw_comparison, render_comparison
+from mucudnn.report import comparison_as_json, draw_comparison, render_comparison
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,7 +113,7 @@ def compare_command(
     if as_json:
         print_json(comparison_as_json(found))
     else:
-        click.echo(render_comparison(found, width=min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH)))
+        click.echo(render_comparison(found, width=report_width()))
     if output is not None:
         what = "settled plan" if found.settled is not found.plan else "plan, unchanged,"
         say(f"The {what} is saved in {output}.", as_json)

@@ -9,7 +9,7 @@ import click
 
 from mucudnn.cli.cudnn import version_of
 from mucudnn.cli.options import FILE, json_option
-from mucudnn.cli.output import print_json
+from mucudnn.cli.output import print_json, report_width
 from mucudnn.errors import BackendError, StoreError
 from mucudnn.files import write_whole
 from mucudnn.intervals import Estimate
@@ -57,62 +57,79 @@ def info_command(exported: str | None, store: Path | None, as_json: bool) -> Non
       mucudnn info --export-device my_gpu.json
     """
     if exported is not None:
-        for option, is_given in (("--store", store is not None), ("--json", as_json)):
-            if is_given:
-                raise click.BadParameter(
-                    "--export-device writes a file and shows nothing; leave this out.",
-                    param_hint=f"'{option}'",
-                )
+        _check_idle(store=store is not None, json=as_json)
         _export_device(exported)
         return
-    import torch
-
-    from mucudnn.backends import backend_for
-    from mucudnn.backends.cudnn.devices import DEVICES
-
-    environment = backend_for("auto", torch.device("cpu")).environment()
-    cudnn = _Cudnn.here()
-    path = expanded(store or default_path())
-    kept = _Kept.of(path)
-    spinning = _spinning_cost()
+    here = _Here.seen(expanded(store or default_path()))
     if as_json:
-        print_json(
-            {
-                "report": "info",
-                "version": __version__,
-                "environment": environment.to_json(),
-                "store": {
-                    "path": str(path),
-                    "records": kept.records,
-                    "environments": [each.to_json() for each in kept.environments],
-                },
-                "cudnn": cudnn._asdict(),
-                "spinning": None if spinning is None else dataclasses.asdict(spinning),
-                "devices": list(DEVICES),
-                "recordings": list(shipped()),
-            }
-        )
+        print_json(here.as_json())
     else:
-        notes = [
-            *_environment_notes(environment),
-            *([] if spinning is None else [("idle threads", describe_spinning(spinning, environment))]),
-            ("store", f"{path}, {kept}"),
-            *(("", each) for each in kept.numbered),
+        click.echo("\n".join(render_notes(here.notes(), report_width())))
+    if here.kept.failure is not None:
+        raise here.kept.failure
+
+
+def _check_idle(**given: bool) -> None:
+    """Refuse options for which a description that is written has no use."""
+    for option in (option for option, is_given in given.items() if is_given):
+        raise click.BadParameter(
+            "--export-device writes a file and shows nothing; leave this out.", param_hint=f"'--{option}'"
+        )
+
+
+class _Here(NamedTuple):
+    """What is shown: this machine, the store at a path, and the library."""
+
+    environment: Environment
+    path: Path
+    kept: "_Kept"
+    cudnn: "_Cudnn"
+    spinning: Estimate | None
+    devices: tuple[str, ...]
+
+    @classmethod
+    def seen(cls, path: Path) -> "_Here":
+        """Return what there is now."""
+        import torch
+
+        from mucudnn.backends import backend_for
+        from mucudnn.backends.cudnn.devices import DEVICES
+
+        environment = backend_for("auto", torch.device("cpu")).environment()
+        cudnn = _Cudnn.here()
+        return cls(environment, path, _Kept.of(path), cudnn, _spinning_cost(), tuple(DEVICES))
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as JSON values."""
+        return {
+            "report": "info",
+            "version": __version__,
+            "environment": self.environment.to_json(),
+            "store": {
+                "path": str(self.path),
+                "records": self.kept.records,
+                "environments": [each.to_json() for each in self.kept.environments],
+            },
+            "cudnn": self.cudnn._asdict(),
+            "spinning": None if self.spinning is None else dataclasses.asdict(self.spinning),
+            "devices": list(self.devices),
+            "recordings": list(shipped()),
+        }
+
+    def notes(self) -> list[tuple[str, str]]:
+        """Return it as labels and texts."""
+        spinning, cudnn = self.spinning, self.cudnn
+        return [
+            ("mucudnn", __version__),
+            *describe_environment(self.environment).items(),
+            ("system", describe_facts(self.environment.soft)),
+            *([] if spinning is None else [("idle threads", describe_spinning(spinning, self.environment))]),
+            ("store", f"{self.path}, {self.kept}"),
+            *(("", each) for each in self.kept.numbered),
             ("cuDNN", cudnn.problem or f"{cudnn.version}, {cudnn.path}"),
             ("recordings", f"{', '.join(shipped())} (for mucudnn tune --backend replay:NAME)"),
-            ("described GPUs", f"{', '.join(DEVICES)} (for mucudnn forecast --device)"),
+            ("described GPUs", f"{', '.join(self.devices)} (for mucudnn forecast --device)"),
         ]
-        click.echo("\n".join(render_notes(notes)))
-    if kept.failure is not None:
-        raise kept.failure
-
-
-def _environment_notes(environment: Environment) -> list[tuple[str, str]]:
-    return [
-        ("mucudnn", __version__),
-        *describe_environment(environment).items(),
-        ("system", describe_facts(environment.soft)),
-    ]
 
 
 def _spinning_cost() -> Estimate | None:

@@ -15,6 +15,7 @@ import click
 
 import mucudnn
 from mucudnn.errors import MucudnnWarning, SampleError
+from mucudnn.report import DEFAULT_WIDTH
 
 
 class Failure(click.ClickException):
@@ -53,6 +54,11 @@ def columns(default: int) -> int:
     """Return the columns of the terminal that standard output is, or `default` where it is none."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()  # None where it was closed before the start
     return shutil.get_terminal_size((default, 0)).columns if is_terminal else default
+
+
+def report_width() -> int:
+    """Return the columns of the terminal, if they are fewer than a report has."""
+    return min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH)
 
 
 def sentence(error: Exception) -> str:

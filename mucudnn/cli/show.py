@@ -5,10 +5,9 @@ from pathlib import Path
 import click
 
 from mucudnn.cli.options import FILE, brief_option, json_option, plot_option
-from mucudnn.cli.output import columns, print_json, say
+from mucudnn.cli.output import print_json, report_width, say
 from mucudnn.plan import Plan
 from mucudnn.report import (
-    DEFAULT_WIDTH,
     draw_plan,
     plan_as_json,
     refusals_as_json,
@@ -56,7 +55,7 @@ def show_command(
         if as_json:
             print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
         else:
-            click.echo(f"{_rendered(plan, brief)}\n\n{render_refusals(plan, refusals, _width())}")
+            click.echo(f"{_rendered(plan, brief)}\n\n{render_refusals(plan, refusals, report_width())}")
     if plot is not None:
         say(f"It is drawn in {plot}.", as_json)
 
@@ -71,9 +70,4 @@ def print_plan(plan: Plan, as_json: bool, *, brief: bool = False) -> None:
 
 def _rendered(plan: Plan, brief: bool) -> str:
     """Return the text of a plan, its notes in lines that fit into the terminal."""
-    return render_plan(plan, width=_width(), brief=brief)
-
-
-def _width() -> int:
-    """Return the columns of the terminal, if they are fewer than a report has."""
-    return min(columns(DEFAULT_WIDTH), DEFAULT_WIDTH)
+    return render_plan(plan, width=report_width(), brief=brief)

@@ -1,5 +1,6 @@
 """PyTorch's own convolution put back into a plan where a step has shown it to be faster."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 
@@ -30,13 +31,14 @@ def taken_back(plan: Plan, slower: Sequence[LayerComparison], own: str) -> Plan:
     times = {each.path: each.times for each in slower if _may_go_back(plan, each.path, own)}
     if not times:
         return plan
-    variants = {each.site.path: set[int]() for each in plan.assignments}
-    for each in plan.assignments:
-        variants[each.site.path].add(each.site.variant)
+    sites = (each.site for each in plan.assignments if each.site.path in times)
+    variants = dict.fromkeys((site.path, site.variant) for site in sites)
+    shapes = collections.Counter(path for path, _ in variants)
     seen = (
-        CallEvidence(each.before, each.now, each.speedup, each.verdict, path, *variants[path])
-        for path, each in times.items()
-        if len(variants[path]) == 1
+        CallEvidence(each.before, each.now, each.speedup, each.verdict, path, variant)
+        for path, variant in variants
+        for each in [times[path]]
+        if shapes[path] == 1
     )
     settled = dataclasses.replace(
         plan,

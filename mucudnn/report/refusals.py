@@ -1,5 +1,6 @@
 """What was refused when a plan was made, and why: a store tells that, a plan does not hold it."""
 
+import collections
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -74,9 +75,9 @@ def render_refusals(
         refusals: of its problems.
         width: columns that lines may take.
     """
-    sites_of: dict[ConvProblem, list[ConvSite]] = {problem: [] for problem in refusals}
+    sites_of: dict[ConvProblem, list[ConvSite]] = collections.defaultdict(list)
     for assigned in plan.assignments:
-        sites_of.setdefault(assigned.problem, []).append(assigned.site)
+        sites_of[assigned.problem].append(assigned.site)
     lines = _wrapped(_TITLE, "", width)
     without = sum(refused == [] for refused in refusals.values())
     if without:

@@ -89,6 +89,16 @@ def test_a_plan_of_which_something_was_taken_back_is_saved_as_it_is_then(
     assert result.stdout.endswith(f"The settled plan is saved in {output}.\n")
 
 
+def test_notes_are_as_wide_as_a_narrow_terminal(
+    plans: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mucudnn.cli.output.columns", lambda _: 60)
+
+    notes = compare("conv", plans["inference"]).stdout.split("\n\n")[-1].splitlines()
+
+    assert 50 < max(map(len, notes)) <= 60
+
+
 def test_it_is_drawn_with_its_table(plans: dict[str, Path], tmp_path: Path) -> None:
     page = tmp_path / "step.html"
 

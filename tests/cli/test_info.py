@@ -243,3 +243,11 @@ def test_what_an_exported_description_has_no_use_for_is_refused(
     assert result.exit_code == 2
     assert f"{more[0]}': --export-device writes a file and shows nothing" in " ".join(result.stderr.split())
     assert not (tmp_path / "gpu.json").exists()
+
+
+def test_notes_are_as_wide_as_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mucudnn.cli.output.columns", lambda _: 60)
+
+    lines = run("info").stdout.splitlines()
+
+    assert max(len(line) for line in lines if "/" not in line) <= 60  # paths are not broken

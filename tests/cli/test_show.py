@@ -28,7 +28,7 @@ def test_show_prints_a_saved_plan(plan_path: Path) -> None:
 
 
 def test_notes_are_as_wide_as_a_narrow_terminal(plan_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mucudnn.cli.show.columns", lambda _: 60)
+    monkeypatch.setattr("mucudnn.cli.output.columns", lambda _: 60)
 
     result = run("show", plan_path)
 
