@@ -140,9 +140,8 @@ def run_without_arithmetic(
 ) -> None:
     """Run the model on stand-ins for all tensors, its own parameters and buffers included.
 
-    A tensor on the device "meta" stands for one where the model's first parameter lies. If the model raises,
-    the exception holds stand-ins, but no function's cache does; whoever drops it and goes on has to `forget`
-    what else does.
+    A tensor on the device "meta" stands for one where the model's first parameter lies. If the model raises
+    an exception, that holds stand-ins, and so may functions' caches: whoever catches it has to `forget` them.
 
     Args:
         model: that is to run.
@@ -157,7 +156,9 @@ def run_without_arithmetic(
                 _run_on(stand_ins, model, sample, under)
             finally:
                 stand_ins.put_back()
-    except BaseException:
+    except Exception:
+        raise
+    except BaseException:  # which nobody catches
         clear_caches(stand_ins.alive())
         raise
     forget(stand_ins.alive)

@@ -26,7 +26,7 @@ from mucudnn.errors import NothingToTuneError, ProblemError, ValuesWarning, warn
 from mucudnn.examining.extraction import wanted_ops
 from mucudnn.examining.passes import CallArguments, examined, rejected, run_in_earnest, run_without_arithmetic
 from mucudnn.examining.standins import StandIns
-from mucudnn.examining.undoing import forget
+from mucudnn.examining.undoing import clear_caches, forget
 from mucudnn.forecast import Occurrence
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, Layout, cudnn_layout, op_of, problems_of
@@ -88,6 +88,7 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
                 return
             except Exception as error:
                 if not _wants_values(error):
+                    clear_caches(stand_ins.alive())  # which the exception keeps alive
                     raise
             recorder.found.clear()
             forget(stand_ins.alive)

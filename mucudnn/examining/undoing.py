@@ -5,6 +5,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import operator
 import random
 import sys
 import types
@@ -255,9 +256,13 @@ def _replace(present: MutableMapping[Any, Any], former: Mapping[Any, Any]) -> No
 def clear_caches(tensors: Sequence[Tensor]) -> None:
     """Clear the caches of functions that keep a tensor, as it is or within something."""
     wanted = {*map(id, tensors)}
-    for each in gc.get_objects() if wanted else ():
-        if type(each) is functools._lru_cache_wrapper and each.cache_info().currsize and _has(each, wanted):
-            each.cache_clear()
+    if not wanted:
+        return
+    objects = gc.get_objects()  # of which a large process holds millions: so no line of Python for each
+    are_caches = map(operator.is_, map(type, objects), itertools.repeat(functools._lru_cache_wrapper))
+    for cache in itertools.compress(objects, are_caches):
+        if cache.cache_info().currsize and _has(cache, wanted):
+            cache.cache_clear()
 
 
 def _has(cache: object, wanted: Set[int]) -> bool:
@@ -277,11 +282,11 @@ def forget(alive: Callable[[], Sequence[Tensor]]) -> None:
     Args:
         alive: returns these tensors.
     """
-    for generation in (1, 2):  # some may be parts of a cycle, mostly of a young one, which is found at once
+    # From what is found at once, as a young cycle, to what takes a look through all that the process holds.
+    for look in (lambda: gc.collect(1), lambda: clear_caches(alive()), gc.collect):
         if not alive():
             return
-        gc.collect(generation)
-    clear_caches(alive())
+        look()
     left = alive()
     keepers = [each for each in gc.get_referrers(*left) if each is not left]  # some, PyTorch has lost
     kept = {*map(id, gc.get_referents(*keepers))}

@@ -387,6 +387,18 @@ def test_a_function_s_cache_keeps_nothing_of_a_pass_that_fails() -> None:
     assert type(model(torch.randn(2, 3, 8, 8))) is Tensor
 
 
+@pytest.mark.parametrize("examine", [trace, extract])
+def test_a_function_s_cache_keeps_nothing_of_a_pass_that_is_interrupted(examine: Callable[..., Any]) -> None:
+    def interrupt(_: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    model = Scaled(interrupt).eval()
+
+    with pytest.raises(KeyboardInterrupt):
+        examine(model, torch.randn(2, 3, 8, 8))
+    assert type(model.size_of_filter()) is Tensor
+
+
 @pytest.mark.parametrize("kind", [a_chain, DependsOnValues, Remembers, RunningMean, ChangesItsInput])
 def test_the_model_stays_as_it_was(kind: Callable[[], nn.Module]) -> None:
     model = kind()
