@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 from tests.alone import Server, a_server
-from tests.breadth import be_thorough
+from tests.breadth import be_thorough, is_thorough
 
 # Before torch is loaded: threads of two processes that test on two processors sleep while they wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -169,6 +169,20 @@ def patient_children() -> Iterator[None]:
         if loaded is not None:
             timeout_s, _ = loaded.FootprintMeter.__init__.__defaults__
             patch.setattr(loaded.FootprintMeter.__init__, "__defaults__", (timeout_s, 3600.0))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def doubles_compiled_quickly() -> Iterator[None]:
+    """Tiles in C are compiled by gcc's first level in float64, a quarter faster, but with --thorough.
+
+    In float32, in which users have them, they are compiled as users have them.
+    """
+    loaded = sys.modules.get("mucudnn.algorithms.compiled.kernels")
+    with pytest.MonkeyPatch.context() as patch:
+        if loaded is not None and not is_thorough():
+            made = loaded.library
+            patch.setattr(loaded, "library", lambda source: made(source, is_plain="typedef double" in source))
         yield
 
 

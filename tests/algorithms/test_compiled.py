@@ -24,6 +24,8 @@ from mucudnn.errors import BackendError, BackendWarning, CompilationError
 from mucudnn.problem import ConvOp, Layout
 from tests.algorithms.kernels import algorithm_of, compute
 from tests.algorithms.tried import a_layer, a_volume, names, winograd
+from tests.algorithms.vectors import have_vectors
+from tests.breadth import in_turn
 from tests.operands import a_convolution, operands_of, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,10 +52,13 @@ def _forget() -> None:
     compilers._known.cache_clear()
 
 
-@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("depth", [ONE_TAP, replace(UNSTRIDED, outputs=2)], ids=["flat", "deep"])
-@pytest.mark.parametrize("width", [UNSTRIDED, *STRIDED], ids=["stride 1", "stride 2", "stride 2, dgrad"])
+@in_turn(
+    "dtype",
+    ["float32", "float64"],
+    vector_bytes=[16, 32, 64],
+    depth=[ONE_TAP, replace(UNSTRIDED, outputs=2)],
+    width=[UNSTRIDED, *STRIDED],
+)
 def test_the_source_is_c_without_a_warning_whatever_the_vectors(
     width: Axis, depth: Axis, vector_bytes: int, dtype: str, tmp_path: Path
 ) -> None:
@@ -81,9 +86,8 @@ def test_vectors_of_any_length_compute_the_same(
 ) -> None:
     from mucudnn.algorithms.compiled import kernels
 
-    found = compiler()
-    assert found is not None
-    monkeypatch.setattr(kernels, "needed_compiler", lambda: found._replace(vector_bytes=vector_bytes))
+    have_vectors(vector_bytes, monkeypatch, kernels)
+    monkeypatch.setattr(kernels, "library", library)
     kernels.functions.cache_clear()
     ones, threes = (1,) * len(size), (3,) * len(size)
     problem = a_convolution(

@@ -19,6 +19,7 @@ from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.kernels import PROBLEMS, compute
 from tests.algorithms.tried import names
+from tests.algorithms.vectors import have_vectors
 from tests.operands import a_convolution, laid_out, operands_of, poisoned_result, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,11 +113,8 @@ def test_rows_and_filters_of_any_length(taps: int, op: ConvOp) -> None:
 
 @pytest.fixture(params=[16, 32, 64])
 def vector_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Registers of another length than this processor's."""
-    found = compiler()
-    assert found is not None
-    for module in (kernels, algorithm):
-        monkeypatch.setattr(module, "needed_compiler", lambda: found._replace(vector_bytes=request.param))
+    """The length of registers, mostly another than this processor's."""
+    have_vectors(request.param, monkeypatch, kernels, algorithm)
     kernels.functions.cache_clear()
     yield request.param
     kernels.functions.cache_clear()
