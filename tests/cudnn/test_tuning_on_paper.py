@@ -21,6 +21,7 @@ from mucudnn.profiling.profiler import Profiler
 from mucudnn.solvers import solve_reuse
 from mucudnn.store.memory import MemoryStore
 from mucudnn.timing import SamplingRule
+from tests.breadth import in_turn
 from tests.cudnn.paper import PaperCard, PaperLibrary, paper_backend
 from tests.cudnn.test_footprint import Blind
 from tests.operands import a_convolution, operands_of, reference, relative_error
@@ -74,9 +75,7 @@ def test_nothing_above_the_limit_is_ever_launched(
     assert max(each.workspace_bytes for each in found.candidates) <= limit_bytes
 
 
-@pytest.mark.parametrize("layout", Layout)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("op", ConvOp)
+@in_turn("dtype", ["float32", "bfloat16"], op=ConvOp, layout=Layout)
 def test_what_the_solver_makes_of_a_profile_runs_and_is_right(
     backend: CudnnBackend, paper: PaperLibrary, op: ConvOp, dtype: str, layout: Layout
 ) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.solvers import ReuseTable, solve_reuse
 from mucudnn.solvers.exhaustive import fastest_division
+from tests.breadth import examples
 from tests.examples import a_candidate, a_problem
 from tests.execution.test_workspace import Device
 from tests.operands import a_convolution, operands_of
@@ -305,7 +306,7 @@ PROFILES = st.lists(
 ).map(_growing)
 
 
-@settings(max_examples=500)  # of one in a hundred a reckoning that is wrong can be seen
+@examples(750)  # of one in a hundred a reckoning that is wrong can be seen
 @given(
     st.lists(st.tuples(st.integers(1, 9), PROFILES), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=8),
