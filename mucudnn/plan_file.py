@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from types import MappingProxyType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -41,6 +41,12 @@ _NAMES = {
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 """Half of a character, as JSON writes it or as it is: alone it can neither be printed nor drawn."""
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""What a terminal obeys rather than prints, all but tabs and ends of lines."""
+
+_ESCAPE = re.compile(r"\\[bfru]|[\x7f-\x9f]")
+"""How JSON writes such a character, among others, or as it is: few plans have one."""
+
 _SCALARS = frozenset({str, bool, int, float, type(None)})
 
 
@@ -54,6 +60,9 @@ def parse(text: str) -> object:
         value = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
         if _SURROGATE.search(text):  # of a pair, mostly
             json.dumps(value, ensure_ascii=False).encode()
+        controls = _CONTROL.findall("".join(_texts(value))) if _ESCAPE.search(text) else []
+        if controls:
+            raise PlanFormatError(f"A plan's texts must be printable, but one has {controls[0]!r}.")
         return value
     except UnicodeEncodeError as error:
         raise PlanFormatError(
@@ -63,6 +72,19 @@ def parse(text: str) -> object:
         raise PlanFormatError("A plan must be a JSON text, but this one is nested too deeply.") from None
     except ValueError as error:
         raise PlanFormatError(f"A plan must be a JSON text, but this one is damaged: {error}.") from error
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield all texts of a JSON value, the names of fields among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
 
 
 def _whole(text: str) -> int:

@@ -461,8 +461,13 @@ def test_a_damaged_assignment_is_refused(change: dict[str, object]) -> None:
         ("\x00", "this one is damaged"),
         (r'{"schema": 1, "version": "a\ud800b"}', r"texts must be Unicode, but one has '\\ud800' alone\.$"),
         ('{"schema": 1, "version": "a\udfffb"}', r"texts must be Unicode, but one has '\\udfff' alone\.$"),
+        (r'{"schema": 1, "sites": [{"\u001b[2J": 5}]}', r"texts must be printable, but one has '\\x1b'\.$"),
+        ('{"schema": 1, "sites": ["\x9b2J"]}', r"texts must be printable, but one has '\\x9b'\.$"),
     ],
-    ids=["lists", "objects", "digits", "NaN", "Infinity", "1e999", "zero byte", "half", "half as it is"],
+    ids=[
+        *("lists", "objects", "digits", "NaN", "Infinity", "1e999", "zero byte", "half", "half as it is"),
+        *("control character", "control character as it is"),
+    ],
 )
 def test_what_a_reader_of_json_stumbles_over_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanFormatError, match=message):
