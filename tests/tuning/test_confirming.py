@@ -8,9 +8,10 @@ import pytest
 from mucudnn.division import Division
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
+from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate, Comparison, Measurement
 from mucudnn.profiling.outcome import Outcome
-from mucudnn.tuning.confirming import Pool, Proven, evidence_of, winner
+from mucudnn.tuning.confirming import Confirmed, Pool, Proven, evidence_of, in_turn, winner
 from tests.examples import a_problem
 
 
@@ -141,6 +142,20 @@ def test_a_division_takes_what_it_declares_or_was_seen_to_take_if_that_is_more(
     division = Division((Candidate("fast", 8, 0.0, 100),))
 
     assert Proven(division, Evidence(workspace_bytes=seen)).workspace_bytes == expected
+
+
+def test_what_may_take_a_divisions_place_comes_apart_pytorchs_own_last() -> None:
+    own, other, parted = (
+        Proven(Division((Candidate(name, size, 0.0, 0),) * (8 // size)), Evidence())
+        for name, size in (("own", 8), ("other", 8), ("own", 4))
+    )
+    found = {
+        ConvOp.FPROP: Confirmed(parted, own),
+        ConvOp.DGRAD: Confirmed(parted, other),
+        ConvOp.WGRAD: Confirmed(parted, None),
+    }
+
+    assert in_turn(found, "own") == ({ConvOp.DGRAD: other}, {ConvOp.FPROP: own})
 
 
 MIB = 2**20
