@@ -38,14 +38,11 @@ _NAMES = {
 """What the types of JSON values are called in messages."""
 
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
-"""Half of a character, as JSON writes it or as it is: alone it can neither be printed nor drawn."""
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What a terminal obeys, all but tabs and ends of lines, and half of a character, which nothing can draw."""
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""What a terminal obeys rather than prints, all but tabs and ends of lines."""
-
-_ESCAPE = re.compile(r"\\[bfru]|[\x7f-\x9f]")
-"""How JSON writes such a character, among others, or as it is: few plans have one."""
+_UNUSUAL = re.compile(r"\\[bfru]|[\x7f-\x9f\ud800-\udfff]")
+"""How JSON writes that, among others, or it as it is: few plans have one."""
 
 _SCALARS = frozenset({str, bool, int, float, type(None)})
 
@@ -58,16 +55,10 @@ def parse(text: str) -> object:
     """
     try:
         value = json.loads(text, parse_int=_whole, parse_float=_real, parse_constant=_real)
-        if _SURROGATE.search(text):  # of a pair, mostly
-            json.dumps(value, ensure_ascii=False).encode()
-        controls = _CONTROL.findall("".join(_texts(value))) if _ESCAPE.search(text) else []
-        if controls:
-            raise PlanFormatError(f"A plan's texts must be printable, but one has {controls[0]!r}.")
+        unprintable = _UNPRINTABLE.findall("".join(_texts(value))) if _UNUSUAL.search(text) else []
+        if unprintable:
+            raise PlanFormatError(f"A plan's texts must be printable, but one has {unprintable[0]!r}.")
         return value
-    except UnicodeEncodeError as error:
-        raise PlanFormatError(
-            f"A plan's texts must be Unicode, but one has {error.object[error.start]!r} alone."
-        ) from None
     except RecursionError:
         raise PlanFormatError("A plan must be a JSON text, but this one is nested too deeply.") from None
     except ValueError as error:

@@ -352,7 +352,7 @@ def _run(
         stand_ins = StandIns()
         try:
             _start(recorders)
-            run_without_arithmetic(model, sample, stand_ins=stand_ins)
+            run_without_arithmetic(model, sample, stand_ins)
             return
         except Exception:  # noqa: BLE001  # whatever a model cannot do without values, it may do with them
             functions.forget()

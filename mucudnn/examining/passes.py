@@ -135,8 +135,8 @@ def examined(model: nn.Module) -> Iterator[None]:
 def run_without_arithmetic(
     model: nn.Module,
     sample: CallArguments,
+    stand_ins: StandIns,
     under: contextlib.AbstractContextManager[object] = _NOTHING,
-    stand_ins: StandIns | None = None,
 ) -> None:
     """Run the model on stand-ins for all tensors, its own parameters and buffers included.
 
@@ -146,10 +146,9 @@ def run_without_arithmetic(
     Args:
         model: that is to run.
         sample: what it takes.
+        stand_ins: none yet; those of this pass are made of it.
         under: a context for the model alone, such as a dispatcher, which sees stand-ins only.
-        stand_ins: that make up this pass; None for some of its own.
     """
-    stand_ins = StandIns() if stand_ins is None else stand_ins
     try:
         with left_as_they_were(model.modules(), stand_ins.alive), random_state_kept(model):
             try:
@@ -158,7 +157,7 @@ def run_without_arithmetic(
                 stand_ins.put_back()
     except Exception:
         raise
-    except BaseException:  # which nobody catches
+    except BaseException:  # an interruption, after which nobody goes on who would forget them
         clear_caches(stand_ins.alive())
         raise
     forget(stand_ins.alive)

@@ -84,7 +84,7 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
         with _following(model, recorder.paths):
             stand_ins = StandIns()
             try:
-                run_without_arithmetic(model, sample, under=recorder, stand_ins=stand_ins)
+                run_without_arithmetic(model, sample, stand_ins, under=recorder)
                 return
             except Exception as error:
                 if not _wants_values(error):

@@ -87,7 +87,7 @@ def test_vectors_of_any_length_compute_the_same(
     from mucudnn.algorithms.compiled import kernels
 
     have_vectors(vector_bytes, monkeypatch, kernels)
-    monkeypatch.setattr(kernels, "library", library)
+    monkeypatch.setattr(kernels, "library", library)  # not by the first level, which would come last
     kernels.functions.cache_clear()
     ones, threes = (1,) * len(size), (3,) * len(size)
     problem = a_convolution(
