@@ -166,6 +166,15 @@ def test_who_was_disturbed_is_not_hopeless() -> None:
     assert len(measured["slow"].spans_ns) >= 6
 
 
+def test_the_slowest_sample_of_a_rival_decides_who_is_hopeless() -> None:
+    world = World()
+    disturbed = scripted(*(2 * MS,) * 5, 9 * MS, 2 * MS)  # a call, two warm-ups, rounds
+
+    measured = race(_racers(world, ("fast", disturbed, 0), ("slow", 5 * MS, 0)), clock=world.clock)
+
+    assert len(measured["slow"].spans_ns) >= 6
+
+
 def test_the_beaten_leave_at_a_look_with_their_samples() -> None:
     world = World()
     noisy = world.noisy(2 * MS, spread=0.1)
