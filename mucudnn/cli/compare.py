@@ -48,6 +48,7 @@ _FEWEST_ROUNDS = 6
     "--plan", "path", type=click.Path(path_type=Path), required=True, metavar="PLAN",
     help="What mucudnn tune -o has saved, for the same model, inputs, type and layout.",
 )  # fmt: skip
+@click.option("--eval", "must_infer", is_flag=True, help="Refuse a plan for training.")
 @dtype_option
 @autocast_option
 @channels_last_option
@@ -66,6 +67,7 @@ def compare_command(
     target: Target,
     shapes: Shapes,
     path: Path,
+    must_infer: bool,
     dtype: str | None,
     autocast: str | None,
     channels_last: bool,
@@ -96,6 +98,8 @@ def compare_command(
         device = device_of_backend(plan.environment.backend)
         model = load_model(target)
         is_eval = is_for_inference(plan, model)
+        if must_infer and not is_eval:
+            raise click.BadParameter("the plan is for training.", param_hint="'--eval'")
         prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
         if device is not None:
             model.to(device)

@@ -14,6 +14,8 @@ class Reason(enum.Enum):
     """Nothing like it was tuned."""
     OTHER_FORM = "optimize in the type and layout in which it runs, inside of torch.autocast if it runs there"
     """Its shape was tuned, in another type or layout."""
+    OTHER_BIAS = "optimize it as it is now: folding batch norm gives a bias, so fold before"
+    """Its shape was tuned, with a bias where it has none now, or without one."""
     UNFROZEN = "optimize again as it is now, or before anything is frozen"
     """The gradient of its weight was not needed when it was tuned."""
     ELSEWHERE = "go back to that environment, or optimize again in this one"
@@ -31,7 +33,9 @@ class Reason(enum.Enum):
 
 
 class Notice:
-    """The reasons that were given so far, each once; the modules of a model share one.
+    """The reasons that were given so far, each once; the modules of a model and its deep copies share one.
+
+    So do copies of single modules, of which another model may be made: batch norm is folded into such.
 
     Args:
         scope: for what each is given once.
@@ -40,6 +44,10 @@ class Notice:
     def __init__(self, scope: str = "for the whole model") -> None:
         self._scope = scope
         self._given: set[Reason] = set()
+
+    def __deepcopy__(self, memo: object) -> "Notice":
+        """Have copies share it."""
+        return self
 
     def give(self, reason: Reason, what: str, runs: str = "it runs PyTorch's own convolution") -> None:
         """Warn that `what`, with its verb, runs as before, unless the reason was given already.

@@ -164,10 +164,15 @@ def plan_of(model: nn.Module) -> Plan:
 
 
 def _inner(model: nn.Module) -> str:
-    """Return a hint, if a part of the model runs a plan, or waits to, such as what a wrapper has wrapped."""
+    """Return a hint, if a part of the model runs a plan, or waits to, such as what a wrapper has wrapped.
+
+    Or if it was made of a patched model's modules, as torch.fx makes one.
+    """
     for path, module in model.named_modules():
         if _PLAN in module.__dict__ or is_armed(module):
             return f" Its part {path!r} was: ask for the plan of that."
+    if patched_modules(model):
+        return " Its convolutions were, in another model, of which it was made: ask for the plan of that."
     return ""
 
 

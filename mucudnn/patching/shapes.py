@@ -187,9 +187,16 @@ class TunedShapes:
             sizes = f"batches of {max(batches)}, but meets one of {problem.batch}"
             return Reason.LARGER_BATCH, f"was tuned for {sizes}: {problem}"
         tuned = "; ".join(_with_its_bias(variant.problem) for variant in self._variants)
-        is_other_form = any(_is_like(_in_form_of(problem, each.problem), problem) for each in self._variants)
-        reason = Reason.OTHER_FORM if is_other_form else Reason.OTHER_SHAPE
-        return reason, f"was tuned for {tuned}, but meets {_with_its_bias(problem)}"
+        return self._what_differs(problem), f"was tuned for {tuned}, but meets {_with_its_bias(problem)}"
+
+    def _what_differs(self, problem: ConvProblem) -> Reason:
+        """Return in what a problem differs from the shapes, the least of it that any of them leaves."""
+        problems = [each.problem for each in self._variants]
+        if any(_is_like(dataclasses.replace(each, bias=problem.bias), problem) for each in problems):
+            return Reason.OTHER_BIAS
+        if any(_is_like(_in_form_of(problem, each), problem) for each in problems):
+            return Reason.OTHER_FORM
+        return Reason.OTHER_SHAPE
 
     def _variants_for(self, problem: ConvProblem) -> list[tuple[bool, int, int]]:
         """Return the shapes that serve such a problem, the least of which does best.

@@ -55,6 +55,16 @@ def test_a_saved_plan_is_timed_within_its_model(use: str, plans: dict[str, Path]
     assert "6 of the whole step, 6 more of its convolutions" in result.stdout
 
 
+def test_whether_a_plan_is_for_inference_it_says_itself_and_another_wish_is_refused(
+    plans: dict[str, Path],
+) -> None:
+    result = compare("conv", plans["training"], "--eval")
+
+    assert compare("conv", plans["inference"], "--eval").exit_code == 0
+    assert result.exit_code == 2
+    assert "Invalid value for '--eval': the plan is for training." in result.stderr
+
+
 def test_json_is_all_that_is_printed_and_the_settled_plan_is_saved(
     plans: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -164,6 +164,13 @@ def test_a_model_without_a_plan_has_none_to_tell() -> None:
         plan_of(a_chain())
 
 
+def test_a_model_that_is_made_of_patched_modules_says_so() -> None:
+    model, _ = chain_twins()
+
+    with pytest.raises(PlanError, match=r"runs no plan\. Its convolutions were, in another"):
+        plan_of(torch.fx.symbolic_trace(model))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
 @pytest.mark.parametrize(
     ("wrap", "path"), [(nn.DataParallel, "module"), (lambda model: torch.compile(model), "_orig_mod")]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from mucudnn.backends import backend_of
 from mucudnn.choices import Mode
@@ -237,11 +238,25 @@ def test_another_bias_than_the_tuned_one_is_told(is_tuned: bool) -> None:
         each.bias = None if is_tuned else nn.Parameter(torch.ones(4, dtype=images.dtype))
 
     words = (" with a bias", "")[:: 1 if is_tuned else -1]
-    told = f"float64 contiguous{words[0]}, but meets .* float64 contiguous{words[1]};"
+    told = f"float64 contiguous{words[0]}, but meets .* float64 contiguous{words[1]}; .* .optimize it as"
     with pytest.warns(UntunedWarning, match=told):
         result = model(images)
 
     assert torch.equal(result, twin(images))
+
+
+def test_copies_of_single_modules_tell_once_for_all_of_them() -> None:
+    images, layers = images_of(), [nn.Conv2d(3, 3, 3, bias=False), nn.BatchNorm2d(3)]
+    model, twin = twins_of(lambda: nn.Sequential(*copy.deepcopy(layers), *copy.deepcopy(layers)), images)
+    for each in (model, twin):
+        each.eval()
+    fused = nn.Sequential(fuse_conv_bn_eval(model[0], model[1]), fuse_conv_bn_eval(model[2], model[3]))
+
+    with pytest.warns(UntunedWarning) as told:
+        result = fused(images)
+
+    torch.testing.assert_close(result, twin(images))
+    assert [str(each.message).count("so fold before). This reason is given once") for each in told] == [1]
 
 
 def test_a_batch_of_nothing_gives_nothing() -> None:
