@@ -10,46 +10,46 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mucudnn.examining.elementwise import elementwise_strides
 from mucudnn.examining.writes import WRITES_UNSAID, FormerTensors, is_plain, place_of, tensors_in, written_by
 
 _ATEN = torch.ops.aten
 
-_CONTIGUOUS = frozenset({_ATEN._weight_norm_interface.default})
+_CONTIGUOUS = frozenset(
+    {
+        _ATEN._weight_norm_interface.default,
+        _ATEN.masked_fill.Scalar,
+        _ATEN.masked_fill.Tensor,
+        _ATEN.pow.Scalar,
+    }
+)
 """Functions whose results are contiguous, whatever their stand-ins are."""
 
-_CONTIGUOUS_ON_CPU = frozenset({_ATEN.log_sigmoid_forward.default, _ATEN.rrelu_with_noise.default})
+_CONTIGUOUS_ON_CPU = frozenset(
+    {
+        _ATEN._log_softmax.default,
+        _ATEN.log_sigmoid_forward.default,
+        _ATEN.native_layer_norm.default,
+        _ATEN.rrelu_with_noise.default,
+    }
+)
 
 _LIKE_INPUT_ON_CPU = frozenset(
     {
         _ATEN.channel_shuffle.default,
         _ATEN.max_unpool2d.default,
+        _ATEN.native_group_norm.default,
         _ATEN.reflection_pad3d.default,
         _ATEN.replication_pad3d.default,
         _ATEN.roll.default,
+        _ATEN.upsample_bicubic2d.default,
+        _ATEN.upsample_bilinear2d.default,
+        _ATEN.upsample_nearest2d.default,
+        _ATEN.upsample_nearest3d.default,
+        _ATEN.upsample_trilinear3d.default,
     }
 )
-"""Functions whose results have the memory format of their input, though their stand-ins are contiguous."""
-
-
-_OF_TWO = frozenset({_ATEN.add.Tensor, _ATEN.mul.Tensor, _ATEN.sub.Tensor})
-
-_CONTIGUOUS_AS_INPUT_ON_CPU = _OF_TWO | {
-    _ATEN.elu.default,
-    _ATEN.gelu.default,
-    _ATEN.hardsigmoid.default,
-    _ATEN.hardswish.default,
-    _ATEN.leaky_relu.default,
-    _ATEN.mish.default,
-    _ATEN.native_batch_norm.default,
-    _ATEN.relu.default,
-    _ATEN.sigmoid.default,
-    _ATEN.silu.default,
-    _ATEN.softplus.default,
-    _ATEN.tanh.default,
-}
-"""Functions whose results are contiguous if all inputs are, though their stand-ins keep the strides of images
-of one channel in channels last, which are both: what comes after goes by strides."""
-
+"""Functions whose results have the memory format that the strides of their input suggest."""
 
 _VIEWS = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default})
 
@@ -145,11 +145,15 @@ class StandIns(TorchDispatchMode):
         result = func(*args, **kwargs)
         if func in _VIEWS:
             return _viewed(args[0], result)
-        order = _order_of_result(func, args)
-        if order is None:
-            return result
         first, *others = result if isinstance(result, tuple) else (result,)
-        first = torch.empty_like(first, memory_format=order)
+        if not isinstance(first, Tensor) or first.is_nested or first.layout is not torch.strided:
+            return result
+        order = _order_of_result(func, args)
+        strides = None if order else elementwise_strides(func, args, kwargs, tuple(first.shape))
+        if order:
+            first = torch.empty_like(first, memory_format=order)
+        elif strides is not None and strides != first.stride():
+            first = first.new_empty_strided(first.shape, strides)
         return (first, *others) if isinstance(result, tuple) else first
 
     def _has_values(self, tensor: Tensor) -> bool:
@@ -189,13 +193,14 @@ def _order_of_result(func: object, args: tuple[Any, ...]) -> torch.memory_format
             return torch.contiguous_format
         if func in _LIKE_INPUT_ON_CPU:
             return suggest_memory_format(args[0])
-        if func in _CONTIGUOUS_AS_INPUT_ON_CPU and _are_contiguous(args[: 2 if func in _OF_TWO else 1]):
-            return torch.contiguous_format
+        if func is _ATEN.native_batch_norm.default:
+            return _order_of_all(args[0])
     return None
 
 
-def _are_contiguous(inputs: tuple[Any, ...]) -> bool:
-    """Return whether a function's inputs are contiguous and of one shape, which no number is."""
-    return all(
-        isinstance(each, Tensor) and each.shape == inputs[0].shape and each.is_contiguous() for each in inputs
-    )
+def _order_of_all(tensor: Tensor) -> torch.memory_format:
+    """Return the first memory format in which all elements of a tensor lie; contiguous if there is none."""
+    orders = {4: torch.channels_last, 5: torch.channels_last_3d}
+    order = orders.get(tensor.dim(), torch.contiguous_format)
+    is_last = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order)
+    return order if is_last else torch.contiguous_format
