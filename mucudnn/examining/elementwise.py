@@ -67,8 +67,10 @@ def elementwise_strides(
 
 @functools.cache
 def _is_elementwise(func: Any) -> bool:
-    is_one = not func._schema.is_mutable and len(func._schema.returns) == 1
-    return is_one and (torch.Tag.pointwise in func.tags or func in _UNSAID)
+    schema = func._schema
+    makes_one = len(schema.returns) == 1 and not schema.is_mutable and schema.returns[0].alias_info is None
+    is_marked = func.namespace == "aten" and torch.Tag.pointwise in func.tags
+    return makes_one and (is_marked or func in _UNSAID)
 
 
 def _operands(func: Any, args: Sequence[Any]) -> list[Strided]:

@@ -81,6 +81,11 @@ class StandIns(TorchDispatchMode):
     ) -> Any:
         """Run a function on stand-ins, or on tensors with values if it is given no other."""
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func.namespace == "aten":
+            with self:  # what is composed of others arrives in one piece there
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         given = tensors_in((args, kwargs))
         if func is _ATEN.lift_fresh.default:  # of memory that was used before, maybe
             self._stale.difference_update(map(place_of, filter(is_plain, given)))

@@ -102,6 +102,13 @@ def test_strides_are_those_of_what_is_computed(rank: int, name: str) -> None:
         assert strides_of_stand_ins(function, image) == function(image).stride(), image.stride()
 
 
+def test_strides_are_those_of_what_is_computed_in_inference_mode() -> None:
+    image = torch.rand(1, 4, 4, 3).permute(0, 3, 1, 2)
+    for function in (OF_ANY_RANK["batch norm"], OF_ANY_RANK["group norm"], OF_ANY_RANK["masked fill"]):
+        with torch.inference_mode():
+            assert strides_of_stand_ins(function, image) == function(image).stride()
+
+
 OF_TWO: Sequence[Function] = [
     torch.add,
     torch.maximum,
