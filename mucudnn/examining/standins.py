@@ -1,11 +1,13 @@
 """The mode in which a model runs on tensors without values: what they stand for, and which there were."""
 
+import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -81,11 +83,9 @@ class StandIns(TorchDispatchMode):
     ) -> Any:
         """Run a function on stand-ins, or on tensors with values if it is given no other."""
         kwargs = kwargs or {}
-        if torch.is_inference_mode_enabled() and func.namespace == "aten":
-            with self:  # what is composed of others arrives in one piece there
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+        result = in_pieces(self, func, args, kwargs)
+        if result is not NotImplemented:
+            return result
         given = tensors_in((args, kwargs))
         if func is _ATEN.lift_fresh.default:  # of memory that was used before, maybe
             self._stale.difference_update(map(place_of, filter(is_plain, given)))
@@ -173,6 +173,24 @@ class StandIns(TorchDispatchMode):
         """Return the tensors without values that somebody still holds, but for those from before the pass."""
         held = (each() for each in self._watched)
         return [tensor for tensor in held if tensor is not None and self.has_none(tensor)]
+
+
+def in_pieces(mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function that is composed of others, which `mode` then sees; NotImplemented if it is none.
+
+    In inference mode such arrive in one piece. They are composed as in C++: a decomposition in Python, which
+    `func.decompose` prefers, may give other strides.
+    """
+    if not (torch.is_inference_mode_enabled() and _is_composed(func)):
+        return NotImplemented
+    with mode:
+        return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
+@functools.cache
+def _is_composed(func: Any) -> bool:
+    key = DispatchKey.CompositeImplicitAutograd.name
+    return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def _viewed(tensor: Tensor, result: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from mucudnn.convolutions.strides import layout_of
 from mucudnn.errors import NothingToTuneError, ProblemError, ValuesWarning, warn_user
 from mucudnn.examining.extraction import wanted_ops
 from mucudnn.examining.passes import CallArguments, examined, rejected, run_in_earnest, run_without_arithmetic
-from mucudnn.examining.standins import StandIns
+from mucudnn.examining.standins import StandIns, in_pieces
 from mucudnn.examining.undoing import clear_caches, forget
 from mucudnn.forecast import Occurrence
 from mucudnn.plan import ConvSite
@@ -154,12 +154,8 @@ class _Recorder(TorchDispatchMode):
         """Compute `func`, and note it if it is a convolution."""
         if func is _CONVOLUTION:
             return self._convolution(*args, **(kwargs or {}))
-        if torch.is_inference_mode_enabled():  # where what is composed of others arrives in one piece
-            with self:
-                result = func.decompose(*args, **(kwargs or {}))
-            if result is not NotImplemented:
-                return result
-        return func(*args, **(kwargs or {}))
+        result = in_pieces(self, func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
     def occurrences(self) -> tuple[Occurrence, ...]:
         """Return what was found: first the forward pass of a convolution, then its gradients."""
