@@ -33,8 +33,11 @@ _KEEPING = frozenset(
 )
 """Functions whose results are made like their input, before anything is computed."""
 
-_UNSAID = frozenset({_ATEN.hardswish.default})
+_UNMARKED = frozenset({_ATEN.floor_divide.default, _ATEN.hardswish.default})
 """Functions that compute element by element, though PyTorch does not mark them so."""
+
+_MADE_TENSORS = ("self", "other")
+"""Names of numbers of which functions like `add.Scalar` make tensors without axes."""
 
 _SCALAR: Strided = ((), ())
 
@@ -47,7 +50,7 @@ def elementwise_strides(
 ) -> tuple[int, ...] | None:
     """Return the strides of the result of a function that is called so, or None if it is no such one.
 
-    Some compute element by element, but make their results by rules of their own, as `masked_fill`.
+    Few compute element by element, but make their results by other rules, as `masked_fill`: not for these.
 
     Args:
         func: an operator of PyTorch's.
@@ -58,9 +61,10 @@ def elementwise_strides(
     if any(isinstance(each, Tensor) and each.layout is not torch.strided for each in args):
         return None
     if func in _KEEPING:
-        is_open = kwargs.get("memory_format") in (None, torch.preserve_format)
+        if kwargs.get("memory_format") not in (None, torch.preserve_format):
+            return None
         kept = _operand(args[0])
-        return kept[1] if is_open and _is_dense(kept, _outermost_first(kept)) else None
+        return kept[1] if _is_dense(kept, _outermost_first(kept)) else _by_order(shape, [kept])
     operands = _operands(func, args) if _is_elementwise(func) else []
     return (_by_looks(shape, operands) or _by_order(shape, operands)) if operands else None
 
@@ -70,17 +74,19 @@ def _is_elementwise(func: Any) -> bool:
     schema = func._schema
     makes_one = len(schema.returns) == 1 and not schema.is_mutable and schema.returns[0].alias_info is None
     is_marked = func.namespace == "aten" and torch.Tag.pointwise in func.tags
-    return makes_one and (is_marked or func in _UNSAID)
+    return makes_one and (is_marked or func in _UNMARKED)
 
 
 def _operands(func: Any, args: Sequence[Any]) -> list[Strided]:
     """Return the operands: tensors, and numbers that stand for such."""
     found = []
     for argument, value in zip(func._schema.arguments, args, strict=False):
-        is_other = func._overloadname == "Scalar" and argument.name == "other"  # of which one is made
         if isinstance(value, Tensor):
             found.append(_operand(value))
-        elif is_other or (isinstance(argument.type, torch.TensorType) and value is not None):
+        elif isinstance(argument.type, torch.TensorType):
+            if value is not None:
+                found.append(_SCALAR)
+        elif func._overloadname.startswith("Scalar") and argument.name in _MADE_TENSORS:
             found.append(_SCALAR)
     return found
 
@@ -130,7 +136,7 @@ def _spread(shape: tuple[int, ...], operand: Strided) -> tuple[int, ...]:
 
 
 def _compared(shape: tuple[int, ...], spread: Sequence[tuple[int, ...]], inner: int, outer: int) -> int:
-    """Return more than 0 if two axes must change places, less if they must not, and 0 if it is open."""
+    """Return more than 0 if two axes must change places, less if they must not, and 0 if either will do."""
     for strides in spread:
         if strides[inner] == 0 or strides[outer] == 0:
             continue

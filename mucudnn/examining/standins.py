@@ -38,6 +38,8 @@ _CONTIGUOUS_ON_CPU = frozenset(
 
 _LIKE_INPUT_ON_CPU = frozenset(
     {
+        _ATEN._upsample_nearest_exact2d.default,
+        _ATEN._upsample_nearest_exact3d.default,
         _ATEN.channel_shuffle.default,
         _ATEN.max_unpool2d.default,
         _ATEN.native_group_norm.default,
@@ -54,6 +56,9 @@ _LIKE_INPUT_ON_CPU = frozenset(
 """Functions whose results have the memory format that the strides of their input suggest."""
 
 _VIEWS = frozenset({_ATEN.view.default, _ATEN._unsafe_view.default})
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Channels last, by the number of axes."""
 
 _MOST_BYTES = 2**26
 """Of a tensor that is made of numbers alone: larger ones are noise or padding, and kept by nobody."""
@@ -190,7 +195,7 @@ def in_pieces(mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs:
 @functools.cache
 def _is_composed(func: Any) -> bool:
     key = DispatchKey.CompositeImplicitAutograd.name
-    return func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return func.namespace != "prim" and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def _viewed(tensor: Tensor, result: Tensor) -> Tensor:
@@ -217,13 +222,13 @@ def _order_of_result(func: object, args: tuple[Any, ...]) -> torch.memory_format
         if func in _LIKE_INPUT_ON_CPU:
             return suggest_memory_format(args[0])
         if func is _ATEN.native_batch_norm.default:
-            return _order_of_all(args[0])
+            return _order_of_batch_norm(args[0])
     return None
 
 
-def _order_of_all(tensor: Tensor) -> torch.memory_format:
-    """Return the first memory format in which all elements of a tensor lie; contiguous if there is none."""
-    orders = {4: torch.channels_last, 5: torch.channels_last_3d}
-    order = orders.get(tensor.dim(), torch.contiguous_format)
-    is_last = not tensor.is_contiguous() and tensor.is_contiguous(memory_format=order)
-    return order if is_last else torch.contiguous_format
+def _order_of_batch_norm(tensor: Tensor) -> torch.memory_format:
+    """Return the memory format of what batch norm makes of a tensor; of one channel it is contiguous."""
+    last = _LAST.get(tensor.dim(), torch.contiguous_format)
+    if tensor.is_contiguous():
+        return torch.contiguous_format
+    return last if tensor.is_contiguous(memory_format=last) else suggest_memory_format(tensor)

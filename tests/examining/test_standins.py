@@ -39,6 +39,9 @@ def images_of(rank: int) -> list[Tensor]:
         one_channel,
         one_channel.as_strided(one_channel.shape, (elements, 1, *one_channel.stride()[2:])),
         several[..., 1:],
+        several.contiguous(memory_format=order)[:, 1:],
+        several.contiguous(memory_format=order)[:, :1],
+        several.contiguous(memory_format=order)[..., 1:],
     ]
 
 
@@ -55,6 +58,7 @@ OF_ANY_RANK: dict[str, Function] = {
     "concatenate": lambda image: torch.cat([image, image], 1),
     "contiguous": torch.Tensor.contiguous,
     "dropout": F.dropout,
+    "divide to a whole number": lambda image: image // 2,
     "flip": lambda image: image.flip(-1),
     "gelu": F.gelu,
     "glu": lambda image: F.glu(torch.cat([image, image], 1), 1),
@@ -70,10 +74,12 @@ OF_ANY_RANK: dict[str, Function] = {
     "power": lambda image: 2**image,
     "prelu": lambda image: F.prelu(image, torch.ones(1)),
     "relu": F.relu,
+    "remainder of a number": lambda image: torch.remainder(2, image),
     "softmax": lambda image: image.softmax(1),
     "square": lambda image: image**2,
     "tokens": lambda image: image.flatten(2).mT.contiguous().mT.reshape(image.shape),
     "upsample": lambda image: F.interpolate(image, scale_factor=2),
+    "upsample exactly": lambda image: F.interpolate(image, scale_factor=2, mode="nearest-exact"),
     "where": lambda image: torch.where(image > 0, image, 0.0),
     "zeros like": torch.zeros_like,
 }

@@ -222,6 +222,22 @@ def test_in_inference_mode_convolutions_are_found_too() -> None:
     assert found[0].problem.input_size == (9,)
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_convolutions_inside_of_composed_operators_are_found(*, is_inference: bool) -> None:
+    class Composed(nn.Module):
+        def forward(self, image: Tensor) -> Tensor:
+            result: Tensor = torch.ops.mucudnn_tests.convolve(image, torch.zeros(4, 3, 3, 3))
+            return result
+
+    with torch.library._scoped_library("mucudnn_tests", "DEF") as library:
+        library.define("convolve(Tensor image, Tensor weight) -> Tensor")
+        library.impl("convolve", torch.conv2d, "CompositeImplicitAutograd")
+        with torch.inference_mode(is_inference):
+            (found,) = trace(Composed().eval(), a_batch())
+
+    assert found.problem.filter_shape == (4, 3, 3, 3)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_convolutions_have_their_gradients(reentrant: bool) -> None:
     model = a_chain()
