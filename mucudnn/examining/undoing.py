@@ -49,25 +49,26 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Names of attributes, such as that of its parameters."""
 
 
+_TABLES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
+"""Names of those that are dictionaries: of parameters, buffers, parts, and of hooks of every kind."""
+
+
 class _FormerModule(NamedTuple):
     """What a module was made of."""
 
     module: nn.Module
     attributes: dict[str, Any]
-    parameters: dict[str, Any]
-    buffers: dict[str, Any]
-    parts: dict[str, Any]
+    tables: dict[str, dict[Any, Any]]
     unsaved: set[str]
 
     @classmethod
     def of(cls, module: nn.Module) -> "_FormerModule":
         """Return what it is made of."""
+        attributes = dict(module.__dict__)
         return cls(
             module,
-            dict(module.__dict__),
-            dict(module._parameters),
-            dict(module._buffers),
-            dict(module._modules),
+            attributes,
+            {name: dict(attributes[name]) for name in _TABLES if name in attributes},
             {*module._non_persistent_buffers_set},
         )
 
@@ -79,9 +80,8 @@ class _FormerModule(NamedTuple):
     def put_back(self) -> None:
         """Have it be made of that again."""
         _replace(self.module.__dict__, self.attributes)
-        _replace(self.module._parameters, self.parameters)
-        _replace(self.module._buffers, self.buffers)
-        _replace(self.module._modules, self.parts)
+        for name, table in self.tables.items():
+            _replace(self.attributes[name], table)
         self.module._non_persistent_buffers_set.intersection_update(self.unsaved)
         self.module._non_persistent_buffers_set.update(self.unsaved)
 

@@ -1,6 +1,7 @@
 """What models keep of a pass, anywhere, has values afterwards, or is forgotten."""
 
 import collections
+import copy
 import functools
 import gc
 import random
@@ -403,3 +404,41 @@ def test_the_order_of_what_came_last_is_put_back() -> None:
     extract(model, torch.randn(2, 3, 4, 4))
 
     assert [*model.sizes.items()] == [(torch.Size([number]), number) for number in range(3)]
+
+
+class Hooking(nn.Module):
+    """Registers hooks in its first call, once, and drops one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.once = self.conv.register_forward_pre_hook(lambda *_: None)
+        self.is_ready = False
+
+    def forward(self, image: Tensor) -> Tensor:
+        if not self.is_ready:
+            self.once.remove()
+            self.conv.register_forward_hook(lambda _module, _inputs, result: result * 2, always_call=True)
+            self.conv.register_full_backward_hook(lambda *_: None)
+            self.conv.register_state_dict_post_hook(lambda *_: None)
+            self.is_ready = True
+        result: Tensor = self.conv(image)
+        return result
+
+
+@pytest.mark.parametrize("wants_values", [False, True])
+def test_hooks_of_a_first_call_are_those_of_the_call_that_follows(*, wants_values: bool) -> None:
+    model, image = Hooking(), torch.rand(2, 3, 8, 8)
+    twin = copy.deepcopy(model)
+    if wants_values:
+        model.register_forward_hook(lambda _module, _inputs, result: result.max().item() and None)
+
+    extract(model, image)
+
+    assert len(model.conv._forward_pre_hooks) == 1
+    added = model.conv._forward_hooks, model.conv._backward_hooks, model.conv._state_dict_hooks
+    assert added == ({}, {}, {})
+    model(image)
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(model(image), twin(image))
+    assert (len(model.conv._forward_hooks), len(model.conv._forward_pre_hooks)) == (1, 0)
