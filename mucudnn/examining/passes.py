@@ -22,9 +22,9 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from mucudnn.convolutions.modules import home_of
 from mucudnn.errors import SampleError
-from mucudnn.examining.standins import StandIns
+from mucudnn.examining.standins import StandIns, in_mode_of
 from mucudnn.examining.undoing import clear_caches, forget, left_as_they_were, random_state_kept
-from mucudnn.examining.writes import Writes, tensors_in
+from mucudnn.examining.writes import Writes, is_plain, tensors_in
 from mucudnn.locks import ForkSafeLock
 
 _NOTHING = contextlib.nullcontext()
@@ -175,17 +175,24 @@ def _run_on(
         _uncompiled(),
         _quietly(),
         _uncached(),
-        _in_mode_of(model) as is_differentiated,
+        in_mode_of(model) as is_differentiated,
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
         home = home_of(model)
         state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         fakes: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in state.items()}
-        args, kwargs = tree_map_only(
-            Tensor,
-            lambda tensor: _empty_like(tensor, home) if tensor.is_meta else mode.from_tensor(tensor),
-            (sample.args, sample.kwargs),
-        )
+        made: dict[int, Tensor] = {}
+
+        def stand_in(tensor: Tensor) -> Tensor:
+            if tensor.is_meta:
+                return _empty_like(tensor, home)
+            if torch.is_inference_mode_enabled() or not (tensor.is_inference() and is_plain(tensor)):
+                return mode.from_tensor(tensor)
+            if id(tensor) not in made:  # what is made of those of inference mode is seen in one piece, too
+                made[id(tensor)] = _empty_like(tensor, tensor.device)
+            return made[id(tensor)]
+
+        args, kwargs = tree_map_only(Tensor, stand_in, (sample.args, sample.kwargs))
         stand_ins.watch((fakes, args, kwargs))
         with (
             torch.set_grad_enabled(is_differentiated),
@@ -195,14 +202,6 @@ def _run_on(
             under,
         ):
             functional_call(model, fakes, args, kwargs)
-
-
-@contextlib.contextmanager
-def _in_mode_of(model: nn.Module) -> Iterator[bool]:
-    """Yield whether a model is differentiated: in training it is, in inference mode too, which ends here."""
-    is_differentiated = model.training or torch.is_grad_enabled()
-    with torch.inference_mode(torch.is_inference_mode_enabled() and not model.training):
-        yield is_differentiated
 
 
 def unhooked() -> contextlib.AbstractContextManager[object]:
@@ -298,7 +297,7 @@ def run_in_earnest(
         _uncompiled(),
         _written_to(model.modules()) as writes,
         random_state_kept(model),
-        _in_mode_of(model) as is_differentiated,
+        in_mode_of(model) as is_differentiated,
         torch.set_grad_enabled(is_differentiated),
         unhooked(),
         _with_gradients_seen(),

@@ -1,12 +1,14 @@
 """The mode in which a model runs on tensors without values: what they stand for, and which there were."""
 
+import contextlib
 import functools
+import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DispatchKey
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -178,6 +180,19 @@ class StandIns(TorchDispatchMode):
         """Return the tensors without values that somebody still holds, but for those from before the pass."""
         held = (each() for each in self._watched)
         return [tensor for tensor in held if tensor is not None and self.has_none(tensor)]
+
+
+@contextlib.contextmanager
+def in_mode_of(model: nn.Module) -> Iterator[bool]:
+    """Yield whether a model is differentiated: in training it is, in inference mode too, which ends here.
+
+    It goes on for models of tensors made in it: though autocast does not see what functions are composed of.
+    """
+    is_differentiated = model.training or torch.is_grad_enabled()
+    is_evaluated = torch.is_inference_mode_enabled() and not model.training
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    with torch.inference_mode(is_evaluated and any(tensor.is_inference() for tensor in tensors)):
+        yield is_differentiated
 
 
 def in_pieces(mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

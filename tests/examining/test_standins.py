@@ -2,13 +2,15 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
+from mucudnn.examining.extraction import extract
 from mucudnn.examining.standins import StandIns
 
 Function = Callable[..., Tensor]
@@ -140,3 +142,27 @@ def test_strides_of_two_operands_are_those_of_what_is_computed(seed: int) -> Non
         found = strides_of_stand_ins(function, *images)
 
         assert found == function(*images).stride(), [(image.shape, image.stride()) for image in images]
+
+
+class Einsum(nn.Module):
+    """A convolution whose result, in autocast's type, meets a parameter in another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.mix = nn.Parameter(torch.rand(5, 4))
+        self.last = nn.Conv2d(5, 4, 3)
+
+    def forward(self, image: Tensor) -> Tensor:
+        result: Tensor = self.last(torch.einsum("bchw,dc->bdhw", self.conv(image), self.mix))
+        return result
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_autocast_sees_what_functions_are_composed_of(mode: Callable[[], Any]) -> None:
+    model = Einsum().eval()
+
+    with mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        calls = extract(model, torch.rand(2, 3, 9, 9)).calls
+
+    assert [call.problem.dtype for call in calls] == ["bfloat16", "bfloat16"]
