@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from mucudnn.convolutions.modules import home_of
 from mucudnn.errors import SampleError
-from mucudnn.examining.standins import StandIns, in_mode_of
+from mucudnn.examining.standins import StandIns, in_mode_of, out_of_inference_mode
 from mucudnn.examining.undoing import clear_caches, forget, left_as_they_were, random_state_kept
 from mucudnn.examining.writes import Writes, is_plain, tensors_in
 from mucudnn.locks import ForkSafeLock
@@ -176,6 +176,7 @@ def _run_on(
         _quietly(),
         _uncached(),
         in_mode_of(model) as is_differentiated,
+        out_of_inference_mode(model),
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
     ):
         home = home_of(model)

@@ -184,15 +184,20 @@ class StandIns(TorchDispatchMode):
 
 @contextlib.contextmanager
 def in_mode_of(model: nn.Module) -> Iterator[bool]:
-    """Yield whether a model is differentiated: in training it is, in inference mode too, which ends here.
-
-    It goes on for models of tensors made in it: though autocast does not see what functions are composed of.
-    """
+    """Yield whether a model is differentiated: in training it is, in inference mode too, which ends here."""
     is_differentiated = model.training or torch.is_grad_enabled()
-    is_evaluated = torch.is_inference_mode_enabled() and not model.training
-    tensors = itertools.chain(model.parameters(), model.buffers())
-    with torch.inference_mode(is_evaluated and any(tensor.is_inference() for tensor in tensors)):
+    with torch.inference_mode(torch.is_inference_mode_enabled() and not model.training):
         yield is_differentiated
+
+
+def out_of_inference_mode(model: nn.Module) -> torch.inference_mode:
+    """Return a context out of inference mode, unless the model has tensors that were made in it.
+
+    What is composed of several functions reaches modes in one piece there, and autocast sees none of those.
+    """
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    has_its_own = any(tensor.is_inference() for tensor in tensors)
+    return torch.inference_mode(torch.is_inference_mode_enabled() and has_its_own)
 
 
 def in_pieces(mode: TorchDispatchMode, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

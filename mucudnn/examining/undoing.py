@@ -48,7 +48,6 @@ _ITEMS: Mapping[type, Callable[[Any], Iterable[object]]] = {
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Names of attributes, such as that of its parameters."""
 
-
 _TABLES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
 """Names of those that are dictionaries: of parameters, buffers, parts, and of hooks of every kind."""
 

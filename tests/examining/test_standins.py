@@ -144,6 +144,31 @@ def test_strides_of_two_operands_are_those_of_what_is_computed(seed: int) -> Non
         assert found == function(*images).stride(), [(image.shape, image.stride()) for image in images]
 
 
+class Counting(nn.Module):
+    """Keeps a tensor of its first call, which is no buffer, and writes to it in later calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.count: Tensor | None = None
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.count = image.new_zeros(1) if self.count is None else self.count.add_(1)
+        result: Tensor = self.conv(image + self.count)
+        return result
+
+
+def test_what_was_kept_in_inference_mode_may_be_written_to_in_it() -> None:
+    model, image = Counting().eval(), torch.rand(2, 3, 9, 9)
+
+    with torch.inference_mode():
+        model(image)
+        calls = extract(model, image).calls
+
+    assert [call.path for call in calls] == ["conv"]
+    assert model.count == 0
+
+
 class Einsum(nn.Module):
     """A convolution whose result, in autocast's type, meets a parameter in another one."""
 
