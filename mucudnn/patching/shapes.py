@@ -166,11 +166,15 @@ class TunedShapes:
             self.tell(*self._why_unserved(problem))
             return None
         number = min(served)[-1]
-        try:
-            return self._divided(backend, number, self._variants[number], problem)
-        except BackendError as error:
-            self.tell(Reason.PARTS, f"cannot be divided here ({error})")
-            return None
+        variant = self._variants[number]
+        failures = []
+        for form in dict.fromkeys((problem, _as_tuned(problem, variant))):
+            try:
+                return self._divided(backend, number, variant, form)
+            except BackendError as error:
+                failures.append(error)
+        self.tell(Reason.PARTS, f"cannot be divided here ({failures[0]})")
+        return None
 
     def is_own_when_frozen(self, problem: ConvProblem) -> bool:
         """Return whether graphs that are frozen hold PyTorch's own convolution of a problem.
@@ -261,6 +265,15 @@ def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
     has_layout = math.prod(problem.input_size) > 1 or math.prod(problem.output_size) > 1
     layout = tuned.layout if has_layout else problem.layout
     return dataclasses.replace(tuned, batch=problem.batch, layout=layout) == problem
+
+
+def _as_tuned(problem: ConvProblem, variant: Variant) -> ConvProblem:
+    """Return a problem in the tuned layout, where it has another one: of single pixels both are the same.
+
+    An algorithm may compute that only, as im2col does of several groups. Results then have its strides, of
+    lengths of 1.
+    """
+    return dataclasses.replace(problem, layout=variant.problem.layout)
 
 
 def _in_form_of(pattern: ConvProblem, problem: ConvProblem) -> ConvProblem:

@@ -245,6 +245,19 @@ def test_another_bias_than_the_tuned_one_is_told(is_tuned: bool) -> None:
     assert torch.equal(result, twin(images))
 
 
+def test_single_pixels_are_divided_in_either_layout_by_what_was_tuned_in_one() -> None:
+    pixels = torch.randn(8, 6, 1, 1, dtype=torch.float64)
+    model, twin = twins_of(lambda: nn.Sequential(nn.Conv2d(6, 6, 1, groups=6)), pixels)  # im2col has one only
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntunedWarning)
+        result = model(pixels.as_strided(pixels.shape, (6, 1, 6, 6)))
+        result.sum().backward()
+
+    assert "cpu:im2col" in algorithms_of(plan_of(model))
+    torch.testing.assert_close(result, twin(pixels))
+
+
 def test_copies_of_single_modules_tell_once_for_all_of_them() -> None:
     images, layers = images_of(), [nn.Conv2d(3, 3, 3, bias=False), nn.BatchNorm2d(3)]
     model, twin = twins_of(lambda: nn.Sequential(*copy.deepcopy(layers), *copy.deepcopy(layers)), images)
