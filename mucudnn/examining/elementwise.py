@@ -53,8 +53,8 @@ def elementwise_strides(
     Few compute element by element, but make their results by other rules, as `masked_fill`: not for these.
 
     Args:
-        func: an operator of PyTorch's.
-        args: its arguments by position.
+        func: an operator of PyTorch's, as a dispatch mode sees it.
+        args: its arguments by position, all operands among them.
         kwargs: those by name.
         shape: of its result.
     """

@@ -185,11 +185,12 @@ def _run_on(
         made: dict[int, Tensor] = {}
 
         def stand_in(tensor: Tensor) -> Tensor:
+            """Return the stand-in of a tensor; of one of inference mode, one as if it was made outside."""
             if tensor.is_meta:
                 return _empty_like(tensor, home)
             if torch.is_inference_mode_enabled() or not (tensor.is_inference() and is_plain(tensor)):
                 return mode.from_tensor(tensor)
-            if id(tensor) not in made:  # what is made of those of inference mode is seen in one piece, too
+            if id(tensor) not in made:  # a tensor that is passed twice stays one
                 made[id(tensor)] = _empty_like(tensor, tensor.device)
             return made[id(tensor)]
 

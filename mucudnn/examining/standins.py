@@ -37,6 +37,7 @@ _CONTIGUOUS_ON_CPU = frozenset(
         _ATEN.rrelu_with_noise.default,
     }
 )
+"""Functions whose results are so on processors."""
 
 _LIKE_INPUT_ON_CPU = frozenset(
     {
