@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 DYING_S = 5.0
@@ -14,6 +15,9 @@ DYING_S = 5.0
 
 _CONCLUDING_S = 30.0
 """That a command has to write what it found, after an interrupt."""
+
+_LOOK_S = 0.02
+"""Between looks at whether processes have ended."""
 
 
 @contextlib.contextmanager
@@ -26,7 +30,7 @@ def ended_if_it_hangs(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def status_of(command: Sequence[str], seconds: float | None) -> int:
+def status_of(command: Sequence[str], seconds: float | None, concluding_s: float = 0.0) -> int:
     """Return the exit status of a command; one that has not ended by then is killed, and has failed.
 
     With it all processes are killed that it has begun: on a card they would go on beside what comes next.
@@ -34,11 +38,14 @@ def status_of(command: Sequence[str], seconds: float | None) -> int:
     Args:
         command: with its arguments.
         seconds: that it may take; None for whatever it takes.
+        concluding_s: that it, and what it has begun, then have after an interrupt, to write what they found.
     """
     child = subprocess.Popen(command)
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired as error:
+        if concluding_s:
+            _interrupt(child, concluding_s)
         _kill(child)
         print(f"Killed: it had not ended after {error.timeout:.0f} s.", file=sys.stderr)
         return 1
@@ -49,18 +56,44 @@ def status_of(command: Sequence[str], seconds: float | None) -> int:
         raise
 
 
+def _interrupt(child: "subprocess.Popen[bytes]", concluding_s: float) -> None:
+    """Interrupt a process and those that it has begun, and wait for it so long."""
+    _send(signal.SIGINT, [child.pid, *_begun_by(child.pid)])
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(concluding_s)
+
+
 def _kill(child: "subprocess.Popen[bytes]") -> None:
     """Kill a process, then those that it has begun and that are left: it begins no others for them.
 
     One that a driver does not let go is waited for no longer than others take.
     """
-    begun = _begun_by(child.pid)
+    end_s, begun = time.monotonic() + DYING_S, _begun_by(child.pid)
     child.kill()
-    for pid in begun:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    _send(signal.SIGKILL, begun)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(DYING_S)
+    while any(map(_is_running, begun)) and time.monotonic() < end_s:
+        time.sleep(_LOOK_S)
+
+
+def _send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _is_running(pid: int) -> bool:
+    """Return whether a process is there, and has not ended unseen by whoever takes in orphans."""
+    try:
+        return _fields(Path(f"/proc/{pid}/stat"))[0] != "Z"
+    except OSError:
+        return False
+
+
+def _fields(path: Path) -> list[str]:
+    """Return what the system tells of a process after its name: state, parent and more."""
+    return path.read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _begun_by(pid: int) -> set[int]:
@@ -68,9 +101,7 @@ def _begun_by(pid: int) -> set[int]:
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            parents[int(path.parent.name)] = int(
-                path.read_text(errors="replace").rpartition(")")[2].split()[1]
-            )
+            parents[int(path.parent.name)] = int(_fields(path)[1])
     found = {pid}
     while more := {each for each, parent in parents.items() if parent in found} - found:
         found |= more

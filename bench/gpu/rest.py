@@ -9,6 +9,7 @@ anywhere.
 """
 
 import argparse
+import functools
 import shlex
 import shutil
 import sys
@@ -42,7 +43,7 @@ _SECONDS = 480.0
 _AROUND_S = 25.0
 """That a program takes beside its time: it imports torch before it, and after it ends what it has begun."""
 
-_PROCESS_S = 20.0
+_PROCESS_S = 25.0
 """More of that, where a process of the program's own imports torch once more and examines the networks."""
 
 _PACKING_S = 5.0
@@ -50,6 +51,9 @@ _PACKING_S = 5.0
 
 _PATIENCE_S = 45.0
 """By how much a program may pass its time, and that of processes of its own, before it is killed."""
+
+_CONCLUDING_S = 5.0
+"""That it has before, after an interrupt, to say what it was stopped in: that is tried again."""
 
 _CASE_S, _LARGE_CASE_S = 60, 90
 """Seconds after which a case of layers is taken to hang, and one of a large mini-batch."""
@@ -82,8 +86,8 @@ class Errand(NamedTuple):
         return min(left_s - around_s, self.most_s)
 
     def timeout_s(self, left_s: float) -> float:
-        """Return after how many seconds it is killed then: when nothing is left, if not before."""
-        return min(left_s - DYING_S, self.seconds(left_s) + self.processes_s + _PATIENCE_S)
+        """Return after how many seconds it is stopped then: when nothing is left, if not before."""
+        return min(left_s - _CONCLUDING_S - DYING_S, self.seconds(left_s) + self.processes_s + _PATIENCE_S)
 
     def command(self, left_s: float, output: Path | None = None) -> list[str]:
         """Return how it is run then, and whereto its results go if that is said."""
@@ -92,11 +96,11 @@ class Errand(NamedTuple):
             given += ["--output", str(output)]
         return [sys.executable, "-m", self.program, *self.arguments, *given]
 
-    def is_shown(self, held: "Held", *, controlled: bool = True) -> bool:
+    def is_shown(self, held: "Held") -> bool:
         """Return whether lines hold all of it, steps with all controls; nobody knows of plans."""
         if self.program == "bench.gpu.steps":
             network, setting, limit = self.arguments[1::2]
-            return held.steps([network], [setting], [limit], controlled=controlled)
+            return held.steps([network], [setting], [limit])
         return self.program == "bench.gpu.layer_run" and held.layers(self.arguments)
 
 
@@ -134,16 +138,16 @@ _CLIFFS = ["cliffs/dw7x7", "cliffs/rn50_c1", "cliffs/grp32", "cliffs/conv3d"]
 _LARGE = ["vgg16_b512/conv[123]_2", "resnet18_b512/stage1.0.first.conv", "resnet18_b512/stage2.0.second.conv"]
 
 ERRANDS: tuple[Errand, ...] = (
-    _steps("resnet18", "float32-nchw", 70.0, 150.0),
-    _layers("DeepBench's list in strict float32, contiguous", _DEEPBENCH, ["float32-nchw"], 200.0),
-    _steps("resnet18", "tf32-nchw", 80.0, 110.0, "8MiB"),
     _steps("resnet18", "bfloat16-nhwc", 90.0, 110.0, "8MiB"),
-    _layers("DeepBench's list in TF32, channels_last", _DEEPBENCH, ["tf32-nhwc"], 240.0),
-    _steps("alexnet", "tf32-nchw", 60.0, 80.0),
-    _steps("resnet50", "bfloat16-nhwc", 170.0, 240.0),
+    _layers("DeepBench's list in strict float32, contiguous", _DEEPBENCH, ["float32-nchw"], 200.0),
     _layers("cliffs", _CLIFFS, ["float32-nchw", "bfloat16-nhwc"], 90.0),
     _steps("unet3d", "tf32-nchw", 90.0, 150.0),
     _steps("vgg16", "float32-nchw", 150.0, 240.0),
+    _layers("DeepBench's list in TF32, channels_last", _DEEPBENCH, ["tf32-nhwc"], 240.0),
+    _steps("resnet50", "bfloat16-nhwc", 170.0, 240.0),
+    _steps("resnet18", "float32-nchw", 70.0, 150.0),
+    _steps("resnet18", "tf32-nchw", 80.0, 110.0, "8MiB"),
+    _steps("alexnet", "tf32-nchw", 60.0, 80.0),
     _layers("DeepBench's list in strict float32, channels_last", _DEEPBENCH, ["float32-nhwc"], 240.0),
     _layers("cliffs in bfloat16, contiguous", _CLIFFS, ["bfloat16-nchw"], 60.0),
     _record("resnet50", "bfloat16-nhwc", 60.0),
@@ -157,21 +161,18 @@ ERRANDS: tuple[Errand, ...] = (
     _record("vgg16", "float32-nchw", 200.0),
     _record("densenet40", "bfloat16-nhwc", 300.0),
 )  # fmt: skip
-"""By what each tells in its time: first what told most on the H200, to compare other cards with it."""
+"""By what each tells in its time: what lost most on the H200, what tells cards apart, what none has shown."""
 
 
 def unshown(errands: Sequence[Errand], held: "Held") -> list[Errand]:
-    """Return the errands that are left, and tell of those that are not.
-
-    Steps that are known without all controls come last.
-    """
+    """Return the errands that are left, in their order, and tell of those that are not."""
     left = []
     for errand in errands:
         if errand.is_shown(held):
             print(f"Known: {errand.about}.")
         else:
             left.append(errand)
-    return sorted(left, key=lambda errand: errand.is_shown(held, controlled=False))
+    return left
 
 
 def run(
@@ -186,7 +187,7 @@ def run(
     Args:
         errands: what is to be shown.
         left_s: seconds for all of them.
-        call: runs a command, kills it after so many seconds, and returns its status.
+        call: runs a command, stops it after so many seconds, and returns its status.
         output: folder of results; None for that of the card.
         clock: seconds.
     """
@@ -315,9 +316,9 @@ def _run_unshown(folder: Path | None, end_s: float) -> int:
     elif folder is None:
         take_up(_RESULTS / card, output)
     print(f"Results are added to {output}.")
-    left = unshown(ERRANDS, Held(output))
+    left, call = unshown(ERRANDS, Held(output)), functools.partial(status_of, concluding_s=_CONCLUDING_S)
     try:
-        return run(left, end_s - _PACKING_S - time.monotonic(), status_of, output)
+        return run(left, end_s - _PACKING_S - time.monotonic(), call, output)
     finally:
         pack(folder_of(torch.device("cuda")), _PROFILES / card)
         print(f"Summaries, anywhere: python -m bench.gpu.layer_run --retell {output}")

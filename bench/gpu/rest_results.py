@@ -78,20 +78,10 @@ class Held:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def steps(
-        self,
-        networks: Sequence[str],
-        settings: Sequence[str],
-        limits: Sequence[str],
-        *,
-        controlled: bool = True,
-    ) -> bool:
-        """Return whether all training steps are known to their end; `bench.gpu.steps` has these options.
-
-        `controlled` asks whether they are so with all controls.
-        """
+    def steps(self, networks: Sequence[str], settings: Sequence[str], limits: Sequence[str]) -> bool:
+        """Return whether all training steps are known to their end; `bench.gpu.steps` has these options."""
         asked = itertools.product(chosen(networks, NETWORKS), chosen(settings, SETTINGS), limits)
-        return self._trials(controlled) >= {
+        return self._trials() >= {
             (network_of(workload), setting.name, parse_bytes(limit)) for workload, setting, limit in asked
         }
 
@@ -103,8 +93,8 @@ class Held:
         return {each.case for each in asked} <= self._cases(stem_of(options.policy), limits)
 
     @functools.cache  # noqa: B019  # it lives as long as its process
-    def _trials(self, controlled: bool) -> set[Key]:
-        return known(self._folder, controlled=controlled)
+    def _trials(self) -> set[Key]:
+        return known(self._folder)
 
     @functools.cache  # noqa: B019  # it lives as long as its process
     def _cases(self, stem: str, limits: frozenset[int]) -> set[Case]:

@@ -33,22 +33,17 @@ def read(path: Path) -> list[Row]:
     return [row for rows in _trials(path).values() for row in _paid(rows)]
 
 
-def known(folder: Path, *, controlled: bool = True) -> set[Key]:
-    """Return the trials that a folder's lines hold to their end.
+def known(folder: Path) -> set[Key]:
+    """Return the trials that a folder's lines hold to their end, with all controls, which early ones lack.
 
-    By whatever card and libraries: a folder is of one card.
-
-    Args:
-        folder: of results.
-        controlled: whether only those that have all controls, which early ones lack.
+    By whatever card and libraries: a folder is of one card. A step that no graph holds ends its trial, too.
 
     Raises:
         ValueError: a line has other values than a row.
     """
     path = folder / LINES
     trials = _trials(path) if path.exists() else {}
-    needed = {DIVIDED + IN_GRAPH, EQUAL, APART} if controlled else {DIVIDED + IN_GRAPH}
-    return {key for key, rows in trials.items() if needed <= _timed(rows)}
+    return {key for key, rows in trials.items() if {EQUAL, APART} <= _timed(rows) and _has_ended(rows)}
 
 
 def environments(folder: Path) -> Iterator[Environment]:
@@ -91,6 +86,12 @@ def _key(row: Row) -> Key:
 def _timed(rows: Iterable[Row]) -> set[str]:
     """Return the ways that have a time; the last one of a trial is the divided one in a graph."""
     return {row.way for row in rows if isinstance(row, StepRow) and row.time is not None}
+
+
+def _has_ended(rows: Iterable[Row]) -> bool:
+    """Return whether the last way of a trial has been tried."""
+    last = (row for row in rows if isinstance(row, StepRow) and row.way == DIVIDED + IN_GRAPH)
+    return any(row.time is not None or row.failure is not None for row in last)
 
 
 def retell(folder: Path) -> Path:

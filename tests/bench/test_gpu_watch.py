@@ -120,17 +120,42 @@ def test_a_command_that_is_interrupted_concludes(tmp_path: Path) -> None:
     assert (tmp_path / "done").exists()
 
 
-def test_what_a_killed_command_has_begun_is_killed_too(tmp_path: Path) -> None:
-    grandchild = "import pathlib, os, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"
-    command = [sys.executable, "-c", f"import os; os.chdir({str(tmp_path)!r}); {child}"]
+def begins_another(folder: Path, grandchild: str) -> list[str]:
+    """Return the command of a process in a folder, which begins another one and waits for it."""
+    noted = f"import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); {grandchild}"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {noted!r}])"
+    return [sys.executable, "-c", f"import os; os.chdir({str(folder)!r}); {child}"]
 
-    assert status_of(command, 3.0) == 1
 
-    end_s = time.monotonic() + 10.0
-    while _is_running(int((tmp_path / "pid").read_text())):
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+def test_what_a_killed_command_has_begun_has_ended_with_it(tmp_path: Path) -> None:
+    # Much memory goes back page by page: it is there after the process that began it has ended.
+    command = begins_another(tmp_path, "held = bytearray(os.urandom(1)) * 2**29; time.sleep(60)")
+
+    assert status_of(command, 5.0) == 1
+
+    assert not _is_running(int((tmp_path / "pid").read_text()))
+
+
+def test_a_command_that_is_stopped_and_what_it_has_begun_may_say_what_they_were_at(tmp_path: Path) -> None:
+    concluding = (
+        "import signal; "
+        "signal.signal(signal.SIGINT, lambda *_: (open('done', 'w').close(), os._exit(0))); "
+        "time.sleep(60)"
+    )
+    start_s = time.monotonic()
+
+    assert status_of(begins_another(tmp_path, concluding), 3.0, concluding_s=20.0) == 1
+
+    assert (tmp_path / "done").exists()
+    assert time.monotonic() - start_s < 20.0
+
+
+def test_a_command_that_does_not_heed_an_interrupt_is_killed(tmp_path: Path) -> None:
+    deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+
+    assert status_of(begins_another(tmp_path, deaf), 3.0, concluding_s=0.5) == 1
+
+    assert not _is_running(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is running still
