@@ -33,8 +33,8 @@ _KEEPING = frozenset(
 )
 """Functions whose results are made like their input, before anything is computed."""
 
-_UNMARKED = frozenset({_ATEN.floor_divide.default, _ATEN.hardswish.default})
-"""Functions that compute element by element, though PyTorch does not mark them so."""
+_UNMARKED = frozenset({_ATEN.floor_divide.default, _ATEN.hardswish.default, _ATEN.leaky_relu.default})
+"""Functions that compute element by element, though not all versions of PyTorch mark them so."""
 
 _MADE_TENSORS = ("self", "other")
 """Names of numbers of which functions like `add.Scalar` make tensors without axes."""
