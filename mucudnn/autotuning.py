@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
@@ -73,7 +74,10 @@ def _rank(image: object, weight: object) -> int:
     """
     if not isinstance(image, Tensor) or not isinstance(weight, Tensor):
         raise TypeError("The image and the weight must be tensors.")
-    return weight.dim() - 2
+    if type(weight) is Tensor or type(weight) is Parameter:
+        return weight.dim() - 2
+    with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to be asked
+        return weight.dim() - 2
 
 
 _READERS: dict[object, Callable[..., Call]] = {

@@ -62,8 +62,9 @@ def watcher(*tensors: Tensor | None) -> tuple[Reason, str] | None:
     computed.
     """
     present = [each for each in tensors if each is not None]
-    if any(not isinstance(each, Tensor) or each.is_meta for each in present):
-        return None
+    with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to be asked
+        if any(not isinstance(each, Tensor) or each.is_meta for each in present):
+            return None
     depth = torch._C._len_torch_dispatch_stack()
     if depth:
         mode = type(torch._C._get_dispatch_stack_at(depth - 1))
