@@ -20,7 +20,7 @@ from mucudnn.comparing.taking_back import taken_back
 from mucudnn.convolutions.modules import home_of
 from mucudnn.errors import OptionError
 from mucudnn.intervals import Verdict, median, rank_of_lower_end
-from mucudnn.patching.applying import noted, patched_modules, plan_of, unpatched
+from mucudnn.patching.applying import applied_plan, noted, patched_modules, plan_of, unpatched
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.progress import ProgressOption, Work, check_progress, progress_for
@@ -123,7 +123,7 @@ def compared(
 
     with progress_for(progress) as shown, neighbours.watched():
         warm = turns.take(run, range(_WARMUPS))  # in which shapes may be tuned when they are met
-        plan, layers = plan_of(model), patched_modules(model)
+        plan, layers = applied_plan(model), patched_modules(model)
         if rounds is None:
             rounds = _rounds_for(warm.before[-1].span_ns + warm.now[-1].span_ns) if layers else _FEWEST_ROUNDS
         work = Work(shown, dict.fromkeys(range(2 * rounds), 1.0))

@@ -8,7 +8,7 @@ model takes them along.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -23,7 +23,7 @@ from mucudnn.patching.patched import GraphServers, PatchedForward
 from mucudnn.patching.routing import NotingRouter
 from mucudnn.patching.shapes import Learn, TunedShapes, Variant
 from mucudnn.patching.suiting import backend_at_home, check_runnable, get_ready, suiting_module
-from mucudnn.plan import Assignment, Plan
+from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 
 _PLAN = "_mucudnn_plan"
@@ -34,6 +34,9 @@ _REPLICATE = "_replicate_for_data_parallel"
 
 _MOST_SHOWN = 200
 """Characters of what an error shows of a value that is none of the right kind."""
+
+_TAKEN_BACK = "it was restored, or patched with another plan, apart from the model"
+"""Why a site of a plan is none any more."""
 
 FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
@@ -93,7 +96,7 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
         modules[path].__dict__[method] = patched
         if method == "forward":  # which takes the weight from its module: a replica's is another one
             modules[path].__dict__[_REPLICATE] = _Replicating(modules[path], patched)
-    model.__dict__[_PLAN] = plan
+    model.__dict__[_PLAN] = _Patched(plan, frozenset(patches))
     return model
 
 
@@ -137,19 +140,49 @@ def restore(model: nn.Module) -> nn.Module:
 def plan_of(model: nn.Module) -> Plan:
     """Return the plan that `model` runs, with what was tuned when it was met.
 
+    A part of the model may have been restored, or patched with another plan, since: that is untouched there.
+
     Raises:
         PlanError: it runs none.
         OptionError: it is no module.
     """
+    found = _found(model)
+    running = _running(model, found)
+    return _with_learnt(_without(found.plan, found.paths - set(running)), running.values())
+
+
+def applied_plan(model: nn.Module) -> Plan:
+    """Return the plan that `model` was patched with, and what was tuned since, whatever parts of it run now.
+
+    Raises:
+        PlanError, OptionError: as of `plan_of`.
+    """
+    return _with_learnt(_found(model).plan, (patched for _, patched in _patches(model).values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Patched:
+    """What a model was patched with, and the paths of the modules that were."""
+
+    plan: Plan
+    paths: frozenset[str]
+
+
+def _found(model: nn.Module) -> _Patched:
+    """Return what a model was patched with; the errors are those of `plan_of`."""
     check_is_module(model)
-    plan = model.__dict__.get(_PLAN)
+    found = model.__dict__.get(_PLAN)
     if is_armed(model):
         raise PlanError("The model must have been called to be tuned, but it still waits for its first call.")
-    if not isinstance(plan, Plan):
+    if not isinstance(found, _Patched):
         raise PlanError(
             f"The model must have been patched by optimize or apply, but it runs no plan.{_inner(model)}"
         )
-    learnt = [variant for _, patched in _patches(model).values() for variant in patched.learnt]
+    return found
+
+
+def _with_learnt(plan: Plan, patches: Iterable[PatchedForward]) -> Plan:
+    learnt = [variant for patched in patches for variant in patched.learnt]
     if not learnt:
         return plan
     assignments = (assigned for variant in learnt for assigned in variant.assignments.values())
@@ -163,16 +196,54 @@ def plan_of(model: nn.Module) -> Plan:
     )
 
 
+def _running(model: nn.Module, found: _Patched) -> dict[str, PatchedForward]:
+    """Return what computes the modules that run what they were patched with, by their paths in the plan.
+
+    They may have others by now, where something has wrapped parts of the model.
+    """
+    planned: dict[str, dict[ConvSite, Assignment]] = {path: {} for path in found.paths}
+    for each in found.plan.assignments:
+        planned.get(each.site.path, {})[each.site] = each
+    running = {}
+    for _, patched in _patches(model).values():
+        runs = {each.site: each for each in patched.planned}
+        path = next(iter(runs)).path
+        if planned.get(path) == runs:
+            running[path] = patched
+    return running
+
+
+def _without(plan: Plan, paths: Collection[str]) -> Plan:
+    """Return the plan without the sites of some modules.
+
+    Raises:
+        PlanError: there are no others.
+    """
+    if not paths:
+        return plan
+    assignments = tuple(each for each in plan.assignments if each.site.path not in paths)
+    if not assignments:
+        raise PlanError(f"The model must run a plan, but of each convolution of its plan: {_TAKEN_BACK}.")
+    return dataclasses.replace(
+        plan,
+        assignments=assignments,
+        calls=tuple(each for each in plan.calls if each.path not in paths),
+        frozen=tuple(each for each in plan.frozen if each.path not in paths),
+        untouched=(*plan.untouched, *((path, _TAKEN_BACK) for path in sorted(paths))),
+        transposed=tuple(path for path in plan.transposed if path not in paths),
+    )
+
+
 def _inner(model: nn.Module) -> str:
     """Return a hint, if a part of the model runs a plan, or waits to, such as what a wrapper has wrapped.
 
-    Or if it was made of a patched model's modules, as torch.fx makes one.
+    Or if it is a part of a patched model, or was made of its modules, as torch.fx makes one.
     """
     for path, module in model.named_modules():
         if _PLAN in module.__dict__ or is_armed(module):
             return f" Its part {path!r} was: ask for the plan of that."
     if patched_modules(model):
-        return " Its convolutions were, in another model, of which it was made: ask for the plan of that."
+        return " Its convolutions were, as those of another model: ask for the plan of that."
     return ""
 
 

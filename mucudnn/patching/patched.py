@@ -15,6 +15,7 @@ from mucudnn.examining.passes import is_examining
 from mucudnn.patching.compiling import GraphServer, in_graph
 from mucudnn.patching.routing import NotingRouter, Router
 from mucudnn.patching.shapes import TunedShapes, Variant
+from mucudnn.plan import Assignment
 
 
 class GraphServers:
@@ -85,6 +86,11 @@ class PatchedForward:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._build()
+
+    @property
+    def planned(self) -> Iterator[Assignment]:
+        """What runs here by the plan that the module was patched with."""
+        return (each for variant in self._shapes.planned for each in variant.assignments.values())
 
     @property
     def learnt(self) -> Sequence[Variant]:

@@ -101,6 +101,11 @@ class TunedShapes:
         return self._memory.environment.backend
 
     @property
+    def planned(self) -> Sequence[Variant]:
+        """What was tuned before the module was patched."""
+        return self._variants[: self._planned]
+
+    @property
     def learnt(self) -> Sequence[Variant]:
         """What was tuned since the module was patched."""
         return self._variants[self._planned :]

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.errors import PlanError, PlanMismatchError
-from mucudnn.patching.applying import apply, plan_of, restore
+from mucudnn.patching.applying import apply, patch, plan_of, restore
 from mucudnn.plan import ConvSite, Plan
-from mucudnn.problem import ConvOp
+from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.tuner import optimize
 from tests.models import a_chain
 from tests.patching.twins import Build, a_step, assert_same_step, chain_twins, images_of, is_divided, twins_of
-from tests.plans import a_plan_for
+from tests.plans import a_plan_for, a_plan_of
 
 pytestmark = pytest.mark.usefixtures("one_thread", "few_to_collect")
 
@@ -167,8 +167,80 @@ def test_a_model_without_a_plan_has_none_to_tell() -> None:
 def test_a_model_that_is_made_of_patched_modules_says_so() -> None:
     model, _ = chain_twins()
 
-    with pytest.raises(PlanError, match=r"runs no plan\. Its convolutions were, in another"):
+    with pytest.raises(PlanError, match=r"runs no plan\. Its convolutions were, as those of another"):
         plan_of(torch.fx.symbolic_trace(model))
+
+
+def _a_tree() -> nn.Sequential:
+    body = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1), nn.ConvTranspose2d(4, 3, 3))
+    return nn.Sequential(nn.Conv2d(3, 4, 3), body).double()
+
+
+def _of_another_plan(model: nn.Sequential) -> None:
+    features = model[0](images_of()[:4])
+    apply(model[1], a_plan_for(model[1], features))
+
+
+def _replaced(model: nn.Sequential) -> None:
+    model[1] = nn.Identity()
+
+
+@pytest.mark.parametrize("copied", [lambda model: model, copy.deepcopy, _pickled])
+@pytest.mark.parametrize("change", [lambda model: restore(model[1]), _of_another_plan, _replaced])
+def test_what_was_patched_or_restored_apart_from_the_model_is_none_of_its_plan(
+    change: Callable[[nn.Sequential], object], copied: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = _a_tree()
+    plan = dataclasses.replace(a_plan_for(model, images_of()), transposed=("1.2",))
+    apply(model, plan)
+    assert plan_of(copied(model)) == plan
+
+    change(model)
+
+    left = plan_of(copied(model))
+    assert left.assignments == tuple(each for each in plan.assignments if each.site.path == "0")
+    assert left.untouched == tuple(
+        (f"1.{place}", "it was restored, or patched with another plan, apart from the model")
+        for place in range(3)
+    )
+    assert not left.transposed
+    assert Plan.from_text(left.to_text()) == left
+    restore(model[0])
+    with pytest.raises(PlanError, match="each convolution of its plan: it was restored, or patched"):
+        plan_of(model)
+
+
+def test_what_was_wrapped_since_is_of_the_plan_still() -> None:
+    model = _a_tree()
+    plan = a_plan_for(model, images_of())
+    apply(model, plan)
+
+    model[1] = nn.Sequential(model[1])
+
+    assert plan_of(model) == plan
+
+
+def test_a_part_of_a_patched_model_says_whose_plan_there_is() -> None:
+    model = _a_tree()
+    apply(model, a_plan_for(model, images_of()))
+
+    with pytest.raises(PlanError, match=r"runs no plan\. Its convolutions were, as those of another"):
+        plan_of(model[1])
+
+
+def test_what_a_part_learns_by_a_plan_of_its_own_is_none_of_the_model_s() -> None:
+    def learn(_: object, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]) -> Plan:
+        return a_plan_of({ConvSite(name, op, number): problems_of(problem)[op] for op in ops})
+
+    model = _a_tree()
+    apply(model, a_plan_for(model, images_of()))
+    features = model[0](images_of())
+    patch(model[1], a_plan_for(model[1], features), learn)
+
+    model[1](features.repeat(1, 1, 2, 2))  # of a size that the part has not met
+
+    assert {each.site.variant for each in plan_of(model[1]).assignments} == {0, 1}
+    assert {(each.site.path, each.site.variant) for each in plan_of(model).assignments} == {("0", 0)}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
