@@ -22,9 +22,10 @@ from mucudnn.errors import (
     UntunedWarning,
     warn_user,
 )
+from mucudnn.examining.arguments import CallArguments
 from mucudnn.examining.extraction import Extraction, extract
 from mucudnn.examining.foreign import check_unscripted
-from mucudnn.examining.passes import CallArguments, is_examining
+from mucudnn.examining.passes import is_examining
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.locks import ForkSafeLock
 from mucudnn.patching import applying

@@ -86,7 +86,8 @@ def make_lazy(model: "nn.Module", inputs: "tuple[Tensor, ...]", *, channels_last
     Raises:
         Failure: the model cannot be run on the inputs.
     """
-    from mucudnn.examining.passes import CallArguments, make_parameters
+    from mucudnn.examining.arguments import CallArguments
+    from mucudnn.examining.passes import make_parameters
 
     with failing_as("The model cannot be run"):
         make_parameters(model, CallArguments(inputs, {}))

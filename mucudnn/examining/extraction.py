@@ -15,15 +15,9 @@ from mucudnn.convolutions.calls import FUNCTIONS, obstacle, problem_of
 from mucudnn.convolutions.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
 from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError
+from mucudnn.examining.arguments import CallArguments, rejected
 from mucudnn.examining.foreign import SCRIPTED, check_unscripted, check_unsharded, scripted_paths
-from mucudnn.examining.passes import (
-    CallArguments,
-    examined,
-    make_parameters,
-    rejected,
-    run_in_earnest,
-    run_without_arithmetic,
-)
+from mucudnn.examining.passes import examined, make_parameters, run_in_earnest, run_without_arithmetic
 from mucudnn.examining.standins import StandIns
 from mucudnn.examining.undoing import forget
 from mucudnn.plan import BESIDES_ITS_OWN, ConvSite
@@ -341,7 +335,7 @@ def _make_parameters(model: nn.Module, sample: CallArguments) -> None:
     try:
         make_parameters(model, sample)
     except Exception as error:
-        raise rejected(sample, error) from error
+        raise rejected(model, sample, error) from error
 
 
 def _run(
@@ -361,7 +355,7 @@ def _run(
         try:
             run_in_earnest(model, sample)
         except Exception as error:
-            raise rejected(sample, error) from error
+            raise rejected(model, sample, error) from error
 
 
 def _start(recorders: Mapping[str, _Recorder]) -> None:

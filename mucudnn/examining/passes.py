@@ -1,15 +1,13 @@
 """One pass of a model over a sample, without arithmetic if possible, that leaves both as they were."""
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,11 +15,11 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from mucudnn.convolutions.modules import home_of
-from mucudnn.errors import SampleError
+from mucudnn.examining.arguments import CallArguments
 from mucudnn.examining.standins import StandIns, in_mode_of, out_of_inference_mode
 from mucudnn.examining.undoing import clear_caches, forget, left_as_they_were, random_state_kept
 from mucudnn.examining.writes import Writes, is_plain, tensors_in
@@ -30,68 +28,11 @@ from mucudnn.locks import ForkSafeLock
 _NOTHING = contextlib.nullcontext()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CallArguments:
-    """A sample of both kinds of arguments.
-
-    Attributes:
-        args: by position.
-        kwargs: by keyword.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @classmethod
-    def of(cls, sample: object) -> "CallArguments":
-        """Return the arguments that a sample stands for: a tensor, a tuple, a dict, or both kinds.
-
-        Raises:
-            SampleError: it is text or an array, which no model computes with, or holds an iterator, which
-                could not be passed again.
-        """
-        found = cls._of(sample)
-        for each in tree_leaves((found.args, found.kwargs)):
-            if isinstance(each, Iterator):
-                raise SampleError(
-                    "A sample must be what can be passed again, but holds an iterator, which one pass uses "
-                    f"up: a {type(each).__name__}."
-                )
-        return found
-
-    @classmethod
-    def _of(cls, sample: object) -> "CallArguments":
-        if isinstance(sample, str | bytes | np.ndarray):
-            raise SampleError(
-                "A sample must be a tensor, a tuple of arguments or a dict of keyword arguments, but got "
-                f"{type(sample).__name__}."
-            )
-        if isinstance(sample, CallArguments):
-            return sample
-        if isinstance(sample, Mapping):
-            return cls((), dict(sample))
-        if isinstance(sample, tuple | list):
-            return cls(tuple(sample), {})
-        return cls((sample,), {})
-
-
 _examining = ForkSafeLock()
 """Held by the one thread that examines a model: it changes what all share, such as filters of warnings."""
 
 _PATIENCE_S = 60.0
 """Seconds after which a thread enters a model that is still being examined, which may wait for it."""
-
-
-def rejected(sample: CallArguments, error: Exception) -> SampleError:
-    """Return what to say of a model that raised `error` on the sample."""
-    told = f"The model must run on the sample, but it raised {error!r}."
-    count = len(sample.args)
-    if count < 2 or not isinstance(error, TypeError):
-        return SampleError(told)
-    return SampleError(
-        f"{told} It was called with {count} arguments, as a tuple or list stands for them: leave out labels, "
-        "and give a list that is one argument as ([a, b],)."
-    )
 
 
 class _ThisThread(threading.local):

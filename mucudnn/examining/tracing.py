@@ -23,8 +23,9 @@ from mucudnn.algorithms.base import memory_format
 from mucudnn.convolutions.calls import ConvArguments, problem_of
 from mucudnn.convolutions.strides import layout_of
 from mucudnn.errors import NothingToTuneError, ProblemError, ValuesWarning, warn_user
+from mucudnn.examining.arguments import CallArguments, rejected
 from mucudnn.examining.extraction import wanted_ops
-from mucudnn.examining.passes import CallArguments, examined, rejected, run_in_earnest, run_without_arithmetic
+from mucudnn.examining.passes import examined, run_in_earnest, run_without_arithmetic
 from mucudnn.examining.standins import StandIns, in_pieces
 from mucudnn.examining.undoing import clear_caches, forget
 from mucudnn.forecast import Occurrence
@@ -95,7 +96,7 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
             warn_user(_IN_EARNEST, ValuesWarning)
             run_in_earnest(model, sample, under=recorder)
     except Exception as error:
-        raise rejected(sample, error) from error
+        raise rejected(model, sample, error) from error
 
 
 def _wants_values(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.progress import progress_for
 from mucudnn.store import Store, in_memory, open_store
 from mucudnn.tuning.options import Settings, StoreOption
-from mucudnn.tuning.run import Tuning
+from mucudnn.tuning.run import Tuning, warn_of_others
 
 
 @contextlib.contextmanager
@@ -43,6 +43,7 @@ class Learner:
         """Remember how to tune."""
         self._settings = settings
         self._store = settings.store
+        self._has_warned = False
         self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -75,12 +76,18 @@ class Learner:
         with plain, self._opened() as store, progress_for(settings.progress) as shown:
             measurer = LiveMeasurer(backend)
             profiler = settings.profiler(measurer, store)
-            tuning = Tuning(profiler, settings.mode, extraction, shown)
+            tuning = Tuning(profiler, settings.mode, extraction, shown, warn=self._warn)
             known = (profiler.environment.key, problem, ops)
             if settings.again and known not in self._renewed:  # once: layers may be equal
                 tuning.forget()
                 self._renewed.add(known)
             return tuning.plan()
+
+    def _warn(self, complaint: str) -> None:
+        """Warn of others who used the processors, for the first convolution that is met meanwhile alone."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn_of_others(f"{complaint} The report of the plan says so of others that are tuned when met.")
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Store]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from mucudnn.choices import Mode
@@ -38,6 +38,12 @@ from mucudnn.version import __version__
 
 _ADVICE = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
 
+
+def warn_of_others(complaint: str) -> None:
+    """Warn of what others did while times were measured."""
+    warn_user(f"{complaint} {_ADVICE}", BusyWarning)
+
+
 _PROFILING_SHARE = 6.0
 """How many times as long as a confirmation profiling takes: of a ResNet-18 on a processor, in batches of 16,
 profiles took 47 s, finished divisions 10 s and whole calls 7 s."""
@@ -64,6 +70,7 @@ class Tuning:
         progress: Progress,
         *,
         may_be_frozen: bool = False,
+        warn: Callable[[str], None] = warn_of_others,
     ) -> None:
         """Collect the sites and their problems.
 
@@ -73,6 +80,7 @@ class Tuning:
             extraction: what the model computes.
             progress: who is told.
             may_be_frozen: whether graphs that torch.compile freezes for inference may ask the plan.
+            warn: is told what others did meanwhile, if that may have moved times.
         """
         self._profiler = profiler
         self._mode = mode
@@ -81,6 +89,7 @@ class Tuning:
         profiler.on_wait = self._wait
         self._unmeasured: list[tuple[str, str]] = []
         self._may_be_frozen = may_be_frozen
+        self._warn = warn
         self._is_sharing = mode is Mode.SHARING
         self._called = Called(profiler, mode)
         self._work = Work(progress, self._steps())
@@ -128,7 +137,7 @@ class Tuning:
         self._work.end(self._profiler.measured)
         complaint = self._profiler.complaint() or plan.disturbance
         if complaint is not None:
-            warn_user(f"{complaint} {_ADVICE}", BusyWarning)
+            self._warn(complaint)
         return plan
 
     def _steps(self) -> dict[Hashable, float]:

@@ -12,8 +12,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from mucudnn.errors import NothingToTuneError, OptionError
+from mucudnn.examining.arguments import CallArguments
 from mucudnn.examining.extraction import extract
-from mucudnn.examining.passes import CallArguments
 from mucudnn.problem import ConvOp, Layout
 from tests.examining.models import ALL, ops_of
 from tests.models import a_batch, a_chain

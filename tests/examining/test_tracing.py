@@ -445,6 +445,22 @@ def test_a_sample_with_labels_is_told_to_be_several_arguments(
         examine(a_chain(), a_batch(channels=5))
 
 
+@pytest.mark.parametrize("examine", [trace, extract], ids=["trace", "extract"])
+def test_a_sample_that_has_the_arguments_that_a_model_takes_is_not_told_to_leave_some_out(
+    examine: Callable[[nn.Module, object], object],
+) -> None:
+    class Detector(nn.Conv2d):
+        def forward(self, images: Tensor, targets: Tensor) -> Tensor:
+            if targets.dtype is not torch.float32:
+                raise TypeError("The targets must be float32.")
+            return super().forward(images)
+
+    with pytest.raises(
+        SampleError, match=r"must be float32\.'\)\. It was called with 2 arguments, .*: give a list"
+    ):
+        examine(Detector(3, 4, 3), (a_batch(), torch.zeros(4, dtype=torch.float64)))
+
+
 def test_a_model_that_raises_is_left_without_hooks() -> None:
     model = a_chain()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from mucudnn.errors import StoreError, StoreWarning
+from mucudnn.errors import BusyWarning, StoreError, StoreWarning
+from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp
 from mucudnn.store import MemoryStore, SqliteStore, connections
 from mucudnn.tuning.learning import Learner, opened
@@ -123,6 +124,17 @@ def test_each_problem_is_measured_anew_once_for_its_ops_in_its_environment(
         seen.append(len(forgotten))
 
     assert seen == [1, 1, 2, 3, 4]
+
+
+def test_others_who_use_the_processors_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveMeasurer, "complaint", lambda _: "Others took all.")
+    learn = Learner(settings_of(store=MemoryStore()))
+
+    with pytest.warns(BusyWarning, match=r"^Others took all\. The report .* measures anew") as told:
+        _meet(learn, batch=2)
+    _meet(learn, batch=3)  # of which a warning would be an error
+
+    assert len(told) == 1
 
 
 def test_what_is_met_under_autocast_is_measured_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
