@@ -17,7 +17,7 @@ from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
 from mucudnn.examining.extraction import extract
 from mucudnn.plan import Assignment, ConvSite, Plan
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.version import __version__
 
@@ -36,7 +36,7 @@ def a_plan_for(model: nn.Module, sample: object, mode: Mode = Mode.REUSE, backen
     """Divide all that the model computes on `sample`; nothing is measured, so the times are made up.
 
     Of 8 samples, 3 and 2 run by the first algorithm that the problem has, 2 by the next, 1 by the one after
-    that; PyTorch's own comes last. A site starts with another algorithm than the one before it.
+    that; PyTorch's own comes last. A site starts with another algorithm than the one before it of its op.
     """
     extraction = extract(model, sample)
     return a_plan_of(extraction.problems, mode, extraction.untouched, backend)
@@ -48,11 +48,13 @@ def a_plan_of(
     untouched: tuple[tuple[str, str], ...] = (),
     backend: Backend = _CPU,
 ) -> Plan:
-    """Divide these problems, each starting with another algorithm than the one before it."""
-    assignments = [
-        Assignment(site, problem, _division(backend, problem, start), _candidates(backend, problem))
-        for start, (site, problem) in enumerate(problems.items())
-    ]
+    """Divide these problems, each starting with another algorithm than the one before it of its op."""
+    starts = dict(zip(ConvOp, itertools.count()))
+    assignments = []
+    for site, problem in problems.items():
+        division = _division(backend, problem, starts[site.op])
+        starts[site.op] += 1
+        assignments.append(Assignment(site, problem, division, _candidates(backend, problem)))
     environment = dataclasses.replace(backend.environment(), soft={})
     return Plan(mode, Policy.ALL, LIMIT_BYTES, environment, tuple(assignments), untouched, __version__)
 
