@@ -30,7 +30,12 @@ def ended_if_it_hangs(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def status_of(command: Sequence[str], seconds: float | None, concluding_s: float = 0.0) -> int:
+def status_of(
+    command: Sequence[str],
+    seconds: float | None,
+    concluding_s: float = 0.0,
+    interrupted_s: float = _CONCLUDING_S,
+) -> int:
     """Return the exit status of a command; one that has not ended by then is killed, and has failed.
 
     With it all processes are killed that it has begun: on a card they would go on beside what comes next.
@@ -39,36 +44,44 @@ def status_of(command: Sequence[str], seconds: float | None, concluding_s: float
         command: with its arguments.
         seconds: that it may take; None for whatever it takes.
         concluding_s: that it, and what it has begun, then have after an interrupt, to write what they found.
+        interrupted_s: that it has for that where this process is interrupted, and so all are.
     """
     child = subprocess.Popen(command)
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired as error:
-        if concluding_s:
-            _interrupt(child, concluding_s)
-        _kill(child)
+        _end(child, concluding_s, is_told=not concluding_s)
         print(f"Killed: it had not ended after {error.timeout:.0f} s.", file=sys.stderr)
         return 1
     except BaseException:  # an interrupt, which the command has had too, and concludes
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_CONCLUDING_S)
-        _kill(child)
+        _end(child, interrupted_s, is_told=True)
         raise
 
 
-def _interrupt(child: "subprocess.Popen[bytes]", concluding_s: float) -> None:
-    """Interrupt a process and those that it has begun, and wait for it so long."""
-    _send(signal.SIGINT, [child.pid, *_begun_by(child.pid)])
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(concluding_s)
+def _end(child: "subprocess.Popen[bytes]", concluding_s: float, *, is_told: bool) -> None:
+    """Interrupt a process and those that it has begun, unless they are told, wait, and kill what is left."""
+    begun = _begun_by(child.pid)
+    try:
+        if not is_told:
+            _send(signal.SIGINT, [child.pid, *begun])
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(concluding_s)
+    finally:
+        _kill(child, begun)
 
 
-def _kill(child: "subprocess.Popen[bytes]") -> None:
+def _kill(child: "subprocess.Popen[bytes]", begun: set[int]) -> None:
     """Kill a process, then those that it has begun and that are left: it begins no others for them.
 
     One that a driver does not let go is waited for no longer than others take.
+
+    Args:
+        child: the process, which may have ended meanwhile: then nobody knows any more what it had begun.
+        begun: what it was known to have begun.
     """
-    end_s, begun = time.monotonic() + DYING_S, _begun_by(child.pid)
+    end_s = time.monotonic() + DYING_S
+    if child.returncode is None:
+        begun = begun | _begun_by(child.pid)
     child.kill()
     _send(signal.SIGKILL, begun)
     with contextlib.suppress(subprocess.TimeoutExpired):

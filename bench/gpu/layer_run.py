@@ -29,6 +29,10 @@ from mucudnn.sizes import parse_bytes
 _LEAST_S = 15.0
 """With less time left no further process is started: it would import torch and end."""
 
+_STOPPING_S = 3.0
+"""That a process has to end after an interrupt, before it is killed and its case told as stopped: whoever
+began this one, as `make gpu-rest` does, may not wait much longer."""
+
 PATIENCE_S = 60.0
 """By how much a process may pass its time and that of its last case before it is killed."""
 
@@ -111,7 +115,8 @@ def _measured(options: argparse.Namespace, given: Sequence[str], lines: Path) ->
         known = len(read_packed_too(lines))
         timeout_s = max(left_s, 0.0) + options.case_seconds + PATIENCE_S
         is_endless = math.isinf(timeout_s)
-        status = status_of(_command(options, given, left_s), None if is_endless else timeout_s)
+        seconds = None if is_endless else timeout_s
+        status = status_of(_command(options, given, left_s), seconds, interrupted_s=_STOPPING_S)
         left_s = end - time.monotonic()
         has_begun_a_case = len(read_packed_too(lines)) > known + 1
         if has_begun_a_case:

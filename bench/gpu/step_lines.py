@@ -22,9 +22,9 @@ Key = tuple[str, str, int]
 def read(path: Path) -> list[Row]:
     """Return the rows of a file, those of a trial together; of equal trials the last one counts.
 
-    One that was cut off counts only where there is no whole one. When tuning is paid back is worked out anew,
-    from the rounds. A line that says under which conditions a trial ran begins it; so does one in which a
-    process died, and to which the next one added its own.
+    One that was cut off counts only where there is no whole one, and one that no graph held before it. When
+    tuning is paid back is worked out anew, from the rounds. A line that says under which conditions a trial
+    ran begins it; so does one in which a process died, and to which the next one added its own.
 
     Raises:
         OSError: the file cannot be read.
@@ -75,8 +75,9 @@ def _trials(path: Path) -> dict[Key, list[Row]]:
                 found.append([])
             found[-1].append(row)
     trials = [rows for rows in found if rows]
+    ended = {_key(rows[0]): rows for rows in trials if _has_ended(rows)}
     whole = {_key(rows[0]): rows for rows in trials if DIVIDED + IN_GRAPH in _timed(rows)}
-    return {_key(rows[0]): rows for rows in trials} | whole
+    return {_key(rows[0]): rows for rows in trials} | ended | whole
 
 
 def _key(row: Row) -> Key:

@@ -130,7 +130,7 @@ def test_what_failed_elsewhere_is_not_forgotten(
 def test_a_case_that_is_killed_by_an_interrupt_is_measured_by_the_next_run(
     commands: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(command: Sequence[str], _: object) -> int:
+    def interrupted(command: Sequence[str], *_: object, **__: object) -> int:
         subprocess.run(command, check=False)
         raise KeyboardInterrupt
 
@@ -168,7 +168,7 @@ def test_an_interrupt_after_another_or_while_lines_are_written_anew_is_told_in_a
     capsys: pytest.CaptureFixture[str],
     interrupted: str,
 ) -> None:
-    def interrupt(*_: object) -> int:
+    def interrupt(*_: object, **__: object) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(layer_run, "obstacle", lambda: None)

@@ -186,12 +186,23 @@ def test_a_trial_that_was_cut_off_does_not_replace_a_whole_one(tmp_path: Path) -
     way, last = {**A_ROW, "way": "as it comes"}, {**A_ROW, "way": "divided, in a graph"}
     path = tmp_path / step_lines.LINES
     read = {}
-    for name, rows in {"cut off": [way, {"date": ""}], "whole": [way, last, {"date": ""}]}.items():
-        lines = [*rows, {**way, "limit_bytes": 0}, {"date": ""}, {**way, "losses": [1.0]}]
+    failed = {**last, "time": None, "failure": "no graph holds it"}
+    trials = {"cut off": [way], "whole": [way, last], "without a graph": [way, failed]}
+    for name, rows in trials.items():
+        lines = [*rows, {"date": ""}, {**way, "limit_bytes": 0}, {"date": ""}, {**way, "losses": [1.0]}]
         path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
         read[name] = [row.losses for row in step_lines.read(path) if row.limit_bytes]
 
-    assert read == {"cut off": [(1.0,)], "whole": [(), ()]}
+    assert read == {"cut off": [(1.0,)], "whole": [(), ()], "without a graph": [(), ()]}
+
+
+def test_a_trial_that_no_graph_held_does_not_replace_a_whole_one(tmp_path: Path) -> None:
+    last = {**A_ROW, "way": "divided, in a graph"}
+    failed = {**last, "time": None, "failure": "no graph holds it"}
+    path = tmp_path / step_lines.LINES
+    path.write_text("\n".join(map(json.dumps, [last, {"date": ""}, failed])), encoding="utf-8")
+
+    assert [row.failure for row in step_lines.read(path)] == [None]
 
 
 def test_without_a_card_it_lists_what_it_would_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,12 +150,33 @@ def test_a_command_that_is_stopped_and_what_it_has_begun_may_say_what_they_were_
     assert time.monotonic() - start_s < 20.0
 
 
-def test_a_command_that_does_not_heed_an_interrupt_is_killed(tmp_path: Path) -> None:
-    deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
+DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
 
-    assert status_of(begins_another(tmp_path, deaf), 3.0, concluding_s=0.5) == 1
+
+@pytest.mark.parametrize("heeds", [False, True])
+def test_what_does_not_heed_an_interrupt_is_killed_though_what_began_it_has_ended(
+    tmp_path: Path, heeds: bool
+) -> None:
+    name, path, program = begins_another(tmp_path, DEAF)
+    mine = "signal.SIG_IGN" if not heeds else "lambda *_: os._exit(130)"
+    command = [name, path, f"import os, signal; signal.signal(signal.SIGINT, {mine}); {program}"]
+
+    assert status_of(command, 3.0, concluding_s=1.0) == 1
 
     assert not _is_running(int((tmp_path / "pid").read_text()))
+
+
+def test_who_is_interrupted_and_waits_for_the_deaf_says_so_before_it_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from bench.gpu.hanging import status_of; "
+        f"os.chdir({str(tmp_path)!r}); deaf = ['import time; ' + {DEAF!r}]\n"
+        "try: status_of([sys.executable, '-c', *deaf], None, interrupted_s=1.0)\n"
+        "except KeyboardInterrupt: open('done', 'w').close()"
+    )
+
+    assert status_of([sys.executable, "-c", program], 5.0, concluding_s=20.0) == 1
+
+    assert (tmp_path / "done").exists()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is running still
