@@ -84,7 +84,7 @@ class StepComparison:
         others: how many processors others took on average meanwhile; None if that is not known.
         pages: how many pages of memory a step took anew from the system, before and now, as medians; None if
             that is not known.
-        plan: what ran.
+        plan: the model's, as it was applied; of `unpatched` ones nothing ran.
         slower: paths of the layers that are SLOWER than before, though they run what the plan has for them;
             of several ranks, the first one's.
         settled: the same plan with these as they were before, where PyTorch's own may run at all of their

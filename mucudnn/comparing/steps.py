@@ -20,7 +20,7 @@ from mucudnn.comparing.taking_back import taken_back
 from mucudnn.convolutions.modules import home_of
 from mucudnn.errors import OptionError
 from mucudnn.intervals import Verdict, median, rank_of_lower_end
-from mucudnn.patching.applying import applied_plan, noted, patched_modules, plan_of, unpatched
+from mucudnn.patching.applying import applied_plan, noted, patched_modules, unpatched
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.progress import ProgressOption, Work, check_progress, progress_for
@@ -86,7 +86,7 @@ def compare(
             `progress` nothing of that kind.
         Exception: whatever the step raises, unchanged; the model is patched then as it was before.
     """
-    plan_of(model)  # which says so if there is none
+    applied_plan(model)  # which says so if there is none
     if not callable(step):
         raise OptionError(f"step must be a function that runs a step, but got {type(step).__name__}.")
     kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)

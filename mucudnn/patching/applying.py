@@ -1,9 +1,9 @@
 """Making a model's convolutions run divided, and giving the model back as it was.
 
 A module is patched by one attribute of the instance, which hides the method that computes its convolution:
-`_conv_forward`, which `forward` calls, or `forward` itself of transposed ones. Modules, parameters, hooks and
-the state_dict stay what they are. The patch and the plan are ordinary values, so that copying and pickling a
-model takes them along.
+`_conv_forward`, which `forward` calls, or `forward` itself of transposed ones. Another one knows the patch,
+which somebody may have wrapped. Modules, parameters, hooks and the state_dict stay what they are. The patch
+and the plan are ordinary values, so that copying and pickling a model takes them along.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from mucudnn.convolutions.modules import check_is_module, kind_of
+from mucudnn.convolutions.modules import check_is_module
 from mucudnn.convolutions.notices import Notice
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.evidence import FrozenEvidence
@@ -28,6 +28,7 @@ from mucudnn.problem import ConvOp, ConvProblem
 
 _PLAN = "_mucudnn_plan"
 _ARMED = "_mucudnn_armed"
+_PATCH = "_mucudnn_patch"
 
 _REPLICATE = "_replicate_for_data_parallel"
 """What `nn.DataParallel` calls of every module."""
@@ -35,7 +36,7 @@ _REPLICATE = "_replicate_for_data_parallel"
 _MOST_SHOWN = 200
 """Characters of what an error shows of a value that is none of the right kind."""
 
-_TAKEN_BACK = "it was restored, or patched with another plan, apart from the model"
+_TAKEN_BACK = "it does not run what the plan has there any more, as where it was restored or replaced alone"
 """Why a site of a plan is none any more."""
 
 FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
@@ -93,9 +94,9 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
             get_ready(each, backend)
     restore(model)
     for path, (method, patched) in patches.items():
-        modules[path].__dict__[method] = patched
+        modules[path].__dict__[method] = modules[path].__dict__[_PATCH] = patched
         if method == "forward":  # which takes the weight from its module: a replica's is another one
-            modules[path].__dict__[_REPLICATE] = _Replicating(modules[path], patched)
+            modules[path].__dict__[_REPLICATE] = _Replicating(modules[path])
     model.__dict__[_PLAN] = _Patched(plan, frozenset(patches))
     return model
 
@@ -123,14 +124,16 @@ def restore(model: nn.Module) -> nn.Module:
     """
     check_is_module(model)
     for module in model.modules():
-        kind = kind_of(module)
-        if kind is not None and isinstance(module.__dict__.get(kind.method), PatchedForward):
-            del module.__dict__[kind.method]
-        if isinstance(module.__dict__.get(_REPLICATE), _Replicating):
-            # Somebody may have wrapped what it was made with.
-            module.__dict__.pop(_REPLICATE).patched.retire()
-        module.__dict__.pop(_PLAN, None)
-        hook = module.__dict__.pop(_ARMED, None)
+        attributes = module.__dict__
+        patched = attributes.pop(_PATCH, None)
+        if patched is not None:
+            patched.retire(module)  # somebody may have wrapped it
+            if isinstance(attributes.get(patched.method), PatchedForward):
+                del attributes[patched.method]
+        if isinstance(attributes.get(_REPLICATE), _Replicating):
+            del attributes[_REPLICATE]
+        attributes.pop(_PLAN, None)
+        hook = attributes.pop(_ARMED, None)
         if hook is not None:
             hook.remove()
     release_workspaces()
@@ -199,16 +202,17 @@ def _with_learnt(plan: Plan, patches: Iterable[PatchedForward]) -> Plan:
 def _running(model: nn.Module, found: _Patched) -> dict[str, PatchedForward]:
     """Return what computes the modules that run what they were patched with, by their paths in the plan.
 
-    They may have others by now, where something has wrapped parts of the model.
+    They may have others by now, where something has wrapped parts of the model; and of several that have the
+    same one, as copies within a model, that which has it still counts, or else the first.
     """
     planned: dict[str, dict[ConvSite, Assignment]] = {path: {} for path in found.paths}
     for each in found.plan.assignments:
         planned.get(each.site.path, {})[each.site] = each
     running = {}
-    for _, patched in _patches(model).values():
+    for here, (_, patched) in _patches(model).items():
         runs = {each.site: each for each in patched.planned}
         path = next(iter(runs)).path
-        if planned.get(path) == runs:
+        if planned.get(path) == runs and (here == path or path not in running):
             running[path] = patched
     return running
 
@@ -248,8 +252,8 @@ def _inner(model: nn.Module) -> str:
 
 
 def patched_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules of a model that are patched, by their paths."""
-    return {path: module for path, (module, _) in _patches(model).items()}
+    """Return the modules of a model that are patched now, not `unpatched` for a while, by their paths."""
+    return {path: module for path, (module, patched) in _patches(model).items() if not patched.is_resting}
 
 
 @contextlib.contextmanager
@@ -258,11 +262,10 @@ def unpatched(model: nn.Module) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module, patched in _patches(model).values():
             attributes, method = module.__dict__, patched.method
-            if attributes.get(method) is patched:
+            if attributes.get(method) is patched:  # else somebody has wrapped it
                 del attributes[method]
                 stack.callback(attributes.__setitem__, method, patched)
-            else:  # somebody has wrapped it
-                stack.enter_context(patched.resting())
+            stack.enter_context(patched.resting())
         yield
 
 
@@ -275,32 +278,22 @@ def noted(model: nn.Module) -> Iterator[dict[str, NotingRouter]]:
 
 def _patches(model: nn.Module) -> dict[str, tuple[nn.Module, PatchedForward]]:
     """Return the modules of a model that are patched, and what computes them, by their paths."""
-    found = {}
-    for path, module in model.named_modules():
-        kind = kind_of(module)
-        patched = None if kind is None else module.__dict__.get(kind.method)
-        if not isinstance(patched, PatchedForward):
-            replicating = module.__dict__.get(_REPLICATE)
-            patched = replicating.patched if isinstance(replicating, _Replicating) else None
-        if patched is not None:
-            found[path] = (module, patched)
-    return found
+    return {
+        path: (module, module.__dict__[_PATCH])
+        for path, module in model.named_modules()
+        if _PATCH in module.__dict__
+    }
 
 
 class _Replicating:
-    """Makes replicas of a patched transposed convolution, which run as before: the patch is bound to it.
+    """Makes replicas of a patched transposed convolution, which run as before: the patch is bound to it."""
 
-    Attributes:
-        patched: what the module's `forward` is, before others wrap it.
-    """
-
-    def __init__(self, module: nn.Module, patched: PatchedForward) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self.patched = patched
 
     def __call__(self) -> nn.Module:
         replica: nn.Module = nn.Module._replicate_for_data_parallel(self._module)
-        for name in ("forward", _REPLICATE):
+        for name in ("forward", _PATCH, _REPLICATE):
             replica.__dict__.pop(name, None)
         return replica
 

@@ -53,9 +53,15 @@ def _server(shapes: TunedShapes) -> GraphServer:
 
 
 class PatchedForward:
-    """What a patched module has in the place of its method that computes the convolution."""
+    """What a patched module has in the place of its method that computes the convolution.
+
+    Attributes:
+        is_mucudnn_patch: by which it is known where this class is not.
+        is_resting: whether it computes as before, for a while or from now on.
+    """
 
     is_mucudnn_patch = True
+    is_resting = False
     _is_retired = False
 
     def __init__(self, module: nn.Module, kind: Kind, shapes: TunedShapes, servers: GraphServers) -> None:
@@ -116,11 +122,11 @@ class PatchedForward:
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
         """Compute as before for a while."""
-        self._is_retired = True
+        self.is_resting = True
         try:
             yield
         finally:
-            self._is_retired = False
+            self.is_resting = self._is_retired
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[NotingRouter]:
@@ -132,14 +138,18 @@ class PatchedForward:
         finally:
             self._router = router
 
-    def retire(self) -> None:
-        """Compute as before from now on: the model is restored, but somebody may go on calling this."""
-        self._is_retired = True
+    def retire(self, module: nn.Module) -> None:
+        """Compute as before from now on: `module` is restored, but somebody may go on calling this.
+
+        Unless it is another module's, of which that is a shallow copy.
+        """
+        if module is self._module:
+            self._is_retired = self.is_resting = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""
         call = call_of(self._kind, self._module, args, kwargs)
-        if self._is_retired:
+        if self.is_resting:
             result = None
         elif torch.compiler.is_compiling():
             result = in_graph(call, self._module, self._name)

@@ -544,6 +544,16 @@ def test_a_step_that_would_not_run_when_it_is_called_is_refused(model: Network) 
             mucudnn.compare(model, step)
 
 
+def test_a_step_may_ask_for_the_plan(model: Network, backend: Ticking) -> None:
+    plan = mucudnn.plan_of(model)
+    seen = []
+
+    seen_of(model, backend, lambda: seen.append(mucudnn.plan_of(model)))
+
+    assert len(seen) > ROUNDS
+    assert all(each == plan for each in seen)
+
+
 def test_a_convolution_that_was_replaced_is_told_of(model: Network, backend: Ticking) -> None:
     model.second = Timed(3, backend)
 

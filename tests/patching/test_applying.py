@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.errors import PlanError, PlanMismatchError
-from mucudnn.patching.applying import apply, patch, plan_of, restore
+from mucudnn.patching.applying import apply, patch, plan_of, restore, unpatched
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.tuner import optimize
@@ -176,6 +176,10 @@ def _a_tree() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), body).double()
 
 
+def _learn(_: object, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]) -> Plan:
+    return a_plan_of({ConvSite(name, op, number): problems_of(problem)[op] for op in ops})
+
+
 def _of_another_plan(model: nn.Sequential) -> None:
     features = model[0](images_of()[:4])
     apply(model[1], a_plan_for(model[1], features))
@@ -200,13 +204,16 @@ def test_what_was_patched_or_restored_apart_from_the_model_is_none_of_its_plan(
     left = plan_of(copied(model))
     assert left.assignments == tuple(each for each in plan.assignments if each.site.path == "0")
     assert left.untouched == tuple(
-        (f"1.{place}", "it was restored, or patched with another plan, apart from the model")
+        (
+            f"1.{place}",
+            "it does not run what the plan has there any more, as where it was restored or replaced alone",
+        )
         for place in range(3)
     )
     assert not left.transposed
     assert Plan.from_text(left.to_text()) == left
     restore(model[0])
-    with pytest.raises(PlanError, match="each convolution of its plan: it was restored, or patched"):
+    with pytest.raises(PlanError, match="each convolution of its plan: it does not run what"):
         plan_of(model)
 
 
@@ -220,6 +227,52 @@ def test_what_was_wrapped_since_is_of_the_plan_still() -> None:
     assert plan_of(model) == plan
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_patch_that_somebody_has_wrapped_runs_the_plan_until_it_is_restored(place: int) -> None:
+    model = _a_tree()
+    plan = a_plan_for(model, images_of())
+    twin = copy.deepcopy(model)
+    apply(model, plan)
+    conv = model[1][place]
+    method = "forward" if place == 2 else "_conv_forward"
+    inner = getattr(conv, method)
+    conv.__dict__[method] = lambda *args: inner(*args)
+
+    assert plan_of(model) == plan
+    with unpatched(model):
+        assert plan_of(model) == plan
+        assert torch.equal(model(images_of()), twin(images_of()))
+    assert not torch.equal(model(images_of()), twin(images_of()))
+    restore(model)
+    assert torch.equal(model(images_of()), twin(images_of()))
+    conv.__dict__[method] = inner  # as who takes the wrapper off
+    with pytest.raises(PlanError, match="runs no plan"):
+        plan_of(model)
+
+
+def test_what_a_shallow_copy_of_a_module_restores_stays_patched() -> None:
+    model = _a_tree()
+    plan = a_plan_for(model, images_of())
+    apply(model, plan)
+    before = model(images_of())
+
+    restore(copy.copy(model[0]))
+
+    assert plan_of(model) == plan
+    assert torch.equal(model(images_of()), before)
+
+
+def test_of_copies_within_a_model_the_one_that_was_tuned_counts() -> None:
+    model = _a_tree()
+    patch(model, a_plan_for(model, images_of()), _learn)
+    model.add_module("copy", copy.deepcopy(model[1]))
+
+    model[1](model[0](images_of()).repeat(1, 1, 2, 2))  # of a size that was not met
+
+    learnt = {each.site.path for each in plan_of(model).assignments if each.site.variant}
+    assert learnt == {"1.0", "1.1", "1.2"}
+
+
 def test_a_part_of_a_patched_model_says_whose_plan_there_is() -> None:
     model = _a_tree()
     apply(model, a_plan_for(model, images_of()))
@@ -229,13 +282,10 @@ def test_a_part_of_a_patched_model_says_whose_plan_there_is() -> None:
 
 
 def test_what_a_part_learns_by_a_plan_of_its_own_is_none_of_the_model_s() -> None:
-    def learn(_: object, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]) -> Plan:
-        return a_plan_of({ConvSite(name, op, number): problems_of(problem)[op] for op in ops})
-
     model = _a_tree()
     apply(model, a_plan_for(model, images_of()))
     features = model[0](images_of())
-    patch(model[1], a_plan_for(model[1], features), learn)
+    patch(model[1], a_plan_for(model[1], features), _learn)
 
     model[1](features.repeat(1, 1, 2, 2))  # of a size that the part has not met
 
