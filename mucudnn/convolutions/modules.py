@@ -162,4 +162,5 @@ def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
     if padding_mode != "zeros":
         image = F.pad(image, pads_of(module), mode=padding_mode)
         arguments = arguments._replace(padding=(0,) * len(arguments.stride))
-    return explicit_padding(image, weight.shape[2:], arguments)
+    # A weight of a class of its own may refuse to be asked.
+    return explicit_padding(image, weight.shape[2:] if isinstance(arguments.padding, str) else (), arguments)

@@ -71,9 +71,11 @@ def rejected(model: nn.Module, sample: CallArguments, error: Exception) -> Sampl
 
 
 def _takes(model: nn.Module, sample: CallArguments) -> bool:
-    """Return whether the model's `forward` has places for as many arguments, and of such names."""
+    """Return whether the model's `forward` names places for as many arguments."""
     try:
-        inspect.signature(model.forward).bind(*sample.args, **sample.kwargs)
+        signature = inspect.signature(model.forward)
+        signature.bind(*sample.args, **sample.kwargs)
     except (TypeError, ValueError):  # it has not, or tells of none
         return False
-    return True
+    kinds = {each.kind for each in signature.parameters.values()}
+    return inspect.Parameter.VAR_POSITIONAL not in kinds  # else it is a wrapper's, which takes any

@@ -35,8 +35,8 @@ class Learner:
     """Tunes convolutions one by one, in reuse mode; of threads whoever calls it lets one in at a time.
 
     The store's file is open only meanwhile. Once it cannot be used, the store in memory that takes its place
-    stays, lest equal problems be measured again. Copies and pickles know the same settings, and try the file
-    anew.
+    stays, lest equal problems be measured again. Copies and pickles know the same settings, try the file
+    anew, and warn anew.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -47,8 +47,8 @@ class Learner:
         self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep all but what is in the place of a file."""
-        return {**self.__dict__, "_store": self._settings.store}
+        """Keep all but what is in the place of a file, and what was told."""
+        return {**self.__dict__, "_store": self._settings.store, "_has_warned": False}
 
     def __call__(
         self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
@@ -87,7 +87,7 @@ class Learner:
         """Warn of others who used the processors, for the first convolution that is met meanwhile alone."""
         if not self._has_warned:
             self._has_warned = True
-            warn_of_others(f"{complaint} The report of the plan says so of others that are tuned when met.")
+            warn_of_others(f"{complaint} This is told once of all that is tuned when it is met.")
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Store]:

@@ -38,7 +38,7 @@ class Strict(Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is not torch.conv2d:
+        if func not in (torch.conv2d, torch.conv_transpose2d):
             raise RuntimeError(f"There is no {func}.")
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
@@ -164,8 +164,8 @@ def test_tensors_of_a_class_of_their_own_are_told() -> None:
     )
 
 
-def test_of_tensors_that_answer_convolutions_alone_nothing_else_is_asked() -> None:
-    twin = nn.Conv2d(3, 4, 3)
+@pytest.mark.parametrize("twin", [nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)], ids=type)
+def test_of_tensors_that_answer_convolutions_alone_nothing_else_is_asked(twin: nn.Module) -> None:
     model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), a_batch()))
     images = a_batch().as_subclass(Strict)
 
@@ -174,8 +174,12 @@ def test_of_tensors_that_answer_convolutions_alone_nothing_else_is_asked() -> No
     with pytest.warns(UntunedWarning, match="called with a Strict"), autotune("1MiB", progress=False):
         tuned = twin(images)
 
+    weight = model.weight.detach().as_subclass(Strict)
+    result_of_weight = torch.func.functional_call(model, {"weight": weight}, (a_batch(),))
+
     assert len(told) == 1
     assert torch.equal(result, twin(a_batch()))
+    assert torch.equal(result_of_weight, twin(a_batch()))
     assert torch.equal(tuned, twin(a_batch()))
 
 

@@ -439,8 +439,13 @@ def test_a_sample_with_labels_is_told_to_be_several_arguments(
 ) -> None:
     labels = torch.zeros(4)
 
-    with pytest.raises(SampleError, match=r"called with 2 arguments, .*: leave out labels, and give a list"):
-        examine(a_chain(), [a_batch(), labels])
+    class Wrapper(nn.Sequential):
+        def forward(self, *images: Tensor) -> Any:
+            return self[0](*images)
+
+    for model in (a_chain(), Wrapper(a_chain())):
+        with pytest.raises(SampleError, match=r"with 2 arguments, .*: leave out labels, and give a list"):
+            examine(model, [a_batch(), labels])
     with pytest.raises(SampleError, match=r"raised RuntimeError\(.*\)\.$"):
         examine(a_chain(), a_batch(channels=5))
 
