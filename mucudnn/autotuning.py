@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
 from mucudnn.choices import Mode
-from mucudnn.convolutions.calls import RANKS, ConvArguments, Numbers, numbers
+from mucudnn.convolutions.calls import RANKS, ConvArguments, Numbers, numbers, rank_of
 from mucudnn.convolutions.modules import Call
 from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.convolutions.surroundings import is_traced, overriding_mode, watcher
@@ -74,10 +73,7 @@ def _rank(image: object, weight: object) -> int:
     """
     if not isinstance(image, Tensor) or not isinstance(weight, Tensor):
         raise TypeError("The image and the weight must be tensors.")
-    if type(weight) is Tensor or type(weight) is Parameter:
-        return weight.dim() - 2
-    with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to be asked
-        return weight.dim() - 2
+    return rank_of(weight)
 
 
 _READERS: dict[object, Callable[..., Call]] = {

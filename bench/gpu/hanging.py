@@ -60,12 +60,14 @@ def status_of(
 
 def _end(child: "subprocess.Popen[bytes]", concluding_s: float, *, is_told: bool) -> None:
     """Interrupt a process and those that it has begun, unless they are told, wait, and kill what is left."""
-    begun = _begun_by(child.pid)
+    end_s, begun = time.monotonic() + concluding_s, set[int]()
     try:
+        begun = _begun_by(child.pid)
         if not is_told:
             _send(signal.SIGINT, [child.pid, *begun])
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(concluding_s)
+        _wait_for(begun, end_s)
     finally:
         _kill(child, begun)
 
@@ -86,7 +88,11 @@ def _kill(child: "subprocess.Popen[bytes]", begun: set[int]) -> None:
     _send(signal.SIGKILL, begun)
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(DYING_S)
-    while any(map(_is_running, begun)) and time.monotonic() < end_s:
+    _wait_for(begun, end_s)
+
+
+def _wait_for(pids: Iterable[int], end_s: float) -> None:
+    while any(map(_is_running, pids)) and time.monotonic() < end_s:
         time.sleep(_LOOK_S)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.convolutions.strides import is_channels_last
@@ -57,9 +58,17 @@ class ConvArguments(NamedTuple):
         return self.output_padding is not None
 
 
+def rank_of(weight: Tensor) -> int:
+    """Return the number of spatial dimensions of a filter."""
+    if type(weight) is Tensor or type(weight) is Parameter:
+        return weight.dim() - 2
+    with torch._C.DisableTorchFunctionSubclass():  # a class of its own may refuse to be asked
+        return weight.dim() - 2
+
+
 def own_call(image: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
     """Return what PyTorch's function of that rank and kind returns."""
-    rank = len(arguments.stride)  # a weight of a class of its own may refuse to be asked
+    rank = rank_of(weight)
     stride, padding, dilation, groups = (
         arguments.stride, arguments.padding, arguments.dilation, arguments.groups
     )  # fmt: skip

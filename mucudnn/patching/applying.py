@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from mucudnn.convolutions.modules import check_is_module
+from mucudnn.convolutions.modules import METHODS, check_is_module
 from mucudnn.convolutions.notices import Notice
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.evidence import FrozenEvidence
@@ -128,8 +128,9 @@ def restore(model: nn.Module) -> nn.Module:
         patched = attributes.pop(_PATCH, None)
         if patched is not None:
             patched.retire(module)  # somebody may have wrapped it
-            if isinstance(attributes.get(patched.method), PatchedForward):
-                del attributes[patched.method]
+        for method in METHODS:  # or may have put it back
+            if isinstance(attributes.get(method), PatchedForward):
+                del attributes[method]
         if isinstance(attributes.get(_REPLICATE), _Replicating):
             del attributes[_REPLICATE]
         attributes.pop(_PLAN, None)
@@ -212,7 +213,8 @@ def _running(model: nn.Module, found: _Patched) -> dict[str, PatchedForward]:
     for here, (_, patched) in _patches(model).items():
         runs = {each.site: each for each in patched.planned}
         path = next(iter(runs)).path
-        if planned.get(path) == runs and (here == path or path not in running):
+        is_known = path in running and here != path
+        if planned.get(path) == runs and not patched.is_retired and not is_known:
             running[path] = patched
     return running
 
@@ -264,9 +266,15 @@ def unpatched(model: nn.Module) -> Iterator[None]:
             attributes, method = module.__dict__, patched.method
             if attributes.get(method) is patched:  # else somebody has wrapped it
                 del attributes[method]
-                stack.callback(attributes.__setitem__, method, patched)
+                stack.callback(_put_back, module, patched)
             stack.enter_context(patched.resting())
         yield
+
+
+def _put_back(module: nn.Module, patched: PatchedForward) -> None:
+    """Put a patch back, unless the module was restored meanwhile, or patched anew."""
+    if module.__dict__.get(_PATCH) is patched:
+        module.__dict__[patched.method] = patched
 
 
 @contextlib.contextmanager

@@ -58,11 +58,10 @@ class PatchedForward:
     Attributes:
         is_mucudnn_patch: by which it is known where this class is not.
         is_resting: whether it computes as before, for a while or from now on.
+        is_retired: whether that is from now on.
     """
 
     is_mucudnn_patch = True
-    is_resting = False
-    _is_retired = False
 
     def __init__(self, module: nn.Module, kind: Kind, shapes: TunedShapes, servers: GraphServers) -> None:
         """Bind to one module.
@@ -77,6 +76,7 @@ class PatchedForward:
         self._kind = kind
         self._shapes = shapes
         self._servers = servers
+        self.is_resting = self.is_retired = False  # here: graphs know whether an instance has an attribute
         self._build()
 
     def _build(self) -> None:
@@ -85,9 +85,10 @@ class PatchedForward:
         self._name = self._server.name
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep what was decided; what was built from it is built again."""
+        """Keep what was decided; what was built from it is built again. Nobody wakes a copy of who rests."""
         built = ("_router", "_server", "_name")
-        return {name: value for name, value in self.__dict__.items() if name not in built}
+        state = {name: value for name, value in self.__dict__.items() if name not in built}
+        return {**state, "is_retired": self.is_resting}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -126,7 +127,7 @@ class PatchedForward:
         try:
             yield
         finally:
-            self.is_resting = self._is_retired
+            self.is_resting = self.is_retired
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[NotingRouter]:
@@ -144,7 +145,7 @@ class PatchedForward:
         Unless it is another module's, of which that is a shallow copy.
         """
         if module is self._module:
-            self._is_retired = self.is_resting = True
+            self.is_retired = self.is_resting = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the module's convolution, divided where the shapes were tuned."""

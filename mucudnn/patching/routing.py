@@ -1,7 +1,7 @@
 """What runs a call, worked out once for each shape: for modules and functions."""
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,10 @@ class Router:
         self._tell_device = tell_device
         self._served: dict[torch.device, Backend] = {}
         self._routes: dict[Hashable, Route | None] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Have copies know of no shape: who wraps a patch may copy what it has."""
+        return {**self.__dict__, "_served": {}, "_routes": {}}
 
     def served(self, call: Call, decide: Decide, needs: Hashable = None) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call; see `found`."""

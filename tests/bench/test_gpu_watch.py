@@ -166,6 +166,24 @@ def test_what_does_not_heed_an_interrupt_is_killed_though_what_began_it_has_ende
     assert not _is_running(int((tmp_path / "pid").read_text()))
 
 
+def test_what_is_stopped_may_conclude_though_what_began_it_has_ended(tmp_path: Path) -> None:
+    slow = (
+        "import signal; "
+        "signal.signal(signal.SIGINT, lambda *_: (time.sleep(1), open('done', 'w').close(), os._exit(0))); "
+        "time.sleep(60)"
+    )
+    name, path, program = begins_another(tmp_path, slow)
+    command = [
+        name,
+        path,
+        f"import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); {program}",
+    ]
+
+    assert status_of(command, 3.0, concluding_s=20.0) == 1
+
+    assert (tmp_path / "done").exists()
+
+
 def test_who_is_interrupted_and_waits_for_the_deaf_says_so_before_it_is_killed(tmp_path: Path) -> None:
     program = (
         "import os, sys; from bench.gpu.hanging import status_of; "

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import gc
 import io
 import pickle
@@ -11,6 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from mucudnn.errors import PlanError, PlanMismatchError
 from mucudnn.patching.applying import apply, patch, plan_of, restore, unpatched
@@ -248,6 +250,94 @@ def test_a_patch_that_somebody_has_wrapped_runs_the_plan_until_it_is_restored(pl
     conv.__dict__[method] = inner  # as who takes the wrapper off
     with pytest.raises(PlanError, match="runs no plan"):
         plan_of(model)
+    restore(model)
+    assert method not in conv.__dict__
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, _pickled])
+def test_a_copy_of_a_model_that_rests_runs_no_plan(copied: Callable[[nn.Module], nn.Module]) -> None:
+    model = _a_tree()
+    apply(model, a_plan_for(model, images_of()))
+    inner = model[0]._conv_forward
+    model[0].__dict__["_conv_forward"] = functools.partial(inner)
+
+    with unpatched(model):
+        copies = [copied(model)]
+        expected = model(images_of())
+
+    assert torch.equal(copies[0](images_of()), expected)
+    with pytest.raises(PlanError, match="does not run what the plan has"):
+        plan_of(copies[0])
+    assert not torch.equal(model(images_of()), expected)
+
+
+def test_what_is_done_to_a_model_that_rests_is_not_undone_when_it_wakes() -> None:
+    model = _a_tree()
+    plan = a_plan_for(model, images_of())
+    keys = [module.__dict__.keys() for module in copy.deepcopy(model).modules()]
+    apply(model, plan)
+    divided = model(images_of())
+
+    with unpatched(model):
+        apply(model, plan)
+    assert torch.equal(model(images_of()), divided)
+    with unpatched(model):
+        restore(model)
+
+    assert not torch.equal(model(images_of()), divided)
+    assert [module.__dict__.keys() for module in model.modules()] == keys
+
+
+def test_who_put_a_shallow_copy_in_the_place_of_a_module_that_is_restored_has_no_plan_there() -> None:
+    model = _a_tree()
+    apply(model, a_plan_for(model, images_of()))
+    first = model[0]
+    model[0] = copy.copy(first)
+
+    restore(first)
+
+    assert {each.site.path for each in plan_of(model).assignments} == {"1.0", "1.1", "1.2"}
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_copy_of_what_has_the_attributes_of_a_patch_is_one_of_the_model(place: int) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 3, 3)).double()
+    twin = copy.deepcopy(model)
+    apply(model, a_plan_for(model, images_of()))
+    conv = model[place]
+    method = "forward" if place else "_conv_forward"
+    inner = getattr(conv, method)
+    conv.__dict__[method] = functools.update_wrapper(functools.partial(inner), inner)  # as accelerate does
+    model(images_of())
+
+    for copied in (copy.deepcopy, _pickled):
+        torch.testing.assert_close(copied(model)(images_of()), twin(images_of()))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+def test_a_graph_of_a_patched_model_serves_before_and_after_it_rested() -> None:
+    torch.compiler.reset()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3)).double()
+    apply(model, a_plan_for(model, images_of()))
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+
+    for _ in range(2):
+        compiled(images_of())
+        with unpatched(model):
+            compiled(images_of())
+
+    assert counter.frame_count == 2
+
+
+def test_a_user_may_change_the_arguments_of_a_patched_module() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(4, 3, 3)).double()
+    apply(model, a_plan_for(model, images_of()))
+
+    for conv in model:
+        conv.stride = (2,)  # which PyTorch allows
+
+    assert model(images_of()).shape == (8, 3, 5, 5)
 
 
 def test_what_a_shallow_copy_of_a_module_restores_stays_patched() -> None:
