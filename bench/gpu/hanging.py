@@ -67,7 +67,8 @@ def _end(child: "subprocess.Popen[bytes]", concluding_s: float, *, is_told: bool
             _send(signal.SIGINT, [child.pid, *begun])
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(concluding_s)
-        _wait_for(begun, end_s)
+        if not is_told:  # those of a session of their own have not been told
+            _wait_for(begun, end_s)
     finally:
         _kill(child, begun)
 

@@ -167,23 +167,29 @@ class ModuleClocks:
 
 
 class _Watch:
-    """Has one module's passes counted."""
+    """Has one module's passes counted; copies and pickles, as of a model that a step copies, count none."""
 
-    def __init__(self, clocks: ModuleClocks, name: str) -> None:
+    def __init__(self, clocks: ModuleClocks | None, name: str) -> None:
         self._clocks, self._name = clocks, name
+
+    def __reduce__(self) -> "tuple[type[_Watch], tuple[None, str]]":
+        return _Watch, (None, self._name)
 
     def begin(self, *_: Any) -> None:
         """Begin a span."""
-        self._clocks.begin(self._name)
+        if self._clocks is not None:
+            self._clocks.begin(self._name)
 
     def begin_node(self, *_: Any) -> None:
         """Begin a span of what autograd computes."""
-        self._clocks.differentiated.add(self._name)
+        if self._clocks is not None:
+            self._clocks.differentiated.add(self._name)
         self.begin()
 
     def end(self, *_: Any) -> None:
         """End it."""
-        self._clocks.end(self._name)
+        if self._clocks is not None:
+            self._clocks.end(self._name)
 
     def end_forward(self, _module: nn.Module, _inputs: Any, result: Any) -> None:
         """End the span of a forward pass, and have what autograd computes of it counted too."""

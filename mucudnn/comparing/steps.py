@@ -140,7 +140,8 @@ def compared(
     unplanned = tuple(
         path
         for path in (each.path for each in within)
-        if ran[path].is_asked  # else it runs in a graph, of which nothing is known
+        if path in ran
+        and ran[path].is_asked  # else it runs in a graph, of which nothing is known, or is restored
         and not _is_planned(
             plan, path, ran[path].served_problems, backend.own, is_differentiated=path in differentiated
         )

@@ -61,10 +61,6 @@ _KINDS = (
 )
 
 
-METHODS = frozenset(kind.method for kind in _KINDS)
-"""What patches stand for."""
-
-
 class Call(NamedTuple):
     """One call of a convolution, of a module's or of a function.
 

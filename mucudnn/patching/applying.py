@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from mucudnn.convolutions.modules import METHODS, check_is_module
+from mucudnn.convolutions.modules import check_is_module, kind_of
 from mucudnn.convolutions.notices import Notice
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.evidence import FrozenEvidence
@@ -124,21 +124,25 @@ def restore(model: nn.Module) -> nn.Module:
     """
     check_is_module(model)
     for module in model.modules():
-        attributes = module.__dict__
-        patched = attributes.pop(_PATCH, None)
-        if patched is not None:
-            patched.retire(module)  # somebody may have wrapped it
-        for method in METHODS:  # or may have put it back
-            if isinstance(attributes.get(method), PatchedForward):
-                del attributes[method]
-        if isinstance(attributes.get(_REPLICATE), _Replicating):
-            del attributes[_REPLICATE]
-        attributes.pop(_PLAN, None)
-        hook = attributes.pop(_ARMED, None)
+        _take_off(module)
+        module.__dict__.pop(_PLAN, None)
+        hook = module.__dict__.pop(_ARMED, None)
         if hook is not None:
             hook.remove()
     release_workspaces()
     return model
+
+
+def _take_off(module: nn.Module) -> None:
+    """Take a module's patch off, if it has one."""
+    attributes, kind = module.__dict__, kind_of(module)
+    patched = attributes.pop(_PATCH, None)
+    if patched is not None:
+        patched.retire(module)  # somebody may have wrapped it
+    if kind is not None and isinstance(attributes.get(kind.method), PatchedForward):  # or put it back
+        del attributes[kind.method]
+    if isinstance(attributes.get(_REPLICATE), _Replicating):
+        del attributes[_REPLICATE]
 
 
 def plan_of(model: nn.Module) -> Plan:
@@ -272,8 +276,12 @@ def unpatched(model: nn.Module) -> Iterator[None]:
 
 
 def _put_back(module: nn.Module, patched: PatchedForward) -> None:
-    """Put a patch back, unless the module was restored meanwhile, or patched anew."""
-    if module.__dict__.get(_PATCH) is patched:
+    """Put a patch back, unless the module was restored meanwhile, patched anew, or given another method."""
+    if module.__dict__.get(_PATCH) is not patched:
+        return
+    if patched.method in module.__dict__:
+        _take_off(module)
+    else:
         module.__dict__[patched.method] = patched
 
 

@@ -123,11 +123,11 @@ class PatchedForward:
     @contextlib.contextmanager
     def resting(self) -> Iterator[None]:
         """Compute as before for a while."""
-        self.is_resting = True
+        was_resting, self.is_resting = self.is_resting, True
         try:
             yield
         finally:
-            self.is_resting = self.is_retired
+            self.is_resting = was_resting or self.is_retired
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[NotingRouter]:

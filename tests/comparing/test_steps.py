@@ -1,7 +1,10 @@
 """A program's step with a plan and without it, on a clock that its convolutions move themselves."""
 
 import contextlib
+import copy
 import dataclasses
+import itertools
+import pickle
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -20,7 +23,7 @@ from mucudnn.backends.base import NoNeighbours
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.comparing import steps
 from mucudnn.comparing.step_comparison import StepComparison
-from mucudnn.comparing.steps import compared
+from mucudnn.comparing.steps import _WARMUPS, compared
 from mucudnn.division import Division, undivided
 from mucudnn.errors import OptionError, PlanError, UntunedWarning
 from mucudnn.evidence import Evidence
@@ -552,6 +555,34 @@ def test_a_step_may_ask_for_the_plan(model: Network, backend: Ticking) -> None:
 
     assert len(seen) > ROUNDS
     assert all(each == plan for each in seen)
+
+
+def test_a_step_may_copy_the_model() -> None:
+    model, copies = nn.Sequential(nn.Conv2d(IMAGES.shape[1], 4, 3)), []
+    mucudnn.apply(model, a_plan_for(model, IMAGES))
+
+    def step() -> None:
+        model(IMAGES).sum().backward()
+        copies.append(pickle.loads(pickle.dumps(copy.deepcopy(model))))
+
+    found = mucudnn.compare(model, step, rounds=6, progress=False)
+
+    assert [each.path for each in found.layers] == ["0"]
+    for each in copies:
+        torch.testing.assert_close(each(IMAGES), model(IMAGES))
+
+
+def test_of_a_convolution_that_a_step_restores_nothing_is_told(model: Network, backend: Ticking) -> None:
+    steps = itertools.count()
+
+    def step() -> None:
+        if next(steps) == 2 * _WARMUPS:  # in the first round
+            mucudnn.restore(model.second)
+        model(IMAGES).sum().backward()
+
+    found = seen_of(model, backend, step)
+
+    assert "second" not in found.unplanned
 
 
 def test_a_convolution_that_was_replaced_is_told_of(model: Network, backend: Ticking) -> None:

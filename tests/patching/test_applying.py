@@ -271,6 +271,52 @@ def test_a_copy_of_a_model_that_rests_runs_no_plan(copied: Callable[[nn.Module],
     assert not torch.equal(model(images_of()), expected)
 
 
+def test_a_wrapped_patch_rests_until_the_outermost_rest_ends() -> None:
+    model = _a_tree()
+    apply(model, a_plan_for(model, images_of()))
+    for conv, method in ((model[0], "_conv_forward"), (model[1][2], "forward")):
+        conv.__dict__[method] = functools.partial(getattr(conv, method))
+
+    with unpatched(model):
+        expected = model(images_of())
+        with unpatched(model):
+            pass
+        assert torch.equal(model(images_of()), expected)
+
+    assert not torch.equal(model(images_of()), expected)
+
+
+def test_a_method_that_a_module_is_given_while_it_rests_stays() -> None:
+    model = _a_tree()
+    apply(model, a_plan_for(model, images_of()))
+    called = []
+
+    with unpatched(model):
+        own = model[0]._conv_forward
+        model[0].__dict__["_conv_forward"] = lambda *args: called.append(0) or own(*args)
+    model(images_of())
+
+    assert called == [0]
+    assert {each.site.path for each in plan_of(model).assignments} == {"1.0", "1.1", "1.2"}
+
+
+def test_who_calls_a_patch_as_its_own_method_computes_as_before_once_it_is_restored() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.ConvTranspose2d(3, 4, 3).double()
+
+    model = Wrapper()
+    expected = model.conv(images_of())
+    apply(model.conv, a_plan_for(model.conv, images_of()))
+    model.forward = model.conv.forward
+    assert not torch.equal(model(images_of()), expected)
+
+    restore(model)
+
+    assert torch.equal(model(images_of()), expected)
+
+
 def test_what_is_done_to_a_model_that_rests_is_not_undone_when_it_wakes() -> None:
     model = _a_tree()
     plan = a_plan_for(model, images_of())
