@@ -3,7 +3,6 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from mucudnn.choices import Mode
 from mucudnn.division import Division, common_buffer_bytes, undivided
@@ -17,12 +16,7 @@ from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.progress import Progress, Work
-from mucudnn.solvers import (
-    division_front,
-    least_workspace_bytes,
-    solve_reuse,
-    solve_sharing,
-)
+from mucudnn.solvers import solve_reuse
 from mucudnn.tuning.confirming import (
     Confirmed,
     Pool,
@@ -33,16 +27,11 @@ from mucudnn.tuning.confirming import (
     rivals_of,
     winner,
 )
+from mucudnn.tuning.solving import Solution, solve
 from mucudnn.tuning.whole_calls import LOOKS, Called, taken_before
 from mucudnn.version import __version__
 
 _ADVICE = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
-
-
-def warn_of_others(complaint: str) -> None:
-    """Warn of what others did while times were measured."""
-    warn_user(f"{complaint} {_ADVICE}", BusyWarning)
-
 
 _PROFILING_SHARE = 6.0
 """How many times as long as a confirmation profiling takes: of a ResNet-18 on a processor, in batches of 16,
@@ -52,11 +41,9 @@ _FIXED_FLOPS = 10**8
 """What each problem takes beside its own FLOPs, in the same measure: about 0.2 s of profiling there."""
 
 
-class _Solution(NamedTuple):
-    """What a solver chose for a site, and the candidates that fit into the same workspace."""
-
-    division: Division
-    fitting: Sequence[Candidate]
+def warn_of_others(complaint: str) -> None:
+    """Warn of what others did while times were measured."""
+    warn_user(f"{complaint} {_ADVICE}", BusyWarning)
 
 
 class Tuning:
@@ -110,7 +97,9 @@ class Tuning:
             DeviceLostError: an algorithm has broken the device.
         """
         profiles = dict(self._profiles([*dict.fromkeys(self._problems.values())]))
-        solution = self._solve(profiles)
+        solution = solve(
+            self._problems, profiles, self._profiler.limit_bytes, self._mode, self._profiler.known_workspaces
+        )
         confirmed = dict(self._confirmed(profiles, solution))
         for look in LOOKS:
             for call in self._extraction.calls:
@@ -180,7 +169,7 @@ class Tuning:
         warn_user(f"Not measured, and so left as they are: {names} ({error}).", UntunedWarning)
 
     def _confirmed(
-        self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, _Solution]
+        self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, Solution]
     ) -> Iterator[tuple[ConvSite, Confirmed]]:
         """Yield what each site runs; equal problems with equal divisions are confirmed once."""
         solved = {site: solution[site].division for site in self._problems}
@@ -279,57 +268,6 @@ class Tuning:
         self._work.finish(("profile", problem))
         return profile
 
-    def _solve(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
-        """Return a division for every site, and the candidates that fit where it does."""
-        self._check_feasible(profiles)
-        if self._is_sharing:
-            return self._solve_sharing(profiles)
-        limit_bytes = self._profiler.limit_bytes
-        solved = {
-            problem: _Solution(
-                solve_reuse(profile.candidates, problem.batch, limit_bytes), profile.candidates
-            )
-            for problem, profile in profiles.items()
-        }
-        return {site: solved[problem] for site, problem in self._problems.items()}
-
-    def _solve_sharing(self, profiles: Mapping[ConvProblem, Profile]) -> dict[ConvSite, _Solution]:
-        limit_bytes = self._profiler.limit_bytes
-        fronts = {
-            problem: division_front(profile.candidates, problem.batch, limit_bytes)
-            for problem, profile in profiles.items()
-        }
-        divisions = solve_sharing(
-            {site: fronts[problem] for site, problem in self._problems.items()}, limit_bytes
-        )
-        return {
-            site: _Solution(division, _within(profiles[self._problems[site]].candidates, division))
-            for site, division in divisions.items()
-        }
-
-    def _check_feasible(self, profiles: Mapping[ConvProblem, Profile]) -> None:
-        """Raise an InfeasibleError if some batch has no division, or all divisions share too little.
-
-        It names the site that needs most, and a limit with which all sites may do.
-        """
-        limit_bytes, is_sharing = self._profiler.limit_bytes, self._is_sharing
-        leasts = {
-            problem: least_workspace_bytes(profile.candidates, problem.batch)
-            for problem, profile in profiles.items()
-        }
-        known = [least for problem in self._problems.values() if (least := leasts[problem]) is not None]
-        if len(known) == len(self._problems) and (not is_sharing or sum(known) <= limit_bytes):
-            return
-        needs: dict[ConvSite, int] = {}
-        for site, problem in self._problems.items():
-            least = least_workspace_bytes(self._profiler.known_workspaces(problem), problem.batch)
-            if least is None:
-                raise self._infeasible(site, None)
-            needs[site] = least
-        neediest = max(needs, key=needs.__getitem__)
-        least_bytes = sum(needs.values()) if is_sharing else needs[neediest]
-        raise self._infeasible(neediest, least_bytes, is_total=is_sharing)
-
     def _base(self, profile: Profile) -> Division | None:
         """PyTorch's own convolution, undivided, if the limit allows to run it."""
         own = (each for each in profile.candidates if each.algorithm == self._profiler.own)
@@ -381,15 +319,12 @@ class Tuning:
         return Proven(division, evidence_of(division, outcome, own, worst))
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
-        limit_bytes = self._profiler.limit_bytes
+        limit_bytes, problem = self._profiler.limit_bytes, str(self._problems[site])
         if self._is_sharing:  # that one site would do says nothing about what all would need
-            return self._infeasible(site, None, is_total=True)
+            return InfeasibleError(limit_bytes, None, str(site), is_total=True, problem=problem)
         larger = (seen for seen in outcome.workspaces.values() if not fits_as_seen(seen, limit_bytes))
-        return self._infeasible(site, min(larger, default=None))  # others fit, but broke
-
-    def _infeasible(self, site: ConvSite, least: int | None, *, is_total: bool = False) -> InfeasibleError:
-        problem = str(self._problems[site])
-        return InfeasibleError(self._profiler.limit_bytes, least, str(site), is_total, problem)
+        least_bytes = min(larger, default=None)  # others fit, but broke
+        return InfeasibleError(limit_bytes, least_bytes, str(site), problem=problem)
 
 
 def _step(call: SiteCall, look: int) -> Hashable:
@@ -400,7 +335,3 @@ def _step(call: SiteCall, look: int) -> Hashable:
 def _frozen_step(call: SiteCall, look: int) -> Hashable:
     """Return what the call is timed as in frozen graphs."""
     return ("frozen", call.problem, look)
-
-
-def _within(candidates: Iterable[Candidate], division: Division) -> list[Candidate]:
-    return [each for each in candidates if each.workspace_bytes <= division.workspace_bytes]

@@ -136,20 +136,6 @@ def test_what_a_killed_command_has_begun_has_ended_with_it(tmp_path: Path) -> No
     assert not _is_running(int((tmp_path / "pid").read_text()))
 
 
-def test_a_command_that_is_stopped_and_what_it_has_begun_may_say_what_they_were_at(tmp_path: Path) -> None:
-    concluding = (
-        "import signal; "
-        "signal.signal(signal.SIGINT, lambda *_: (open('done', 'w').close(), os._exit(0))); "
-        "time.sleep(60)"
-    )
-    start_s = time.monotonic()
-
-    assert status_of(begins_another(tmp_path, concluding), 3.0, concluding_s=20.0) == 1
-
-    assert (tmp_path / "done").exists()
-    assert time.monotonic() - start_s < 20.0
-
-
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)"
 
 
@@ -166,22 +152,22 @@ def test_what_does_not_heed_an_interrupt_is_killed_though_what_began_it_has_ende
     assert not _is_running(int((tmp_path / "pid").read_text()))
 
 
-def test_what_is_stopped_may_conclude_though_what_began_it_has_ended(tmp_path: Path) -> None:
-    slow = (
-        "import signal; "
-        "signal.signal(signal.SIGINT, lambda *_: (time.sleep(1), open('done', 'w').close(), os._exit(0))); "
-        "time.sleep(60)"
-    )
+@pytest.mark.parametrize(("ends_first", "takes_s"), [(False, 0), (True, 1)])
+def test_what_is_stopped_and_what_it_has_begun_may_say_what_they_were_at(
+    tmp_path: Path, ends_first: bool, takes_s: int
+) -> None:
+    concludes = f"time.sleep({takes_s}), open('done', 'w').close(), os._exit(0)"
+    slow = f"import signal; signal.signal(signal.SIGINT, lambda *_: ({concludes})); time.sleep(60)"
     name, path, program = begins_another(tmp_path, slow)
-    command = [
-        name,
-        path,
-        f"import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); {program}",
-    ]
+    first = (
+        "import os, signal; signal.signal(signal.SIGINT, lambda *_: os._exit(130)); " if ends_first else ""
+    )
+    start_s = time.monotonic()
 
-    assert status_of(command, 3.0, concluding_s=20.0) == 1
+    assert status_of([name, path, first + program], 3.0, concluding_s=20.0) == 1
 
     assert (tmp_path / "done").exists()
+    assert time.monotonic() - start_s < 20.0
 
 
 def test_who_is_interrupted_and_waits_for_the_deaf_says_so_before_it_is_killed(tmp_path: Path) -> None:

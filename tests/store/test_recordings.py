@@ -61,7 +61,7 @@ def agreed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert by_highs == by_cbc
         return by_highs
 
-    monkeypatch.setattr("mucudnn.tuning.run.solve_sharing", solve)
+    monkeypatch.setattr("mucudnn.tuning.solving.solve_sharing", solve)
     return limits
 
 
