@@ -16,6 +16,7 @@ import mucudnn
 from mucudnn.choices import Mode, Policy
 from mucudnn.errors import (
     BackendError,
+    BusyWarning,
     InfeasibleError,
     NothingToTuneError,
     OptionError,
@@ -345,7 +346,8 @@ def test_a_store_that_cannot_be_written_is_read_and_the_rest_is_kept_in_memory(
     with pytest.warns(StoreWarning, match=r"not kept: .*Read-only file system") as told:
         plan = mucudnn.tune(a_chain(), a_batch(), LIMIT, store=known, progress=listener)
 
-    assert [warning.filename for warning in told] == [__file__]
+    # Others may have been busy while the known times were measured, which is told whenever they are read.
+    assert [each.filename for each in told if each.category is not BusyWarning] == [__file__]
     assert plan.to_text() == expected.to_text()
     assert listener.measured == 0
 
