@@ -1,9 +1,11 @@
 """Calling C on tensors: structures, places in a workspace, one call for each thread.
 
-C believes what it is told, so every tensor is looked at before: what autograd's hooks have made of a saved
-one may be of another type or shape, and some have no memory.
+What does not change from call to call is put in its place when a kernel is bound to a workspace; a call puts
+addresses and steps of its images there. C believes what it is told, so every tensor is looked at before: what
+autograd's hooks have made of a saved one may be of another type or shape, and some have no memory.
 """
 
+import abc
 import ctypes
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.errors import BackendError
+from mucudnn.problem import ConvOp, ConvProblem
 
 Function = Callable[[Any, Any], Any]
 """Takes a call and a share, by reference."""
@@ -67,3 +70,69 @@ def checked(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
     if tensor.data_ptr() == 0:
         raise BackendError(f"A tensor of shape {tuple(shape)} has no memory.")
     return tensor
+
+
+class CompiledKernel(abc.ABC):
+    """A micro-batch's kernel in C, bound to a workspace.
+
+    A subclass sets `_call`, a structure with the images x and y, the bias and whether sums are added to, and
+    `_shares`.
+
+    Args:
+        problem: of the micro-batch.
+        space: the regions of the workspace by their names.
+        functions: the library's, by their names.
+    """
+
+    _call: Any
+    _shares: Sequence[ctypes.Structure]
+
+    def __init__(
+        self, problem: ConvProblem, space: Mapping[str, Tensor], functions: Mapping[str, Function]
+    ) -> None:
+        self._space, self._functions = space, functions
+        self._is_dgrad = problem.op is ConvOp.DGRAD
+        self._dtype: torch.dtype = getattr(torch, problem.dtype)
+        self._image_shape = problem.output_shape if self._is_dgrad else problem.input_shape
+        self._gradient_shape = problem.output_shape
+        self._filter_shape = problem.filter_shape
+
+    @staticmethod
+    @abc.abstractmethod
+    def _put_image(into: Any, image: Tensor) -> None:
+        """Tell where an image lies, and how."""
+
+    @abc.abstractmethod
+    def _put_filter(self, tensor: Tensor) -> None:
+        """Tell where the filter lies, or its gradient, and how."""
+
+    def _run(self, *names: str) -> list[Any]:
+        """Call functions one after another for every thread's share; return what the last one returns."""
+        for name in names:
+            results = run_shares(self._functions[name], self._call, self._shares)
+        return results
+
+    def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
+        return checked(tensor, shape, self._dtype)
+
+    def _slice(self, image: Tensor, out: Tensor, bias: Tensor | None, *names: str) -> list[float]:
+        """Have functions write a part's result into `out`, of an image that is x; the bias is added."""
+        image = self._checked(image, self._image_shape)
+        self._put_image(self._call.x, image)
+        self._put_image(self._call.y, out)
+        if bias is None:
+            self._call.bias = None
+        else:
+            bias = self._checked(bias, (self._filter_shape[0],))
+            self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
+        return self._run(*names)
+
+    def _add(self, image: Tensor, gradient: Tensor, adds: bool, *names: str) -> list[float]:
+        """Have functions multiply a part's images; these add to what is there, or write over it."""
+        image = self._checked(image, self._image_shape)
+        gradient = self._checked(gradient, self._gradient_shape)
+        self._put_image(self._call.x, image)
+        self._put_image(self._call.y, gradient)
+        self._call.adds = adds
+        return self._run(*names)

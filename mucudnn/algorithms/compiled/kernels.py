@@ -1,33 +1,20 @@
-"""Convolution by tiles in C, called: the library's functions, what they are told, one call for each thread.
-
-What does not change from call to call is put in its place when a kernel is bound to a workspace; a call puts
-addresses and steps of its images there.
-"""
+"""Convolution by tiles in C, called: the functions of its library, and what they are told."""
 
 import ctypes
 import functools
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
 from mucudnn.algorithms.compiled.axes import Axis
-from mucudnn.algorithms.compiled.calling import (
-    Function,
-    checked,
-    fields_of,
-    functions_of,
-    place_of,
-    run_shares,
-)
+from mucudnn.algorithms.compiled.calling import CompiledKernel, Function, fields_of, functions_of, place_of
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import FIELDS, has_sums, source_of
 from mucudnn.algorithms.libraries import product_of_matrices
 from mucudnn.algorithms.sides import three
-from mucudnn.problem import ConvOp
 
 
 class _Image(ctypes.Structure):
@@ -59,18 +46,13 @@ def functions(axes: tuple[Axis, ...], dtype: str) -> dict[str, Function]:
     return functions_of(loaded, types, _Call, _Share)
 
 
-class _Kernel:
-    """What all kernels share: a workspace, a call, and the share of every thread."""
+class _Kernel(CompiledKernel):
+    """What these kernels share: lines of tiles, and channels, for every thread."""
 
     def __init__(self, shares: Shares, buffer: Tensor) -> None:
         problem = shares.problem
-        self._functions = functions(shares.axes, problem.dtype)
-        self._space = carve(buffer, shares.regions)
-        self._is_dgrad = problem.op is ConvOp.DGRAD
-        self._dtype: torch.dtype = getattr(torch, problem.dtype)
-        self._image_shape = problem.output_shape if self._is_dgrad else problem.input_shape
-        self._gradient_shape = problem.output_shape
-        self._filter_shape = problem.filter_shape
+        space = carve(buffer, shares.regions)
+        super().__init__(problem, space, functions(shares.axes, problem.dtype))
         self._call = _Call(
             **{f"tiles_{name}": tiles for name, tiles in zip("dhw", shares.tiles, strict=True)},
             **{f"margin_{name}": axis.margin for name, axis in zip("dhw", shares.axes, strict=True)},
@@ -90,13 +72,16 @@ class _Kernel:
             u_plane=shares.u_plane, x_plane=shares.x_plane, y_plane=shares.y_plane, sums_plane=shares.u_plane,
         )  # fmt: skip
 
-    def _run(self, name: str) -> list[Any]:
-        """Call a function for every thread's share."""
-        return run_shares(self._functions[name], self._call, self._shares)
-
-    def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
-        return checked(tensor, shape, self._dtype)
+    @staticmethod
+    def _put_image(into: _Image, image: Tensor) -> None:
+        """Tell where an image lies, and how; of one slice or row it is told already."""
+        shape, steps = image.shape, image.stride()
+        into.start = image.data_ptr()
+        into.step_n, into.step_c, into.step_w, into.width = steps[0], steps[1], steps[-1], shape[-1]
+        if len(shape) > 3:  # samples, channels, rows, columns
+            into.step_h, into.height = steps[-2], shape[-2]
+        if len(shape) > 4:
+            into.step_d, into.depth = steps[-3], shape[-3]
 
     def _put_filter(self, tensor: Tensor) -> None:
         """Tell where the filter lies, or its gradient. In dgrad it is turned round, and x is dy."""
@@ -113,6 +98,8 @@ class _Kernel:
 class CompiledSliceKernel(_Kernel):
     """fprop or dgrad of one micro-batch."""
 
+    _of_a_part: tuple[str, ...] = ("slices",)
+
     def prepare(self, weight: Tensor) -> None:
         """Transform the filter; once per mini-batch."""
         weight = self._checked(weight, self._filter_shape)
@@ -121,22 +108,13 @@ class CompiledSliceKernel(_Kernel):
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
         """Write the part's result into `out`; return whether it is finite."""
-        image = self._checked(image, self._image_shape)
-        _put_image(self._call.x, image)
-        _put_image(self._call.y, out)
-        if bias is None:
-            self._call.bias = None
-        else:
-            bias = self._checked(bias, (self._filter_shape[0],))
-            self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
-        return all(map(math.isfinite, self._compute()))
-
-    def _compute(self) -> list[float]:
-        return self._run("slices")
+        return all(map(math.isfinite, self._slice(image, out, bias, *self._of_a_part)))
 
 
 class GroupedSliceKernel(CompiledSliceKernel):
     """The same some channels of y at a time, whose part of the filter is transformed after x."""
+
+    _of_a_part = ("gather", "grouped_slices")
 
     def prepare(self, weight: Tensor) -> None:
         """Do nothing before the first part."""
@@ -146,10 +124,6 @@ class GroupedSliceKernel(CompiledSliceKernel):
         weight = self._checked(weight, self._filter_shape)  # held as long as C reads it
         self._put_filter(weight)
         return super().run(image, weight, out, bias)
-
-    def _compute(self) -> list[float]:
-        self._run("gather")
-        return self._run("grouped_slices")
 
 
 class CompiledSumKernel(_Kernel):
@@ -167,12 +141,7 @@ class CompiledSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""
-        image = self._checked(image, self._image_shape)
-        gradient = self._checked(gradient, self._gradient_shape)
-        _put_image(self._call.x, image)
-        _put_image(self._call.y, gradient)
-        self._call.adds = not first
-        self._run("add")
+        self._add(image, gradient, not first, "add")
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite, written anyway."""
@@ -191,27 +160,11 @@ class GroupedSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
         """Add the part's dw to `into`, or write it there if it is the `first` and nothing is to be kept."""
-        image = self._checked(image, self._image_shape)
-        gradient = self._checked(gradient, self._gradient_shape)
-        _put_image(self._call.x, image)
-        _put_image(self._call.y, gradient)
         self._put_filter(into.total)
-        self._call.adds = into.accumulate or not first
-        self._run("gather")
-        for worker, found in enumerate(self._run("grouped_sums")):
+        adds = into.accumulate or not first
+        for worker, found in enumerate(self._add(image, gradient, adds, "gather", "grouped_sums")):
             self._found[worker] = found if first else self._found[worker] + found
 
     def finish(self, into: GradientSum) -> bool:  # noqa: ARG002  # it holds the sum
         """Return whether the sum is finite; if not, `into` holds a part of it."""
         return all(map(math.isfinite, self._found))
-
-
-def _put_image(into: _Image, image: Tensor) -> None:
-    """Tell where an image lies, and how; of one slice or row it is told already."""
-    shape, steps = image.shape, image.stride()
-    into.start = image.data_ptr()
-    into.step_n, into.step_c, into.step_w, into.width = steps[0], steps[1], steps[-1], shape[-1]
-    if len(shape) > 3:  # samples, channels, rows, columns
-        into.step_h, into.height = steps[-2], shape[-2]
-    if len(shape) > 4:
-        into.step_d, into.depth = steps[-3], shape[-3]

@@ -5,24 +5,15 @@ import functools
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
-from mucudnn.algorithms.compiled.calling import (
-    Function,
-    checked,
-    fields_of,
-    functions_of,
-    place_of,
-    run_shares,
-)
+from mucudnn.algorithms.compiled.calling import CompiledKernel, Function, fields_of, functions_of, place_of
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.depthwise.axes import Axis
 from mucudnn.algorithms.depthwise.shares import Shares
 from mucudnn.algorithms.depthwise.source import FIELDS, source_of
 from mucudnn.algorithms.sides import three
-from mucudnn.problem import ConvOp
 
 
 class _Image(ctypes.Structure):
@@ -72,17 +63,12 @@ def functions(dtype: str) -> dict[str, Function]:
     return functions_of(loaded, types, _Call, _Share)
 
 
-class _Kernel:
-    """What both kernels share: a workspace, a call, and the share of every thread."""
+class _Kernel(CompiledKernel):
+    """What both kernels share: axes with the taps of each phase, and strips of channels for every thread."""
 
     def __init__(self, shares: Shares, buffer: Tensor) -> None:
         problem = shares.problem
-        self._functions = functions(problem.dtype)
-        self._dtype: torch.dtype = getattr(torch, problem.dtype)
-        self._space = carve(buffer, shares.regions)
-        self._image_shape = problem.output_shape if problem.op is ConvOp.DGRAD else problem.input_shape
-        self._gradient_shape = problem.output_shape
-        self._filter_shape = problem.filter_shape
+        super().__init__(problem, carve(buffer, shares.regions), functions(problem.dtype))
         self._dense_steps = [math.prod(problem.kernel_size[i + 1 :]) for i in range(len(problem.kernel_size))]
         self._tables = [_tables(axis) for axis in shares.axes]  # held as long as C reads them
         sizes = three(problem.kernel_size, 1)
@@ -101,9 +87,13 @@ class _Kernel:
         places = {name: place_of(self._space, name, worker) for name in ("u", "x", "y", "sums")}
         return _Share(first=first, last=last, totals=1, **places)
 
-    def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
-        return checked(tensor, shape, self._dtype)
+    @staticmethod
+    def _put_image(into: _Image, image: Tensor) -> None:
+        """Tell where an image lies, and how."""
+        n, c, *steps = image.stride()
+        into.start, into.step_n, into.step_c = image.data_ptr(), n, c
+        into.step_d, into.step_h, into.step_w = three(steps, 0)
+        into.depth, into.height, into.width = three(image.shape[2:], 1)
 
     def _put_filter(self, tensor: Tensor) -> None:
         """Tell where the filter lies, or its gradient."""
@@ -125,15 +115,7 @@ class DepthwiseSliceKernel(_Kernel):
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
         """Write the part's result into `out`; return whether it is finite."""
-        image = self._checked(image, self._image_shape)
-        _put_image(self._call.x, image)
-        _put_image(self._call.y, out)
-        if bias is None:
-            self._call.bias = None
-        else:
-            bias = self._checked(bias, (self._filter_shape[0],))
-            self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
-        return all(map(math.isfinite, run_shares(self._functions["slices"], self._call, self._shares)))
+        return all(map(math.isfinite, self._slice(image, out, bias, "slices")))
 
 
 class DepthwiseSumKernel(_Kernel):
@@ -149,12 +131,7 @@ class DepthwiseSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""
-        image = self._checked(image, self._image_shape)
-        gradient = self._checked(gradient, self._gradient_shape)
-        _put_image(self._call.x, image)
-        _put_image(self._call.y, gradient)
-        self._call.adds = not first
-        run_shares(self._functions["add"], self._call, self._shares)
+        self._add(image, gradient, not first, "add")
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite, written anyway."""
@@ -177,11 +154,3 @@ def _tables(axis: Axis) -> tuple[Any, Any]:
 def _axis(axis: Axis, taps: int, tables: tuple[Any, Any]) -> _Axis:
     phases, places = map(ctypes.addressof, tables)
     return _Axis(axis.outputs, axis.period, axis.step, axis.first, taps, phases, places)
-
-
-def _put_image(into: _Image, image: Tensor) -> None:
-    """Tell where an image lies, and how."""
-    n, c, *steps = image.stride()
-    into.start, into.step_n, into.step_c = image.data_ptr(), n, c
-    into.step_d, into.step_h, into.step_w = three(steps, 0)
-    into.depth, into.height, into.width = three(image.shape[2:], 1)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
 from mucudnn.algorithms.compiled.calling import (
+    CompiledKernel,
     Function,
-    checked,
     fields_of,
     functions_of,
     place_of,
@@ -24,7 +24,6 @@ from mucudnn.algorithms.matrix.shares import Shares
 from mucudnn.algorithms.matrix.source import FIELDS, source_of
 from mucudnn.algorithms.matrix.unit import refusal_of_processor
 from mucudnn.errors import BackendError
-from mucudnn.problem import ConvOp
 
 _LARGEST = 1e38
 """A third of float32's largest number: neither roundings of many terms lead from one to the other, nor does
@@ -73,19 +72,13 @@ def functions(is_native: bool, dtype: str) -> dict[str, Function]:
     return functions_of(library(source_of(is_native, dtype), is_plain=True), types, _Call, _Share)
 
 
-class _Kernel:
-    """What both kernels share: a workspace, a call, and the share of every thread."""
+class _Kernel(CompiledKernel):
+    """What both kernels share: sets of groups of taps, and units of rows for every thread."""
 
     def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
         problem, geometry = shares.problem, shares.geometry
-        self._functions = functions(is_native, problem.dtype)
-        self._dtype: torch.dtype = getattr(torch, problem.dtype)
+        super().__init__(problem, carve(buffer, shares.regions), functions(is_native, problem.dtype))
         self._is_usual = _cannot_overflow if shares.addends == 1 else _has_addends
-        self._space = carve(buffer, shares.regions)
-        self._is_dgrad = problem.op is ConvOp.DGRAD
-        self._image_shape = problem.output_shape if self._is_dgrad else problem.input_shape
-        self._gradient_shape = problem.output_shape
-        self._filter_shape = problem.filter_shape
         self._sets, self._groups = _tables(shares)
         depth, height, width = geometry.axes
         self._call = _Call(
@@ -114,9 +107,13 @@ class _Kernel:
             **{name: place_of(self._space, name, worker) for name in names},
         )  # fmt: skip
 
-    def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
-        return checked(tensor, shape, self._dtype)
+    @staticmethod
+    def _put_image(into: _Image, image: Tensor) -> None:
+        """Tell where an image lies, and how: of one dimension along h."""
+        n, c, *steps = image.stride()
+        into.start, into.step_n, into.step_c = image.data_ptr(), n, c
+        into.step_d, into.step_h, into.step_w = spread(tuple(steps), 0)
+        into.depth, into.height, into.width = spread(tuple(image.shape[2:]), 1)
 
     def _put_filter(self, tensor: Tensor) -> None:
         """Tell where the filter lies, or its gradient; in dgrad x has the channels of dy."""
@@ -151,15 +148,7 @@ class MatrixSliceKernel(_Kernel):
 
         A bias near overflow is not looked at.
         """
-        image = self._checked(image, self._image_shape)
-        _put_image(self._call.x, image)
-        _put_image(self._call.y, out)
-        if bias is None:
-            self._call.bias = None
-        else:
-            bias = self._checked(bias, (self._filter_shape[0],))
-            self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
-        largest = run_shares(self._functions["slices"], self._call, self._shares)
+        largest = self._slice(image, out, bias, "slices")
         pairs = itertools.product(largest, self._sums)
         return all(
             self._is_usual(each) and self._is_usual(found) and self._is_usual(each * found)
@@ -190,12 +179,7 @@ class MatrixSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""
-        image = self._checked(image, self._image_shape)
-        gradient = self._checked(gradient, self._gradient_shape)
-        _put_image(self._call.x, image)
-        _put_image(self._call.y, gradient)
-        self._call.adds = not first
-        run_shares(self._functions["add"], self._call, self._shares)
+        self._add(image, gradient, not first, "add")
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite, written anyway."""
@@ -221,11 +205,3 @@ def _tables(shares: Shares) -> tuple[Any, Any]:
         first_group += len(each.groups)
         u += shares.addends * geometry.packed(each)
     return sets, (_Group * max(len(groups), 1))(*(_Group(group.shift, *group.tap) for group in groups))
-
-
-def _put_image(into: _Image, image: Tensor) -> None:
-    """Tell where an image lies, and how: of one dimension along h."""
-    n, c, *steps = image.stride()
-    into.start, into.step_n, into.step_c = image.data_ptr(), n, c
-    into.step_d, into.step_h, into.step_w = spread(tuple(steps), 0)
-    into.depth, into.height, into.width = spread(tuple(image.shape[2:]), 1)
