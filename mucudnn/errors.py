@@ -19,6 +19,7 @@ MucudnnError
 MucudnnWarning (UserWarning)
 ├── StoreWarning                      what is measured now is not kept
 ├── ValuesWarning                     a model looks at values, or tensors without any are kept somewhere
+├── AccuracyWarning                   PyTorch's own convolution, which runs as before, is wrong
 ├── BusyWarning                       others used the device while times were measured on it
 ├── BackendWarning                    a backend works, but not with all that it could offer
 ├── SolverWarning                     sharing mode's selection may not be the fastest
@@ -195,6 +196,10 @@ class BackendWarning(MucudnnWarning):
 
 class SolverWarning(MucudnnWarning):
     """Sharing mode's selection may not be the fastest within the limit; the message says by how much."""
+
+
+class AccuracyWarning(MucudnnWarning):
+    """PyTorch's own convolution, which runs as before, was found to be wrong."""
 
 
 class BusyWarning(MucudnnWarning):

@@ -5,6 +5,9 @@ import dataclasses
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan_file import OPTIONAL
 
+WRONG_ERROR = 0.1
+"""Relative error above which a result is wrong, in any type: bfloat16 rounds by 0.004, sums hardly more."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
@@ -16,7 +19,8 @@ class Evidence:
         verdict: the division against the reference; None without one.
         reference_workspace_bytes: what PyTorch's own takes beside its operands; None without one.
         workspace_bytes: what the division was seen to take, at most.
-        error: largest relative error of its algorithms against float64.
+        error: largest relative error of its algorithms against float64; `plan_file.LARGEST` if that is no
+            number.
         rejected: keys of the divisions that were timed too and not chosen, with their estimates.
         speedups: keys of all but the reference, with how many times as fast as that they are: the median of
             the rounds' quotients, which decides, with its interval. Empty without a reference, or predicted.
@@ -35,6 +39,11 @@ class Evidence:
     speedups: tuple[tuple[str, Estimate], ...] = dataclasses.field(default=(), metadata=OPTIONAL)
     is_predicted: bool = dataclasses.field(default=False, metadata=OPTIONAL)
     others: float = dataclasses.field(default=0.0, metadata=OPTIONAL)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether what runs is wrong, as PyTorch's own alone may be, which no bound refuses."""
+        return self.error is not None and self.error > WRONG_ERROR
 
 
 @dataclasses.dataclass(frozen=True)

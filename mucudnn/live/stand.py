@@ -16,6 +16,7 @@ from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
 from mucudnn.algorithms.own import operands, unread_operand
 from mucudnn.backends import Backend
+from mucudnn.backends.cpu.soiling import soiled_memory
 from mucudnn.backends.cpu.spinning import ordinary_operation
 from mucudnn.division import Division
 from mucudnn.execution.runner import Runner, sum_dtype
@@ -59,9 +60,8 @@ class TrialRun(Protocol):
     def error(self) -> float:
         """Run once and return the 2-norm of the difference to the reference, relative to the reference's.
 
-        Result and workspace are poisoned before, so that who reads what nobody wrote is found out. For wgrad
-        a part is added twice, from nothing and to a sum that is there. Whoever writes beyond the end of its
-        workspace has an infinite error.
+        Result and workspace are poisoned, free memory is soiled, to find out who reads what nobody wrote. In
+        wgrad a part is added twice, from nothing and to a sum. Who writes beyond the workspace has inf.
         """
 
 
@@ -154,7 +154,7 @@ class Stand:
 
 
 class GuardedBuffer:
-    """A workspace with known bytes behind its end, so that whoever writes beyond it is found out."""
+    """A workspace with known bytes behind its end, to find out who writes beyond it."""
 
     def __init__(self, n_bytes: int, device: torch.device) -> None:
         self._bytes = torch.zeros(n_bytes + _GUARD_BYTES, dtype=torch.uint8, device=device)
@@ -165,11 +165,12 @@ class GuardedBuffer:
 
     @contextlib.contextmanager
     def poisoned(self, n_bytes: int) -> Iterator[None]:
-        """Make the first `n_bytes` no numbers for a while, and write a pattern behind them."""
+        """Make the first `n_bytes` no numbers for a while, with a pattern behind them; soil free memory."""
         self.first(n_bytes).fill_(_POISON)
         self._behind(n_bytes).fill_(_GUARD)
         try:
-            yield
+            with soiled_memory():
+                yield
         finally:
             self.first(n_bytes).zero_()
 
@@ -257,7 +258,8 @@ class _OwnRun:
     def error(self) -> float:
         """Return the error of the first part, relative to float64 in the 2-norm."""
         here = slice(0, self._problem.batch)
-        return relative_error(self._compute(here), self._stand.reference.of(here))
+        with soiled_memory():
+            return relative_error(self._compute(here), self._stand.reference.of(here))
 
     def _compute(self, here: slice) -> Tensor:
         stand, op = self._stand, self._problem.op

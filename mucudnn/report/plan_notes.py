@@ -240,7 +240,7 @@ def _evidence_notes(plan: Plan) -> list[tuple[str, str]]:
         *_frozen_notes(plan.frozen),
         *_time_notes(plan, measurements),
         *_others_notes(plan),
-        *_error_notes(plan.assignments),
+        *_error_notes(plan),
         *_measurement_notes(plan, measurements),
     ]
 
@@ -277,22 +277,26 @@ def _others_notes(plan: Plan) -> list[tuple[str, str]]:
     return [] if told is None else [("disturbed", f"{told} {_MEASURED_ANEW}")]
 
 
-def _error_notes(assignments: Sequence[Assignment]) -> list[tuple[str, str]]:
+def _error_notes(plan: Plan) -> list[tuple[str, str]]:
     """Tell the largest error of what was chosen, and apart where PyTorch's own runs, which has no bound.
+
+    Where that is wrong is told instead of by how much.
 
     Of sites with equal errors, such as those of equal problems, the first is named.
     """
     errors: dict[bool, list[tuple[float, ConvSite]]] = {True: [], False: []}
-    for assigned in assignments:
-        if (error := seen_at(assigned).error) is not None:
+    for assigned in plan.assignments:
+        seen = seen_at(assigned)
+        if seen.error is not None and not seen.is_wrong:
             runs_own = any(is_own(part.algorithm) for part in assigned.division.parts)
-            errors[runs_own].append((error, assigned.site))
+            errors[runs_own].append((seen.error, assigned.site))
     texts = [
         text.format(*max(found, key=lambda each: each[0]))
         for text, found in ((_ERROR, errors[False]), (_OWN_ERROR, errors[True]))
         if found
     ]
-    return [("error" if number == 0 else "", text) for number, text in enumerate(texts)]
+    told = [("error" if number == 0 else "", text) for number, text in enumerate(texts)]
+    return told if plan.inaccuracy is None else [*told, ("wrong", plan.inaccuracy)]
 
 
 def _call_notes(plan: Plan) -> list[tuple[str, str]]:

@@ -6,10 +6,18 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 
 from mucudnn.choices import Mode
 from mucudnn.division import Division, common_buffer_bytes, undivided
-from mucudnn.errors import BusyWarning, InfeasibleError, UnmeasuredError, UntunedWarning, warn_user
+from mucudnn.errors import (
+    AccuracyWarning,
+    BusyWarning,
+    InfeasibleError,
+    UnmeasuredError,
+    UntunedWarning,
+    warn_user,
+)
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.plan import Assignment, ConvSite, Plan
+from mucudnn.plan_file import LARGEST
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Candidate, Profile
 from mucudnn.profiling.measurer import fits_as_seen
@@ -127,6 +135,8 @@ class Tuning:
         complaint = self._profiler.complaint() or plan.disturbance
         if complaint is not None:
             self._warn(complaint)
+        if plan.inaccuracy is not None:
+            warn_user(plan.inaccuracy, AccuracyWarning)
         return plan
 
     def _steps(self) -> dict[Hashable, float]:
@@ -314,7 +324,8 @@ class Tuning:
     def _proven(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Proven:
         errors = self._profiler.errors(problem)
         known = [errors[key] for part in division.parts if (key := (part.algorithm, part.batch)) in errors]
-        worst = max(known) if len(known) == len(division.parts) else None
+        is_known = len(known) == len(division.parts)
+        worst = max(min(LARGEST, error) for error in known) if is_known else None  # LARGEST for no number
         own = undivided(self._profiler.own, problem.batch).key
         return Proven(division, evidence_of(division, outcome, own, worst))
 

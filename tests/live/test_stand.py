@@ -5,6 +5,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from mucudnn.backends.base import OnSlices, SumOnSlices
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.choices import Search
 from mucudnn.division import Division
+from mucudnn.execution.runner import Runner
+from mucudnn.execution.workspace import Workspace
 from mucudnn.live.stand import Stand, relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
@@ -39,6 +42,7 @@ GRAIN_SIZE = 2**15
 """Elements of which PyTorch gives each thread at least so many, in a simple operation."""
 
 DOUBLE = "cpu:double"
+FREE_FLOATS = 4096
 BUFFER_BYTES = 64
 
 
@@ -349,6 +353,19 @@ class SlicesThatReadWhatNobodyWrote(Slices):
         return True
 
 
+def whatever_lay_there() -> Tensor:
+    """A number that nobody wrote: mostly 0, as what was given back just before was."""
+    torch.zeros(FREE_FLOATS)
+    return torch.empty(FREE_FLOATS)[FREE_FLOATS // 2]
+
+
+class SlicesThatReadFreeMemory(Slices):
+    def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:
+        super().run(image, weight, out, bias)
+        out.add_(whatever_lay_there())
+        return True
+
+
 @pytest.mark.parametrize("op", SLICES)
 @pytest.mark.parametrize(
     "kernel",
@@ -359,6 +376,7 @@ class SlicesThatReadWhatNobodyWrote(Slices):
         SlicesThatAddToTheResult,
         SlicesThatWriteBeyond,
         SlicesThatReadWhatNobodyWrote,
+        SlicesThatReadFreeMemory,
     ],
 )
 def test_slices_that_are_wrong_are_found_out(kernel: type[Slices], op: ConvOp) -> None:
@@ -430,6 +448,12 @@ class SumsThatWriteBeyond(Sums):
         super().add(image, gradient, into, first)
 
 
+class SumsThatReadFreeMemory(Sums):
+    def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:
+        super().add(image, gradient, into, first)
+        self.sum = self.sum + whatever_lay_there()
+
+
 class SumsThatWriteBeyondInTheEnd(Sums):
     def finish(self, into: GradientSum) -> bool:
         write_beyond(self.buffer)
@@ -447,6 +471,7 @@ class SumsThatWriteBeyondInTheEnd(Sums):
         SumsThatBreakWhenTheyAccumulate,
         SumsThatWriteBeyond,
         SumsThatWriteBeyondInTheEnd,
+        SumsThatReadFreeMemory,
     ],
 )
 @pytest.mark.parametrize("size", [2, 4, 6])
@@ -460,6 +485,47 @@ def test_sums_that_are_wrong_at_one_size_are_wrong_at_that_size_only() -> None:
     wrong = [size for size in SIZES if not error_of(SumsWithOneWrongSize, problem, size) <= BOUND]
 
     assert wrong == [2]
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_pytorchs_own_is_found_out_too_when_it_reads_free_memory(
+    op: ConvOp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Careless(CpuBackend):
+        def own_convolution(self, *operands: Any) -> Tensor:
+            return super().own_convolution(*operands) + whatever_lay_there()
+
+    problem = for_op(PROBLEM, op)
+    run = Stand(Careless(), problem, buffer_bytes=0).run(Trial(problem, BACKEND.own, whole=True))
+
+    assert not run.error() <= BOUND
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize(
+    ("channels", "input_size", "kernel_size", "stride"),
+    [(8, (1, 1), (3, 3), 2), (16, (1, 1), (5, 5), 2), (16, (2, 2, 2), (3, 3, 3), 1)],
+)
+def test_what_passes_for_16_bits_is_right_on_other_memory_too(
+    channels: int, input_size: tuple[int, ...], kernel_size: tuple[int, ...], stride: int, layout: Layout
+) -> None:
+    """PyTorch's own dw leaves some of these to what lay in memory, on processors with AVX-512 alone."""
+    problem = a_convolution(
+        batch=6, in_channels=channels, out_channels=channels, input_size=input_size, kernel_size=kernel_size,
+        stride=(stride,) * len(input_size), padding=tuple(taps // 2 for taps in kernel_size),
+        dilation=(1,) * len(input_size), dtype="bfloat16", layout=layout, filter_layout=layout,
+        op=ConvOp.WGRAD,
+    )  # fmt: skip
+    for name in BACKEND.algorithms(problem, Search.EXHAUSTIVE):
+        stand = Stand(BACKEND, problem, BACKEND.buffer_bytes(problem, name))
+        bound = BACKEND.error_bound(problem, name)
+        if stand.run(Trial(problem, name, whole=True)).error() <= bound:
+            runner = Runner(BACKEND, problem, Division((Candidate(name, problem.batch, 0.0, 0),)))
+            workspace = Workspace(BACKEND.device)
+            for junk in (1e20, -1.0):
+                [torch.full((size,), junk) for size in (256, 1024, FREE_FLOATS, 16384) for _ in range(8)]
+                dw = runner(workspace, stand.first, stand.second, None, stand.unread)
+                assert relative_error(dw, stand.reference.of(slice(0, problem.batch))) <= bound
 
 
 @pytest.mark.parametrize("kernel", [SlicesThatWriteBeyond, SumsThatWriteBeyond])

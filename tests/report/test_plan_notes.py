@@ -88,6 +88,21 @@ def test_equal_calls_count_as_one_comparison() -> None:
     assert note(render_plan(plan), "calls").endswith("Calls compared: 1.")
 
 
+def test_pytorchs_own_that_is_wrong_is_told_of_instead_of_its_error() -> None:
+    rows = (
+        assigned("conv1", ConvOp.FPROP, OWN, dataclasses.replace(KEPT, error=2e-7)),
+        assigned("conv1", ConvOp.WGRAD, OWN, dataclasses.replace(KEPT, error=1e33)),
+    )
+    text = render_plan(a_mixed_plan(assignments=rows))
+
+    assert note(text, "error").startswith(
+        "At most 2.0e-07 relative to float64 where PyTorch's own runs (conv1 f"
+    )
+    assert note(text, "wrong").startswith("At 1 of 2 sites, the first of them conv1 wgrad, PyTorch's own con")
+    assert "more than 10% off" in note(text, "wrong")
+    assert "\nwrong " not in render_plan(a_mixed_plan())
+
+
 def test_times_that_others_may_have_moved_are_told_of() -> None:
     rows = (
         assigned("conv1", ConvOp.FPROP, WINOGRAD, dataclasses.replace(FASTER, others=0.42)),

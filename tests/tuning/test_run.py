@@ -2,8 +2,10 @@
 
 import contextlib
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ from torch import Tensor, nn
 from mucudnn.backends.base import Neighbours, NoNeighbours, Result
 from mucudnn.choices import Mode, Policy, Search
 from mucudnn.division import Division
-from mucudnn.errors import BackendError, BusyWarning, UnmeasuredError, UntunedWarning
+from mucudnn.errors import AccuracyWarning, BackendError, BusyWarning, UnmeasuredError, UntunedWarning
 from mucudnn.examining.extraction import extract
 from mucudnn.live.measurer import LiveMeasurer
+from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.profiling.measurer import ModelCall, call_key
@@ -346,6 +349,20 @@ def test_what_was_measured_on_a_busy_machine_is_told_of_whenever_it_is_read() ->
         with pytest.warns(BusyWarning, match=words):
             plan = planned(backend, one_convolution(), store=store)
         assert set(plan.others) == {1.25}
+
+
+@pytest.mark.parametrize("error", [0.2, math.nan, math.inf])
+def test_pytorchs_own_that_is_wrong_stays_and_is_told_of(
+    error: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Profiler, "errors", lambda *_: {("scripted:own", 8): error})
+
+    with pytest.warns(AccuracyWarning, match="^At 1 of 1 sites, the first of them .* fprop, PyTorch's own "):
+        plan = planned(ScriptedBackend({}), one_convolution())
+
+    assert keys_of(plan) == ["scripted:own@8*1"]
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
 
 
 def test_an_error_that_was_not_recorded_is_none_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
