@@ -1,10 +1,14 @@
-"""What the processor takes for a footprint."""
+"""What the processor takes for a footprint, and for an error."""
+
+from collections.abc import Iterator
 
 import pytest
+import torch
 
 from mucudnn.backends.base import Job
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.backends.cpu.footprint import Footprint
+from tests.operands import a_convolution
 
 LIMIT_BYTES = 10
 
@@ -42,3 +46,35 @@ def test_what_is_not_seen_to_fit_is_weighed_once_more_and_the_less_counts(
 
     assert backend.footprint(Job("any:job", {}), LIMIT_BYTES) == expected
     assert scales.left == []
+
+
+@pytest.fixture
+def may_round(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where float32 may lose digits for a while: in convolutions, in products."""
+    flags = [getattr(torch.backends.mkldnn, kind) for kind in request.param]
+    before = [flag.fp32_precision for flag in flags]
+    for flag in flags:
+        flag.fp32_precision = "tf32"
+    yield
+    for flag, precision in zip(flags, before, strict=True):
+        flag.fp32_precision = precision
+
+
+CONVOLVED = ("cpu:aten", "cpu:onednn_nchw", "cpu:aten_rows8")
+MULTIPLIED = ("cpu:im2col", "cpu:gemm", "cpu:winograd4", "cpu:fft16")
+IN_C = ("cpu:cc_winograd4", "cpu:cc_depthwise", "cpu:bf16x3_rows8", "cpu:bf16x2")
+
+
+@pytest.mark.parametrize(
+    ("may_round", "rounded"),
+    [(["matmul"], ()), (["conv"], CONVOLVED), (["conv", "matmul"], (*CONVOLVED, *MULTIPLIED))],
+    indirect=["may_round"],
+)
+def test_only_what_may_lose_digits_where_convolutions_may_has_a_wide_bound(
+    may_round: None, rounded: tuple[str, ...]
+) -> None:
+    problem, backend = a_convolution(), CpuBackend()
+
+    wide = [name for name in (*CONVOLVED, *MULTIPLIED, *IN_C) if backend.error_bound(problem, name) > 1e-2]
+
+    assert wide == list(rounded)

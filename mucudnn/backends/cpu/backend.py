@@ -91,6 +91,11 @@ _OWN_FACTOR = 4.0
 _FAST_MATH_BOUND = 3e-2
 """The bound of what PyTorch computes where the user has let float32 convolutions compute in 16 bits."""
 
+_ROUNDED = ("bf16", "tf32")
+"""Values of `fp32_precision` that let it."""
+
+_IN_C = (f"{_PREFIX}cc_", _OF_UNITS)
+"""Prefixes of what PyTorch's settings have no effect on."""
 
 _NOTHING = contextlib.nullcontext()
 
@@ -241,9 +246,9 @@ class CpuBackend:
         taps in a phase, twenty times where two bfloat16 make a number, twice where three do, four times for
         PyTorch's own in the other layout or of some rows; and more by the square root of the number of terms
         where very many are added up. 3e-2 in bfloat16, but 4e-3 by a matrix unit, and where C computes each
-        channel by itself.
+        channel by itself, and in float32 of what PyTorch computes where the user lets it round.
         """
-        if problem.dtype == "float32" and not algorithm.startswith(_OF_UNITS) and _may_round():
+        if problem.dtype == "float32" and self._is_rounding(algorithm):
             return _FAST_MATH_BOUND
         is_rounded_once = problem.dtype == "bfloat16" and algorithm.startswith(_DEPTHWISE)
         if is_rounded_once or algorithm.startswith(_OF_ONE):
@@ -256,6 +261,12 @@ class CpuBackend:
         if algorithm.startswith(_F2_IN_C) and max(taps_of_phases(problem)) > 3:
             return bound * _FOUR_TAPS_FACTOR
         return bound * _LOST_DIGIT if algorithm.startswith(_DIGIT_LOSERS) else bound
+
+    def _is_rounding(self, algorithm: str) -> bool:
+        """Whether PyTorch may round where `algorithm` asks it for a convolution, or for products instead."""
+        if not _may_round() or algorithm.startswith(_IN_C):
+            return False
+        return algorithm == self.own or algorithm.startswith(_BY_OWN) or fp32_precision("matmul") in _ROUNDED
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
@@ -292,7 +303,7 @@ class CpuBackend:
 
 def _may_round() -> bool:
     """Whether the user lets float32 convolutions be computed with fewer digits."""
-    return fp32_precision("conv") in ("bf16", "tf32")
+    return fp32_precision("conv") in _ROUNDED
 
 
 def _found(name: str) -> Algorithm | None:
