@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "--layout",
         choices=[str(layout) for layout in Layout],
         default=str(Layout.CHANNELS_LAST),
-        help="of images and filters; PyTorch's own is faster in the default (default: %(default)s)",
+        help="of images and filters; in channels_last PyTorch's own is faster, too (default: %(default)s)",
     )
     parser.add_argument("--store", default=None, help="file of profiles (default: the user's cache)")
     parser.add_argument(

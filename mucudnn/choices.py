@@ -40,9 +40,9 @@ class Search(StrEnum):
     """Which of a backend's algorithms are tried."""
 
     HEURISTIC = "heuristic"
-    """Those that the library recommends, and enough others for every class of workspace."""
+    """Those that usually win (of cuDNN's, that it recommends), with some for every class of workspace."""
     EXHAUSTIVE = "exhaustive"
-    """All that there are."""
+    """All that may."""
 
 
 def choice(kind: type[Choice], value: str) -> Choice:

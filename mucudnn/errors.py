@@ -113,7 +113,7 @@ class InfeasibleError(MucudnnError):
             return f"{what}{found}, and it is not known what would do."
         most = f", of which {self.site!r} needs most" if self.is_total and self.site else ""
         least = format_exactly(self.least_bytes)
-        return f"{what}; a limit of {least} may do{most}. With a larger one more algorithms are rivals."
+        return f"{what}; a limit of {least} may do{most}. A larger one lets more algorithms compete."
 
 
 class SampleError(MucudnnError):

@@ -46,10 +46,12 @@ def _parse_text(text: str) -> int:
     number, unit = match.groups()
     if not unit and float(number) == 0:
         return 0
+    if not unit and number.startswith("-"):
+        raise SizeError(f"A size must not be negative, but got {text!r}.")
     if not unit:
         raise SizeError(
             f"A size in a string must name its unit ({', '.join(UNITS)}), but got {text!r}; "
-            f"did you mean '{number.lstrip('+-')}MiB'?"
+            f"did you mean '{number.lstrip('+')}MiB'?"
         )
     factor = _FACTORS.get(unit.lower())
     if factor is None:

@@ -41,7 +41,7 @@ def test_infeasible_names_site_limit_and_least_workspace_in_both_units() -> None
 
     assert str(error) == (
         "No division for 'layer1.conv fprop' fits the workspace limit of 64 bytes (0.0001 MiB); "
-        "a limit of 3145728 bytes (3 MiB) may do. With a larger one more algorithms are rivals."
+        "a limit of 3145728 bytes (3 MiB) may do. A larger one lets more algorithms compete."
     )
 
 
@@ -51,7 +51,7 @@ def test_infeasible_of_all_together_says_so_and_names_the_site_that_needs_most()
     assert str(error) == (
         "No divisions of all convolutions together fit the workspace limit of 64 bytes (0.0001 MiB); "
         "a limit of 3145728 bytes (3 MiB) may do, of which 'layer1.conv fprop' needs most. "
-        "With a larger one more algorithms are rivals."
+        "A larger one lets more algorithms compete."
     )
 
 

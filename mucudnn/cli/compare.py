@@ -48,7 +48,7 @@ _FEWEST_ROUNDS = 6
     "--plan", "path", type=click.Path(path_type=Path), required=True, metavar="PLAN",
     help="What mucudnn tune -o has saved, for the same model, inputs, type and layout.",
 )  # fmt: skip
-@click.option("--eval", "must_infer", is_flag=True, help="Refuse a plan for training.")
+@click.option("--eval", "must_infer", is_flag=True, help="Refuse a plan that is not for inference.")
 @dtype_option
 @autocast_option
 @channels_last_option

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @autocast_option
 @channels_last_option
 @click.option(
-    "--workspace-limit", "limit_bytes", type=size, metavar="SIZE",
+    "--workspace-limit", "--limit", "limit_bytes", type=size, metavar="SIZE",
     help="A limit for each convolution, with its unit: 256MiB, 1.5GiB; the table then says what fits.",
 )  # fmt: skip
 @policy_option

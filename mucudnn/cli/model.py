@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import inspect
 import itertools
 import sys
 from operator import attrgetter
@@ -39,12 +40,23 @@ def load_model(target: Target) -> "nn.Module":
     with failing_as(f"{target} cannot be found"):
         made = attrgetter(target.name)(module)
     if callable(made) and not isinstance(made, nn.Module):
+        _check_needs_nothing(made, target)
         with failing_as(f"{target} fails"):
             made = made()
     if not isinstance(made, nn.Module):
         got = type(made).__name__
         raise Failure(f"{target} must give a torch.nn.Module, but got a value of type {got}.")
     return made
+
+
+def _check_needs_nothing(function: "Callable[..., object]", target: Target) -> None:
+    """Verify that a function can be called without arguments, as far as its signature is known."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise Failure(f"{target} is called without arguments, but is {error}.") from error
+    except ValueError:
+        pass  # in C
 
 
 def refuse_lazy(model: "nn.Module", target: Target) -> None:

@@ -126,6 +126,8 @@ def warnings_as_lines() -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     """Return what an error of the user's code says, in one line that goes on with a full stop."""
     text = _in_one_line(str(error)).removesuffix(".")
+    if isinstance(error, SystemExit) and not isinstance(error.code, str):
+        return f"it ends the program, by {error!r}"
     if text and not isinstance(error, KeyError):
         return text
     return f"{type(error).__name__} {text}".rstrip()  # which alone says nothing, or just names the key

@@ -50,7 +50,7 @@ from mucudnn.store.steadfast import SteadfastStore
 @target_argument
 @inputs_option
 @click.option(
-    "--workspace-limit", "limit_bytes", type=size, required=True, metavar="SIZE",
+    "--workspace-limit", "--limit", "limit_bytes", type=size, required=True, metavar="SIZE",
     help="Most workspace of a convolution, or of all together with --mode sharing: 16MiB, 1.5GiB, 512KB.",
 )  # fmt: skip
 @click.option(
@@ -61,7 +61,7 @@ from mucudnn.store.steadfast import SteadfastStore
 @policy_option
 @click.option(
     "--search", type=click.Choice([str(search) for search in Search]), default=str(Search.HEURISTIC),
-    show_default=True, help="Which algorithms are tried: those that the library recommends, or all.",
+    show_default=True, help="Which algorithms are tried: those that usually win, or all that may.",
 )  # fmt: skip
 @click.option(
     "--max-error", type=FiniteRange(min=0), metavar="ERROR",

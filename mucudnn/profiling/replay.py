@@ -178,14 +178,13 @@ class Replay:
         return record
 
     def _too_large_then(self, record: Record, limit_bytes: int) -> str:
-        trial, then = record.trial, "another limit"
+        trial, then = record.trial, "that under which it was made"
         if record.limit_bytes is not None:
-            then = f"a limit of {format_exactly(record.limit_bytes)}"
+            then = format_exactly(record.limit_bytes)
         return (
-            f"{trial.algorithm} for {trial.problem} must have been measured under a limit of at least "
-            f"{format_exactly(limit_bytes)}, but in the recording {self._store.path} it was too large for "
-            f"{then}, and its time is not known; a smaller limit can be replayed, a larger one must be "
-            "recorded."
+            f"The limit must be at most {then} for the recording {self._store.path}, but got "
+            f"{format_exactly(limit_bytes)}: {trial.algorithm} for {trial.problem} was too large then, and "
+            "its time is not known."
         )
 
     def _predict(

@@ -197,7 +197,8 @@ def _workspace_note(plan: Plan) -> str:
     needed, taken, limit = map(format_bytes, (plan.workspace_bytes, seen_bytes, plan.limit_bytes))
     seen = f", and {taken} were seen" if seen_bytes > plan.workspace_bytes and taken != needed else ""
     if is_sharing:
-        return f"All sites together are allotted {needed}{seen}; the limit for their sum is {limit}."
+        noise = " (Each is weighed to 64 KiB.)" if seen_bytes > plan.limit_bytes else ""
+        return f"All sites together are allotted {needed}{seen}; the limit for their sum is {limit}.{noise}"
     return f"The largest site is allotted {needed}{seen}; the limit for each is {limit}."
 
 

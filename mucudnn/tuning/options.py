@@ -15,6 +15,7 @@ from mucudnn.profiling.measurer import Measurer
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import PREFIX
 from mucudnn.progress import ProgressOption, check_progress
+from mucudnn.recordings import shipped
 from mucudnn.sizes import parse_bytes
 from mucudnn.store import Store, default_path, expanded
 
@@ -179,4 +180,7 @@ def checked_backend(backend: object) -> str:
     if isinstance(backend, str) and (backend in names or (backend.startswith(PREFIX) and backend != PREFIX)):
         return backend
     choices = ", ".join(map(repr, names))
-    raise OptionError(f"backend must be one of {choices}, or '{PREFIX}FILE', but got {backend!r}.")
+    meant = f"; did you mean '{PREFIX}{backend}'?" if backend in shipped() else "."
+    raise OptionError(
+        f"backend must be one of {choices}, '{PREFIX}NAME' or '{PREFIX}FILE', but got {backend!r}{meant}"
+    )

@@ -47,6 +47,12 @@ def strange():
 def leaving():
     sys.exit("enough")
 
+def ending():
+    sys.exit(3)
+
+def needing(width):
+    return nn.Conv2d(3, width, 3)
+
 def interrupted():
     raise KeyboardInterrupt
 

@@ -127,6 +127,7 @@ def test_a_plan_without_a_file_is_only_shown(tuned: Tuned) -> None:
     ("option", "value", "message"),
     [
         ("--workspace-limit", "16", "A size in a string must name its unit"),
+        ("--limit", "-1", "A size must not be negative, but got '-1'."),
         ("--workspace-limit", "-1MiB", "A size must not be negative, but got '-1MiB'."),
         ("--workspace-limit", "1XB", "A unit must be one of"),
         ("--input", "4x3x8x", "it must read like 64x3x32x32, or 64:int64 where"),
@@ -217,6 +218,14 @@ def test_a_missing_option_is_a_usage_error() -> None:
             "models_of_a_test:keyless fails: KeyError 'weights' (models_of_a_test.py, line",
         ),
         ("models_of_a_test:leaving", "models_of_a_test:leaving fails: enough (models_of_a_test.py, line"),
+        (
+            "models_of_a_test:ending",
+            "models_of_a_test:ending fails: it ends the program, by SystemExit(3) (models_of_a_test.py, line",
+        ),
+        (
+            "models_of_a_test:needing",
+            "models_of_a_test:needing is called without arguments, but is missing a required argument: ",
+        ),
         (
             "models_of_a_test:number",
             "models_of_a_test:number must give a torch.nn.Module, but got a value of type int.\n",

@@ -412,8 +412,8 @@ def test_what_was_too_large_then_is_refused_under_a_larger_limit(tmp_path: Path)
     with pytest.raises(
         BackendError,
         match=(
-            r"scripted:own for fprop 8x.* must have been measured under a limit of at least 1048576 bytes "
-            r"\(1 MiB\), but .* it was too large for a limit of 2000 bytes .*, and its time is not known"
+            r"The limit must be at most 2000 bytes .* for the recording .*, but got 1048576 bytes \(1 MiB\): "
+            r"scripted:own for fprop 8x.* was too large then, and its time is not known\."
         ),
     ):
         _replayed_alone(path, policy="undivided")

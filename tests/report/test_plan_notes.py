@@ -183,6 +183,15 @@ def test_the_note_on_workspace_says_what_was_seen_where_that_is_more(mode: Mode,
     assert note(render_plan(a_mixed_plan(mode=mode, assignments=rows)), "workspace").endswith(text)
 
 
+def test_a_sum_that_was_seen_above_the_limit_is_told_to_be_noise_of_weighing() -> None:
+    more = dataclasses.replace(FASTER, workspace_bytes=4 * MIB + 1024)
+    rows = tuple(assigned(path, ConvOp.FPROP, WINOGRAD, more) for path in "ab")
+
+    plan = a_mixed_plan(mode=Mode.SHARING, assignments=rows, limit_bytes=8 * MIB)
+
+    assert note(render_plan(plan), "workspace").endswith("is 8 MiB. (Each is weighed to 64 KiB.)")
+
+
 def test_the_notes_tell_mode_policy_and_environment() -> None:
     text = render_plan(a_mixed_plan())
 
