@@ -29,11 +29,6 @@ fifth does not tell transposed convolutions. A file has the lowest that holds it
 _NAMED = 3
 """How many algorithms a plan names when it is printed itself."""
 
-BESIDES_ITS_OWN = (
-    "beside its own convolution it calls one as a function, and mucudnn.autotune alone divides such calls"
-)
-"""Why a module is among the untouched though all sites of its own are measured."""
-
 
 @dataclasses.dataclass(frozen=True, order=True)
 class ConvSite:

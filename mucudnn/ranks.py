@@ -1,13 +1,14 @@
-"""One plan for all ranks of a distributed run: the first one decides, and all see that it suits them."""
+"""One plan for all ranks of a distributed run: all see that they want the same, and the first one decides."""
 
+import dataclasses
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, Self, TypeVar, cast
 
 import torch.distributed as dist
 
 from mucudnn.errors import BackendError, PlanMismatchError
-from mucudnn.plan import BESIDES_ITS_OWN, ConvSite, Plan
+from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
 
@@ -32,8 +33,27 @@ class Found(Protocol):
     def environment(self) -> Environment:
         """Where it computes; a plan is of use in the one in which it was made only."""
 
+    @property
+    def asked(self) -> Mapping[str, str]:
+        """What plan it asks for: options by their names, as text."""
+
 
 Seen = TypeVar("Seen", bound=Found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Picture:
+    """What a rank has found, for the others to see."""
+
+    problems: Mapping[ConvSite, ConvProblem]
+    environment: Environment
+    asked: Mapping[str, str]
+
+    @classmethod
+    def of(cls, found: Found) -> Self:
+        """Take it; what may change from call to call is left out."""
+        environment = dataclasses.replace(found.environment, soft={})
+        return cls(dict(found.problems), environment, dict(found.asked))
 
 
 def agreed(look: Callable[[], Seen], make: Callable[[Seen], Plan]) -> Plan:
@@ -48,19 +68,20 @@ def agreed(look: Callable[[], Seen], make: Callable[[Seen], Plan]) -> Plan:
         make: tunes what was found; only the first rank calls it.
 
     Raises:
-        PlanMismatchError: some rank computes something else than the first, or elsewhere; all ranks raise it.
+        PlanMismatchError: some rank computes something else than the first, or elsewhere, or asks for another
+            plan; all ranks raise it, before anything is tuned.
         MucudnnError: what `look` has raised in some rank, or `make` in the first; all ranks raise the same.
     """
     if not is_distributed():
         return make(look())
     found = _together(look)
-    plan = _decided(lambda: make(found))
+    here = _Picture.of(found)
     objections: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(objections, _objection(plan, found))
+    dist.all_gather_object(objections, _objection(of_the_first(here), here))
     said = [f"rank {rank} {reason}" for rank, reason in enumerate(objections) if reason is not None]
     if said:
         raise PlanMismatchError(f"All ranks must be able to run one plan, but {'; '.join(said)}.")
-    return plan
+    return _decided(lambda: make(found))
 
 
 def of_the_first(value: Result) -> Result:
@@ -106,16 +127,14 @@ def _portable(error: Exception) -> Exception:
     return copy if isinstance(copy, type(error)) else BackendError(str(error))
 
 
-def _objection(plan: Plan, found: Found) -> str | None:
-    """Return why this rank cannot run the plan, or None if it can."""
-    left = {path for path, reason in plan.untouched if reason != BESIDES_ITS_OWN}  # not all measured there
-    planned = {assigned.site: assigned.problem for assigned in plan.assignments}
-    problems = {
-        site: problem for site, problem in found.problems.items() if site in planned or site.path not in left
-    }
-    for site in sorted({*planned, *problems}):
-        if planned.get(site) != problems.get(site):
-            there, here = planned.get(site, "nothing"), problems.get(site, "nothing")
-            return f"computes {here} at {site}, where rank {_DECIDING} computes {there}"
-    differences = plan.environment.differences(found.environment)
+def _objection(first: _Picture, here: _Picture) -> str | None:
+    """Return in what this rank differs from the first one, or None if in nothing that matters."""
+    for name, asked in here.asked.items():
+        if asked != first.asked[name]:
+            return f"asks for {name} {asked}, where rank {_DECIDING} asks for {first.asked[name]}"
+    for site in sorted({*first.problems, *here.problems}):
+        if first.problems.get(site) != here.problems.get(site):
+            there, computed = (each.problems.get(site, "nothing") for each in (first, here))
+            return f"computes {computed} at {site}, where rank {_DECIDING} computes {there}"
+    differences = first.environment.differences(here.environment)
     return f"has another environment: {'; '.join(differences)}" if differences else None

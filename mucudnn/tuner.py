@@ -192,7 +192,7 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
         def look() -> _Found:
             """Return what there is to tune; where that fails on one rank, all of them raise."""
             measurer = stack.enter_context(_measurer(settings, model))
-            return _Found(measurer, extract(model, sample, settings.ops))
+            return _Found(measurer, extract(model, sample, settings.ops), settings)
 
         return agreed(look, make)
 
@@ -203,6 +203,7 @@ class _Found:
 
     measurer: Measurer
     extraction: Extraction
+    settings: Settings
 
     @property
     def problems(self) -> Mapping[ConvSite, ConvProblem]:
@@ -213,6 +214,11 @@ class _Found:
     def environment(self) -> Environment:
         """That of the measurements."""
         return self.measurer.environment()
+
+    @property
+    def asked(self) -> Mapping[str, str]:
+        """The options on which a plan depends, but for `ops`, which the problems show."""
+        return self.settings.asked
 
 
 _IN_EVAL_MODE = (

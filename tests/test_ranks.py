@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from mucudnn.plan import BESIDES_ITS_OWN, ConvSite
+from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
-from mucudnn.ranks import _objection
-from tests.examples import a_plan, a_problem, an_environment
+from mucudnn.ranks import _objection, _Picture
+from tests.examples import a_problem, an_environment
 from tests.ranks_program import RANKS, RUNS
 
 LONG_S = 240
+SITE, OTHER = ConvSite("conv", ConvOp.FPROP), ConvSite("other", ConvOp.FPROP)
 TOLERANCE = 1e-9
 
 Found = Mapping[str, Sequence[dict[str, Any]]]
@@ -62,13 +63,15 @@ def test_ranks_have_one_plan_that_the_first_has_made_and_the_gradients_of_their_
     [
         ("other_model", "rank 1 computes nothing at 0 dgrad|rank 1 computes fprop 8x3x6x6 -> 4, kernel 5x5"),
         ("other_threads", "rank 1 has another environment: .*threads"),
+        ("other_limit", r"rank 1 asks for workspace_limit .*\(32 MiB\), where rank 0 asks for .*\(64 MiB\)"),
     ],
 )
-def test_ranks_that_differ_raise_before_the_first_step(what: str, reason: str, found: Found) -> None:
+def test_ranks_that_differ_raise_before_anything_is_tuned(what: str, reason: str, found: Found) -> None:
     first, second = found[what]
 
     assert first["error"].startswith("PlanMismatchError: All ranks must be able to run one plan, but rank")
     assert first == second
+    assert first["measured"] == 0
     assert re.search(reason, first["error"])
 
 
@@ -109,17 +112,30 @@ def test_ranks_compare_a_step_together_and_the_first_ones_verdicts_count(found: 
 class Here:
     """What a rank has found before it tunes."""
 
-    problems: Mapping[ConvSite, ConvProblem]
-    environment: Environment
+    problems: Mapping[ConvSite, ConvProblem] = dataclasses.field(default_factory=lambda: {SITE: a_problem()})
+    environment: Environment = dataclasses.field(default_factory=an_environment)
+    asked: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"mode": "reuse"})
 
 
-def test_a_site_that_the_first_rank_could_not_measure_is_no_difference() -> None:
-    environment, plan = an_environment(), a_plan()
-    (assigned,) = plan.assignments
-    left = ConvSite("left", ConvOp.FPROP)
-    plan = dataclasses.replace(plan, environment=environment, untouched=(("left", "memory is lacking"),))
-    here = Here({assigned.site: assigned.problem, left: a_problem()}, environment)
+@pytest.mark.parametrize(
+    ("here", "reason"),
+    [
+        (Here(), None),
+        (Here(environment=an_environment(soft={"load": "9"})), None),
+        (Here(environment=an_environment(policy={"threads": "3"})), "has another environment: .*threads"),
+        (Here(asked={"mode": "sharing"}), "^asks for mode sharing, where rank 0 asks for reuse$"),
+        (Here(problems={}), "^computes nothing at conv fprop, where rank 0 computes fprop 32x"),
+        (Here(problems={SITE: a_problem(batch=3)}), "^computes fprop 3x.* at conv fprop, where rank 0 com"),
+        (
+            Here(problems={SITE: a_problem(), OTHER: a_problem()}),
+            "^computes .* at other fprop, where .* nothing",
+        ),
+    ],
+)
+def test_a_rank_objects_if_it_wants_another_plan(here: Here, reason: str | None) -> None:
+    said = _objection(_Picture.of(Here()), _Picture.of(here))
 
-    assert _objection(plan, here) is None
-    assert _objection(dataclasses.replace(plan, untouched=()), here) is not None
-    assert _objection(dataclasses.replace(plan, untouched=(("left", BESIDES_ITS_OWN),)), here) is not None
+    if reason is None:
+        assert said is None
+    else:
+        assert re.search(reason, str(said))

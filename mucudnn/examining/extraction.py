@@ -20,7 +20,7 @@ from mucudnn.examining.foreign import SCRIPTED, check_unscripted, check_unsharde
 from mucudnn.examining.passes import examined, make_parameters, run_in_earnest, run_without_arithmetic
 from mucudnn.examining.standins import StandIns
 from mucudnn.examining.undoing import forget
-from mucudnn.plan import BESIDES_ITS_OWN, ConvSite
+from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 
 _HOOKS_OF_A_COMPILED_MODEL = r"Using `torch\.compile\(module\)` when there are global hooks"
@@ -29,6 +29,11 @@ _UNREACHED = "the sample does not reach its convolution"
 
 _NAMED = 5
 """Paths that an error names; a long list says no more."""
+
+_BESIDES_ITS_OWN = (
+    "beside its own convolution it calls one as a function, and mucudnn.autotune alone divides such calls"
+)
+"""Why a module is among the untouched though all sites of its own are measured."""
 
 _AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
 
@@ -157,7 +162,7 @@ def _extracted(
     )
     refusals = {path: reason for path, reason in reasons.items() if reason is not None}
     besides = {
-        path: BESIDES_ITS_OWN
+        path: _BESIDES_ITS_OWN
         for path, recorder in recorders.items()
         if path not in refusals and id(recorder.module) in functions.calling
     }

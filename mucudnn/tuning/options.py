@@ -16,7 +16,7 @@ from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import PREFIX
 from mucudnn.progress import ProgressOption, check_progress
 from mucudnn.recordings import shipped
-from mucudnn.sizes import parse_bytes
+from mucudnn.sizes import format_exactly, parse_bytes
 from mucudnn.store import Store, default_path, expanded
 
 StoreOption = Store | str | os.PathLike[str] | None
@@ -102,6 +102,17 @@ class Settings:
         """Keep all but a `Progress`."""
         is_kept = isinstance(self.progress, bool)
         return {**self.__dict__, "progress": self.progress if is_kept else None}
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """The options on which a plan depends, by their names, but for `ops`, which choose the problems."""
+        return {
+            "workspace_limit": format_exactly(self.limit_bytes),
+            "mode": str(self.mode),
+            "policy": str(self.policy),
+            "search": str(self.search),
+            "max_error": str(self.max_error),
+        }
 
     def profiler(self, measurer: Measurer, store: Store) -> Profiler:
         """Return what tells profiles as they are wanted here, measured by `measurer` and kept in `store`."""
