@@ -206,6 +206,26 @@ def test_what_needs_no_copy_or_has_none_is_refused(changes: dict[str, object], r
     assert NHWC.refusal(a_convolution(**changes)) == reason
 
 
+@pytest.mark.parametrize("algorithm", [NHWC, NCHW])
+@pytest.mark.parametrize("has_unit", [True, False])
+def test_what_may_break_memory_is_refused_where_there_is_no_matrix_unit(
+    algorithm: OtherLayoutAlgorithm, has_unit: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "mucudnn.algorithms.other_layout.refusal_of_processor", lambda: None if has_unit else "there is none"
+    )
+    (layout,) = {*Layout} - {algorithm.layout}
+    volumes = a_convolution(
+        input_size=(8, 1, 8), kernel_size=(3, 3, 3), stride=(2, 2, 2), padding=(1, 1, 1), dilation=(1, 1, 1),
+        op=ConvOp.WGRAD, dtype="bfloat16", layout=layout, filter_layout=layout,
+    )  # fmt: skip
+    others = [dataclasses.replace(volumes, op=ConvOp.DGRAD), dataclasses.replace(volumes, dtype="float32")]
+    others += [a_convolution(op=ConvOp.WGRAD, dtype="bfloat16", layout=layout, filter_layout=layout)]
+
+    assert (algorithm.refusal(volumes) is None) is has_unit
+    assert [algorithm.refusal(each) for each in others] == [None] * 3
+
+
 def test_contiguous_tensors_are_refused_by_the_algorithm_that_would_make_them() -> None:
     assert NCHW.refusal(a_convolution()) == "the tensors are contiguous as they are"
 
