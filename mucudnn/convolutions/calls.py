@@ -107,11 +107,17 @@ def own_gradients(
     return dx, dw, db
 
 
-def numbers(given: Numbers, rank: int) -> tuple[int, ...]:
-    """Return one number for each of `rank` dimensions; one stands for all of them."""
-    if isinstance(given, int | Integral) or (isinstance(given, Tensor) and given.dim() == 0):  # of NumPy, say
+def numbers(given: Any, rank: int) -> tuple[int, ...]:
+    """Return one number for each of `rank` dimensions; one stands for all of them.
+
+    Args:
+        given: a number or several, Python's, NumPy's or in tensors, as PyTorch takes them.
+        rank: how many are wanted.
+    """
+    if _is_whole(given):
         return (int(given),) * rank
-    return tuple(given) * rank if len(given) == 1 else tuple(given)
+    each = tuple(map(_in_python, given))
+    return each * rank if len(each) == 1 else each
 
 
 def explicit_padding(
@@ -190,10 +196,14 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
 
 
 def _in_python(value: Any) -> Any:
-    """Return a number, or those of a tuple, as Python's, where they are whole ones of NumPy."""
+    """Return a number, or those of a tuple, as Python's, where they are whole ones of NumPy or a tensor."""
     if isinstance(value, tuple):
         return tuple(map(_in_python, value))
-    return int(value) if isinstance(value, Integral) else value
+    return int(value) if _is_whole(value) else value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | Integral) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
 def _layout_of_call(image: Tensor, weight: Tensor, arguments: ConvArguments) -> Layout:
