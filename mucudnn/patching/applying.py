@@ -90,8 +90,7 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     if learn is None:  # what computes as before in any case costs nothing
         patches = {path: patches[path] for path, variants in grouped.items() if _changes(variants, memory)}
     for each in plan.assignments:
-        if each.site.path in patches:
-            get_ready(each, backend)
+        get_ready(each, backend)
     restore(model)
     for path, (method, patched) in patches.items():
         modules[path].__dict__[method] = modules[path].__dict__[_PATCH] = patched

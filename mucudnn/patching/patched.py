@@ -167,8 +167,7 @@ class PatchedForward:
             result = self._router.served(call, self._shapes.convolution)
         if result is not None:
             return result
-        are_tensors = isinstance(call.image, Tensor) and isinstance(call.weight, Tensor)
-        if not self._kind.is_transposed or not are_tensors:
+        if not self._kind.is_transposed or not isinstance(call.weight, Tensor):
             return self._kind.own(self._module, *args, **kwargs)
         # The module's own method would read its weight again, which may be one that is computed.
         image, arguments = padded(self._module, call)

@@ -14,7 +14,7 @@ from torch.autograd import gradgradcheck
 from torch.nn.utils import parametrizations
 
 from mucudnn.errors import UntunedWarning
-from mucudnn.patching.applying import apply, plan_of, restore
+from mucudnn.patching.applying import apply, patched_modules, plan_of, restore
 from mucudnn.problem import ConvOp
 from tests.plans import a_plan_for, algorithms_of
 
@@ -270,6 +270,17 @@ def test_replicas_compute_with_their_own_weights(kind: type[Any]) -> None:
     assert_close(replica(images), 2 * twin(images))
 
 
+@pytest.mark.parametrize("kind", TRANSPOSED.values())
+def test_replicas_of_transposed_ones_run_undivided_and_may_be_replicated_themselves(kind: type[Any]) -> None:
+    twin, images = a_module(kind), images_for(kind)
+    replica = divided(twin, images)._replicate_for_data_parallel()
+    for name, parameter in twin.named_parameters():
+        setattr(replica, name, 2 * parameter.detach())
+
+    assert patched_modules(replica) == {}
+    assert_close(replica._replicate_for_data_parallel()(images), 2 * twin(images))
+
+
 @every_kind
 @pytest.mark.parametrize("samples", [BATCH, BATCH + 1])
 @pytest.mark.filterwarnings("ignore:.*it runs PyTorch's own convolution")
@@ -308,6 +319,25 @@ def test_a_bias_of_another_shape_is_pytorchs_matter(kind: type[Any]) -> None:
         twin(images)
     with pytest.raises(RuntimeError) as raised:
         module(images)
+    assert str(raised.value) == str(expected.value)
+
+
+@every_kind
+@pytest.mark.parametrize("lacking", ["image", "weight"])
+def test_a_call_that_lacks_a_tensor_is_refused_with_the_words_of_the_twin(
+    kind: type[Any], lacking: str
+) -> None:
+    twin, images = a_module(kind), images_for(kind)
+    module = divided(twin, images)
+    if lacking == "weight":
+        for each in (module, twin):
+            each.weight = None
+
+    given = None if lacking == "image" else images
+    with pytest.raises((TypeError, AttributeError)) as expected:
+        twin(given)
+    with pytest.raises(expected.type) as raised:
+        module(given)
     assert str(raised.value) == str(expected.value)
 
 

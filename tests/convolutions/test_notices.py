@@ -21,6 +21,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from mucudnn import apply, autotune
 from mucudnn.convolutions.surroundings import overriding_mode
 from mucudnn.errors import UntunedWarning
+from mucudnn.examining.extraction import extract
+from mucudnn.examining.tracing import trace
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
 
@@ -148,6 +150,17 @@ def test_selective_checkpoints_have_the_twin_s_gradients_and_one_warning(
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
     assert "'0' is called in a CachingTorchDispatchMode; it runs PyTorch's own" in the_only(recwarn)
+
+
+@pytest.mark.parametrize("examine", [trace, extract])
+def test_who_examines_a_patched_model_is_not_told_that_it_is_watched(
+    examine: Callable[[nn.Module, Tensor], object],
+) -> None:
+    model, _ = twins()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        examine(model, a_batch())
 
 
 def test_tensors_of_a_class_of_their_own_are_told() -> None:

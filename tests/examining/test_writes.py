@@ -247,11 +247,16 @@ class Summing(nn.Module):
         return sum((self.conv(each).sum() for each in frames), torch.zeros(()))
 
 
-def test_arguments_that_one_pass_uses_up_are_refused_before_it() -> None:
+@pytest.mark.parametrize(
+    "sample_of",
+    [lambda frames: (frames,), lambda frames: {"frames": frames}, lambda frames: ([frames],)],
+    ids=["by position", "by keyword", "within a list"],
+)
+def test_arguments_that_one_pass_uses_up_are_refused_before_it(sample_of: Callable[[object], object]) -> None:
     frames = iter([IMAGES, IMAGES])
 
     with pytest.raises(SampleError, match="holds an iterator, which one pass uses up: a list_iterator"):
-        extract(Summing(), (frames,))
+        extract(Summing(), sample_of(frames))
 
     assert len([*frames]) == 2
 

@@ -1,5 +1,6 @@
 """Whoever holds, copies or restores a patched model notices nothing; plans that do not fit are refused."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -8,6 +9,7 @@ import io
 import pickle
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
 from mucudnn.errors import PlanError, PlanMismatchError
-from mucudnn.patching.applying import apply, patch, plan_of, restore, unpatched
+from mucudnn.patching.applying import apply, noted, patch, patched_modules, plan_of, restore, unpatched
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.tuner import optimize
@@ -254,6 +256,46 @@ def test_a_patch_that_somebody_has_wrapped_runs_the_plan_until_it_is_restored(pl
     assert method not in conv.__dict__
 
 
+def test_who_has_wrapped_a_patch_is_called_again_after_a_rest() -> None:
+    model = _a_tree()
+    apply(model, a_plan_for(model, images_of()))
+    inner, called = model[0]._conv_forward, []
+    model[0].__dict__["_conv_forward"] = lambda *args: called.append(0) or inner(*args)
+
+    with unpatched(model):
+        pass
+    model(images_of())
+
+    assert called == [0]
+
+
+def test_a_wrapped_patch_that_is_restored_while_it_rests_does_not_wake() -> None:
+    model = _a_tree()
+    expected = model(images_of())
+    apply(model, a_plan_for(model, images_of()))
+    model[0].__dict__["_conv_forward"] = functools.partial(model[0]._conv_forward)
+
+    with unpatched(model):
+        restore(model)
+
+    assert torch.equal(model(images_of()), expected)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_calls_are_noted_during_the_block_alone(*, fails: bool) -> None:
+    model = _a_tree()
+    apply(model, a_plan_for(model, images_of()))
+
+    with contextlib.suppress(ZeroDivisionError), noted(model) as during:
+        assert 1 / (not fails)
+    model(images_of())
+    with noted(model) as later:
+        model(images_of())
+
+    assert [router.is_asked for router in during.values()] == [False] * 4
+    assert [router.is_asked for router in later.values()] == [True] * 4
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, _pickled])
 def test_a_copy_of_a_model_that_rests_runs_no_plan(copied: Callable[[nn.Module], nn.Module]) -> None:
     model = _a_tree()
@@ -404,6 +446,40 @@ def test_of_copies_within_a_model_the_one_that_was_tuned_counts() -> None:
     model.add_module("copy", copy.deepcopy(model[1]))
 
     model[1](model[0](images_of()).repeat(1, 1, 2, 2))  # of a size that was not met
+
+    learnt = {each.site.path for each in plan_of(model).assignments if each.site.variant}
+    assert learnt == {"1.0", "1.1", "1.2"}
+
+
+def test_what_was_not_tuned_of_a_shape_that_was_met_is_told() -> None:
+    def learn(*given: Any) -> Plan:
+        return dataclasses.replace(_learn(*given), untouched=(("0", "nobody wants that"),))
+
+    model = _a_tree()
+    patch(model, a_plan_for(model, images_of()), learn)
+
+    model[0](images_of(size=7))
+
+    assert plan_of(model).untouched == (("0", "nobody wants that"),)
+
+
+def test_no_module_is_patched_while_a_model_rests() -> None:
+    model = _a_tree()
+    apply(model, a_plan_for(model, images_of()))
+
+    with unpatched(model):
+        assert patched_modules(model) == {}
+    assert list(patched_modules(model)) == ["0", "1.0", "1.1", "1.2"]
+
+
+def test_it_counts_though_a_copy_comes_before_it() -> None:
+    model = _a_tree()
+    patch(model, a_plan_for(model, images_of()), _learn)
+    body = model[1]
+    features = model[0](images_of())
+    model._modules = {"copy": copy.deepcopy(body), **model._modules}
+
+    body(features.repeat(1, 1, 2, 2))  # of a size that was not met
 
     learnt = {each.site.path for each in plan_of(model).assignments if each.site.variant}
     assert learnt == {"1.0", "1.1", "1.2"}

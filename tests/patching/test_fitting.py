@@ -122,6 +122,17 @@ def test_no_algorithm_but_pytorchs_own_runs_at_a_size_that_was_never_checked() -
         division_for(assigned, 5, "cpu:aten", share_bytes=899)
 
 
+def test_pytorchs_own_serves_a_smaller_batch_that_was_measured_though_it_takes_more_than_was_chosen() -> None:
+    assigned = _assigned(
+        Candidate("cpu:im2col", 8, 1.0, 8),
+        Candidate("cpu:im2col", 4, 0.5, 4),
+        Candidate("cpu:aten", 4, 0.1, 90),
+        Candidate("cpu:aten", 8, 2.0, 900),
+    )
+
+    assert division_for(assigned, 4, "cpu:aten", share_bytes=100).key == "cpu:aten@4*1"
+
+
 def _divided_as_it_comes(*singles: Candidate) -> Assignment:
     """A site of 8 samples that runs PyTorch's own in pairs, beside what computes one sample."""
     return _assigned(Candidate("cpu:aten", 2, 1.0, 60), *singles, times=4)
@@ -172,6 +183,7 @@ def test_where_more_is_tuned_later_the_buffer_may_come_to_the_limit() -> None:
     known = _memory_of(_assigned(Candidate("cpu:im2col", 8, 1.0, 40)), is_growing=True)
 
     assert (known.buffer_bytes, known.capacity_bytes) == (LIMIT_BYTES, 40)
+    assert known.bound(Division((Candidate("cpu:aten", 8, 1.0, 60),))) == LIMIT_BYTES
 
 
 def test_smaller_batches_do_not_enlarge_the_buffer_that_tuning_reckoned_with() -> None:
@@ -267,6 +279,56 @@ class Card(Device):
             if each.algorithm == algorithm and each.batch >= problem.batch
         ]
         return min(able, key=lambda each: each.batch).workspace_bytes
+
+
+class _Noting(Card):
+    """Notes what it gets ready for a run."""
+
+    def __init__(self, *sites: Assignment) -> None:
+        super().__init__(sites)
+        self.ready: list[tuple[str, int]] = []
+
+    def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
+        self.ready.append((algorithm, problem.batch))
+        super().get_ready(problem, algorithm)
+
+
+class _ByPages(_Noting):
+    takes_memory_by_pages = True
+
+
+def _ready(assigned: Assignment, batch: int, mode: Mode, *, by_pages: bool = True) -> list[tuple[str, int]]:
+    """What is made ready for so many samples of the only site of a plan: algorithms, and of what size."""
+    site = dataclasses.replace(assigned, problem=a_convolution(batch=assigned.division.batch))
+    card = _ByPages(site) if by_pages else _Noting(site)
+    memory_of_it = _memory_of(site, mode=mode, by_pages=by_pages)
+    divided(card, site.problem.with_batch(batch), {ConvOp.FPROP: site}, memory_of_it)
+    return [each for each in card.ready if each != ("cpu:aten", batch)]  # as which the gradients run
+
+
+def test_in_sharing_mode_a_smaller_batch_may_take_all_that_its_site_owns_and_no_more() -> None:
+    fits, does_not = (_divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, n_bytes)) for n_bytes in (60, 61))
+
+    assert _ready(fits, 3, Mode.SHARING) == [("cpu:aten", 2), ("cpu:im2col", 1)]
+    with pytest.raises(BackendError, match=r"3 samples cannot be made of the sizes .* and fit: 2"):
+        _ready(does_not, 3, Mode.SHARING)
+
+
+@pytest.mark.parametrize(
+    ("by_pages", "expected"),
+    [(True, [("cpu:aten", 4), ("cpu:winograd4", 2)]), (False, [("cpu:winograd4", 2)])],
+)
+def test_where_pages_go_back_parts_of_pytorchs_own_may_take_what_others_took(
+    by_pages: bool, expected: list[tuple[str, int]]
+) -> None:
+    assigned = _assigned(
+        Candidate("cpu:aten", 4, 0.1, 60),
+        Candidate("cpu:winograd4", 2, 0.5, 55),
+        Candidate("cpu:im2col", 7, 1.0, 60),
+        chosen=2,
+    )
+
+    assert _ready(assigned, 6, Mode.REUSE, by_pages=by_pages) == expected
 
 
 UNIT_BYTES = 2**16

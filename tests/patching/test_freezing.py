@@ -158,6 +158,21 @@ def test_a_module_that_changes_elsewhere_is_pytorchs_own_in_frozen_graphs_where_
     assert _packed_filters() == 2
 
 
+def test_what_was_not_tuned_forwards_is_pytorchs_own_in_frozen_graphs(served: list[Tensor]) -> None:
+    model, images = a_pair()
+    plan = a_plan_for(copy.deepcopy(model).train(), images)
+    forward = [("0", ConvOp.FPROP), ("1", ConvOp.DGRAD)]
+    gradients = tuple(each for each in plan.assignments if (each.site.path, each.site.op) not in forward)
+    patched = apply(copy.deepcopy(model), dataclasses.replace(plan, assignments=gradients))
+
+    with torch.no_grad(), FREEZING:
+        torch.compile(patched, dynamic=False, fullgraph=True)(images)
+
+    assert gradients
+    assert served == []
+    assert _packed_filters() == 2
+
+
 class _Computed(nn.Conv2d):
     """Computes its filter from the images."""
 

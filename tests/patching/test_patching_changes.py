@@ -191,6 +191,15 @@ def test_a_transposed_convolution_whose_forward_others_have_wrapped_is_restored_
     assert conv.__dict__.keys() - before.keys() == {"forward"}
 
 
+def test_what_others_have_make_replicas_stays_when_a_transposed_convolution_is_restored() -> None:
+    conv = nn.ConvTranspose2d(4, 3, 3).double()
+    apply(conv, a_plan_for(conv, images()))
+    own = functools.partial(nn.Module._replicate_for_data_parallel, conv)
+    conv.__dict__["_replicate_for_data_parallel"] = own
+
+    assert restore(conv).__dict__["_replicate_for_data_parallel"] is own
+
+
 def test_restoring_gives_the_buffer_back() -> None:
     conv, _ = twins()
     conv(images())

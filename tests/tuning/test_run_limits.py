@@ -160,6 +160,14 @@ def test_the_site_that_needs_most_is_named() -> None:
         planned(backend, extract(a_chain(), a_batch()), 0)
 
 
+@pytest.mark.parametrize(("limit_bytes", "mode"), [(0, Mode.REUSE), (1000, Mode.SHARING)])
+def test_what_the_site_computes_that_needs_most_is_told(limit_bytes: int, mode: Mode) -> None:
+    backend = ScriptedBackend({"small": Recipe(rate(MS), sample_bytes=100)})
+
+    with pytest.raises(InfeasibleError, match=r"'?3 wgrad'? .* It computes wgrad 8x4x6x6 -> 5, "):
+        planned(backend, extract(a_chain(), a_batch()), limit_bytes, mode)
+
+
 @pytest.mark.parametrize("mode", Mode)
 def test_of_a_module_that_meets_several_shapes_the_one_that_needs_most_is_told(mode: Mode) -> None:
     backend = ScriptedBackend({"small": Recipe(rate(MS), sample_bytes=100)})
