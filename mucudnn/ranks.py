@@ -74,14 +74,19 @@ def agreed(look: Callable[[], Seen], make: Callable[[Seen], Plan]) -> Plan:
     """
     if not is_distributed():
         return make(look())
-    found = _together(look)
-    here = _Picture.of(found)
+    found, here = _together(lambda: _looked(look))
     objections: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(objections, _objection(of_the_first(here), here))
     said = [f"rank {rank} {reason}" for rank, reason in enumerate(objections) if reason is not None]
     if said:
         raise PlanMismatchError(f"All ranks must be able to run one plan, but {'; '.join(said)}.")
     return _decided(lambda: make(found))
+
+
+def _looked(look: Callable[[], Seen]) -> tuple[Seen, _Picture]:
+    """Return what a rank has found, and what the others see of it."""
+    found = look()
+    return found, _Picture.of(found)
 
 
 def of_the_first(value: Result) -> Result:

@@ -16,6 +16,7 @@ from mucudnn.backends.failures import LastTrial, TrialError, is_lack_of_memory
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, UnmeasuredError
+from mucudnn.evidence import WRONG_ERROR
 from mucudnn.live.judging import OF_NO_TRIAL, Judge
 from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.live.turns import turn, turn_path
@@ -253,7 +254,8 @@ class LiveMeasurer:
     def _check(self, record: Record, stand: Stand) -> tuple[Record, TrialRun | None]:
         """Run once against the reference; what is wrong or breaks is refused, and has no run to be timed.
 
-        PyTorch's own is what the model runs anyway: its error is kept, and never a reason to refuse it.
+        PyTorch's own undivided is what the model runs anyway: its error is kept, and never a reason to refuse
+        it; a part of it is refused if it is wrong.
         """
         self.measured += 1
         trial = record.trial
@@ -262,8 +264,9 @@ class LiveMeasurer:
             error = run.error()
         except Exception as failure:  # noqa: BLE001  # it is judged there
             return self._judge.failed(record, failure), None
-        bound = self._backend.error_bound(trial.problem, trial.algorithm)
-        if trial.algorithm != self.own and not error <= bound:
+        is_own = trial.algorithm == self.own
+        bound = WRONG_ERROR if is_own else self._backend.error_bound(trial.problem, trial.algorithm)
+        if not (is_own and trial.whole) and not error <= min(bound, WRONG_ERROR):
             reason = f"its relative error is {error:.1e}, the bound is {bound:.0e}"
             refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
             return dataclasses.replace(record, error=error, refusal=refusal), None

@@ -191,9 +191,8 @@ class _Reference:
 
     def of(self, here: slice) -> Tensor:
         """Return the reference for the samples `here`."""
-        if self._stand.problem.op is ConvOp.WGRAD:
-            return self._sum(here.start, here.stop)
-        return self._result[here]
+        is_sum = self._stand.problem.op is ConvOp.WGRAD
+        return self._sum(here.start, here.stop) if is_sum else self._result[here]
 
     @cached_property
     def _result(self) -> Tensor:
@@ -259,7 +258,8 @@ class _OwnRun:
         """Return the error of the first part, relative to float64 in the 2-norm."""
         here = slice(0, self._problem.batch)
         with soiled_memory():
-            return relative_error(self._compute(here), self._stand.reference.of(here))
+            result = self._compute(here)
+        return relative_error(result, self._stand.reference.of(here))
 
     def _compute(self, here: slice) -> Tensor:
         stand, op = self._stand, self._problem.op

@@ -178,13 +178,12 @@ class Replay:
         return record
 
     def _too_large_then(self, record: Record, limit_bytes: int) -> str:
-        trial, then = record.trial, "that under which it was made"
+        trial, then = record.trial, "the limit that it was made under, and lower ones,"
         if record.limit_bytes is not None:
-            then = format_exactly(record.limit_bytes)
+            then = f"limits up to {format_exactly(record.limit_bytes)}"
         return (
-            f"The limit must be at most {then} for the recording {self._store.path}, but got "
-            f"{format_exactly(limit_bytes)}: {trial.algorithm} for {trial.problem} was too large then, and "
-            "its time is not known."
+            f"The recording {self._store.path} answers {then} for {trial.problem}, but not "
+            f"{format_exactly(limit_bytes)}: {trial.algorithm} was too large then, and its time is not known."
         )
 
     def _predict(

@@ -58,6 +58,7 @@ def _site_as_json(assigned: Assignment, plan: Plan) -> dict[str, object]:
         "is_base_over_share": is_base_over_share(assigned, plan.mode),
         "is_kept": is_kept(assigned),
         "error": seen.error,
+        "is_wrong": seen.is_wrong,
         "is_predicted": seen.is_predicted,
         "others": seen.others,
         "rejected": [{"division": key, "time": _as_json(estimate)} for key, estimate in seen.rejected],

@@ -9,6 +9,7 @@ import torch
 
 from mucudnn.backends import backend_for
 from mucudnn.convolutions.surroundings import autocast_dtype, without_autocast
+from mucudnn.errors import warn_user
 from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.patching.routing import NotNowError
@@ -17,7 +18,7 @@ from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.progress import progress_for
 from mucudnn.store import Store, in_memory, open_store
 from mucudnn.tuning.options import Settings, StoreOption
-from mucudnn.tuning.run import Tuning, warn_of_others
+from mucudnn.tuning.run import Tuning
 
 
 @contextlib.contextmanager
@@ -43,12 +44,12 @@ class Learner:
         """Remember how to tune."""
         self._settings = settings
         self._store = settings.store
-        self._has_warned = False
+        self._told: frozenset[type[Warning]] = frozenset()
         self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all but what is in the place of a file, and what was told."""
-        return {**self.__dict__, "_store": self._settings.store, "_has_warned": False}
+        return {**self.__dict__, "_store": self._settings.store, "_told": frozenset()}
 
     def __call__(
         self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
@@ -83,11 +84,11 @@ class Learner:
                 self._renewed.add(known)
             return tuning.plan()
 
-    def _warn(self, complaint: str) -> None:
-        """Warn of others who used the processors, for the first convolution that is met meanwhile alone."""
-        if not self._has_warned:
-            self._has_warned = True
-            warn_of_others(f"{complaint} This is told once of all that is tuned when it is met.")
+    def _warn(self, message: str, category: type[Warning]) -> None:
+        """Warn of each kind of thing once, for the first convolution that is met."""
+        if category not in self._told:
+            self._told |= {category}
+            warn_user(f"{message} This is told once of all that is tuned when it is met.", category)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Store]:

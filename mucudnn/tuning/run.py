@@ -49,11 +49,6 @@ _FIXED_FLOPS = 10**8
 """What each problem takes beside its own FLOPs, in the same measure: about 0.2 s of profiling there."""
 
 
-def warn_of_others(complaint: str) -> None:
-    """Warn of what others did while times were measured."""
-    warn_user(f"{complaint} {_ADVICE}", BusyWarning)
-
-
 class Tuning:
     """One run of the tuner: what a model computes, and a profiler that measures it under a limit."""
 
@@ -65,7 +60,7 @@ class Tuning:
         progress: Progress,
         *,
         may_be_frozen: bool = False,
-        warn: Callable[[str], None] = warn_of_others,
+        warn: Callable[[str, type[Warning]], None] = warn_user,
     ) -> None:
         """Collect the sites and their problems.
 
@@ -75,7 +70,7 @@ class Tuning:
             extraction: what the model computes.
             progress: who is told.
             may_be_frozen: whether graphs that torch.compile freezes for inference may ask the plan.
-            warn: is told what others did meanwhile, if that may have moved times.
+            warn: is told what others did meanwhile, if that may have moved times, and of wrong results.
         """
         self._profiler = profiler
         self._mode = mode
@@ -134,9 +129,9 @@ class Tuning:
         self._work.end(self._profiler.measured)
         complaint = self._profiler.complaint() or plan.disturbance
         if complaint is not None:
-            self._warn(complaint)
+            self._warn(f"{complaint} {_ADVICE}", BusyWarning)
         if plan.inaccuracy is not None:
-            warn_user(plan.inaccuracy, AccuracyWarning)
+            self._warn(plan.inaccuracy, AccuracyWarning)
         return plan
 
     def _steps(self) -> dict[Hashable, float]:

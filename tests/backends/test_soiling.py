@@ -34,15 +34,33 @@ def test_large_numbers_lie_in_it(dtype: torch.dtype) -> None:
         assert float(handed_out(dtype).min()) > 3e38
 
 
-@pytest.mark.parametrize(("said", "is_asked_for"), [("128", True), ("0", False), ("much", False)])
+def test_it_stays_soiled_until_the_last_one_leaves() -> None:
+    with soiled_memory():
+        with soiled_memory():
+            pass
+        assert is_soiled()
+    assert not is_soiled()
+
+
+@pytest.mark.parametrize(
+    ("variable", "said", "is_asked_for"),
+    [
+        ("MALLOC_PERTURB_", "128", True),
+        ("MALLOC_PERTURB_", "0x80", True),
+        ("MALLOC_PERTURB_", "0", False),
+        ("MALLOC_PERTURB_", "much", False),
+        ("GLIBC_TUNABLES", "glibc.malloc.top_pad=0:glibc.malloc.perturb=128", True),
+        ("GLIBC_TUNABLES", "glibc.malloc.top_pad=128", False),
+    ],
+)
 def test_afterwards_it_is_as_the_environment_says(
-    said: str, is_asked_for: bool, monkeypatch: pytest.MonkeyPatch
+    variable: str, said: str, is_asked_for: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MALLOC_PERTURB_", said)
+    monkeypatch.setenv(variable, said)
     with soiled_memory():
         pass
     seen = is_soiled()
-    monkeypatch.delenv("MALLOC_PERTURB_")
+    monkeypatch.delenv(variable)
     with soiled_memory():
         pass
 

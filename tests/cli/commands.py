@@ -12,6 +12,7 @@ from mucudnn.cli import main
 from tests.alone import Server, waiting_as_here
 
 MODELS = '''
+import functools
 import sys
 import torch
 from torch import nn
@@ -49,6 +50,10 @@ def leaving():
 
 def ending():
     sys.exit(3)
+
+@functools.wraps(lambda width: None)
+def wrapped(*args):
+    return nn.Conv2d(3, 4, 3)
 
 def needing(width):
     return nn.Conv2d(3, width, 3)

@@ -236,6 +236,12 @@ def test_a_model_that_cannot_be_had_ends_with_a_sentence(target: str, sentence: 
     assert_one_sentence(run("tune", target, *SMALL), f"mucudnn: {sentence}")
 
 
+def test_a_factory_whose_wrapper_has_its_arguments_is_called(tmp_path: Path) -> None:
+    result = tune("wrapped", *SMALL, "--store", tmp_path / "store")
+
+    assert result.exit_code == 0, result.stderr
+
+
 def test_a_class_of_modules_that_has_no_forward_ends_with_the_error_of_pytorch() -> None:
     with pytest.raises(Exception, match="forward") as missing:
         torch.nn.Module()(torch.ones(1))

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mucudnn.errors import BusyWarning, StoreError, StoreWarning
+from mucudnn.errors import AccuracyWarning, BusyWarning, StoreError, StoreWarning
 from mucudnn.live.measurer import LiveMeasurer
+from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from mucudnn.store import MemoryStore, SqliteStore, connections
 from mucudnn.tuning.learning import Learner, opened
@@ -130,11 +131,22 @@ def test_others_who_use_the_processors_are_told_of_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(LiveMeasurer, "complaint", lambda _: "Others took all.")
     learn = Learner(settings_of(store=MemoryStore()))
 
-    with pytest.warns(BusyWarning, match=r"^Others took all\. This is told once .* measures anew") as told:
+    with pytest.warns(BusyWarning, match=r"^Others took all\. .* measures anew.* This is told once ") as told:
         _meet(learn, batch=2)
     _meet(learn, batch=3)  # of which a warning would be an error
     with pytest.warns(BusyWarning):
         _meet(pickle.loads(pickle.dumps(learn)), batch=4)
+
+    assert len(told) == 1
+
+
+def test_that_pytorchs_own_is_wrong_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "inaccuracy", "It is wrong.")
+    learn = Learner(settings_of(store=MemoryStore()))
+
+    with pytest.warns(AccuracyWarning, match=r"^It is wrong\. This is told once ") as told:
+        _meet(learn, batch=2)
+    _meet(learn, batch=3)
 
     assert len(told) == 1
 

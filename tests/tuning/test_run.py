@@ -365,6 +365,22 @@ def test_pytorchs_own_that_is_wrong_stays_and_is_told_of(
     assert Plan.load(tmp_path / "plan.json") == plan
 
 
+def test_a_part_of_pytorchs_own_that_is_wrong_is_refused_though_the_whole_is_not() -> None:
+    class WrongInParts(ScriptedBackend):
+        def own_convolution(self, problem: ConvProblem, *operands: Any) -> Tensor:
+            right = super().own_convolution(problem, *operands)
+            return right if problem.batch == 8 or problem.dtype == "float64" else 2 * right
+
+    recipes = {"slow": Recipe(rate(9 * MS), sample_bytes=10)}
+
+    def keys(backend: ScriptedBackend, limit_bytes: int) -> list[str]:
+        return keys_of(planned(backend, one_convolution(), limit_bytes))
+
+    assert keys(ScriptedBackend(recipes), 7000) == ["scripted:own@2*4"]
+    assert keys(WrongInParts(recipes), 7000) == ["scripted:slow@8*1"]
+    assert keys(WrongInParts(recipes), 8000) == ["scripted:own@8*1"]
+
+
 def test_an_error_that_was_not_recorded_is_none_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Profiler, "errors", lambda *_: {("scripted:own", 8): 1e-7})
 

@@ -116,7 +116,7 @@ class CompiledKernel(abc.ABC):
         """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
         return checked(tensor, shape, self._dtype)
 
-    def _slice(self, image: Tensor, out: Tensor, bias: Tensor | None, *names: str) -> list[float]:
+    def _run_slice(self, image: Tensor, out: Tensor, bias: Tensor | None, *names: str) -> list[float]:
         """Have functions write a part's result into `out`, of an image that is x; the bias is added."""
         image = self._checked(image, self._image_shape)
         self._put_image(self._call.x, image)
@@ -128,7 +128,7 @@ class CompiledKernel(abc.ABC):
             self._call.bias, self._call.bias_step = bias.data_ptr(), bias.stride(0)
         return self._run(*names)
 
-    def _add(self, image: Tensor, gradient: Tensor, adds: bool, *names: str) -> list[float]:
+    def _run_add(self, image: Tensor, gradient: Tensor, adds: bool, *names: str) -> list[float]:
         """Have functions multiply a part's images; these add to what is there, or write over it."""
         image = self._checked(image, self._image_shape)
         gradient = self._checked(gradient, self._gradient_shape)

@@ -108,7 +108,7 @@ class CompiledSliceKernel(_Kernel):
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
         """Write the part's result into `out`; return whether it is finite."""
-        return all(map(math.isfinite, self._slice(image, out, bias, *self._of_a_part)))
+        return all(map(math.isfinite, self._run_slice(image, out, bias, *self._of_a_part)))
 
 
 class GroupedSliceKernel(CompiledSliceKernel):
@@ -141,7 +141,7 @@ class CompiledSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""
-        self._add(image, gradient, not first, "add")
+        self._run_add(image, gradient, not first, "add")
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite, written anyway."""
@@ -162,7 +162,7 @@ class GroupedSumKernel(_Kernel):
         """Add the part's dw to `into`, or write it there if it is the `first` and nothing is to be kept."""
         self._put_filter(into.total)
         adds = into.accumulate or not first
-        for worker, found in enumerate(self._add(image, gradient, adds, "gather", "grouped_sums")):
+        for worker, found in enumerate(self._run_add(image, gradient, adds, "gather", "grouped_sums")):
             self._found[worker] = found if first else self._found[worker] + found
 
     def finish(self, into: GradientSum) -> bool:  # noqa: ARG002  # it holds the sum

@@ -115,7 +115,7 @@ class DepthwiseSliceKernel(_Kernel):
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
         """Write the part's result into `out`; return whether it is finite."""
-        return all(map(math.isfinite, self._slice(image, out, bias, "slices")))
+        return all(map(math.isfinite, self._run_slice(image, out, bias, "slices")))
 
 
 class DepthwiseSumKernel(_Kernel):
@@ -131,7 +131,7 @@ class DepthwiseSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""
-        self._add(image, gradient, not first, "add")
+        self._run_add(image, gradient, not first, "add")
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite, written anyway."""

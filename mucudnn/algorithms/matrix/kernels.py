@@ -148,7 +148,7 @@ class MatrixSliceKernel(_Kernel):
 
         A bias near overflow is not looked at.
         """
-        largest = self._slice(image, out, bias, "slices")
+        largest = self._run_slice(image, out, bias, "slices")
         pairs = itertools.product(largest, self._sums)
         return all(
             self._is_usual(each) and self._is_usual(found) and self._is_usual(each * found)
@@ -179,7 +179,7 @@ class MatrixSumKernel(_Kernel):
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""
-        self._add(image, gradient, not first, "add")
+        self._run_add(image, gradient, not first, "add")
 
     def finish(self, into: GradientSum) -> bool:
         """Write the sum to `into`, or add it; return whether it is finite, written anyway."""

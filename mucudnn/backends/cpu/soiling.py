@@ -10,27 +10,39 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 
+from mucudnn.locks import ForkSafeLock
+
 _M_PERTURB = -6
 """glibc's number for the byte that fills memory as it is given back; its complement, what is handed out."""
 
 _PERTURB = 0x80
 """Memory is handed out full of 0x7f: 3e38 in float32 and bfloat16, no number in float16."""
 
-_VARIABLE = "MALLOC_PERTURB_"
+_LOCK = ForkSafeLock()
+_depth = 0
 
 
 @contextlib.contextmanager
 def soiled_memory() -> Iterator[None]:
     """Have memory of more than a kilobyte handed out full of large numbers for a while, by glibc's malloc.
 
-    Another malloc, such as a preloaded one, is left as it is.
+    That is so in the whole process until the last of those leaves who have entered. What is given back
+    meanwhile holds 0x80, next to nothing as a number. Another malloc, such as a preloaded one, is left as it
+    is.
     """
-    mallopt = _mallopt()
-    mallopt(_M_PERTURB, _PERTURB)
+    _enter(1)
     try:
         yield
     finally:
-        mallopt(_M_PERTURB, _as_it_was())
+        _enter(-1)
+
+
+def _enter(more: int) -> None:
+    """Count who wants it soiled, and have it so as long as anybody does."""
+    global _depth  # as glibc's own state is
+    with _LOCK:
+        _depth += more
+        _mallopt()(_M_PERTURB, _PERTURB if _depth else _as_it_was())
 
 
 def _mallopt() -> Callable[[int, int], int]:
@@ -40,8 +52,10 @@ def _mallopt() -> Callable[[int, int], int]:
 
 
 def _as_it_was() -> int:
-    """Return what the environment asks for: 0, nothing, by default."""
+    """Return what the environment asks for, of glibc's new name and the old one: 0, nothing, by default."""
+    tunables = (each.partition("=") for each in os.environ.get("GLIBC_TUNABLES", "").split(":"))
+    said = {name: value for name, _, value in tunables}.get("glibc.malloc.perturb")
     try:
-        return int(os.environ.get(_VARIABLE, "0"))
+        return int(said or os.environ.get("MALLOC_PERTURB_", "0"), 0)
     except ValueError:
         return 0
