@@ -28,7 +28,7 @@ _TILES = re.compile(
 )
 
 _COMPILED = re.compile(
-    r"cc_winograd(?P<outputs>[2456])(_rows(?P<lines>[1-9]\d*))?(_k(?P<channels>[1-9]\d*))?"
+    r"cc_winograd(?P<outputs>[2456])(?P<fma>_fma)?(_rows(?P<lines>[1-9]\d*))?(_k(?P<channels>[1-9]\d*))?"
     r"(_mt(?P<workers>[2-9]|[1-9]\d+))?",
     re.ASCII,
 )
@@ -107,8 +107,8 @@ def named(name: str) -> Algorithm | None:
     if found := _DEPTHWISE.fullmatch(name):
         return DepthwiseAlgorithm(int(found[1] or 1))
     if found := _COMPILED.fullmatch(name):
-        numbers = {key: int(value or 0) for key, value in found.groupdict().items()}
-        return CompiledTiles(**{**numbers, "workers": numbers["workers"] or 1})
+        numbers = {key: int(value or 0) for key, value in found.groupdict().items() if key != "fma"}
+        return CompiledTiles(**{**numbers, "workers": numbers["workers"] or 1}, fma=found["fma"] is not None)
     if found := _MATRIX.fullmatch(name):
         numbers = {key: int(value or 0) for key, value in found.groupdict().items()}
         least_one = {key: max(numbers[key], 1) for key in ("images", "workers")}

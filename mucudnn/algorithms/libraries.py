@@ -8,6 +8,11 @@ import torch
 
 _PRODUCTS = {"float32": "sgemm_", "float64": "dgemm_"}
 
+_PROCESSORS = Path("/proc/cpuinfo")
+
+_WHOLE_VECTORS = 26
+"""AMD's family of processors from which on vectors of 64 bytes are computed in one piece: Zen 5."""
+
 _PATH = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
 
 
@@ -18,6 +23,25 @@ def library_of_torch() -> ctypes.CDLL | None:
         return ctypes.CDLL(str(_PATH))
     except OSError:
         return None
+
+
+@functools.cache
+def has_narrow_products() -> bool:
+    """Return whether BLAS multiplies at half of this processor's rate: MKL on AMD's with whole vectors.
+
+    MKL (2024.2) uses vectors of 64 bytes on Intel's processors alone. AMD's compute with them in one piece
+    from family 26 on, and in halves before, where nothing is lost. On one core of an EPYC of family 26 MKL's
+    products of 64 to 512 rows, columns and terms ran at 60 to 115 GFLOP/s, those in C at 105 to 265.
+    """
+    if not torch.backends.mkl.is_available():
+        return False
+    try:
+        text = _PROCESSORS.read_text(encoding="utf-8")
+    except OSError:
+        return False
+    said = dict(line.replace("\t", "").split(": ", 1) for line in text.splitlines() if ": " in line)
+    family = said.get("cpu family", "")
+    return said.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= _WHOLE_VECTORS
 
 
 @functools.cache

@@ -30,7 +30,7 @@ WINOGRAD4_BOUND = 1e-5
 
 FAMILIES = (
     *("im2col", "winograd2", "winograd4", "winograd5", "winograd6", "fft16", "fft32"),
-    *("cc_winograd2", "cc_winograd4", "cc_depthwise"),
+    *("cc_winograd2", "cc_winograd4", "cc_winograd4_fma", "cc_depthwise"),
 )
 
 VARIANTS = (
@@ -43,6 +43,7 @@ VARIANTS = (
     *("winograd4_mt2", "winograd4_rows1_mt2", "winograd4_images1_mt2"),
     *("cc_winograd4_rows1", "cc_winograd4_rows3_mt2", "cc_winograd4_mt2", "cc_winograd6_rows2"),
     *("cc_winograd4_k2", "cc_winograd4_k16", "cc_winograd4_k4_mt2"),
+    *("cc_winograd4_fma_rows3_mt2", "cc_winograd4_fma_k2", "cc_winograd6_fma_rows2"),
     *("cc_depthwise_mt2", "cc_depthwise_mt3"),
 )
 """In blocks, by channels, and on workers: of each kind of family one or more."""

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from mucudnn.algorithms import Algorithm, named
+from mucudnn.algorithms import Algorithm, libraries, named
 from mucudnn.algorithms.compiled import compiler as compilers
+from mucudnn.algorithms.compiled import offers
 from mucudnn.algorithms.compiled.axes import Axis
 from mucudnn.algorithms.compiled.compiler import Compiler, compiler, description, library
 from mucudnn.algorithms.compiled.shares import Shares
@@ -28,7 +29,7 @@ from tests.algorithms.vectors import have_vectors
 from tests.breadth import in_turn
 from tests.operands import a_convolution, operands_of, reference, relative_error
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "wide_products")
 
 ONE_TAP = Axis(outputs=1, taps=1, stride=1, padding=0, is_transposed=False)
 
@@ -81,8 +82,14 @@ def _words() -> tuple[str, ...]:
 @pytest.mark.parametrize("op", ConvOp)
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("size", [(9, 21), (6, 3, 13)], ids=["2-D", "3-D"])
+@pytest.mark.parametrize("name", ["cc_winograd4_rows2", "cc_winograd4_fma_rows2"])
 def test_vectors_of_any_length_compute_the_same(
-    vector_bytes: int, op: ConvOp, layout: Layout, size: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    vector_bytes: int,
+    op: ConvOp,
+    layout: Layout,
+    size: tuple[int, ...],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from mucudnn.algorithms.compiled import kernels
 
@@ -95,7 +102,7 @@ def test_vectors_of_any_length_compute_the_same(
         kernel_size=threes, stride=ones, dilation=ones, padding=ones,
     )  # fmt: skip
 
-    result, is_good = compute(algorithm_of("cc_winograd4_rows2"), problem, *operands_of(problem))
+    result, is_good = compute(algorithm_of(name), problem, *operands_of(problem))
 
     kernels.functions.cache_clear()
     assert is_good
@@ -374,6 +381,82 @@ def test_with_a_compiler_winograd_is_tried_in_c_alone() -> None:
     assert "winograd4" in names(a_layer(), compiles=True, exhaustive=True)
 
 
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("channels", [(5, 7), (16, 16), (37, 85), (64, 130), (300, 17)], ids=str)
+def test_products_in_c_have_any_rows_columns_and_terms(op: ConvOp, channels: tuple[int, int]) -> None:
+    problem = a_layer(batch=3, in_channels=channels[0], out_channels=channels[1], dtype="float64", op=op)
+    operands = operands_of(problem)
+
+    result, is_good = compute(algorithm_of("cc_winograd4_fma"), problem, *operands)
+
+    assert is_good
+    assert relative_error(result, reference(problem, *operands)) <= 1e-12
+
+
+def test_long_sums_err_no_more_in_c_than_by_blas() -> None:
+    problem = a_layer(batch=64, in_channels=16, out_channels=16, op=ConvOp.WGRAD)
+    operands = operands_of(problem)
+    expected = reference(problem, *operands)
+
+    errors = [
+        relative_error(compute(algorithm_of(name), problem, *operands)[0], expected)
+        for name in ("cc_winograd4", "cc_winograd4_fma")
+    ]
+
+    assert errors[1] <= max(2 * errors[0], 4e-6)
+
+
+@pytest.mark.parametrize(
+    ("is_narrow", "vector_bytes", "kinds"),
+    [(True, 64, {"fma"}), (True, 32, {"blas"}), (False, 64, {"blas"})],
+)
+def test_products_are_in_c_where_blas_lags(
+    is_narrow: bool, vector_bytes: int, kinds: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = compiler()
+    assert found is not None
+    monkeypatch.setattr(offers, "has_narrow_products", lambda: is_narrow)
+    monkeypatch.setattr(offers, "compiler", lambda: found._replace(vector_bytes=vector_bytes))
+
+    def kinds_of(*, exhaustive: bool) -> set[str]:
+        tried = names(a_layer(), compiles=True, exhaustive=exhaustive)
+        return {"fma" if "_fma" in name else "blas" for name in tried if name.startswith("cc_winograd")}
+
+    assert kinds_of(exhaustive=False) == kinds
+    assert kinds_of(exhaustive=True) == ({"fma", "blas"} if vector_bytes == 64 else {"blas"})
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "has_mkl", "expected"),
+    [
+        ("AuthenticAMD", "26", True, True),
+        ("AuthenticAMD", "25", True, False),
+        ("AuthenticAMD", "27", True, True),
+        ("GenuineIntel", "6", True, False),
+        ("GenuineIntel", "26", True, False),
+        ("AuthenticAMD", "26", False, False),
+        ("AuthenticAMD", "new", True, False),
+    ],
+)
+def test_mkl_lags_on_amds_processors_with_whole_vectors(
+    vendor: str, family: str, has_mkl: bool, expected: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: fpu\n\n")
+    monkeypatch.setattr(libraries, "_PROCESSORS", path)
+    monkeypatch.setattr("torch.backends.mkl.is_available", lambda: has_mkl)
+
+    assert libraries.has_narrow_products.__wrapped__() is expected
+
+
+def test_a_system_that_does_not_tell_its_processors_has_blas_for_products(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(libraries, "_PROCESSORS", tmp_path / "none")
+
+    assert libraries.has_narrow_products.__wrapped__() is False
+
+
 def test_large_filters_are_tried_some_channels_at_a_time() -> None:
     found = winograd(names(a_layer(in_channels=256, out_channels=256), compiles=True))
 
@@ -417,7 +500,8 @@ def test_what_would_not_fill_vectors_or_is_not_for_winograd_is_not_tried_by_it_i
 
 
 @pytest.mark.parametrize(
-    "name", ["cc_winograd3", "cc_winograd4_images2", "cc_winograd4_mt1", "cc_winograd4_k0"]
+    "name",
+    ["cc_winograd3", "cc_winograd4_images2", "cc_winograd4_mt1", "cc_winograd4_k0", "cc_winograd4_rows2_fma"],
 )
 def test_there_are_no_others(name: str) -> None:
     assert named(name) is None

@@ -24,7 +24,7 @@ from tests.algorithms.kernels import (
 from tests.algorithms.tried import a_layer, a_volume, names, winograd
 from tests.operands import operands_of, reference, relative_error
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "wide_products")
 
 VECTORS = {"in_channels": 22, "out_channels": 38}
 """Of each a vector at least, and a rest, where four or more make a vector."""
@@ -56,7 +56,7 @@ NAMES = (
         "cc_winograd2_k16",
         "cc_winograd2_k4_mt2",
     ),
-    *("cc_winograd4", "cc_winograd4_rows2_mt2"),
+    *("cc_winograd4", "cc_winograd4_rows2_mt2", "cc_winograd2_fma_rows3_mt2", "cc_winograd2_fma_k16"),
 )
 
 

@@ -13,7 +13,6 @@ from mucudnn.algorithms.compiled.calling import CompiledKernel, Function, fields
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import FIELDS, has_sums, source_of
-from mucudnn.algorithms.libraries import product_of_matrices
 from mucudnn.algorithms.sides import three
 
 
@@ -47,16 +46,22 @@ def functions(axes: tuple[Axis, ...], dtype: str) -> dict[str, Function]:
 
 
 class _Kernel(CompiledKernel):
-    """What these kernels share: lines of tiles, and channels, for every thread."""
+    """What these kernels share: lines of tiles, and channels, for every thread.
 
-    def __init__(self, shares: Shares, buffer: Tensor) -> None:
+    Args:
+        shares: of the micro-batch.
+        buffer: workspace.
+        gemm: address of BLAS's product of matrices; None for the library's own.
+    """
+
+    def __init__(self, shares: Shares, buffer: Tensor, gemm: int | None) -> None:
         problem = shares.problem
         space = carve(buffer, shares.regions)
         super().__init__(problem, space, functions(shares.axes, problem.dtype))
         self._call = _Call(
             **{f"tiles_{name}": tiles for name, tiles in zip("dhw", shares.tiles, strict=True)},
             **{f"margin_{name}": axis.margin for name, axis in zip("dhw", shares.axes, strict=True)},
-            gemm=product_of_matrices(problem.dtype),
+            gemm=gemm,
         )  # fmt: skip
         for image, channels in ((self._call.x, shares.x_channels), (self._call.y, shares.y_channels)):
             image.channels, image.depth, image.height = channels, 1, 1
@@ -129,8 +134,8 @@ class GroupedSliceKernel(CompiledSliceKernel):
 class CompiledSumKernel(_Kernel):
     """wgrad of one micro-batch, which every thread sums for itself in the transformed domain."""
 
-    def __init__(self, shares: Shares, buffer: Tensor) -> None:
-        super().__init__(shares, buffer)
+    def __init__(self, shares: Shares, buffer: Tensor, gemm: int | None) -> None:
+        super().__init__(shares, buffer, gemm)
         sums = [self._space[f"sums{worker}"] for worker in range(shares.workers)]
         for share in self._shares:
             share.u, share.u_plane = sums[0].data_ptr(), share.sums_plane
@@ -153,8 +158,8 @@ class CompiledSumKernel(_Kernel):
 class GroupedSumKernel(_Kernel):
     """wgrad of one micro-batch, some channels of dy at a time, summed where the gradient is wanted."""
 
-    def __init__(self, shares: Shares, buffer: Tensor) -> None:
-        super().__init__(shares, buffer)
+    def __init__(self, shares: Shares, buffer: Tensor, gemm: int | None) -> None:
+        super().__init__(shares, buffer, gemm)
         # By all parts, whatever their sizes, so that it lies in the workspace.
         self._found = (ctypes.c_double * shares.workers).from_address(self._space["found"].data_ptr())
 

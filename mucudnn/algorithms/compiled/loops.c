@@ -64,17 +64,21 @@ static void gather_filter(
     }
 }
 
-/* y = x u for each product, or the sum of those of the same y. */
+/* y = x u for each product, or the sum of those of the same y; by BLAS if there is one. */
 static void multiply(
     const call_t *call, const share_t *share, const int64_t u_row, const int64_t tiles, const int64_t channels)
 {
     const int m = (int)channels, n = (int)tiles, k = (int)call->x.channels, row = (int)u_row;
     const real one = 1, zero = 0;
-    for (int i = 0; i < PLANES; ++i)
-        call->gemm(
-            "N", "N", &m, &n, &k, &one, share->u + PRODUCT[i].u * share->u_plane, &row,
-            share->x + PRODUCT[i].x * share->x_plane, &k, PRODUCT[i].adds ? &one : &zero,
-            share->y + PRODUCT[i].y * share->y_plane, &m);
+    for (int i = 0; i < PLANES; ++i) {
+        const real *u = share->u + PRODUCT[i].u * share->u_plane, *x = share->x + PRODUCT[i].x * share->x_plane;
+        real *y = share->y + PRODUCT[i].y * share->y_plane;
+        const int adds = PRODUCT[i].adds;
+        if (call->gemm)
+            call->gemm("N", "N", &m, &n, &k, &one, u, &row, x, &k, adds ? &one : &zero, y, &m);
+        else
+            product((product_t){tiles, channels, k, k, 1, u_row, channels, adds}, x, u, y);
+    }
 }
 
 static void gather_x(const call_t *call, const share_t *share, const int64_t first, const int64_t last, real *to)

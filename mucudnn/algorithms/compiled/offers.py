@@ -5,8 +5,10 @@ import math
 from collections.abc import Iterator
 
 from mucudnn.algorithms.compiled.axes import axes_of
+from mucudnn.algorithms.compiled.compiler import compiler
 from mucudnn.algorithms.compiled.shares import MOST_LANES
 from mucudnn.algorithms.compiled.tiles import CompiledTiles, is_deep, is_strided
+from mucudnn.algorithms.libraries import has_narrow_products
 from mucudnn.algorithms.likely import USUAL, Usual, likely_forms, some_channels
 from mucudnn.problem import ConvProblem
 
@@ -34,6 +36,9 @@ _MOST_OF_DIRECT = 0.8
 
 _FORMS = tuple(CompiledTiles(m) for m in (4, 5, 6, 2))
 
+_WIDE_BYTES = 64
+"""Of vectors with which products in C may be faster than BLAS's."""
+
 
 def likely_families(problem: ConvProblem, exhaustive: bool) -> list[CompiledTiles]:
     """Winograd's forms in C that compute the problem, if channels fill vectors: all, or the likely ones.
@@ -43,7 +48,7 @@ def likely_families(problem: ConvProblem, exhaustive: bool) -> list[CompiledTile
     """
     if min(problem.in_channels, problem.out_channels) < MOST_LANES:
         return []
-    able = [each for each in _FORMS if each.refusal(problem) is None and _saves(each, problem)]
+    able = [each for each in _forms(exhaustive) if each.refusal(problem) is None and _saves(each, problem)]
     if exhaustive:
         return able
     usual = _USUAL_IN_STRIDES if is_strided(problem) else USUAL
@@ -52,6 +57,17 @@ def likely_families(problem: ConvProblem, exhaustive: bool) -> list[CompiledTile
     is_filter_large = is_deep(problem) and most > min(_FILTER_BYTES)
     with_small_filter = [each for each in able if is_filter_large and each.outputs == _LEAST_OUTPUTS]
     return list(dict.fromkeys([*likely, *with_small_filter]))
+
+
+def _forms(exhaustive: bool) -> tuple[CompiledTiles, ...]:
+    """Winograd's forms with BLAS's products, with those in C where BLAS lags, or with both."""
+    found = compiler()
+    in_c = tuple(dataclasses.replace(each, fma=True) for each in _FORMS)
+    if found is None or found.vector_bytes < _WIDE_BYTES:
+        return _FORMS
+    if exhaustive:
+        return (*_FORMS, *in_c)
+    return in_c if has_narrow_products() else _FORMS
 
 
 def _saves(family: CompiledTiles, problem: ConvProblem) -> bool:

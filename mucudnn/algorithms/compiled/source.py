@@ -42,13 +42,16 @@ column to the next.
 
 call: of all threads. The filter or its gradient, with its steps from one channel of x, of y, from one tap to
 the next; whether to add to what is there; tiles of an image; pixels of the first window that lie before x;
-BLAS's product of matrices.
+BLAS's product of matrices, or nothing, where the library's own takes its place.
 
 share: of one thread. Lines of tiles from `first` to `last`, so many in a block, or with groups of channels
 all that there are; channels of y from `channel` to `last_channel`, `group` at a time; places for the
 transformed filter, x, y, for images that are turned round, and for the sums of a gradient, with the elements
 from one plane to the next; how many threads have sums, and how far apart.
 """
+
+_WIDE = 64
+"""Bytes of a vector where there are 32 registers of them, which hold sums of six rows by four vectors."""
 
 TYPES = {"float32": "float", "float64": "double"}
 
@@ -130,6 +133,8 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
         *_transforms("gather", "w", filters),
         _lines("x", inputs, [axis.step for axis in axes]),
     ]
+    sums = {"MOST_ROWS": 6, "MOST_VECTORS": 4 if vector_bytes >= _WIDE else 2, "MOST_TERMS": 256}
+    parts.append(_with(_text("products"), **sums))
     loops = [_text("loops")]
     if has_sums(axes):
         turned = [each.T for each in outputs]

@@ -38,11 +38,14 @@ static void multiply_sums(
 {
     const int m = (int)call->x.channels, n = (int)channels, k = (int)tiles;
     const real one = 1, kept = adds ? 1 : 0;
-    for (int i = 0; i < PLANES; ++i)
-        call->gemm(
-            "N", "T", &m, &n, &k, &one, share->x + PRODUCT[i].x * share->x_plane, &m,
-            share->y + PRODUCT[i].y * share->y_plane, &n, &kept, share->sums + PRODUCT[i].u * share->sums_plane,
-            &m);
+    for (int i = 0; i < PLANES; ++i) {
+        const real *x = share->x + PRODUCT[i].x * share->x_plane, *y = share->y + PRODUCT[i].y * share->y_plane;
+        real *sums = share->sums + PRODUCT[i].u * share->sums_plane;
+        if (call->gemm)
+            call->gemm("N", "T", &m, &n, &k, &one, x, &m, y, &n, &kept, sums, &m);
+        else
+            product((product_t){channels, m, tiles, 1, channels, m, m, adds}, y, x, sums);
+    }
 }
 
 /* Add the products of this thread's lines to its own sums, or start these with them. */

@@ -47,19 +47,21 @@ class CompiledTiles:
         lines: rows of tiles of a block, of any slices and images; 0 for as many as each thread has.
         channels: of y, that are computed at once, from all of x and their part of the filter; 0 for all.
         workers: threads.
+        fma: whether products of matrices are in C too, or else BLAS's.
     """
 
     outputs: int
     lines: int = 0
     channels: int = 0
     workers: int = 1
+    fma: bool = False
 
     @property
     def name(self) -> str:
-        """Id without the backend's prefix, such as cc_winograd4_rows8_mt2."""
+        """Id without the backend's prefix, such as cc_winograd4_fma_rows8_mt2."""
         parts = [f"{word}{number}" for word, number in (("rows", self.lines), ("k", self.channels)) if number]
         threads = [f"mt{self.workers}"] if self.workers > 1 else []
-        return "_".join([f"cc_winograd{self.outputs}", *parts, *threads])
+        return "_".join([f"cc_winograd{self.outputs}", *(["fma"] if self.fma else []), *parts, *threads])
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""
@@ -76,7 +78,8 @@ class CompiledTiles:
             return "there are no more channels than that"
         if compiler() is None:
             return "there is no C compiler"
-        return None if product_of_matrices(problem.dtype) else "PyTorch has no BLAS that C can call"
+        has_products = self.fma or product_of_matrices(problem.dtype)
+        return None if has_products else "PyTorch has no BLAS that C can call"
 
     def _refusal_of_taps(self, problem: ConvProblem) -> str | None:
         """Return why there is no good form of so many taps, or None if there is."""
@@ -119,12 +122,15 @@ class CompiledTiles:
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
         kind = GroupedSliceKernel if self.channels else CompiledSliceKernel
-        return kind(self.shares(problem), buffer)
+        return kind(self.shares(problem), buffer, self._gemm(problem))
 
     def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:
         """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
         kind = GroupedSumKernel if self.channels else CompiledSumKernel
-        return kind(self.shares(problem), buffer)
+        return kind(self.shares(problem), buffer, self._gemm(problem))
+
+    def _gemm(self, problem: ConvProblem) -> int | None:
+        return None if self.fma else product_of_matrices(problem.dtype)
 
 
 def taps_of_phases(problem: ConvProblem) -> tuple[int, ...]:
