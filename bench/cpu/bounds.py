@@ -13,7 +13,8 @@ from typing import NamedTuple
 from mucudnn.problem import ConvOp, ConvProblem
 
 _NAME = re.compile(
-    r"cpu:(?P<compiled>cc_)?(?P<family>winograd|fft|im2col|gemm|aten)(?P<size>\d*)(_(images|slices|rows|k|c|mt)\d+)*"
+    r"cpu:(?P<compiled>cc_)?(?P<family>winograd|fft|im2col|gemm|aten)(?P<size>\d*)(_fma)?"
+    r"(_(images|slices|rows|k|c|mt)\d+)*"
 )
 """What follows the size says how the work is cut (`_rows4`, `_k128`, `_c64`, `_mt2`), not how much there is.
 

@@ -36,7 +36,7 @@ def has_narrow_products() -> bool:
     if not torch.backends.mkl.is_available():
         return False
     try:
-        text = _PROCESSORS.read_text(encoding="utf-8")
+        text = _PROCESSORS.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
     said = dict(line.replace("\t", "").split(": ", 1) for line in text.splitlines() if ": " in line)

@@ -426,6 +426,15 @@ def test_products_are_in_c_where_blas_lags(
     assert kinds_of(exhaustive=True) == ({"fma", "blas"} if vector_bytes == 64 else {"blas"})
 
 
+def test_where_blas_is_hidden_products_are_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers, "product_of_matrices", lambda _: None)
+
+    tried = [name for name in names(a_layer(), compiles=True) if name.startswith("cc_winograd")]
+
+    assert [name for name in tried if "_fma" not in name] == []
+    assert tried
+
+
 @pytest.mark.parametrize(
     ("vendor", "family", "has_mkl", "expected"),
     [

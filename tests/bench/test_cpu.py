@@ -142,6 +142,7 @@ def test_one_dimension_has_no_channels_last() -> None:
         (a_problem(), "cpu:winograd4_slices2", Fraction(4)),
         (a_problem(), "cpu:winograd4_c64", Fraction(4)),
         (a_problem(), "cpu:cc_winograd4_rows8_mt2", Fraction(4)),
+        (a_problem(), "cpu:cc_winograd4_fma_rows8_mt2", Fraction(4)),
         (a_problem(kernel_size=(5, 5), padding=(2, 2)), "cpu:winograd4", Fraction(25 * 16, 64)),
         (a_problem(kernel_size=(1, 3), padding=(0, 1)), "cpu:winograd4", Fraction(2)),
         (a_problem(stride=(2, 2)), "cpu:cc_winograd2_rows8", Fraction(9 * 4, 25)),

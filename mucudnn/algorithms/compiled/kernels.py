@@ -51,7 +51,7 @@ class _Kernel(CompiledKernel):
     Args:
         shares: of the micro-batch.
         buffer: workspace.
-        gemm: address of BLAS's product of matrices; None for the library's own.
+        gemm: address of BLAS's product of matrices; None for that in C.
     """
 
     def __init__(self, shares: Shares, buffer: Tensor, gemm: int | None) -> None:

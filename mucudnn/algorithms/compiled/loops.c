@@ -64,7 +64,7 @@ static void gather_filter(
     }
 }
 
-/* y = x u for each product, or the sum of those of the same y; by BLAS if there is one. */
+/* y = x u for each product, or the sum of those of the same y; by BLAS if the call has its product. */
 static void multiply(
     const call_t *call, const share_t *share, const int64_t u_row, const int64_t tiles, const int64_t channels)
 {

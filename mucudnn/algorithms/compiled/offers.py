@@ -8,7 +8,7 @@ from mucudnn.algorithms.compiled.axes import axes_of
 from mucudnn.algorithms.compiled.compiler import compiler
 from mucudnn.algorithms.compiled.shares import MOST_LANES
 from mucudnn.algorithms.compiled.tiles import CompiledTiles, is_deep, is_strided
-from mucudnn.algorithms.libraries import has_narrow_products
+from mucudnn.algorithms.libraries import has_narrow_products, product_of_matrices
 from mucudnn.algorithms.likely import USUAL, Usual, likely_forms, some_channels
 from mucudnn.problem import ConvProblem
 
@@ -60,14 +60,15 @@ def likely_families(problem: ConvProblem, exhaustive: bool) -> list[CompiledTile
 
 
 def _forms(exhaustive: bool) -> tuple[CompiledTiles, ...]:
-    """Winograd's forms with BLAS's products, with those in C where BLAS lags, or with both."""
+    """Winograd's forms with BLAS's products, with those in C where BLAS lags or is hidden, or with both."""
     found = compiler()
     in_c = tuple(dataclasses.replace(each, fma=True) for each in _FORMS)
-    if found is None or found.vector_bytes < _WIDE_BYTES:
-        return _FORMS
-    if exhaustive:
+    is_wide = found is not None and found.vector_bytes >= _WIDE_BYTES
+    if product_of_matrices("float32") is None:
+        return in_c
+    if exhaustive and is_wide:
         return (*_FORMS, *in_c)
-    return in_c if has_narrow_products() else _FORMS
+    return in_c if is_wide and has_narrow_products() else _FORMS
 
 
 def _saves(family: CompiledTiles, problem: ConvProblem) -> bool:

@@ -20,7 +20,7 @@ INLINE void product_block(
         lanes row[MOST_VECTORS];
         UNROLL for (int v = 0; v < vectors; ++v) row[v] = load_lanes(b + v * LANES, 1);
         UNROLL for (int i = 0; i < rows; ++i) {
-            const lanes factor = (lanes){0} + a[i * of->a_row];
+            const lanes factor = a[i * of->a_row] - (lanes){0};  /* which is that number, be it -0 */
             UNROLL for (int v = 0; v < vectors; ++v) sums[i][v] += factor * row[v];
         }
     }
@@ -46,11 +46,18 @@ INLINE void product_rows(const product_t *of, const int vectors, const real *a, 
 /* The last `columns` of a vector of them, which are fewer than that; those before them are left as they are. */
 APART void product_rest(const product_t *of, const int columns, const real *a, const real *b, real *to)
 {
-    for (int64_t i = 0; i < of->rows; ++i) {
-        real sums[LANES];
-        product_block(of, 1, 1, a + i * of->a_row, b, sums, LANES, 0);
-        real *row = to + i * of->to_row;
-        for (int c = LANES - columns; c < LANES; ++c) row[c] = of->adds ? row[c] + sums[c] : sums[c];
+    for (int64_t i = 0; i < of->rows; i += MOST_ROWS) {
+        const int rows = (int)least(MOST_ROWS, of->rows - i);
+        real sums[MOST_ROWS * LANES];
+        if (rows == MOST_ROWS)
+            product_block(of, MOST_ROWS, 1, a + i * of->a_row, b, sums, LANES, 0);
+        else
+            for (int each = 0; each < rows; ++each)
+                product_block(of, 1, 1, a + (i + each) * of->a_row, b, sums + each * LANES, LANES, 0);
+        for (int each = 0; each < rows; ++each) {
+            real *row = to + (i + each) * of->to_row, *sum = sums + each * LANES;
+            for (int c = LANES - columns; c < LANES; ++c) row[c] = of->adds ? row[c] + sum[c] : sum[c];
+        }
     }
 }
 

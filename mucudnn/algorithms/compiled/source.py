@@ -42,7 +42,7 @@ column to the next.
 
 call: of all threads. The filter or its gradient, with its steps from one channel of x, of y, from one tap to
 the next; whether to add to what is there; tiles of an image; pixels of the first window that lie before x;
-BLAS's product of matrices, or nothing, where the library's own takes its place.
+BLAS's product of matrices, or nothing, where that of `products.c` takes its place.
 
 share: of one thread. Lines of tiles from `first` to `last`, so many in a block, or with groups of channels
 all that there are; channels of y from `channel` to `last_channel`, `group` at a time; places for the

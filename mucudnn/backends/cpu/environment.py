@@ -75,7 +75,7 @@ def _device() -> dict[str, str]:
 def _processor_facts() -> dict[str, str]:
     """The first processor's lines of /proc/cpuinfo; where there is none, what Python knows."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:
         return {"model name": platform.processor()}
     pairs = (line.partition(":") for line in text.splitlines())
