@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-_PRODUCTS = {"float32": "sgemm_", "float64": "dgemm_"}
+from mucudnn.algorithms.processor import processor_facts
 
-_PROCESSORS = Path("/proc/cpuinfo")
+_PRODUCTS = {"float32": "sgemm_", "float64": "dgemm_"}
 
 _WHOLE_VECTORS = 26
 """AMD's family of processors from which on vectors of 64 bytes are computed in one piece: Zen 5."""
@@ -35,13 +35,9 @@ def has_narrow_products() -> bool:
     """
     if not torch.backends.mkl.is_available():
         return False
-    try:
-        text = _PROCESSORS.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    said = dict(line.replace("\t", "").split(": ", 1) for line in text.splitlines() if ": " in line)
-    family = said.get("cpu family", "")
-    return said.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= _WHOLE_VECTORS
+    facts = processor_facts()
+    family = facts.get("cpu family", "")
+    return facts.get("vendor_id") == "AuthenticAMD" and family.isdecimal() and int(family) >= _WHOLE_VECTORS
 
 
 @functools.cache

@@ -382,7 +382,7 @@ def test_with_a_compiler_winograd_is_tried_in_c_alone() -> None:
 
 
 @pytest.mark.parametrize("op", ConvOp)
-@pytest.mark.parametrize("channels", [(5, 7), (16, 16), (37, 85), (64, 130), (300, 17)], ids=str)
+@pytest.mark.parametrize("channels", [(5, 7), (16, 16), (37, 85), (64, 130), (300, 17), (300, 9)], ids=str)
 def test_products_in_c_have_any_rows_columns_and_terms(op: ConvOp, channels: tuple[int, int]) -> None:
     problem = a_layer(batch=3, in_channels=channels[0], out_channels=channels[1], dtype="float64", op=op)
     operands = operands_of(problem)
@@ -452,7 +452,7 @@ def test_mkl_lags_on_amds_processors_with_whole_vectors(
 ) -> None:
     path = tmp_path / "cpuinfo"
     path.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nflags\t\t: fpu\n\n")
-    monkeypatch.setattr(libraries, "_PROCESSORS", path)
+    monkeypatch.setattr("mucudnn.algorithms.processor._TOLD", path)
     monkeypatch.setattr("torch.backends.mkl.is_available", lambda: has_mkl)
 
     assert libraries.has_narrow_products.__wrapped__() is expected
@@ -461,7 +461,7 @@ def test_mkl_lags_on_amds_processors_with_whole_vectors(
 def test_a_system_that_does_not_tell_its_processors_has_blas_for_products(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(libraries, "_PROCESSORS", tmp_path / "none")
+    monkeypatch.setattr("mucudnn.algorithms.processor._TOLD", tmp_path / "none")
 
     assert libraries.has_narrow_products.__wrapped__() is False
 

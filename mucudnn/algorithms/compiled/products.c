@@ -43,52 +43,50 @@ INLINE void product_rows(const product_t *of, const int vectors, const real *a, 
         product_block(of, 1, vectors, a + i * of->a_row, b, to + i * of->to_row, of->to_row, of->adds);
 }
 
-/* The last `columns` of a vector of them, which are fewer than that; those before them are left as they are. */
-APART void product_rest(const product_t *of, const int columns, const real *a, const real *b, real *to)
+/* Of a vector of columns those from `first` to `last`; the others are left as they are. */
+APART void product_some(
+    const product_t *of, const int first, const int last, const real *a, const real *b, real *to)
 {
     for (int64_t i = 0; i < of->rows; i += MOST_ROWS) {
         const int rows = (int)least(MOST_ROWS, of->rows - i);
+        const real *from = a + i * of->a_row;
         real sums[MOST_ROWS * LANES];
         if (rows == MOST_ROWS)
-            product_block(of, MOST_ROWS, 1, a + i * of->a_row, b, sums, LANES, 0);
+            product_block(of, MOST_ROWS, 1, from, b, sums, LANES, 0);
         else
             for (int each = 0; each < rows; ++each)
-                product_block(of, 1, 1, a + (i + each) * of->a_row, b, sums + each * LANES, LANES, 0);
+                product_block(of, 1, 1, from + each * of->a_row, b, sums + each * LANES, LANES, 0);
         for (int each = 0; each < rows; ++each) {
             real *row = to + (i + each) * of->to_row, *sum = sums + each * LANES;
-            for (int c = LANES - columns; c < LANES; ++c) row[c] = of->adds ? row[c] + sum[c] : sum[c];
+            for (int c = first; c < last; ++c) row[c] = of->adds ? row[c] + sum[c] : sum[c];
         }
     }
 }
 
-/* Columns one by one, where they do not fill a vector. */
-static void product_columns(const product_t *of, const real *a, const real *b, real *to)
+/* All columns, where they do not fill a vector: those of b are copied to where zeros fill it. */
+APART void product_narrow(const product_t *of, const real *a, const real *b, real *to)
 {
-    for (int64_t i = 0; i < of->rows; ++i)
-        for (int64_t j = 0; j < of->columns; ++j) {
-            real sum = of->adds ? to[i * of->to_row + j] : 0;
-            for (int64_t term = 0; term < of->terms; ++term)
-                sum += a[i * of->a_row + term * of->a_term] * b[term * of->b_row + j];
-            to[i * of->to_row + j] = sum;
-        }
+    real vectors[MOST_TERMS * LANES];
+    product_t in_vectors = *of;
+    in_vectors.b_row = LANES;
+    for (int64_t term = 0; term < of->terms; ++term)
+        for (int c = 0; c < LANES; ++c) vectors[term * LANES + c] = c < of->columns ? b[term * of->b_row + c] : 0;
+    product_some(&in_vectors, 0, (int)of->columns, a, vectors, to);
 }
 
-/* All columns, of some terms. */
+/* All columns, of some terms; the last vector of them begins earlier if need be. */
 APART void product_terms(const product_t *of, const real *a, const real *b, real *to)
 {
-    if (of->columns < LANES) {
-        product_columns(of, a, b, to);
-        return;
-    }
+    const int64_t last = of->columns - LANES;
     int64_t j = 0;
     for (; j + MOST_VECTORS * LANES <= of->columns; j += MOST_VECTORS * LANES)
         product_rows(of, MOST_VECTORS, a, b + j, to + j);
     for (; j + 2 * LANES <= of->columns; j += 2 * LANES) product_rows(of, 2, a, b + j, to + j);
     for (; j + LANES <= of->columns; j += LANES) product_rows(of, 1, a, b + j, to + j);
-    if (j < of->columns) {
-        const int64_t last = of->columns - LANES;
-        product_rest(of, (int)(of->columns - j), a, b + last, to + last);
-    }
+    if (last < 0)
+        product_narrow(of, a, b, to);
+    else if (j < of->columns)
+        product_some(of, (int)(j - last), LANES, a, b + last, to + last);
 }
 
 static void product(product_t of, const real *a, const real *b, real *to)

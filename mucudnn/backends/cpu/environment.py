@@ -9,6 +9,7 @@ import torch
 
 from mucudnn.algorithms import REVISION
 from mucudnn.algorithms.compiled import description
+from mucudnn.algorithms.processor import processor_facts
 from mucudnn.algorithms.scripts import interpreter
 from mucudnn.algorithms.workers import worker_scheme
 from mucudnn.profile import Environment
@@ -61,7 +62,7 @@ def present_flags() -> tuple[int | bool | str, ...]:
 
 
 def _device() -> dict[str, str]:
-    facts = _processor_facts()
+    facts = processor_facts()
     names = ("vendor_id", "cpu family", "model", "model name", "stepping", "cache size")
     return {
         "machine": platform.machine(),
@@ -70,16 +71,6 @@ def _device() -> dict[str, str]:
         **_quota(),
         **{name: facts[name] for name in names if name in facts},
     }
-
-
-def _processor_facts() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo; where there is none, what Python knows."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-    except OSError:
-        return {"model name": platform.processor()}
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def usable_processors() -> frozenset[int]:
