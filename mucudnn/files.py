@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and the folder of those that may be deleted."""
 
 import contextlib
 import os
@@ -8,8 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import platformdirs
+
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)", re.ASCII)
+
+
+def cache_folder() -> Path:
+    """Return the folder of the user's cache in which ours lie."""
+    return platformdirs.user_cache_path("mucudnn", appauthor=False)
 
 
 def is_device(path: str | os.PathLike[str]) -> bool:

@@ -83,6 +83,7 @@ class _Here(NamedTuple):
     environment: Environment
     path: Path
     kept: "_Kept"
+    compiled: Path
     cudnn: "_Cudnn"
     spinning: Estimate | None
     devices: tuple[str, ...]
@@ -92,12 +93,14 @@ class _Here(NamedTuple):
         """Return what there is now."""
         import torch
 
+        from mucudnn.algorithms.compiled.compiler import compiled_folder
         from mucudnn.backends import backend_for
         from mucudnn.backends.cudnn.devices import DEVICES
 
         environment = backend_for("auto", torch.device("cpu")).environment()
         cudnn = _Cudnn.here()
-        return cls(environment, path, _Kept.of(path), cudnn, _spinning_cost(), tuple(DEVICES))
+        spinning, devices = _spinning_cost(), tuple(DEVICES)
+        return cls(environment, path, _Kept.of(path), compiled_folder(), cudnn, spinning, devices)
 
     def as_json(self) -> dict[str, object]:
         """Return it as JSON values."""
@@ -110,6 +113,7 @@ class _Here(NamedTuple):
                 "records": self.kept.records,
                 "environments": [each.to_json() for each in self.kept.environments],
             },
+            "compiled_code": str(self.compiled),
             "cudnn": self.cudnn._asdict(),
             "spinning": None if self.spinning is None else dataclasses.asdict(self.spinning),
             "devices": list(self.devices),
@@ -126,6 +130,7 @@ class _Here(NamedTuple):
             *([] if spinning is None else [("idle threads", describe_spinning(spinning, self.environment))]),
             ("store", f"{self.path}, {self.kept}"),
             *(("", each) for each in self.kept.numbered),
+            ("compiled code", f"{self.compiled} (which may be deleted)"),
             ("cuDNN", cudnn.problem or f"{cudnn.version}, {cudnn.path}"),
             ("recordings", f"{', '.join(shipped())} (for mucudnn tune --backend replay:NAME)"),
             ("described GPUs", f"{', '.join(self.devices)} (for mucudnn forecast --device)"),

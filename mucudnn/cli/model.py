@@ -32,9 +32,6 @@ def load_model(target: Target) -> "nn.Module":
 
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    if target.module.endswith(".py"):
-        meant = f"{target.module.removesuffix('.py')}:{target.name}"
-        raise Failure(f"A module must be named as in an import, but got {target}; did you mean {meant}?")
     with failing_as(f"{target.module} cannot be imported"):
         module = importlib.import_module(target.module)
     with failing_as(f"{target} cannot be found"):

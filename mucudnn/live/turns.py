@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import platformdirs
 from filelock import BaseFileLock, FileLock, Timeout
 
 from mucudnn.errors import BusyWarning, warn_user
+from mucudnn.files import cache_folder
 from mucudnn.profile import Environment
 from mucudnn.timing import nothing
 
@@ -35,8 +35,7 @@ def turn_path(environment: Environment) -> Path:
     """
     device = environment.device.get("name") or environment.device.get("model name", "")
     digest = hashlib.sha256(f"{platform.node()}\n{device}".encode()).hexdigest()[:16]
-    cache = platformdirs.user_cache_path("mucudnn", appauthor=False)
-    return cache / "measuring" / f"{environment.backend}-{digest}.lock"
+    return cache_folder() / "measuring" / f"{environment.backend}-{digest}.lock"
 
 
 @contextlib.contextmanager

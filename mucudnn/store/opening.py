@@ -4,9 +4,8 @@ import contextlib
 import os
 from pathlib import Path
 
-import platformdirs
-
 from mucudnn.errors import StoreError, StoreWarning, warn_user
+from mucudnn.files import cache_folder
 from mucudnn.store.base import Store
 from mucudnn.store.connections import UnusableFileError
 from mucudnn.store.memory import MemoryStore
@@ -19,7 +18,7 @@ def default_path() -> Path:
     chosen = os.environ.get("MUCUDNN_STORE")
     if chosen:
         return expanded(chosen)
-    return platformdirs.user_cache_path("mucudnn", appauthor=False) / "profiles.sqlite3"
+    return cache_folder() / "profiles.sqlite3"
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:

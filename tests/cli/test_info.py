@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mucudnn.algorithms.compiled.compiler import compiled_folder
 from mucudnn.backends.cudnn.devices import device_described
 from mucudnn.cli.info import describe_spinning
 from mucudnn.intervals import Estimate
@@ -57,10 +58,11 @@ def test_info_tells_version_environment_and_store(store_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert labels == [
         *("mucudnn", "device", "software", "settings", "system"),
-        *("store", "cuDNN", "recordings", "described"),
+        *("store", "compiled", "cuDNN", "recordings", "described"),
     ]
     recordings = f"recordings {', '.join(shipped())} (for mucudnn tune --backend replay:NAME)"
     assert recordings in " ".join(result.stdout.split())
+    assert f"compiled code {compiled_folder()} (which may" in " ".join(result.stdout.split())
     assert f"{store_path}, 1 records" in " ".join(result.stdout.split())  # a long path breaks the line
 
 

@@ -532,8 +532,8 @@ def test_an_exacter_result_may_be_asked_for(tuned: Tuned, tmp_path: Path) -> Non
     assert algorithms_of(Plan.load(output)) == {"cpu:aten"}
 
 
-def test_a_file_in_the_place_of_a_module_is_told_of() -> None:
+def test_a_file_in_the_place_of_a_module_is_a_usage_error() -> None:
     result = run("tune", "models_of_a_test.py:conv", *SMALL)
 
-    assert result.exit_code == 1
-    assert "did you mean models_of_a_test:conv?" in result.stderr
+    assert result.exit_code == 2
+    assert "did you mean 'models_of_a_test:conv'?" in result.stderr

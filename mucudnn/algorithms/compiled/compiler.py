@@ -14,9 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import platformdirs
-
 from mucudnn.errors import BackendError, BackendWarning, CompilationError, warn_user
+from mucudnn.files import cache_folder
 from mucudnn.locks import ForkSafeLock
 
 _OPTIONS = (
@@ -154,6 +153,11 @@ def description() -> str:
     return "none" if found is None else found.name
 
 
+def compiled_folder() -> Path:
+    """Return where libraries are kept; it may be deleted."""
+    return cache_folder() / "compiled"
+
+
 def library(source: str, *, is_plain: bool = False) -> ctypes.CDLL:
     """Return the library of that source: from the cache folder, or compiled in some seconds.
 
@@ -184,7 +188,7 @@ def _known(source: str, is_plain: bool) -> ctypes.CDLL | BackendError:
 
 def _loaded(source: str, found: Compiler) -> ctypes.CDLL:
     key = _digest("\0".join([source, found.identity, *found.command]).encode())
-    folder = platformdirs.user_cache_path("mucudnn", appauthor=False) / "compiled"
+    folder = compiled_folder()
     with contextlib.suppress(OSError):
         for kept in sorted(folder.glob(f"{key}-*.so")):
             if kept.name == _name_of(key, kept.read_bytes()):  # a part of a library would end the process
