@@ -17,7 +17,7 @@ from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
 from mucudnn.choices import Mode
-from mucudnn.convolutions.calls import RANKS, ConvArguments, Numbers, numbers, rank_of
+from mucudnn.convolutions.calls import CONVOLUTIONS, TRANSPOSED, ConvArguments, Numbers, numbers, rank_of
 from mucudnn.convolutions.modules import Call
 from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.convolutions.surroundings import is_traced, overriding_mode, watcher
@@ -37,6 +37,7 @@ from mucudnn.tuning.options import Settings, StoreOption
 
 
 def _plain(
+    rank: int,
     input: Tensor,  # noqa: A002  # PyTorch's name
     weight: Tensor,
     bias: Tensor | None = None,
@@ -45,11 +46,12 @@ def _plain(
     dilation: Numbers = 1,
     groups: int = 1,
 ) -> Call:
-    rank = _rank(input, weight)
+    _check(rank, input, weight)
     return Call(input, weight, bias, ConvArguments.of(rank, stride, padding, dilation, groups))
 
 
 def _transposed(
+    rank: int,
     input: Tensor,  # noqa: A002  # PyTorch's name
     weight: Tensor,
     bias: Tensor | None = None,
@@ -59,26 +61,29 @@ def _transposed(
     groups: int = 1,
     dilation: Numbers = 1,
 ) -> Call:
-    rank = _rank(input, weight)
+    _check(rank, input, weight)
     plain = ConvArguments.of(rank, stride, padding, dilation, groups)
     more = numbers(output_padding, rank)
     return Call(input, weight, bias, plain._replace(output_padding=more))
 
 
-def _rank(image: object, weight: object) -> int:
-    """Return the number of spatial dimensions.
+def _check(rank: int, image: object, weight: object) -> None:
+    """Verify that a function of so many spatial dimensions may be called with these.
 
     Raises:
-        TypeError: these are no tensors, but stand for some where a graph is traced, and note questions.
+        TypeError: these are no tensors, but stand for some where a graph is traced, and note questions; or
+            the filter has other dimensions.
     """
     if not isinstance(image, Tensor) or not isinstance(weight, Tensor):
         raise TypeError("The image and the weight must be tensors.")
-    return rank_of(weight)
+    if rank_of(weight) != rank:
+        raise TypeError(f"The weight must have {rank} spatial dimensions.")
 
 
 _READERS: dict[object, Callable[..., Call]] = {
-    **dict.fromkeys((torch.conv1d, torch.conv2d, torch.conv3d), _plain),
-    **dict.fromkeys((torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d), _transposed),
+    function: functools.partial(read, rank)
+    for read, functions in ((_plain, CONVOLUTIONS), (_transposed, TRANSPOSED))
+    for rank, function in functions.items()
 }
 """What reads a call of each of PyTorch's functions."""
 
@@ -219,7 +224,7 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
 
     def _compiled(self, call: Call) -> Tensor | None:
         """Return the operator that runs a call being compiled, or None where PyTorch's own is to."""
-        return in_graph(call, None, self._names[_needs_of(call)]) if call.weight.dim() - 2 in RANKS else None
+        return in_graph(call, None, self._names[_needs_of(call)])
 
     def _served(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
@@ -231,8 +236,6 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
             if seen is not None:
                 reason, words = seen
                 self._notice.give(reason, f"A convolution is called {words}")
-            return None
-        if weight.dim() - 2 not in RANKS:
             return None
         needs = _needs_of(call)
         return self._router.served(

@@ -10,7 +10,7 @@ from torch import Tensor
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends import Backend, backend_for, backend_named_by
 from mucudnn.convolutions.calls import (
-    RANKS,
+    CONVOLUTIONS,
     ConvArguments,
     Numbers,
     explicit_padding,
@@ -218,7 +218,7 @@ def divided_conv(
         ValueError: a division is of another batch.
     """
     rank = weight.dim() - 2
-    if rank not in RANKS or input.dim() not in (rank + 1, rank + 2):
+    if rank not in CONVOLUTIONS or input.dim() not in (rank + 1, rank + 2):
         raise ProblemError(
             f"The weight must have 3 to 5 dimensions, and the input as many or one less, "
             f"but got {weight.dim()} and {input.dim()}."

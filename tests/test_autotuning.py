@@ -1,6 +1,7 @@
 """Convolutions of any code, divided where they are called."""
 
 import copy
+import itertools
 import pickle
 import threading
 import warnings
@@ -320,6 +321,18 @@ def test_pytorchs_errors_are_its_own(tuned: Autotune) -> None:
             F.conv2d(x, w, torch.ones(1))
         with pytest.raises(RuntimeError, match="expected stride to be a single integer value or a list of 2"):
             F.conv_transpose2d(x, w.transpose(0, 1), stride=(1, 1, 1))
+
+
+@pytest.mark.parametrize(("rank", "other"), [*itertools.permutations((1, 2, 3), 2)])
+@pytest.mark.parametrize("name", ["conv", "conv_transpose"])
+def test_a_filter_of_other_dimensions_is_an_error_as_outside(
+    name: str, rank: int, other: int, tuned: Autotune
+) -> None:
+    function = getattr(F, f"{name}{rank}d")
+    x, w = torch.ones(2, 3, *(8,) * other), torch.ones(3, 3, *(3,) * other)
+
+    with pytest.raises(RuntimeError, match=r"[Ee]xpected"), tuned:
+        function(x, w)
 
 
 def test_a_smaller_batch_that_needs_more_than_the_limit_runs_pytorchs_own(

@@ -16,13 +16,11 @@ from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 Numbers = int | Sequence[int]
 
-_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+"""PyTorch's functions by the number of spatial dimensions."""
 
-RANKS = tuple(_CONVOLUTIONS)
-"""Numbers of spatial dimensions that PyTorch has convolutions for."""
-
-FUNCTIONS = frozenset({*_CONVOLUTIONS.values(), *_TRANSPOSED.values()})
+FUNCTIONS = frozenset({*CONVOLUTIONS.values(), *TRANSPOSED.values()})
 """PyTorch's functions, under which all its modules and `torch.nn.functional` call convolutions."""
 
 
@@ -73,8 +71,8 @@ def own_call(image: Tensor, weight: Tensor, bias: Tensor | None, arguments: Conv
         arguments.stride, arguments.padding, arguments.dilation, arguments.groups
     )  # fmt: skip
     if arguments.output_padding is None:
-        return _CONVOLUTIONS[rank](image, weight, bias, stride, padding, dilation, groups)
-    transposed: Callable[..., Tensor] = _TRANSPOSED[rank]
+        return CONVOLUTIONS[rank](image, weight, bias, stride, padding, dilation, groups)
+    transposed: Callable[..., Tensor] = TRANSPOSED[rank]
     return transposed(image, weight, bias, stride, padding, arguments.output_padding, groups, dilation)
 
 
