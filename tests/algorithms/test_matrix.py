@@ -4,6 +4,7 @@ The unit is imitated, so that every machine runs these tests; one that has the u
 """
 
 import dataclasses
+import functools
 import itertools
 import random
 import subprocess
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from mucudnn.algorithms import GradientSum, SliceKernel, SumKernel, named
 from mucudnn.algorithms.compiled import compiler as compilers
+from mucudnn.algorithms.compiled.calling import Function
 from mucudnn.algorithms.matrix import MatrixAlgorithm, unit
 from mucudnn.algorithms.matrix.geometry import Geometry
-from mucudnn.algorithms.matrix.kernels import MatrixSliceKernel, MatrixSumKernel
+from mucudnn.algorithms.matrix.kernels import MatrixSliceKernel, MatrixSumKernel, functions_in
 from mucudnn.algorithms.matrix.offers import likely
 from mucudnn.algorithms.matrix.source import source_of
 from mucudnn.backends import backend_of
@@ -53,6 +55,19 @@ ROUNDING = {1: 2.0**-8, 2: 0.0, 3: 0.0}
 """Of a result itself: half of the last of bfloat16's 8 bits."""
 
 
+IMITATION = Path(__file__).with_name("imitated_unit.c").read_text(encoding="utf-8")
+
+
+def imitated_source(dtype: str) -> str:
+    """With functions that are not written out wherever they are called: compiled in 1.4 s instead of 9.6."""
+    return f"#define INLINE static inline\n{source_of(dtype, IMITATION)}"
+
+
+@functools.cache
+def imitated_functions(dtype: str) -> dict[str, Function]:
+    return functions_in(imitated_source(dtype))
+
+
 @dataclasses.dataclass(frozen=True)
 class Imitated(MatrixAlgorithm):
     """The same on a processor that has no such unit."""
@@ -61,10 +76,10 @@ class Imitated(MatrixAlgorithm):
         return None
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
-        return MatrixSliceKernel(self.shares(problem), buffer, is_native=False)
+        return MatrixSliceKernel(self.shares(problem), buffer, imitated_functions(problem.dtype))
 
     def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:
-        return MatrixSumKernel(self.shares(problem), buffer, is_native=False)
+        return MatrixSumKernel(self.shares(problem), buffer, imitated_functions(problem.dtype))
 
 
 KINDS = [Imitated, *([MatrixAlgorithm] if HAS_UNIT else [])]
@@ -528,14 +543,15 @@ def test_a_tensor_that_c_cannot_read_is_refused(algorithm: MatrixAlgorithm) -> N
 def test_the_source_is_c_without_a_warning(tmp_path: Path, dtype: str) -> None:
     found = compilers.needed_compiler()
     tiles = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
-    sources = {"imitated": (False, ["-O1"])}
+    sources = {"imitated": (imitated_source(dtype), ["-O1"])}
     asked = [*found.command[:1], *tiles, "-E", "-x", "c", "-"]
     if subprocess.run(asked, input="", text=True, capture_output=True, check=False).returncode == 0:
-        sources = {"imitated": (False, ["-O0"]), "native": (True, ["-O1", *tiles])}  # mostly the same
-    for name, (is_native, flags) in sources.items():
+        native = source_of(dtype), ["-O1", *tiles]
+        sources = {"imitated": (imitated_source(dtype), ["-O0"]), "native": native}  # mostly the same
+    for name, (source, flags) in sources.items():
         strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
         words = [*strict, *flags, "-std=gnu11", "-c", "-o", str(tmp_path / name), "-x", "c", "-"]
-        subprocess.run([*found.command[:1], *words], input=source_of(is_native, dtype), text=True, check=True)
+        subprocess.run([*found.command[:1], *words], input=source, text=True, check=True)
 
 
 def test_a_name_tells_what_runs() -> None:

@@ -59,7 +59,7 @@ class MatrixAlgorithm:
         Raises:
             BackendError: it cannot be compiled.
         """
-        functions(is_native=True, dtype=problem.dtype)
+        functions(problem.dtype)
 
     def workspace_bytes(self, problem: ConvProblem) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""
@@ -67,8 +67,8 @@ class MatrixAlgorithm:
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
-        return MatrixSliceKernel(self.shares(problem), buffer, is_native=True)
+        return MatrixSliceKernel(self.shares(problem), buffer, functions(problem.dtype))
 
     def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:
         """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
-        return MatrixSumKernel(self.shares(problem), buffer, is_native=True)
+        return MatrixSumKernel(self.shares(problem), buffer, functions(problem.dtype))

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -55,29 +56,37 @@ class _Share(ctypes.Structure):
 
 
 @functools.cache
-def functions(is_native: bool, dtype: str) -> dict[str, Function]:
-    """Return a library's functions by their names; each takes a call and a share.
+def functions(dtype: str) -> dict[str, Function]:
+    """Return the functions for a type by their names; each takes a call and a share.
 
     Args:
-        is_native: whether by this processor's matrix unit, or by an imitation of it.
         dtype: of the operands, float32 or bfloat16.
 
     Raises:
-        BackendError: there is no such unit, or it cannot be compiled.
+        BackendError: this processor has no matrix unit, or they cannot be compiled.
     """
-    if is_native and (refused := refusal_of_processor()):
+    if refused := refusal_of_processor():
         raise BackendError(f"Tiles of bfloat16 cannot be multiplied here: {refused}.")
+    return functions_in(source_of(dtype))
+
+
+def functions_in(source: str) -> dict[str, Function]:
+    """Return the functions of a source by their names.
+
+    Raises:
+        BackendError: it cannot be compiled.
+    """
     double = ctypes.c_double
     types = {"prepare": double, "slices": double, "add": None, "finish": double, "finish_floats": double}
-    return functions_of(library(source_of(is_native, dtype), is_plain=True), types, _Call, _Share)
+    return functions_of(library(source, is_plain=True), types, _Call, _Share)
 
 
 class _Kernel(CompiledKernel):
     """What both kernels share: sets of groups of taps, and units of rows for every thread."""
 
-    def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
-        problem, geometry = shares.problem, shares.geometry
-        super().__init__(problem, carve(buffer, shares.regions), functions(is_native, problem.dtype))
+    def __init__(self, shares: Shares, buffer: Tensor, functions: Mapping[str, Function]) -> None:
+        geometry = shares.geometry
+        super().__init__(shares.problem, carve(buffer, shares.regions), functions)
         self._is_usual = _cannot_overflow if shares.addends == 1 else _has_addends
         self._sets, self._groups = _tables(shares)
         depth, height, width = geometry.axes
@@ -133,8 +142,8 @@ class MatrixSliceKernel(_Kernel):
     be small: PyTorch's own takes the least numbers for zero by such a unit, too.
     """
 
-    def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
-        super().__init__(shares, buffer, is_native)
+    def __init__(self, shares: Shares, buffer: Tensor, functions: Mapping[str, Function]) -> None:
+        super().__init__(shares, buffer, functions)
         self._sums = (ctypes.c_double * shares.workers).from_address(self._space["found"].data_ptr())
 
     def prepare(self, weight: Tensor) -> None:
@@ -167,8 +176,8 @@ def _cannot_overflow(magnitude: float) -> bool:
 class MatrixSumKernel(_Kernel):
     """wgrad of one micro-batch, which every thread sums for itself, or of some channels."""
 
-    def __init__(self, shares: Shares, buffer: Tensor, is_native: bool) -> None:
-        super().__init__(shares, buffer, is_native)
+    def __init__(self, shares: Shares, buffer: Tensor, functions: Mapping[str, Function]) -> None:
+        super().__init__(shares, buffer, functions)
         if not shares.is_by_channels:
             places = [self._space[f"sums{each}"].data_ptr() for each in range(shares.workers)]
             for part in self._parts:
