@@ -1,7 +1,6 @@
 """Convolutions on the processor: PyTorch's own, algorithms composed of torch operations, and some in C."""
 
 import contextlib
-import math
 import threading
 import time
 from collections.abc import Hashable
@@ -16,14 +15,14 @@ from mucudnn.algorithms import Algorithm, named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles
 from mucudnn.algorithms.compiled.compiler import compiler
-from mucudnn.algorithms.compiled.tiles import taps_of_phases
 from mucudnn.algorithms.depthwise import DepthwiseAlgorithm
 from mucudnn.algorithms.matrix import MatrixAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
 from mucudnn.algorithms.packed import packing
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
-from mucudnn.backends.cpu.environment import fp32_precision, present_environment, present_flags
+from mucudnn.backends.cpu.bounds import error_bound, may_round
+from mucudnn.backends.cpu.environment import present_environment, present_flags
 from mucudnn.backends.cpu.footprint import Footprint, FootprintMeter
 from mucudnn.backends.cpu.neighbours import ProcessorNeighbours
 from mucudnn.backends.cpu.pages import release_pages
@@ -36,66 +35,8 @@ from mucudnn.timing import Clock
 
 _PREFIX = "cpu:"
 
-_ERROR_BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
-"""Largest relative error, in the 2-norm, of a sum of few terms."""
-
-_MANY_TERMS = 2**14
-"""Terms of a sum from which its rounding error is allowed to grow, as their square root."""
-
-_DIGIT_LOSERS = tuple(f"{_PREFIX}{kind}winograd{m}" for kind in ("", "cc_") for m in (4, 5, 6))
-"""Prefixes of the algorithms that lose a digit: their matrices have entries from 1/90 to 8 and more."""
-
-_LOST_DIGIT = 10.0
-
-_F2_IN_C = f"{_PREFIX}cc_winograd2"
-"""Prefix of F(2), whose filters have three taps at most, or with a stride up to four in a phase."""
-
-_FOUR_TAPS_FACTOR = 3.0
-"""Matrices for these have entries from 1/3 to 8/3, those for three taps 1/2 and 1.
-
-7x7 and 8x8 of stride 2 erred by 4e-7 to 1.4e-6.
-"""
-
-_OF_UNITS = f"{_PREFIX}bf16x"
-"""Prefix of what a matrix unit computes, with the digits that its name tells."""
-
-_OF_ONE = f"{_OF_UNITS}1"
-"""Prefix of what computes bfloat16 as it is."""
-
-_DEPTHWISE = f"{_PREFIX}cc_depthwise"
-"""Prefix of what adds up bfloat16 in float32, too."""
-
-_ROUNDED_ONCE = 4e-3
-"""The bound of what is added up in float32 and then rounded to bfloat16: by 2^-8 of a number at most."""
-
-_OF_TWO = f"{_OF_UNITS}2"
-"""Prefix of what keeps 16 of 24 bits."""
-
-_LOST_BITS = 20.0
-"""A product is off by 3 * 2^-16 of itself at most, but errors of many average out: 3e-6 to 5e-6 is usual, and
-2.3e-5 was seen of a result of few numbers, which is refused.
-"""
-
-_LONG_CHAIN = 2.0
-"""A unit adds up all terms in one chain: of 16,384 and more the bound was exceeded by 5 %."""
-
-_BY_OWN = (f"{_PREFIX}onednn_", f"{_PREFIX}aten_")
-"""Prefixes of what is PyTorch's own convolution, in the other layout or of some rows."""
-
 _ON_OWN = (OtherLayoutAlgorithm, BandAlgorithm)
-"""The same as algorithms, which know what PyTorch computes for them."""
-
-_OWN_FACTOR = 4.0
-"""PyTorch's own adds up long chains, mostly in weight gradients: 1.7 times the bound seen, in float32."""
-
-_FAST_MATH_BOUND = 3e-2
-"""The bound of what PyTorch computes where the user has let float32 convolutions compute in 16 bits."""
-
-_ROUNDED = ("bf16", "tf32")
-"""Values of `fp32_precision` that let it."""
-
-_IN_C = (f"{_PREFIX}cc_", _OF_UNITS)
-"""Prefixes of what PyTorch's settings have no effect on."""
+"""What is PyTorch's own convolution, in the other layout or of some rows."""
 
 _NOTHING = contextlib.nullcontext()
 
@@ -170,7 +111,7 @@ class CpuBackend:
         float32's 24 bits where the user lets convolutions round.
         """
         exhaustive, compiles = search is Search.EXHAUSTIVE, compiler() is not None
-        others = offered(problem, torch.get_num_threads(), whole, exhaustive, compiles, _may_round())
+        others = offered(problem, torch.get_num_threads(), whole, exhaustive, compiles, may_round())
         return (self.own, *(_PREFIX + each.name for each in others))
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
@@ -240,33 +181,8 @@ class CpuBackend:
         release_pages(tail)
 
     def error_bound(self, problem: ConvProblem, algorithm: str) -> float:
-        """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong.
-
-        1e-6 in float32 and 1e-12 in float64, ten times that for F(4) to F(6), three times for F(2) of four
-        taps in a phase, twenty times where two bfloat16 make a number, twice where three do, four times for
-        PyTorch's own in the other layout or of some rows; and more by the square root of the number of terms
-        where very many are added up. 3e-2 in bfloat16, but 4e-3 by a matrix unit, and where C computes each
-        channel by itself, and in float32 of what PyTorch computes where the user lets it round.
-        """
-        if problem.dtype == "float32" and self._is_rounding(algorithm):
-            return _FAST_MATH_BOUND
-        is_rounded_once = problem.dtype == "bfloat16" and algorithm.startswith(_DEPTHWISE)
-        if is_rounded_once or algorithm.startswith(_OF_ONE):
-            return _ROUNDED_ONCE
-        bound = _ERROR_BOUNDS[problem.dtype] * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
-        if algorithm.startswith(_BY_OWN) and problem.itemsize > 2:
-            return bound * _OWN_FACTOR
-        if algorithm.startswith(_OF_UNITS):
-            return bound * (_LOST_BITS if algorithm.startswith(_OF_TWO) else _LONG_CHAIN)
-        if algorithm.startswith(_F2_IN_C) and max(taps_of_phases(problem)) > 3:
-            return bound * _FOUR_TAPS_FACTOR
-        return bound * _LOST_DIGIT if algorithm.startswith(_DIGIT_LOSERS) else bound
-
-    def _is_rounding(self, algorithm: str) -> bool:
-        """Whether PyTorch may round where `algorithm` asks it for a convolution, or for products instead."""
-        if not _may_round() or algorithm.startswith(_IN_C):
-            return False
-        return algorithm == self.own or algorithm.startswith(_BY_OWN) or fp32_precision("matmul") in _ROUNDED
+        """Return the relative error against float64, in the 2-norm, above which `algorithm` is wrong."""
+        return error_bound(problem, None if algorithm == self.own else self._algorithm(algorithm))
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
@@ -299,11 +215,6 @@ class CpuBackend:
                 f"{_PREFIX}winograd4_rows8 and the like, but got {name!r}."
             )
         return found
-
-
-def _may_round() -> bool:
-    """Whether the user lets float32 convolutions be computed with fewer digits."""
-    return fp32_precision("conv") in _ROUNDED
 
 
 def _found(name: str) -> Algorithm | None:
