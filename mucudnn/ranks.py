@@ -3,7 +3,7 @@
 import dataclasses
 import pickle
 from collections.abc import Callable, Mapping
-from typing import Protocol, Self, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch.distributed as dist
 
@@ -22,71 +22,47 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-class Found(Protocol):
-    """What a rank has found before it tunes."""
-
-    @property
-    def problems(self) -> Mapping[ConvSite, ConvProblem]:
-        """What it computes; all ranks have to compute the same."""
-
-    @property
-    def environment(self) -> Environment:
-        """Where it computes; a plan is of use in the one in which it was made only."""
-
-    @property
-    def asked(self) -> Mapping[str, str]:
-        """What plan it asks for: options by their names, as text."""
-
-
-Seen = TypeVar("Seen", bound=Found)
-
-
 @dataclasses.dataclass(frozen=True)
-class _Picture:
-    """What a rank has found, for the others to see."""
+class Picture:
+    """What a rank has found before it tunes, for the others to see.
+
+    Attributes:
+        problems: what it computes; all ranks have to compute the same.
+        environment: where it computes; a plan is of use only in the one in which it was made.
+        asked: what plan it asks for: options by their names, as text.
+    """
 
     problems: Mapping[ConvSite, ConvProblem]
     environment: Environment
     asked: Mapping[str, str]
 
-    @classmethod
-    def of(cls, found: Found) -> Self:
-        """Take it; what may change from call to call is left out."""
-        environment = dataclasses.replace(found.environment, soft={})
-        return cls(dict(found.problems), environment, dict(found.asked))
 
-
-def agreed(look: Callable[[], Seen], make: Callable[[Seen], Plan]) -> Plan:
-    """Return the plan that `make` makes; of several ranks, that of the first one, in all of them.
+def agreed(look: Callable[[], tuple[Picture, Callable[[], Plan]]]) -> Plan:
+    """Return the plan for what is found; of several ranks, that of the first one, in all of them.
 
     All ranks of the default process group have to call this, at the same point of their programs: the others
     wait while the first one tunes. Set the group's timeout to as long as that may take. With NCCL, set the
     current device of every rank before.
 
     Args:
-        look: finds what this rank computes; where it fails, all ranks raise.
-        make: tunes what was found; only the first rank calls it.
+        look: finds what this rank computes, and what makes a plan of that, which only the first rank calls.
+            Where it fails, all ranks raise.
 
     Raises:
         PlanMismatchError: some rank computes something else than the first, or elsewhere, or asks for another
             plan; all ranks raise it, before anything is tuned.
-        MucudnnError: what `look` has raised in some rank, or `make` in the first; all ranks raise the same.
+        MucudnnError: what looking has raised in some rank, or tuning in the first; all ranks raise the same.
     """
     if not is_distributed():
-        return make(look())
-    found, here = _together(lambda: _looked(look))
+        _, make = look()
+        return make()
+    here, make = _together(look)
     objections: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(objections, _objection(of_the_first(here), here))
     said = [f"rank {rank} {reason}" for rank, reason in enumerate(objections) if reason is not None]
     if said:
         raise PlanMismatchError(f"All ranks must be able to run one plan, but {'; '.join(said)}.")
-    return _decided(lambda: make(found))
-
-
-def _looked(look: Callable[[], Seen]) -> tuple[Seen, _Picture]:
-    """Return what a rank has found, and what the others see of it."""
-    found = look()
-    return found, _Picture.of(found)
+    return _decided(make)
 
 
 def of_the_first(value: Result) -> Result:
@@ -132,7 +108,7 @@ def _portable(error: Exception) -> Exception:
     return copy if isinstance(copy, type(error)) else BackendError(str(error))
 
 
-def _objection(first: _Picture, here: _Picture) -> str | None:
+def _objection(first: Picture, here: Picture) -> str | None:
     """Return in what this rank differs from the first one, or None if in nothing that matters."""
     for name, asked in here.asked.items():
         if asked != first.asked[name]:

@@ -1,9 +1,8 @@
 """Tuning: from a model and a limit to a plan, and from there to a patched model."""
 
 import contextlib
-import dataclasses
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -29,13 +28,11 @@ from mucudnn.examining.passes import is_examining
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.locks import ForkSafeLock
 from mucudnn.patching import applying
-from mucudnn.plan import ConvSite, Plan
-from mucudnn.problem import ConvProblem
-from mucudnn.profile import Environment
+from mucudnn.plan import Plan
 from mucudnn.profiling.measurer import Measurer
 from mucudnn.profiling.replay import replaying
 from mucudnn.progress import ProgressOption, progress_for
-from mucudnn.ranks import agreed, is_distributed
+from mucudnn.ranks import Picture, agreed, is_distributed
 from mucudnn.store import MemoryStore
 from mucudnn.tuning.learning import Learner, opened
 from mucudnn.tuning.options import Settings, StoreOption
@@ -178,47 +175,25 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
     device = home_of(model)
     plain = without_autocast(device, autocast_dtype(device))
 
-    def make(seen: _Found) -> Plan:
-        """Return the plan for what was seen, tuned in this process."""
+    def make(measurer: Measurer, extraction: Extraction) -> Plan:
+        """Return the plan for what was found, tuned in this process."""
         with plain, kept as found, progress_for(settings.progress) as shown:
-            profiler = settings.profiler(seen.measurer, found)
-            tuning = Tuning(profiler, settings.mode, seen.extraction, shown, may_be_frozen=True)
+            profiler = settings.profiler(measurer, found)
+            tuning = Tuning(profiler, settings.mode, extraction, shown, may_be_frozen=True)
             if settings.again:
                 tuning.forget()
             return tuning.plan()
 
     with contextlib.ExitStack() as stack:
 
-        def look() -> _Found:
-            """Return what there is to tune; where that fails on one rank, all of them raise."""
+        def look() -> tuple[Picture, Callable[[], Plan]]:
+            """Return what there is to tune, and what tunes it; where that fails on one rank, all raise."""
             measurer = stack.enter_context(_measurer(settings, model))
-            return _Found(measurer, extract(model, sample, settings.ops), settings)
+            extraction = extract(model, sample, settings.ops)
+            seen = Picture(extraction.problems, measurer.environment(), settings.asked)
+            return seen, functools.partial(make, measurer, extraction)
 
-        return agreed(look, make)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Found:
-    """What there is to tune, and who measures it."""
-
-    measurer: Measurer
-    extraction: Extraction
-    settings: Settings
-
-    @property
-    def problems(self) -> Mapping[ConvSite, ConvProblem]:
-        """The problem of every site."""
-        return self.extraction.problems
-
-    @property
-    def environment(self) -> Environment:
-        """That of the measurements."""
-        return self.measurer.environment()
-
-    @property
-    def asked(self) -> Mapping[str, str]:
-        """The options on which a plan depends, but for `ops`, which the problems show."""
-        return self.settings.asked
+        return agreed(look)
 
 
 _IN_EVAL_MODE = (

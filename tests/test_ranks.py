@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from mucudnn.plan import ConvSite
-from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Environment
-from mucudnn.ranks import _objection, _Picture
+from mucudnn.problem import ConvOp
+from mucudnn.ranks import Picture, _objection
 from tests.examples import a_problem, an_environment
 from tests.ranks_program import RANKS, RUNS
 
@@ -108,32 +107,26 @@ def test_ranks_compare_a_step_together_and_the_first_ones_verdicts_count(found: 
     assert first["algorithms"] == second["algorithms"] == ["cpu:aten"]
 
 
-@dataclasses.dataclass
-class Here:
-    """What a rank has found before it tunes."""
-
-    problems: Mapping[ConvSite, ConvProblem] = dataclasses.field(default_factory=lambda: {SITE: a_problem()})
-    environment: Environment = dataclasses.field(default_factory=an_environment)
-    asked: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"mode": "reuse"})
+HERE = Picture({SITE: a_problem()}, an_environment(), {"mode": "reuse"})
 
 
 @pytest.mark.parametrize(
-    ("here", "reason"),
+    ("changes", "reason"),
     [
-        (Here(), None),
-        (Here(environment=an_environment(soft={"load": "9"})), None),
-        (Here(environment=an_environment(policy={"threads": "3"})), "has another environment: .*threads"),
-        (Here(asked={"mode": "sharing"}), "^asks for mode sharing, where rank 0 asks for reuse$"),
-        (Here(problems={}), "^computes nothing at conv fprop, where rank 0 computes fprop 32x"),
-        (Here(problems={SITE: a_problem(batch=3)}), "^computes fprop 3x.* at conv fprop, where rank 0 com"),
+        ({}, None),
+        ({"environment": an_environment(soft={"load": "9"})}, None),
+        ({"environment": an_environment(policy={"threads": "3"})}, "has another environment: .*threads"),
+        ({"asked": {"mode": "sharing"}}, "^asks for mode sharing, where rank 0 asks for reuse$"),
+        ({"problems": {}}, "^computes nothing at conv fprop, where rank 0 computes fprop 32x"),
+        ({"problems": {SITE: a_problem(batch=3)}}, "^computes fprop 3x.* at conv fprop, where rank 0 com"),
         (
-            Here(problems={SITE: a_problem(), OTHER: a_problem()}),
+            {"problems": {SITE: a_problem(), OTHER: a_problem()}},
             "^computes .* at other fprop, where .* nothing",
         ),
     ],
 )
-def test_a_rank_objects_if_it_wants_another_plan(here: Here, reason: str | None) -> None:
-    said = _objection(_Picture.of(Here()), _Picture.of(here))
+def test_a_rank_objects_if_it_wants_another_plan(changes: dict[str, Any], reason: str | None) -> None:
+    said = _objection(HERE, dataclasses.replace(HERE, **changes))
 
     if reason is None:
         assert said is None
