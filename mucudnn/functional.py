@@ -38,6 +38,7 @@ class DividedConvolution:
         buffer_bytes: of the workspace that each op needs.
         is_own: whether all that runs is PyTorch's own convolution, undivided.
         order: memory format in which images and gradients are wanted.
+        arguments: of PyTorch's call that this stands for.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class DividedConvolution:
         self.buffer_bytes = {op: runner.buffer_bytes for op, runner in self._runners.items()}
         self.is_own = not limits and all(runner.is_own for runner in self._runners.values())
         self.order = memory_format(problem.layout, len(problem.input_shape))
-        self._arguments = arguments_of(problem)
+        self.arguments = ConvArguments.of_problem(problem)
         self._forward, self._input_gradient = (
-            op_of(role, is_transposed=self._arguments.is_transposed) for role in (ConvOp.FPROP, ConvOp.DGRAD)
+            op_of(role, is_transposed=self.arguments.is_transposed) for role in (ConvOp.FPROP, ConvOp.DGRAD)
         )
         free = {op for op, runner in self._runners.items() if runner.is_own and op not in (limits or {})}
         self._is_forward_own = self._forward in free
@@ -84,7 +85,7 @@ class DividedConvolution:
     def __call__(self, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return y, shape (n, k, *size), in the problem's layout."""
         if self.is_own:
-            return own_call(image, weight, bias, self._arguments)
+            return own_call(image, weight, bias, self.arguments)
         if torch.is_grad_enabled() and (
             image.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
@@ -112,7 +113,7 @@ class DividedConvolution:
         """Return y, shape (n, k, *size), outside of autograd; see `Runner`."""
         image = image.contiguous(memory_format=self.order)
         if self._is_forward_own:
-            return own_call(image, weight, bias, self._arguments)
+            return own_call(image, weight, bias, self.arguments)
         if self._forward is ConvOp.FPROP:
             return self.run(ConvOp.FPROP, image, weight, bias, keeps_filter=keeps_filter)
         result = self.run(self._forward, image, weight, keeps_filter=keeps_filter)
@@ -126,30 +127,16 @@ class DividedConvolution:
             self._tell_untuned()
         gradient = in_order(gradient, self.order)
         if self._are_gradients_own:
-            return own_gradients(gradient, image, weight, self._arguments, needed)
+            return own_gradients(gradient, image, weight, self.arguments, needed)
         if needed[1]:  # what is kept is the caller's, such as a slice
             image = image.contiguous(memory_format=self.order)
-        x, dy = (gradient, image) if self._arguments.is_transposed else (image, gradient)
-        is_there = not self._arguments.is_transposed and image.is_contiguous(memory_format=self.order)
+        x, dy = (gradient, image) if self.arguments.is_transposed else (image, gradient)
+        is_there = not self.arguments.is_transposed and image.is_contiguous(memory_format=self.order)
         unread = image if is_there else None
         dx = self.run(self._input_gradient, gradient, weight, unread=unread) if needed[0] else None
         dw = strided_as(weight, self.run(ConvOp.WGRAD, x, dy, unread=weight)) if needed[1] else None
         db = gradient.sum([0, *range(2, gradient.dim())]) if needed[2] else None
         return dx, dw, db
-
-    def differentiable_gradients(
-        self, gradient: Tensor, image: Tensor, weight: Tensor, needed: tuple[bool, bool, bool]
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return the same by PyTorch's own convolution, which has derivatives of its own."""
-        return own_gradients(gradient, image, weight, self._arguments, needed)
-
-
-def arguments_of(problem: ConvProblem) -> ConvArguments:
-    """Return the arguments of the call whose forward pass is `problem`."""
-    numbers = (problem.stride, problem.padding, problem.dilation, problem.groups)
-    if problem.op is ConvOp.FPROP:
-        return ConvArguments(*numbers)
-    return ConvArguments(*numbers, output_padding=problem.output_padding)
 
 
 class _Convolution(torch.autograd.Function):
@@ -175,9 +162,11 @@ class _Convolution(torch.autograd.Function):
         # tensors may have made others of them.
         again = torch.is_grad_enabled() or is_traced(gradients[0], image, weight)
         convolution: DividedConvolution = ctx.convolution
-        compute = convolution.differentiable_gradients if again else convolution.gradients
+        needed = ctx.needs_input_grad[:3]
         with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
-            return (*compute(gradients[0], image, weight, ctx.needs_input_grad[:3]), None)
+            if again:
+                return (*own_gradients(gradients[0], image, weight, convolution.arguments, needed), None)
+            return (*convolution.gradients(gradients[0], image, weight, needed), None)
 
 
 def divided_conv(

@@ -4,6 +4,7 @@ Source: Hoefler and Belli, "Scientific Benchmarking of Parallel Computing System
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from enum import StrEnum
@@ -65,6 +66,10 @@ def rank_of_lower_end(n: int, confidence: float = CONFIDENCE) -> int:
         ways = ways * (n - successes) // (successes + 1)
         k = successes + 1
     return k
+
+
+FEWEST_SAMPLES = next(n for n in itertools.count(1) if rank_of_lower_end(n))
+"""Of which there is an interval of that confidence: 6."""
 
 
 def median(samples: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""What an algorithm composed of torch operations must offer, and how it lays out its workspace.
+"""What an algorithm that is not a library's must offer, and how it lays out its workspace.
 
 An algorithm is described by an `Algorithm`: which problems it computes, how much workspace it needs, and
 a kernel bound to a buffer. A kernel runs one micro-batch after another:
@@ -90,7 +90,7 @@ class SumKernel(Protocol):
 
 
 class Algorithm(Protocol):
-    """One way to compute convolutions from torch operations, on any torch device."""
+    """One way to compute convolutions: of torch operations, or in C."""
 
     @property
     def name(self) -> str:

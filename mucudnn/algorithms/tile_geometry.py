@@ -145,7 +145,7 @@ class TileGeometry:
         return self.x_group < self.x_channels
 
     @cached_property
-    def blocks(self) -> list["Block"]:
+    def blocks(self) -> list[Block]:
         """The blocks of the micro-batch, in the order in which they lie in memory."""
         h = self.forms[0].outputs
         return [
@@ -155,7 +155,7 @@ class TileGeometry:
             for row in range(0, self.tiles[0], self.rows)
         ]
 
-    def blocks_of(self, worker: int) -> list["Block"]:
+    def blocks_of(self, worker: int) -> list[Block]:
         """Return the part of `blocks` that a worker computes: neighbours, as many as the others have.
 
         Where there are fewer blocks than workers, some have none.
@@ -163,7 +163,7 @@ class TileGeometry:
         first, last = (len(self.blocks) * each // self.workers for each in (worker, worker + 1))
         return self.blocks[first:last]
 
-    def _chunks_of(self, n: int, d: int, row: int) -> list["Box"]:
+    def _chunks_of(self, n: int, d: int, row: int) -> list[Box]:
         """The chunks of x that the block starting at that image, slice and tile row reads."""
         images, rows = self.chunk
         return [
@@ -172,7 +172,7 @@ class TileGeometry:
             for j in range(0, self.rows, rows)
         ]
 
-    def _box_of_x(self, n: int, d: int, row: int) -> "Box":
+    def _box_of_x(self, n: int, d: int, row: int) -> Box:
         """What the chunk whose outputs start there reads of x, and where it lies in the padded chunk."""
         starts, lengths = (d - self.padding[0], row - self.padding[1]), self.chunk_shape[1:3]
         cuts = [
@@ -183,7 +183,7 @@ class TileGeometry:
         (first_d, _), (first_h, _) = cuts
         return Box(n, first_d, first_h, sizes, (max(-starts[0], 0), max(-starts[1], 0)))
 
-    def _box_of_y(self, n: int, d: int, row: int) -> "Box":
+    def _box_of_y(self, n: int, d: int, row: int) -> Box:
         """What the block whose outputs start there computes of y."""
         high = self.rows * self.forms[0].outputs
         return Box(n, d, row, (min(self.slices, self.y_size[0] - d), min(high, self.y_size[1] - row)))

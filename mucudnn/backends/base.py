@@ -107,7 +107,7 @@ class PartSumKernel(Protocol):
 
 
 class OnSlices:
-    """An algorithm composed of torch operations, run on views of the samples."""
+    """An algorithm of ours, run on views of the samples."""
 
     def __init__(self, kernel: SliceKernel) -> None:
         self._kernel = kernel

@@ -31,14 +31,13 @@ from mucudnn.cli.options import (
     target_argument,
 )
 from mucudnn.cli.output import failing_as, print_json, report_width, say
+from mucudnn.intervals import FEWEST_SAMPLES
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from mucudnn.report import comparison_as_json, draw_comparison, render_comparison
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-_FEWEST_ROUNDS = 6
 
 
 @click.command("compare", short_help="Time a model with a saved plan and without it.")
@@ -53,7 +52,7 @@ _FEWEST_ROUNDS = 6
 @autocast_option
 @channels_last_option
 @click.option(
-    "--rounds", type=click.IntRange(min=_FEWEST_ROUNDS),
+    "--rounds", type=click.IntRange(min=FEWEST_SAMPLES),
     help="Rounds, each a pass with the plan and one without; as many more look into them.  "
     "[default: as many as take 10 s, 20 to 200]",
 )  # fmt: skip

@@ -19,7 +19,7 @@ from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes, Step
 from mucudnn.comparing.taking_back import taken_back
 from mucudnn.convolutions.modules import home_of
 from mucudnn.errors import OptionError
-from mucudnn.intervals import Verdict, median, rank_of_lower_end
+from mucudnn.intervals import FEWEST_SAMPLES, Verdict, median
 from mucudnn.patching.applying import applied_plan, noted, patched_modules, unpatched
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem, problems_of
@@ -35,7 +35,7 @@ except ImportError:  # Windows, where plans run all the same
 _WARMUPS = 2
 """Steps of either kind that are run and forgotten: the first may compile and build, and fills caches."""
 
-_FEWEST_ROUNDS, _ROUNDS, _MOST_ROUNDS = 6, 20, 200
+_ROUNDS, _MOST_ROUNDS = 20, 200
 
 _SECONDS = 10.0
 """That more rounds of a short step may take, up to the most."""
@@ -94,9 +94,9 @@ def compare(
         raise OptionError(
             "step must run a step when it is called, but got a generator or coroutine function."
         )
-    if rounds is not None and (type(rounds) is not int or not rank_of_lower_end(rounds)):
+    if rounds is not None and (type(rounds) is not int or rounds < FEWEST_SAMPLES):
         raise OptionError(
-            f"rounds must be a whole number of at least {_FEWEST_ROUNDS}, as an interval needs, "
+            f"rounds must be a whole number of at least {FEWEST_SAMPLES}, as an interval needs, "
             f"but got {rounds!r}."
         )
     check_progress(progress)
@@ -125,7 +125,7 @@ def compared(
         warm = turns.take(run, range(_WARMUPS))  # in which shapes may be tuned when they are met
         plan, layers = applied_plan(model), patched_modules(model)
         if rounds is None:
-            rounds = _rounds_for(warm.before[-1].span_ns + warm.now[-1].span_ns) if layers else _FEWEST_ROUNDS
+            rounds = _rounds_for(warm.before[-1].span_ns + warm.now[-1].span_ns) if layers else FEWEST_SAMPLES
         work = Work(shown, dict.fromkeys(range(2 * rounds), 1.0))
         whole = turns.take(run, _told(work, "timing the step", range(rounds)))
         with clocks.watching(layers):

@@ -50,6 +50,12 @@ class ConvArguments(NamedTuple):
         pads = padding if isinstance(padding, str) else numbers(padding, rank)
         return cls(numbers(stride, rank), pads, numbers(dilation, rank), groups)
 
+    @classmethod
+    def of_problem(cls, problem: ConvProblem) -> "ConvArguments":
+        """Return the arguments of the call whose forward pass is `problem`: fprop, or dgrad if transposed."""
+        output_padding = None if problem.op is ConvOp.FPROP else problem.output_padding
+        return cls(problem.stride, problem.padding, problem.dilation, problem.groups, output_padding)
+
     @property
     def is_transposed(self) -> bool:
         """Whether the convolution is the gradient of another one with respect to its input."""

@@ -48,6 +48,7 @@ class FormerTensors:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Former] = {}  # by storage and tensor
+        self._contents: dict[int, torch.UntypedStorage] = {}  # by storage, which tensors may share
 
     def know(self, tensor: Tensor) -> bool:
         """Return whether a tensor, in the storage that it has now, is remembered."""
@@ -59,15 +60,16 @@ class FormerTensors:
             return
         storage = tensor.untyped_storage()
         place = storage._cdata
-        known = (each.content for each in self._known.values() if each.storage._cdata == place)
-        content = next(known, None) or storage.clone()
+        if place not in self._contents:
+            self._contents[place] = storage.clone()
+        content = self._contents[place]
         self._known[place, id(tensor)] = _Former(
             tensor, storage, content, int(tensor.storage_offset()), tensor.size(), tensor.stride()
         )
 
     def put_back(self) -> None:
         """Put back what they were."""
-        known, self._known = self._known, {}
+        known, self._known, self._contents = self._known, {}, {}
         with contextlib.ExitStack() as stack:  # one that cannot be does not keep the others from it
             for each in known.values():
                 stack.callback(each.put_back)

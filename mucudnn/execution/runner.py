@@ -179,7 +179,7 @@ class Runner:
                 is_in_use=is_in_use,
             )
 
-    def _make_ready(self, workspace: Workspace, group: "Group") -> None:
+    def _make_ready(self, workspace: Workspace, group: Group) -> None:
         """Give back what the groups before have touched of the buffer, if this one needs that room.
 
         The running sum at its start stays: the workspace of every part counts it.
@@ -193,7 +193,7 @@ class Runner:
 class _SliceParts:
     """fprop and dgrad: every part writes its own slice of the result."""
 
-    def __init__(self, backend: Backend, problem: ConvProblem, groups: "list[Group]") -> None:
+    def __init__(self, backend: Backend, problem: ConvProblem, groups: list[Group]) -> None:
         self._backend = backend
         self._groups = groups
         self._problem = problem
@@ -201,7 +201,7 @@ class _SliceParts:
         self._order = memory_format(problem.layout, len(self._shape))
         self._strides = _strides(self._shape, self._order)
 
-    def bind(self, buffer: Tensor) -> "list[list[tuple[PartKernel, Part]]]":
+    def bind(self, buffer: Tensor) -> list[list[tuple[PartKernel, Part]]]:
         """Return the kernels of each group's parts; of none for PyTorch's own."""
 
         def kernel_of(step: Step) -> PartKernel:
@@ -255,7 +255,7 @@ class _SliceParts:
 
     def _by_own(
         self,
-        parts: "list[Part]",
+        parts: list[Part],
         image: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -271,7 +271,7 @@ class _SliceParts:
 class _SumParts:
     """wgrad: what the parts compute adds up."""
 
-    def __init__(self, backend: Backend, problem: ConvProblem, groups: "list[Group]", sum_bytes: int) -> None:
+    def __init__(self, backend: Backend, problem: ConvProblem, groups: list[Group], sum_bytes: int) -> None:
         self._backend = backend
         self._problem = problem
         self._groups = groups
@@ -279,7 +279,7 @@ class _SumParts:
         self._order = memory_format(problem.filter_layout, len(problem.filter_shape))
         self._strides = _strides(problem.filter_shape, self._order)
 
-    def bind(self, buffer: Tensor) -> "tuple[Tensor | None, list[list[tuple[PartSumKernel, Part]]]]":
+    def bind(self, buffer: Tensor) -> tuple[Tensor | None, list[list[tuple[PartSumKernel, Part]]]]:
         """Return the sum at the start of the buffer, if there is one, and the kernels that work behind it."""
         behind = buffer[self._sum_bytes :]
 
@@ -336,7 +336,7 @@ class _SumParts:
         return dw if running is None else dw.copy_(running)
 
     def _by_own(
-        self, parts: "list[Part]", image: Tensor, gradient: Tensor, unread: Tensor | None, into: GradientSum
+        self, parts: list[Part], image: Tensor, gradient: Tensor, unread: Tensor | None, into: GradientSum
     ) -> None:
         """Write the sum of PyTorch's own dw of `parts` to `into`, or add it."""
         for step, here in parts:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from mucudnn.algorithms.packed import image_order
 from mucudnn.backends import Backend, backend_name
+from mucudnn.convolutions.calls import ConvArguments
 from mucudnn.convolutions.modules import Call
 from mucudnn.errors import BackendError
 from mucudnn.examining.passes import unhooked
 from mucudnn.execution.workspace import Owner, workspace_of
-from mucudnn.functional import DividedConvolution, arguments_of
+from mucudnn.functional import DividedConvolution
 from mucudnn.patching.compiling import GraphServer
 from mucudnn.patching.operators import convolve
 from mucudnn.patching.routing import Router
@@ -94,7 +95,7 @@ def _served(
         return functools.partial(backend.recorded_convolution, problem)
     convolution = DividedConvolution(backend, problem, divisions, owners, call.limits(divisions))
     router = Router((str(backend_name(backend.device)),), None)
-    arguments = arguments_of(problem)
+    arguments = ConvArguments.of_problem(problem)
 
     is_short = call.lost_bytes(divisions) > 0
 
@@ -125,7 +126,8 @@ def _frozen(
     if pack is not None:
         return functools.partial(_ignoring, pack(weight, bias), image)
     convolution = DividedConvolution(backend, call.problem, divisions, owners, call.limits(divisions))
-    router, arguments = Router((str(backend_name(backend.device)),), None), arguments_of(call.problem)
+    router = Router((str(backend_name(backend.device)),), None)
+    arguments = ConvArguments.of_problem(call.problem)
     server = GraphServer(router, lambda *_: convolution)
     is_short = call.lost_bytes(divisions) > 0
 

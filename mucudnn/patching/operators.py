@@ -2,7 +2,7 @@
 
     mucudnn::convolution(image, weight, bias, stride, padding, dilation, output_padding, groups, server)
     mucudnn::inferred_convolution(the same)
-    mucudnn::convolution_backward(gradient, image, weight, ... , server, needed)
+    mucudnn::convolution_backward(gradient, image, weight, ... , server, needed, has_bias)
     mucudnn::traced_convolution(image, weight, bias, ... , server, is_constant)
 
 What an operator runs is decided when it runs, by whom its last text names: so a graph that was compiled for

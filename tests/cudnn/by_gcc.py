@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from mucudnn.backends.cudnn.compiler import Launch
+from mucudnn.backends.cudnn.compiler import KernelLaunch
 
 _HEAD = """\
 static unsigned long long number_of_thread;
@@ -26,7 +26,7 @@ void all(unsigned long long threads, {parameters})
 
 
 @functools.cache
-def compiled(source: str, kernel: str) -> Launch:
+def compiled(source: str, kernel: str) -> KernelLaunch:
     """Return what runs all threads of the kernel of that name in `source`, on addresses of the host."""
     assert type(kernel) is str  # CuPy takes no others
     parameters = re.search(rf"CUDA void {kernel}\(([^)]*)\)", source)[1]

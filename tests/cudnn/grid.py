@@ -10,9 +10,9 @@ from torch import Tensor
 from bench.by_hand import is_compiled_when_run
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends.cudnn.backend import CudnnBackend
-from mucudnn.convolutions.calls import own_call
+from mucudnn.convolutions.calls import ConvArguments, own_call
 from mucudnn.division import Division
-from mucudnn.functional import DividedConvolution, arguments_of
+from mucudnn.functional import DividedConvolution
 from mucudnn.live.stand import relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout, problems_of
 from mucudnn.profile import Candidate
@@ -173,7 +173,7 @@ def results_of(layer: Callable[[Tensor, Tensor, Tensor | None], Tensor], given: 
 
 def own_results(problem: ConvProblem, given: Operands) -> Results:
     """The same by PyTorch's own convolution."""
-    return results_of(lambda *tensors: own_call(*tensors, arguments_of(problem)), given)
+    return results_of(lambda *tensors: own_call(*tensors, ConvArguments.of_problem(problem)), given)
 
 
 _EXACT, _OWN = (KeptResults[Results](2 * len(CELLS), 4) for _ in range(2))

@@ -18,7 +18,7 @@ from torch import Tensor
 from mucudnn.algorithms.own import own_convolution
 from mucudnn.backends import Job, Queue
 from mucudnn.backends.cudnn.backend import CudnnBackend
-from mucudnn.backends.cudnn.compiler import Launch
+from mucudnn.backends.cudnn.compiler import KernelLaunch
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.constants import Attribute, AttributeType, Kind
 from mucudnn.backends.cudnn.devices import device_described
@@ -307,7 +307,7 @@ class PaperCard:
     def handle(self, library: Library) -> Handle:
         return Handle(library)
 
-    def compiled(self, source: str, kernel: str) -> Launch:
+    def compiled(self, source: str, kernel: str) -> KernelLaunch:
         assert self.is_current
         run = compiled(source, kernel)
 

@@ -423,7 +423,7 @@ def counting(card: PaperCard) -> list[tuple[str, str]]:
     compiled: list[tuple[str, str]] = []
     compile_ = card.compiled
 
-    def noting(source: str, kernel: str) -> compiler.Launch:
+    def noting(source: str, kernel: str) -> compiler.KernelLaunch:
         compiled.append((source, kernel))
         return compile_(source, kernel)
 
@@ -461,7 +461,7 @@ def test_a_filter_is_transformed_once_for_all_parts() -> None:
     launched: list[str] = []
     compile_ = card.compiled
 
-    def noting(source: str, kernel: str) -> compiler.Launch:
+    def noting(source: str, kernel: str) -> compiler.KernelLaunch:
         launch = compile_(source, kernel)
 
         def noted(*arguments: int) -> None:

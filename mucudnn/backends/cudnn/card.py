@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mucudnn.algorithms.base import memory_format
 from mucudnn.backends.base import Job, Queue
 from mucudnn.backends.cudnn import compiler
-from mucudnn.backends.cudnn.compiler import Launch
+from mucudnn.backends.cudnn.compiler import KernelLaunch
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.environment import (
     Obstacle,
@@ -96,7 +96,7 @@ class Card(Protocol):
     def can_compile(self) -> bool:
         """Whether kernels can be compiled for it; asked while the card is current."""
 
-    def compiled(self, source: str, kernel: str) -> Launch:
+    def compiled(self, source: str, kernel: str) -> KernelLaunch:
         """Return what launches the kernel of that name in `source`; called while the card is current.
 
         Raises:
@@ -224,7 +224,7 @@ class TorchCard:
             return False
         return True
 
-    def compiled(self, source: str, kernel: str) -> Launch:
+    def compiled(self, source: str, kernel: str) -> KernelLaunch:
         """Return what launches the kernel of that name in `source`, compiled by CuPy."""
         return compiler.compiled(source, kernel)
 

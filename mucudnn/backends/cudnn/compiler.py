@@ -19,7 +19,7 @@ NOTHING = 'extern "C" __global__ void nothing() {}'
 """The source of a kernel that does nothing, for whoever wants to know whether there is a compiler."""
 
 
-class Launch(Protocol):
+class KernelLaunch(Protocol):
     """Puts one kernel on a stream."""
 
     def __call__(self, stream: int, blocks: int, threads: int, arguments: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ def version() -> str | None:
     return "unknown"
 
 
-def compiled(source: str, kernel: str) -> Launch:
+def compiled(source: str, kernel: str) -> KernelLaunch:
     """Return what launches the kernel of that name in `source`, on the card that is the current one.
 
     It is compiled now, in a fraction of a second, or read from CuPy's cache.

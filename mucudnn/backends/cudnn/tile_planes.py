@@ -17,7 +17,7 @@ from mucudnn.algorithms.base import Region, carve
 from mucudnn.algorithms.forms import Matrix
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.backends.cudnn.card import Card, check_not_capturing
-from mucudnn.backends.cudnn.compiler import Launch
+from mucudnn.backends.cudnn.compiler import KernelLaunch
 from mucudnn.backends.cudnn.tile_source import INT_LIMIT, MIX, THREADS, Kind, Transform
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
@@ -33,9 +33,9 @@ class Launches(NamedTuple):
     """
 
     threads: int
-    of_image: Launch
+    of_image: KernelLaunch
     length: int
-    mix: Launch | None
+    mix: KernelLaunch | None
 
 
 class Launcher:
@@ -47,7 +47,7 @@ class Launcher:
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        self._launches: dict[tuple[str, str], Launch] = {}
+        self._launches: dict[tuple[str, str], KernelLaunch] = {}
 
     def stream(self) -> int:
         """Return the address of the stream on which the calling thread puts its work now."""
@@ -70,7 +70,7 @@ class Launcher:
             mix = self._launch(MIX, transform.mix_source(is_long=length > INT_LIMIT))
         return Launches(threads, of_image, length, mix)
 
-    def _launch(self, kernel: str, source: str) -> Launch:
+    def _launch(self, kernel: str, source: str) -> KernelLaunch:
         key = kernel, source
         found = self._launches.get(key)
         if found is None:
@@ -187,10 +187,10 @@ class _Planes:
         first = source.data_ptr(), start, image.data_ptr(), step, int(adds), addends
         self._put(launches.of_image, launches.threads, *first, *self._sizes(image, top))
 
-    def _mix(self, mix: Launch, length: int, source: Tensor, target: Tensor) -> None:
+    def _mix(self, mix: KernelLaunch, length: int, source: Tensor, target: Tensor) -> None:
         self._put(mix, length, source.data_ptr(), target.data_ptr(), length)
 
-    def _put(self, launch: Launch, threads: int, *arguments: int) -> None:
+    def _put(self, launch: KernelLaunch, threads: int, *arguments: int) -> None:
         launch(self._launcher.stream(), -(-threads // THREADS), THREADS, arguments)
 
     def _sizes(self, image: Tensor, top: int) -> tuple[int, ...]:
