@@ -7,17 +7,16 @@ import inspect
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
 from mucudnn.choices import Mode
-from mucudnn.convolutions.calls import CONVOLUTIONS, TRANSPOSED, ConvArguments, Numbers, numbers, rank_of
+from mucudnn.convolutions.functions import ConvolutionMode
 from mucudnn.convolutions.modules import Call
 from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.convolutions.surroundings import is_traced, overriding_mode, watcher
@@ -34,59 +33,6 @@ from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 from mucudnn.progress import ProgressOption
 from mucudnn.tuning.learning import Learner
 from mucudnn.tuning.options import Settings, StoreOption
-
-
-def _plain(
-    rank: int,
-    input: Tensor,  # noqa: A002  # PyTorch's name
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers | str = 0,
-    dilation: Numbers = 1,
-    groups: int = 1,
-) -> Call:
-    _check(rank, input, weight)
-    return Call(input, weight, bias, ConvArguments.of(rank, stride, padding, dilation, groups))
-
-
-def _transposed(
-    rank: int,
-    input: Tensor,  # noqa: A002  # PyTorch's name
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Numbers = 1,
-    padding: Numbers = 0,
-    output_padding: Numbers = 0,
-    groups: int = 1,
-    dilation: Numbers = 1,
-) -> Call:
-    _check(rank, input, weight)
-    plain = ConvArguments.of(rank, stride, padding, dilation, groups)
-    more = numbers(output_padding, rank)
-    return Call(input, weight, bias, plain._replace(output_padding=more))
-
-
-def _check(rank: int, image: object, weight: object) -> None:
-    """Verify that a function of so many spatial dimensions may be called with these.
-
-    Raises:
-        TypeError: these are no tensors, but stand for some where a graph is traced, and note questions; or
-            the filter has other dimensions.
-    """
-    if not isinstance(image, Tensor) or not isinstance(weight, Tensor):
-        raise TypeError("The image and the weight must be tensors.")
-    if rank_of(weight) != rank:
-        raise TypeError(f"The weight must have {rank} spatial dimensions.")
-
-
-_READERS: dict[object, Callable[..., Call]] = {
-    function: functools.partial(read, rank)
-    for read, functions in ((_plain, CONVOLUTIONS), (_transposed, TRANSPOSED))
-    for rank, function in functions.items()
-}
-"""What reads a call of each of PyTorch's functions."""
-
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -118,12 +64,14 @@ class _ThisThread(threading.local):
 _this_thread = _ThisThread()
 
 
-class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
+class Autotune(contextlib.ContextDecorator, ConvolutionMode):
     """Tunes the convolutions that are called while it is entered, and divides them; see `autotune`.
 
     It may be entered again, within itself too, and by several threads; what it has learnt stays. As a
     decorator it is entered for every call of the function. Copies and pickles begin anew.
     """
+
+    _within = _this_thread
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -199,34 +147,13 @@ class Autotune(contextlib.ContextDecorator, TorchFunctionMode):
             first, assignments=assignments, calls=calls, untouched=untouched, transposed=transposed
         )
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Compute `func`, divided if it is a convolution."""
-        given = kwargs or {}
-        read = _READERS.get(func)
-        if read is None or _this_thread.depth:
-            return func(*args, **given)
-        try:
-            call = read(*args, **given)
-        except (TypeError, AttributeError):
-            return func(*args, **given)  # it says what is wrong
-        if torch.compiler.is_compiling():
-            result = self._compiled(call)
-            return func(*args, **given) if result is None else result
-        with _this_thread:
-            result = self._served(call)
-            return func(*args, **given) if result is None else result
+    def _passes_by(self) -> bool:
+        return bool(_this_thread.depth)
 
     def _compiled(self, call: Call) -> Tensor | None:
-        """Return the operator that runs a call being compiled, or None where PyTorch's own is to."""
         return in_graph(call, None, self._names[_needs_of(call)])
 
-    def _served(self, call: Call) -> Tensor | None:
+    def _computed(self, call: Call) -> Tensor | None:
         """Return the convolution, or None where PyTorch's own serves the call."""
         image, weight, bias, *_ = call
         if self._is_elsewhere():

@@ -28,8 +28,8 @@ class Reason(enum.Enum):
     """Whoever watches what is computed, as a mode does, would not see a convolution."""
     FORKED = "make a context there"
     """It is another process than that whose context was entered."""
-    OF_A_CLASS = "convolutions of plain tensors are divided"
-    """Its tensors are of a class of their own, which may mean something else by a convolution."""
+    OF_A_CLASS = "convolutions of tensors that hold numbers themselves are divided"
+    """Its tensors are of a class of their own, which computes in its own way."""
 
 
 class Notice:

@@ -54,6 +54,22 @@ def without_autocast(
     return _NOTHING if dtype is None else torch.autocast(device.type, enabled=False)
 
 
+def is_of_a_class(*tensors: Tensor | None) -> bool:
+    """Return whether a tensor has a class of its own that holds numbers as a plain one does."""
+    return any(
+        kind is not Tensor
+        and kind is not Parameter
+        and issubclass(kind, Tensor)
+        and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+        for kind in map(type, tensors)
+    )
+
+
+def as_plain(tensor: Tensor) -> Tensor:
+    """Return such a tensor without its class, to be differentiated like it; any other as it is."""
+    return tensor.as_subclass(Tensor) if is_of_a_class(tensor) else tensor
+
+
 def watcher(*tensors: Tensor | None) -> tuple[Reason, str] | None:
     """Return why, and by whom, what is computed of `tensors` is watched, if they hold numbers; else None.
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.convolutions.calls import own_call
+from mucudnn.convolutions.functions import Serving
 from mucudnn.convolutions.modules import Call, Kind, call_of, padded
-from mucudnn.convolutions.surroundings import is_transformed, overriding_mode, watcher
+from mucudnn.convolutions.surroundings import is_of_a_class, is_transformed, overriding_mode, watcher
 from mucudnn.examining.passes import is_examining
 from mucudnn.patching.compiling import GraphServer, in_graph
 from mucudnn.patching.routing import NotingRouter, Router
@@ -160,18 +161,30 @@ class PatchedForward:
             or is_transformed(call.image, call.weight, call.bias)
             or overriding_mode() is not None
         ):
-            result = None
             self._router.pass_by()
+            if is_of_a_class(call.image, call.weight, call.bias):
+                with Serving(self._served):
+                    return self._own(call, args, kwargs)
+            result = None
             self._tell_watcher(call)
         else:
             result = self._router.served(call, self._shapes.convolution)
-        if result is not None:
-            return result
+        return self._own(call, args, kwargs) if result is None else result
+
+    def _own(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Return what the module's method returns."""
         if not self._kind.is_transposed or not isinstance(call.weight, Tensor):
             return self._kind.own(self._module, *args, **kwargs)
         # The module's own method would read its weight again, which may be one that is computed.
         image, arguments = padded(self._module, call)
         return own_call(image, call.weight, call.bias, arguments)
+
+    def _served(self, call: Call) -> Tensor | None:
+        """Return what a class of tensors asks for, or None where PyTorch's own is to compute it."""
+        if is_transformed(call.image, call.weight, call.bias) or overriding_mode() is not None:
+            self._tell_watcher(call)
+            return None
+        return self._router.served(call, self._shapes.convolution)
 
     def _tell_watcher(self, call: Call) -> None:
         """Warn if PyTorch's own computes a call only because somebody watches."""

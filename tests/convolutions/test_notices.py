@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
-from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.overrides import TorchFunctionMode
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,23 +27,6 @@ from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class Marked(Tensor):
-    """A tensor of a class of its own."""
-
-
-class Strict(Tensor):
-    """A tensor that nothing but a convolution may be asked of, not even its attributes."""
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func not in (torch.conv2d, torch.conv_transpose2d):
-            raise RuntimeError(f"There is no {func}.")
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
 
 
 class Doubling(TorchFunctionMode):
@@ -163,51 +146,18 @@ def test_who_examines_a_patched_model_is_not_told_that_it_is_watched(
         examine(model, a_batch())
 
 
-def test_tensors_of_a_class_of_their_own_are_told() -> None:
+def test_tensors_that_compute_by_a_class_of_their_own_are_told() -> None:
     model, twin = twins()
-    images = a_batch().as_subclass(Marked)
+    images = TwoTensor(a_batch(), a_batch())
 
     with pytest.warns(UntunedWarning) as told:
         result = model(images)
 
-    assert torch.equal(result, twin(images))
+    assert torch.equal(result.a, twin(images).a)
     assert the_only(told) == (
-        "The module '0' is called with a Marked; it runs PyTorch's own convolution (convolutions of plain "
-        "tensors are divided). This reason is given once for the whole model."
+        "The module '0' is called with a TwoTensor; it runs PyTorch's own convolution (convolutions of "
+        "tensors that hold numbers themselves are divided). This reason is given once for the whole model."
     )
-
-
-@pytest.mark.parametrize("twin", [nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3)], ids=type)
-def test_of_tensors_that_answer_convolutions_alone_nothing_else_is_asked(twin: nn.Module) -> None:
-    model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), a_batch()))
-    images = a_batch().as_subclass(Strict)
-
-    with pytest.warns(UntunedWarning, match="called with a Strict") as told:
-        result = model(images)
-    with pytest.warns(UntunedWarning, match="called with a Strict"), autotune("1MiB", progress=False):
-        tuned = twin(images)
-
-    weight = model.weight.detach().as_subclass(Strict)
-    result_of_weight = torch.func.functional_call(model, {"weight": weight}, (a_batch(),))
-
-    assert len(told) == 1
-    assert torch.equal(result, twin(a_batch()))
-    assert torch.equal(result_of_weight, twin(a_batch()))
-    assert torch.equal(tuned, twin(a_batch()))
-
-
-def test_per_sample_gradients_are_those_of_the_twin() -> None:
-    torch.manual_seed(0)
-    twin = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 14 * 14, 2))
-    images = torch.randn(4, 3, 16, 16)
-    model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
-
-    with pytest.warns(UntunedWarning, match="called with a ExpandedWeight"):
-        call_for_per_sample_grads(model)(images).sum().backward()
-    call_for_per_sample_grads(twin)(images).sum().backward()
-
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one.grad_sample, other.grad_sample)
 
 
 def pretended(model: nn.Module) -> None:
