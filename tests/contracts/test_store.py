@@ -239,6 +239,16 @@ def _comparison(**spans_ns: int) -> Comparison:
     )
 
 
+def test_what_takes_the_place_of_a_refusal_for_size_brings_all_that_it_says(store: Store) -> None:
+    record = dataclasses.replace(
+        a_record(), error=1e-7, setup=Measurement((7,)), workspace_bytes=5, is_deterministic=False
+    )
+    store.add_records(an_environment(), [an_over_limit_record(100)])
+    store.add_records(an_environment(), [record])
+
+    assert store.records(an_environment(), [a_trial()]) == {a_trial(): record}
+
+
 def test_a_comparison_is_returned_as_it_was_added_in_its_order(store: Store) -> None:
     store.add_comparisons(an_environment(), [_comparison(b=1, a=2)])
 
@@ -278,6 +288,12 @@ def test_a_comparison_answers_for_exactly_its_divisions(store: Store, keys: list
     store.add_comparisons(an_environment(), [_comparison(a=1, b=2)])
 
     assert store.comparison(an_environment(), a_problem(), keys) is None
+
+
+def test_a_comparison_is_found_however_often_its_divisions_are_named(store: Store) -> None:
+    store.add_comparisons(an_environment(), [_comparison(a=1, b=2)])
+
+    assert store.comparison(an_environment(), a_problem(), ["a", "b", "a"]) == _comparison(a=1, b=2)
 
 
 def test_a_comparison_answers_for_its_problem_and_environment_only(store: Store) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from mucudnn.backends import backend_of
+from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
 from mucudnn.execution.grouping import groups_of
 from mucudnn.profile import Candidate
@@ -31,3 +32,36 @@ def test_what_tells_beforehand_what_it_needs_takes_nothing_elsewhere() -> None:
     (group,) = groups_of(backend_of(OWN), a_convolution(batch=8), division, 0)
 
     assert group.elsewhere_bytes == 0
+
+
+def test_what_uses_pytorchs_own_takes_elsewhere_what_its_buffer_does_not_hold() -> None:
+    backend, algorithm, problem = backend_of(OWN), "cpu:onednn_nhwc", a_convolution(batch=8)
+    needed = backend.buffer_bytes(problem, algorithm)
+    division = Division((Candidate(algorithm, 8, 1.0, needed + 300),))
+
+    (group,) = groups_of(backend, problem, division, 0)
+
+    assert needed > 0
+    assert group.elsewhere_bytes == 300
+
+
+class Aligned(CpuBackend):
+    """The processor, as if operands had to start at multiples of 16 bytes."""
+
+    alignment_bytes = 16
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [(CpuBackend(), [(0, 1), (1, 4), (4, 5), (5, 9)]), (Aligned(), [(0, 4), (4, 5), (5, 8), (8, 9)])],
+    ids=["anywhere", "aligned"],
+)
+def test_parts_of_odd_sizes_go_last_where_operands_must_be_aligned_and_else_stay_where_they_are(
+    backend: CpuBackend, expected: list[tuple[int, int]]
+) -> None:
+    problem = a_convolution(batch=9, out_channels=3, input_size=(5, 5))
+    division = Division(tuple(Candidate("cpu:im2col", batch, 1.0, 0) for batch in (1, 3, 1, 4)))
+
+    groups = groups_of(backend, problem, division, 0)
+
+    assert [(part.here.start, part.here.stop) for group in groups for part in group.parts] == expected

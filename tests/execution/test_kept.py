@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mucudnn.algorithms.tile_kernels import TileSliceKernel
 from mucudnn.backends import backend_of
+from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
 from mucudnn.execution import kept
 from mucudnn.execution.kept import KeptFilter
@@ -317,6 +318,7 @@ def test_odd_filters_are_never_kept() -> None:
         torch.randn(1, 3, 3, 3).expand(4, 3, 3, 3),
         torch._neg_view(torch.randn(4, 3, 3, 3)),
         torch.randn(4, 3, 6, 3)[:, :, ::2],
+        torch._efficientzerotensor(4, 3, 3, 3),
     ):
         for _ in range(4):
             is_there, workspace.holder = keeper.look(workspace, weight)
@@ -331,6 +333,33 @@ def test_a_filter_whose_transform_takes_no_time_is_not_looked_at(monkeypatch: py
     result = Runner(BACKEND, PROBLEM, Division((by_channels,)))(
         Workspace(CPU), image, weight, keeps_filter=True
     )
+
+    assert relative_error(result, own_result(PROBLEM, image, weight)) < BOUND
+
+
+def test_a_filter_whose_transform_takes_a_thirtieth_of_the_time_is_kept(prepared: list[Tensor]) -> None:
+    image, weight, _ = operands_of(PROBLEM)
+    division = Division((Candidate("cpu:fft32", 4, 30e-6, 2**24, setup_s=1e-6),))
+    runner, workspace = Runner(BACKEND, PROBLEM, division), Workspace(CPU)
+
+    for _ in range(4):
+        results_of(runner, workspace, weight, image)
+
+    assert len(prepared) == 2
+
+
+class Device(CpuBackend):
+    """The processor, as if its memory came in one piece, like a card's."""
+
+    takes_memory_by_pages = False
+
+
+def test_a_filter_on_a_device_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeptFilter, "look", None)
+    image, weight, _ = operands_of(PROBLEM)
+    division = Division((Candidate("cpu:fft32", 4, 0.0, 2**24, setup_s=1e-6),))
+
+    result = Runner(Device(), PROBLEM, division)(Workspace(CPU), image, weight, keeps_filter=True)
 
     assert relative_error(result, own_result(PROBLEM, image, weight)) < BOUND
 

@@ -95,6 +95,40 @@ IN_LAYOUTS = pytest.mark.parametrize(
 )
 
 
+# Operands.
+
+
+class Aligned(CpuBackend):
+    """The processor, as if operands had to be aligned; it notes the layouts in which they are asked for."""
+
+    alignment_bytes = 16
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Layout] = []
+
+    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
+        self.asked.append(layout)
+        return tensor
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_operands_are_asked_for_in_their_layouts_where_they_must_be_aligned(op: ConvOp) -> None:
+    problem = dataclasses.replace(WIDE, op=op, bias=False, layout=Layout.CHANNELS_LAST)
+    backend, division = Aligned(), equal_parts("cpu:im2col", 9)
+
+    Runner(backend, problem, division)(Workspace(CPU), *operands_of(problem))
+
+    second = Layout.CHANNELS_LAST if op is ConvOp.WGRAD else Layout.CONTIGUOUS
+    assert backend.asked == [Layout.CHANNELS_LAST, second]
+
+
+def test_operands_that_may_lie_anywhere_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(CpuBackend, "operand")
+
+    Runner(BACKEND, WIDE, equal_parts("cpu:im2col", 9))(Workspace(CPU), *operands_of(WIDE))
+
+
 # Workspaces.
 
 
@@ -106,11 +140,11 @@ def test_a_workspace_grows_to_what_is_reserved_and_never_shrinks() -> None:
     workspace = Workspace(CPU)
 
     sizes = []
-    for n_bytes in (100, 50, 300, 0):
+    for n_bytes in (1, 100, 50, 300, 0):
         workspace.reserve(n_bytes)
         sizes.append(workspace.n_bytes)
 
-    assert sizes == [100, 100, 300, 300]
+    assert sizes == [1, 100, 100, 300, 300]
 
 
 @pytest.mark.parametrize("op", ConvOp)

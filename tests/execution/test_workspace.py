@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -270,6 +271,25 @@ def test_where_there_is_no_memory_for_another_block_the_buffer_is_given_back_all
     assert asked == [70]  # what costs all that the allocator has left over is not tried again
 
 
+@full_card
+def test_where_there_was_no_memory_for_another_block_one_is_tried_again_once_the_buffer_grows(
+    failure: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def fail(n_bytes: int, device: torch.device) -> None:
+        asked.append(n_bytes)
+        raise failure
+
+    workspace, backend = Workspace(CPU), Device()
+    monkeypatch.setattr(torch, "UntypedStorage", fail)
+    for n_bytes, result_bytes in ((1000, 70), (2000, 80)):
+        workspace.reserve(n_bytes)
+        workspace.make_room(900, 1000, backend, result_bytes)
+
+    assert asked == [70, 80]
+
+
 def test_a_device_grows_before_what_does_not_fit_beside_its_block_and_for_nothing_else(
     capture: Capture,
 ) -> None:
@@ -281,6 +301,15 @@ def test_a_device_grows_before_what_does_not_fit_beside_its_block_and_for_nothin
 
     assert (before, workspace.n_bytes, workspace.held_bytes) == (0, 950, 0)
     assert backend.released == [10]  # the end of it, and all goes
+
+
+def test_a_device_that_has_grown_so_does_not_take_its_block_again_for_the_same(capture: Capture) -> None:
+    workspace, backend = Workspace(CPU), Device()
+
+    for _ in range(2):
+        workspace.make_room(60, 1000, backend, 70, 950)
+
+    assert backend.released == [10]
 
 
 def test_what_graphs_use_is_kept_once_however_often_it_is_captured(capture: Capture) -> None:
@@ -374,6 +403,39 @@ def test_a_division_that_takes_both_grows_to_its_own_buffer_alone(capture: Captu
     runner(workspace, *operands_of(problem))
 
     assert workspace.n_bytes == needed
+
+
+@pytest.mark.parametrize(
+    ("other", "is_limited"),
+    [("cpu:im2col", True), ("cpu:aten", False)],
+    ids=["nothing taken elsewhere", "no limit"],
+)
+def test_a_division_that_makes_no_room_grows_to_what_others_need(other: str, is_limited: bool) -> None:
+    problem, workspace, backend = a_convolution(batch=4), Workspace(CPU), CpuBackend()
+    needed = backend.buffer_bytes(problem.with_batch(2), "cpu:im2col")
+    parts = tuple(Candidate(name, 2, 0.0, needed) for name in (other, "cpu:im2col"))
+    limit_bytes = 3 * needed if is_limited else None
+    runner = Runner(backend, problem, Division(parts), limit_bytes, capacity_bytes=2 * needed)
+
+    runner(workspace, *operands_of(problem))
+
+    assert workspace.n_bytes == 2 * needed
+
+
+def test_a_device_makes_room_before_any_part_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, asked, make_room = a_convolution(batch=4), list[bool](), Workspace.make_room
+
+    def noted(workspace: Workspace, *given: Any, is_in_use: bool = False) -> None:
+        asked.append(is_in_use)
+        make_room(workspace, *given, is_in_use=is_in_use)
+
+    monkeypatch.setattr(Workspace, "make_room", noted)
+    parts = Candidate("cpu:im2col", 2, 0.0, 400_000), Candidate("cpu:aten", 2, 0.0, 600_000)
+    runner = Runner(Device(), problem, Division(parts), limit_bytes=1_000_000)
+
+    runner(Workspace(CPU), *operands_of(problem))
+
+    assert asked == [False]
 
 
 def test_the_processor_gives_memory_back_without_a_block_for_the_result(
@@ -472,7 +534,8 @@ class Locked(CpuBackend):
         raise OSError(22, "locked")
 
 
-def test_where_pages_are_locked_in_memory_the_whole_buffer_goes() -> None:
+@pytest.mark.parametrize("next_bytes", [50, 1000])
+def test_where_pages_are_locked_in_memory_the_whole_buffer_goes(next_bytes: int) -> None:
     workspace, binder = Workspace(CPU), Address()
     workspace.reserve(1000)
     workspace.bound(binder)
@@ -481,8 +544,8 @@ def test_where_pages_are_locked_in_memory_the_whole_buffer_goes() -> None:
 
     assert workspace.n_bytes == 0
     assert not lives(binder)
-    workspace.reserve(1000)
-    assert workspace.held_bytes == 1000
+    workspace.reserve(next_bytes)
+    assert workspace.held_bytes == next_bytes
 
 
 ORDERS = [("cpu:im2col", "cpu:aten"), ("cpu:aten", "cpu:im2col")]
@@ -534,6 +597,27 @@ def test_on_the_processor_the_end_goes_back_once_and_again_when_it_was_touched()
     assert backend.released == [(100, 900), (50, 50), (100, 400)]
 
 
+def test_on_the_processor_the_end_stays_until_a_part_needs_its_room() -> None:
+    problem, workspace, backend = a_convolution(batch=4), Workspace(CPU), Pages()
+    needed = backend.buffer_bytes(problem.with_batch(2), "cpu:im2col")
+    parts = Candidate("cpu:im2col", 2, 0.0, needed), Candidate("cpu:aten", 2, 0.0, 1000)
+    runner = Runner(backend, problem, Division(parts), limit_bytes=needed)
+    workspace.reserve(needed)
+
+    runner(workspace, *operands_of(problem))
+
+    assert backend.released == [(needed - 1000, 1000)]
+
+
+def test_where_more_is_to_be_taken_than_the_limit_all_of_the_buffer_goes_back() -> None:
+    workspace, backend = Workspace(CPU), Pages()
+    workspace.reserve(1000)
+
+    workspace.make_room(1100, 1000, backend)
+
+    assert backend.released == [(0, 1000)]
+
+
 def test_what_a_part_touches_after_room_was_made_for_one_before_it_goes_back_again() -> None:
     problem, workspace, backend = a_convolution(batch=4), Workspace(CPU), Pages()
     needed = backend.buffer_bytes(problem.with_batch(2), "cpu:im2col")
@@ -579,6 +663,40 @@ def test_a_buffer_of_graphs_begins_with_what_eager_runs_have_needed_wherever_the
         workspace_of(backend, owner).reserve(n_bytes, 1000)
 
     assert made == [300]
+
+
+def test_a_buffer_of_graphs_that_needs_all_of_what_is_expected_at_once_grows_no_further(
+    capture: Capture, made: list[int]
+) -> None:
+    backend = Streams()
+    workspace_of(backend).reserve(300, 1000)
+    capture.is_on = True
+    made.clear()
+
+    workspace_of(backend).reserve(300, 1000)
+
+    assert made == [300]
+
+
+class Elsewhere(Streams):
+    """Such streams of another device."""
+
+    device = torch.device("meta")
+
+
+@pytest.mark.parametrize("owner", [None, Owner()], ids=["common", "owned"])
+def test_what_another_device_or_another_owner_has_needed_is_not_expected_of_a_buffer_of_graphs(
+    capture: Capture, owner: Owner | None
+) -> None:
+    backend, elsewhere, another = Streams(), Elsewhere(), Owner()
+    queues = backend.present, Queue()
+    workspace_of(elsewhere, owner).reserve(5000)
+    workspace_of(backend, another).reserve(3000)
+    backend.present = queues[1]
+    workspace_of(backend, owner).reserve(100)
+    capture.is_on = True
+
+    assert workspace_of(backend, owner).expected_bytes == 100
 
 
 def test_what_warm_runs_did_not_need_a_buffer_of_graphs_grows_to_as_any_does(
@@ -652,6 +770,16 @@ def resizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
+def test_on_the_processor_the_end_comes_again_where_it_was(resizes: list[tuple[int, int]]) -> None:
+    workspace = Workspace(CPU)
+    workspace.reserve(1000)
+    workspace.make_room(900, 1000, Pages())
+
+    workspace.reserve(1000)
+
+    assert resizes == []
+
+
 def test_a_device_never_holds_a_buffer_of_two_sizes_at_once(
     capture: Capture, resizes: list[tuple[int, int]]
 ) -> None:
@@ -665,6 +793,18 @@ def test_a_device_never_holds_a_buffer_of_two_sizes_at_once(
     assert resizes[0] == (1000, 0)
     assert [after for before, after in resizes if before == 0] == [0, 50, 500]
     assert all(before == 0 or after == 0 for before, after in resizes)
+
+
+def test_what_comes_again_holds_nobodys_filter(capture: Capture) -> None:
+    workspace, backend = Workspace(CPU), Device()
+    workspace.reserve(1000)
+    workspace.make_room(900, 1000, backend)
+    workspace.reserve(50)
+    workspace.holder = object()
+
+    workspace.reserve(500)
+
+    assert workspace.holder is None
 
 
 def test_a_buffer_that_a_graph_uses_never_moves(capture: Capture) -> None:

@@ -59,6 +59,12 @@ def test_a_base_without_an_upper_end_can_be_beaten() -> None:
     assert compare_intervals(base, Estimate(0.5, 0.5, 0.5, 10)) is Verdict.FASTER
 
 
+def test_a_base_without_an_upper_end_is_the_same_as_nothing() -> None:
+    base = Estimate(1.0, 1.0, math.inf, 3)
+
+    assert compare_intervals(base, Estimate(1.0, 1.0, 1.0, 10)) is Verdict.AMBIGUOUS
+
+
 def test_parts_and_the_set_up_of_each_algorithm_add_up() -> None:
     division = _division(("a", 4), ("a", 4), ("b", 2))
     a, b = _record("a", SEVEN, (10, 10, 10, 10, 10, 10)), _record("b", (50,) * 6, (1, 2, 3, 3, 4, 5, 6))
@@ -73,10 +79,11 @@ def test_parts_and_the_set_up_of_each_algorithm_add_up() -> None:
 
 def test_a_set_up_that_was_measured_twice_reaches_from_end_to_end() -> None:
     division = _division(("a", 4), ("a", 2))
-    records = [_record("a", (50,) * 6, (10,) * 6), _record("a", (30,) * 6, (20,) * 6)]
+    records = [_record("a", (50,) * 9, (10,) * 7), _record("a", (30,) * 9, (20,) * 8)]
 
     estimate = predicted_estimate(division, records)
 
+    assert estimate.samples == 7
     assert (estimate.median, estimate.low, estimate.high) == pytest.approx((95e-9, 90e-9, 100e-9))
 
 
@@ -117,6 +124,13 @@ def test_a_prediction_is_the_same_as_itself() -> None:
     assert (outcome.is_predicted, outcome.others) == (True, 0.0)
 
 
+def test_predictions_are_judged_by_their_intervals() -> None:
+    outcome = Outcome({"slow": Estimate(2.0, 1.9, 2.1, 10), "fast": Estimate(1.0, 0.9, 1.1, 10)}, {})
+
+    assert outcome.verdict("slow", "fast") is Verdict.FASTER
+    assert outcome.verdict("fast", "slow") is Verdict.SLOWER
+
+
 def test_what_is_taken_out_keeps_its_workspace() -> None:
     outcome = Outcome({"a": Estimate(1.0, 0.5, 2.0, 10), "b": Estimate(1.0, 0.5, 2.0, 10)}, {"a": 1, "b": 2})
 
@@ -135,4 +149,18 @@ def test_a_speedup_is_that_of_the_rounds() -> None:
     ((key, speedup),) = outcome.speedups("base")
 
     assert (key, speedup.median, speedup.samples) == ("other", pytest.approx(2), 3)  # of 2, 1 and 3
-    assert outcome.speedups("unknown") == Outcome({"base": speedup}, {}).speedups("base") == ()
+    assert outcome.speedups("unknown") == ()
+
+
+def test_speedups_are_told_in_the_order_of_their_keys() -> None:
+    times = {key: Measurement((100, 100, 100)) for key in ("z", "base", "a")}
+
+    outcome = Outcome.of(Comparison(a_problem(), times, {}))
+
+    assert [key for key, _ in outcome.speedups("base")] == ["a", "z"]
+
+
+def test_a_prediction_has_no_speedups() -> None:
+    second = Estimate(1.0, 0.5, 2.0, 10)
+
+    assert Outcome({"base": second, "other": second}, {}).speedups("base") == ()

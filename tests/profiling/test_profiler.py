@@ -20,7 +20,7 @@ from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, Un
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import ModelCall, division_trial
+from mucudnn.profiling.measurer import ModelCall, call_key, call_trial, division_trial
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
@@ -149,6 +149,30 @@ def test_the_search_decides_which_algorithms_are_tried(search: Search, names: li
     profile = _profiler(Library({"rare": Recipe(rate(MS))}), search=search).profile(_problem())
 
     assert {each.algorithm for each in profile.candidates} == {f"scripted:{name}" for name in names}
+
+
+def test_the_backend_is_asked_for_the_whole_first_and_told_which_it_is() -> None:
+    asked: list[tuple[int, bool]] = []
+
+    class Asked(ScriptedBackend):
+        def algorithms(
+            self, problem: ConvProblem, search: Search = Search.HEURISTIC, whole: bool = True
+        ) -> tuple[str, ...]:
+            asked.append((problem.batch, whole))
+            return super().algorithms(problem)
+
+    _profiler(Asked({})).known_workspaces(_problem())
+
+    assert asked == [(8, True), (1, False), (2, False), (4, False)]
+
+
+def test_what_was_refused_for_another_reason_than_its_size_does_not_tell_what_is_needed() -> None:
+    backend, store = _with(_break), MemoryStore()
+    _profiler(backend, store=store).profile(_problem())
+
+    known = _profiler(backend, store=store).known_workspaces(_problem())
+
+    assert {each.algorithm for each in known} == {"scripted:own", "scripted:right"}
 
 
 def test_parts_are_measured_with_the_alignment_of_their_slices() -> None:
@@ -427,6 +451,100 @@ def test_what_another_process_wrote_first_is_what_both_plan_from() -> None:
     assert second.candidates == first.candidates
 
 
+def test_what_is_forgotten_of_a_mini_batch_stays_known_of_a_part_as_large() -> None:
+    backend, store = ScriptedBackend({}), MemoryStore()
+    large, small = _problem().with_batch(16), _problem()
+    profiler = _profiler(backend, store=store)
+    for problem in (large, small):
+        profiler.profile(problem)
+    before = profiler.measured
+
+    profiler.forget([small])
+    for problem in (large, small):
+        profiler.profile(problem)
+
+    assert profiler.measured - before == 3 + 1  # of 1, 2 and 4 samples, parts of both, and of the whole
+
+
+def test_calls_are_timed_by_the_base_first() -> None:
+    own, parts = ({ConvOp.FPROP: _division("scripted:own", batch, 8 // batch)} for batch in (8, 4))
+    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+
+    comparison = _profiler(ScriptedBackend({})).compare_calls(call, own, parts)
+
+    assert isinstance(comparison, Comparison)
+    assert [*comparison.times] == [call_key(call, own), call_key(call, parts)]
+
+
+def test_calls_that_break_are_not_made_again() -> None:
+    store, backend = MemoryStore(), _with(_break)
+    own, bad = ({ConvOp.FPROP: _division(f"scripted:{name}", 8, 1)} for name in ("own", "bad"))
+    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    profilers = [_profiler(backend, store=store) for _ in range(2)]
+
+    first, second = (profiler.compare_calls(call, own, bad) for profiler in profilers)
+
+    assert isinstance(first, Record)
+    assert second == first
+    assert profilers[1].measured == 0
+
+
+def test_of_calls_that_break_by_either_the_record_is_that_of_the_divisions() -> None:
+    store, backend = MemoryStore(), ScriptedBackend({})
+    own, parts = ({ConvOp.FPROP: _division("scripted:own", batch, 8 // batch)} for batch in (8, 4))
+    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    for trial in (call_trial(call, own), call_trial(call, parts)):
+        refusal = Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device")
+        store.add_records(backend.environment(), [Record(trial, refusal=refusal)])
+
+    record = _profiler(backend, store=store).compare_calls(call, own, parts)
+
+    assert isinstance(record, Record)
+    assert record.trial == call_trial(call, parts)
+
+
+def _asked(way: Callable[..., object]) -> tuple[object, ...]:
+    """What one way of asking a profiler is given."""
+    whole, parts = _division("scripted:own", 8, 1), _division("scripted:own", 4, 2)
+    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    asked: dict[Callable[..., object], tuple[object, ...]] = {
+        Profiler.compare: (_problem(), [whole, parts]),
+        Profiler.compare_calls: (call, {ConvOp.FPROP: whole}, {ConvOp.FPROP: parts}),
+        Profiler.packed_bytes: (_problem(),),
+    }
+    return asked[way]
+
+
+WAYS = pytest.mark.parametrize(
+    "way",
+    [Profiler.compare, Profiler.compare_calls, Profiler.packed_bytes],
+    ids=["divisions", "calls", "packed filters"],
+)
+
+
+@WAYS
+def test_what_another_process_has_seen_first_is_what_both_answer(way: Callable[..., object]) -> None:
+    store, first, second = MemoryStore(), _packing(80), _packing(160, own=Recipe(rate(2 * MS)))
+
+    class LateStore(MemoryStore):
+        """Knows what the other process has written once something is added."""
+
+        def add_records(self, *arguments: Any) -> None:
+            self._records.update(store._records)
+            super().add_records(*arguments)
+
+        def add_comparisons(self, *arguments: Any) -> None:
+            self._comparisons.update(store._comparisons)
+            super().add_comparisons(*arguments)
+
+    answers = [
+        way(_profiler(backend, store=each), *_asked(way))
+        for backend, each in ((first, store), (second, LateStore()))
+    ]
+
+    assert answers[0] == answers[1]
+
+
 def test_what_was_measured_under_a_larger_limit_changes_no_profile() -> None:
     store = MemoryStore()
     quick, slow = (
@@ -472,9 +590,9 @@ def test_what_another_process_measured_while_this_one_waited_is_not_measured_aga
     assert (profiler.measured, backend.weighed) == (0, 0)
 
 
-def _packing(n_bytes: int) -> ScriptedBackend:
+def _packing(n_bytes: int, own: Recipe | None = None) -> ScriptedBackend:
     """PyTorch's own takes so many bytes for 8 samples where its filter is packed."""
-    backend = ScriptedBackend({})
+    backend = ScriptedBackend({}, own)
     backend.packed = Recipe(rate(MS), n_bytes // 8)
     return backend
 
@@ -543,6 +661,26 @@ def test_what_the_store_loses_while_something_is_measured_stays_known_to_who_mea
     }
     store._records.clear()
     assert profiler.errors(_problem()).keys() == trials
+
+
+class _Losing(MemoryStore):
+    """Loses whatever is added: as if a process that measures anew came by each time."""
+
+    def add_records(self, *_: object) -> None:
+        pass
+
+    def add_comparisons(self, *_: object) -> None:
+        pass
+
+
+@WAYS
+def test_what_the_store_has_lost_at_once_is_answered_as_it_was_seen(way: Callable[..., object]) -> None:
+    kept, lost = (
+        way(_profiler(_packing(80), store=store), *_asked(way)) for store in (MemoryStore(), _Losing())
+    )
+
+    assert lost is not None
+    assert lost == kept
 
 
 def test_a_division_that_broke_the_device_of_another_process_meanwhile_is_not_run() -> None:

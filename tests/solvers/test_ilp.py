@@ -1,6 +1,7 @@
 """Sharing one total workspace, against tables by hand, against trying every selection, and bad solvers."""
 
 import random
+import tempfile
 import unittest
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,19 @@ def test_an_answer_that_is_one_byte_over_the_limit_is_forbidden_and_solved_again
     assert solver.rows == [3, 4]
 
 
+def test_no_coefficient_of_the_programme_is_above_one() -> None:
+    seen: list[float] = []
+
+    def noting(problem: pulp.LpProblem) -> Status:
+        for row in (problem.objective, *problem.constraints()):
+            seen.extend(row.values())
+        return solve_with_highs(problem)
+
+    solve_sharing(TWO_SITES, GIGA, noting)
+
+    assert max(seen) == 1
+
+
 def test_a_solver_that_stays_over_the_limit_is_given_up() -> None:
     solver = Scripted(*[(_taking(-1), Status.OPTIMAL)] * ilp.MAX_ROUNDS)
 
@@ -226,6 +240,29 @@ def test_where_merging_gives_up_the_answer_of_the_solver_stands(monkeypatch: pyt
     selection = solve_sharing(offers, 4, Scripted())  # and nobody is warned
 
     assert _workspaces(selection) == [0, 4]  # of the cheapest at one price it is [3, 0]
+
+
+@SOLVERS
+def test_a_solver_finds_the_least_time_by_itself(solver: Solver, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(10)
+    offers = {
+        str(k): [
+            whole(time_s, n_bytes)
+            for time_s, n_bytes in zip(
+                sorted(dice.sample(range(1, 90), 6), reverse=True),
+                [0, *sorted(dice.sample(range(1, 60), 5))],
+                strict=True,
+            )
+        ]
+        for k in range(12)
+    }
+    best = solve_sharing(offers, 140, solver)
+    monkeypatch.setattr(ilp, "SOLVER_LIMIT_S", 60.0)  # however busy the machine is
+    monkeypatch.setattr(merging, "MOST_SUMS", 1)
+
+    alone = solve_sharing(offers, 140, solver)
+
+    assert sum(each.time_s for each in alone.values()) == sum(each.time_s for each in best.values())
 
 
 def test_of_what_is_within_the_limit_nothing_is_forbidden_with_an_answer_that_is_over_it(
@@ -299,6 +336,20 @@ def cbc_that_cannot_run(
 def test_a_solver_that_cannot_run_is_told() -> None:
     with pytest.raises(SolverError, match="COIN_CMD must be able to run, but it failed"):
         solve_with_cbc(pulp.LpProblem("nothing", pulp.LpMinimize))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # PuLP leaves a file open
+@pytest.mark.usefixtures("cbc_that_cannot_run")
+def test_a_solver_that_cannot_run_leaves_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    for name in ("TEMP", "TMP", "TMPDIR"):
+        monkeypatch.setenv(name, str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    solve_sharing(TWO_SITES, GIGA, solve_with_cbc)
+
+    assert [*folder.iterdir()] == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # PuLP leaves a file open

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mucudnn.errors import StoreError
-from mucudnn.store import MemoryStore, SqliteStore, open_store, schema
+from mucudnn.store import MemoryStore, SqliteStore, connections, open_store, schema
 from tests.data import make_store_schema_1 as former
 from tests.examples import a_trial, an_environment
 from tests.store.files import execute, filled
@@ -80,6 +80,22 @@ def test_a_refused_file_stays_byte_for_byte(tmp_path: Path, make: Callable[[Path
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_refused_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, opened, connect = tmp_path / "profiles.sqlite3", list[sqlite3.Connection](), connections.connect
+
+    def noted(path: Path, read_only: bool) -> sqlite3.Connection:
+        opened.append(connect(path, read_only))
+        return opened[-1]
+
+    monkeypatch.setattr(connections, "connect", noted)
+    path.write_text("what was measured\n" * 1000)
+    with pytest.raises(StoreError, match="file is not a database"):
+        SqliteStore(path)
+
+    with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
+        opened[0].execute("SELECT 1")
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -88,6 +104,7 @@ def test_a_refused_file_stays_byte_for_byte(tmp_path: Path, make: Callable[[Path
         "times = '{}'",
         "refusal_kind = 'bad luck'",
         "times = '[]'",
+        "times = times || times",
         "error = 'much'",
         "workspace_bytes = 'abc'",
         "workspace_bytes = -5",

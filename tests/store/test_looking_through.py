@@ -1,7 +1,9 @@
 """What a file holds is listed: its environments, and the problems and records of one."""
 
+import dataclasses
 from pathlib import Path
 
+from mucudnn.profile import Comparison, Measurement
 from mucudnn.store import SqliteStore
 from tests.examples import a_problem, a_record, a_trial, an_environment
 
@@ -13,6 +15,14 @@ def test_a_store_lists_environments_in_the_order_of_adding(tmp_path: Path) -> No
             store.add_records(environment, [a_record()])
 
         assert [each.backend for each in store.environments()] == ["b", "a"]
+
+
+def test_soft_facts_of_an_environment_stay_those_of_its_first_writer(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "store") as store:
+        for load in ("0.3", "7.5"):
+            store.add_records(an_environment(soft={"load": load}), [a_record()])
+
+        assert [each.soft for each in store.environments()] == [{"load": "0.3"}]
 
 
 def test_all_records_of_one_problem_in_one_environment_are_found(tmp_path: Path) -> None:
@@ -32,3 +42,37 @@ def test_the_problems_of_whole_mini_batches_in_one_environment_are_found(tmp_pat
 
         assert {each.batch for each in store.problems_of(an_environment())} == {8, 4}
         assert len(store.problems_of(an_environment())) == 2
+
+
+def test_comparisons_are_listed_in_the_order_of_adding_and_each_by_its_base_first(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "store") as store:
+        for keys in ("ba", "cd", "ab", "ac"):
+            comparison = Comparison(a_problem(), {key: Measurement((1,)) for key in keys}, {})
+            store.add_comparisons(an_environment(), [comparison])
+
+        found = store.comparisons_of(an_environment(), a_problem())
+
+        assert ["".join(each.times) for each in found] == ["ba", "cd", "ac"]
+
+
+def test_algorithms_that_have_times_but_no_set_up_in_one_environment_are_listed_by_name(
+    tmp_path: Path,
+) -> None:
+    times, setup = Measurement((1,)), Measurement((2,))
+    untimed = dataclasses.replace(a_record(a_trial("untimed")), times=None, setup=None)
+    records = [
+        dataclasses.replace(a_record(a_trial(name, batch=batch)), times=times, setup=each)
+        for name, batch, each in (
+            ("z", 1, None),
+            ("b", 1, None),
+            ("b", 2, None),
+            ("a", 1, None),
+            ("a", 2, setup),
+        )
+    ]
+    with SqliteStore(tmp_path / "store") as store:
+        store.add_records(an_environment(), [*records, untimed])
+        other = dataclasses.replace(a_record(a_trial("other")), setup=None)
+        store.add_records(an_environment(backend="other"), [other])
+
+        assert store.timed_without_setup(an_environment()) == ["b", "z"]

@@ -128,6 +128,22 @@ def test_several_processes_may_bring_the_same_file_up_to_date(tmp_path: Path) ->
         assert store.count() == len(former.RECORDS) + 4 * 5
 
 
+def test_nobody_else_writes_while_a_file_is_brought_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, prepare = tmp_path / "profiles.sqlite3", schema.prepare
+
+    def watched(database: sqlite3.Connection, path: Path) -> None:
+        other = sqlite3.connect(path, timeout=0, isolation_level=None)
+        with contextlib.closing(other), pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        prepare(database, path)
+
+    monkeypatch.setattr(schema, "prepare", watched)
+
+    SqliteStore(path).close()
+
+
 def test_the_schema_is_still_the_released_one(tmp_path: Path) -> None:
     path = filled(tmp_path / "profiles.sqlite3")
     tables = "SELECT group_concat(sql, char(10)) FROM (SELECT sql FROM sqlite_master ORDER BY name)"
@@ -163,6 +179,15 @@ def test_the_same_store_is_packed_to_the_same_bytes(tmp_path: Path) -> None:
             store.pack(tmp_path / name)
 
     assert (tmp_path / "a.gz").read_bytes() == (tmp_path / "b.gz").read_bytes()
+
+
+def test_a_packed_store_has_no_room_for_what_was_forgotten(tmp_path: Path) -> None:
+    path, packed = filled(tmp_path / "profiles.sqlite3", records=200), tmp_path / "profiles.sqlite3.gz"
+    with SqliteStore(path) as store:
+        store.forget(an_environment(), [a_trial().problem], whole=False)
+        store.pack(packed)
+
+    assert len(gzip.decompress(packed.read_bytes())) < path.stat().st_size / 2
 
 
 def test_a_packed_store_is_never_written_to(tmp_path: Path) -> None:

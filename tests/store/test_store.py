@@ -13,12 +13,14 @@ import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Comparison, Measurement, Record, Trial
+from mucudnn.sizes import LARGEST
 from mucudnn.store import (
     MemoryStore,
     SqliteStore,
@@ -32,9 +34,9 @@ from mucudnn.store import (
 from mucudnn.store.steadfast import SteadfastStore
 from tests.data import make_store_schema_1 as former
 from tests.data import make_store_schema_2 as released
-from tests.examples import a_record, a_trial, an_environment, copy_in_a_write
+from tests.examples import a_record, a_trial, an_environment, an_over_limit_record, copy_in_a_write
 from tests.forks import in_a_child
-from tests.store.files import a_writer, filled, query
+from tests.store.files import a_writer, execute, filled, query
 
 pytestmark = pytest.mark.usefixtures("few_to_collect")
 
@@ -54,6 +56,16 @@ def test_whoever_finds_the_file_locked_waits_for_up_to_half_a_minute(tmp_path: P
         (timeout_ms,) = database.execute("PRAGMA busy_timeout").fetchone()
 
     assert timeout_ms == 30_000
+
+
+def test_a_thread_waits_until_another_has_ended_its_transaction(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "profiles.sqlite3") as store, ThreadPoolExecutor() as pool:
+        with store._transaction("DEFERRED"):
+            counted = pool.submit(store.count)
+            with pytest.raises(TimeoutError):
+                counted.result(timeout=0.1)
+
+        assert counted.result() == 0
 
 
 def test_a_forked_child_opens_the_file_once_more_though_a_thread_was_about_to_write(tmp_path: Path) -> None:
@@ -454,6 +466,13 @@ def test_a_read_only_store_knows_what_others_add_meanwhile(tmp_path: Path) -> No
         assert store.count() == 3
 
 
+def test_an_empty_file_holds_nothing_to_read(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+
+    with pytest.raises(StoreError, match="empty holds nothing to read"):
+        SqliteStore(tmp_path / "empty", read_only=True)
+
+
 def test_a_read_only_store_refuses_what_is_new(tmp_path: Path) -> None:
     path = filled(tmp_path / "profiles.sqlite3")
 
@@ -490,6 +509,24 @@ def test_raw_spans_are_kept_in_order(tmp_path: Path) -> None:
 
     assert json.loads(str(times)) == {"spans_ns": [51_000, 50_000, 52_000], "calls": 4, "converged": True}
     assert a_record().times == Measurement((51_000, 50_000, 52_000), calls=4)
+
+
+def test_a_record_that_takes_the_place_of_another_has_a_date_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "profiles.sqlite3"
+    with SqliteStore(path) as store:
+        store.add_records(an_environment(), [an_over_limit_record(100)])
+        execute(path, "UPDATE records SET date = 'once'")
+        store.add_records(an_environment(), [an_over_limit_record(200)])
+
+    assert query(path, "SELECT limit_bytes, date = 'once' FROM records") == (200, 0)
+
+
+def test_a_limit_beyond_what_a_file_can_hold_is_kept_as_the_largest_that_it_can(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "profiles.sqlite3") as store:
+        store.add_records(an_environment(), [an_over_limit_record(LARGEST + 1)])
+        (record,) = store.records(an_environment(), [a_trial()]).values()
+
+    assert record.limit_bytes == LARGEST
 
 
 def _through_pickle(store: Store) -> Store:

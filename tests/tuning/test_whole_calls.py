@@ -1,11 +1,19 @@
-"""What other layers take before a call, for which the buffer that all have in common gives its end back."""
+"""What calls have shown, and what other layers take before one, for which the common buffer makes room."""
 
+import pytest
+
+from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
 from mucudnn.examining.extraction import SiteCall
+from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate
-from mucudnn.tuning.whole_calls import taken_before
+from mucudnn.profile import Candidate, Comparison, Measurement
+from mucudnn.profiling.measurer import ModelCall, call_key
+from mucudnn.profiling.profiler import Profiler
+from mucudnn.store import MemoryStore
+from mucudnn.tuning.whole_calls import Called, taken_before
+from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.examples import a_problem
 
 PROBLEM = a_problem(op=ConvOp.FPROP)
@@ -39,3 +47,64 @@ def test_a_layer_makes_no_room_for_itself() -> None:
 
     assert taken("here", sites) == 0
     assert taken("other", sites) == 90
+
+
+def by(**names: str) -> dict[ConvOp, Division]:
+    """Each op undivided, by an algorithm."""
+    batch = PROBLEM.batch
+    return {
+        ConvOp(op): Division((Candidate(f"scripted:{name}", batch, 1.0, 0),)) for op, name in names.items()
+    }
+
+
+def test_a_call_against_pytorchs_own_of_any_op_stands_before_one_against_others() -> None:
+    store, limit_bytes = MemoryStore(), 2**20
+    profiler = Profiler(LiveMeasurer(ScriptedBackend({})), store, limit_bytes, Policy.UNDIVIDED)
+    site = SiteCall("here", 0, PROBLEM, (ConvOp.FPROP, ConvOp.DGRAD))
+    asked = ModelCall(PROBLEM, profiler.own, is_sharing=False, limit_bytes=limit_bytes)
+    called, best = Called(profiler, Mode.REUSE), by(fprop="best", dgrad="best")
+
+    for base, others in ((by(fprop="own", dgrad="good"), 0.5), (by(fprop="good", dgrad="good"), 0.25)):
+        times = {
+            call_key(asked, each): Measurement((span_ns,) * 6, others=others)
+            for each, span_ns in ((base, 200), (best, 100))
+        }
+        store.add_comparisons(profiler.environment, [Comparison(PROBLEM, times, {})])
+        assert called.is_worth_it(site, base, best, look=1, taken_bytes=0)
+
+    evidence = called.evidence(site)
+    assert evidence is not None
+    assert evidence.others == 0.5
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["called", "frozen"])
+def test_a_call_is_timed_with_what_other_layers_take_before_it(is_frozen: bool) -> None:
+    store, limit_bytes, taken_bytes = MemoryStore(), 2000, 1500
+    backend = ScriptedBackend({}, own=Recipe(rate(MS), sample_bytes=0))
+    backend.packed = Recipe(rate(MS))
+    profiler = Profiler(LiveMeasurer(backend), store, limit_bytes, Policy.UNDIVIDED)
+    site, called = SiteCall("here", 0, PROBLEM, (ConvOp.FPROP,)), Called(profiler, Mode.REUSE)
+    base, best = by(fprop="own"), Division((Candidate("scripted:best", PROBLEM.batch, 1.0, 1000),))
+    asked = ModelCall(
+        PROBLEM,
+        profiler.own,
+        is_sharing=False,
+        limit_bytes=limit_bytes,
+        is_frozen=is_frozen,
+        taken_bytes=taken_bytes,
+    )
+    names = call_key(asked, base), call_key(asked, {ConvOp.FPROP: best})
+    times = {name: Measurement((span_ns,) * 6) for name, span_ns in zip(names, (200, 100), strict=True)}
+    store.add_comparisons(profiler.environment, [Comparison(PROBLEM, times, {})])
+
+    if is_frozen:
+        frozen = called.frozen(site, best, 0, look=1, taken_bytes=taken_bytes)
+        assert frozen is not None
+        seen = frozen.times
+    else:
+        called.is_worth_it(site, base, {ConvOp.FPROP: best}, look=1, taken_bytes=taken_bytes)
+        seen = called.evidence(site)
+
+    assert "lost=500" in names[1]
+    assert seen is not None
+    assert seen.is_faster
