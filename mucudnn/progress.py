@@ -131,11 +131,23 @@ class Work:
         self._progress = progress
         self._left = dict(steps)
         self._done = 0.0
+        self._what, self._is_waiting = "", False
         progress.begin(sum(steps.values()))
 
     def at(self, what: str) -> None:
         """Tell what is being done now."""
+        self._what, self._is_waiting = what, False
         self._progress.at(what, self._done)
+
+    def wait(self, what: str) -> None:
+        """Tell what it waits for, until it goes on."""
+        self._is_waiting = True
+        self._progress.at(what, self._done)
+
+    def go_on(self) -> None:
+        """Tell again what is being done, if it has waited meanwhile."""
+        if self._is_waiting:
+            self.at(self._what)
 
     def finish(self, *steps: Hashable) -> None:
         """Count some steps as done, unless they were."""

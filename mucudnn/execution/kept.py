@@ -54,7 +54,7 @@ class KeptFilter:
 
 def _is_whole(weight: Tensor) -> bool:
     """Whether a filter fills its memory, with bits that are what they stand for."""
-    is_dense = weight.numel() > 0 and torch.ops.aten.is_non_overlapping_and_dense(weight)
+    is_dense = torch.ops.aten.is_non_overlapping_and_dense(weight)
     return is_dense and not (weight.is_neg() or weight._is_zerotensor())
 
 

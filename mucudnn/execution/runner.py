@@ -95,8 +95,7 @@ class Runner:
         self._block_bytes = capacity_bytes if self.is_own else 0
         self._kept = KeptFilter()
         self._can_keep_filter = (
-            problem.op is not ConvOp.WGRAD
-            and self._by_pages
+            self._by_pages
             and len(groups) == 1  # each has its filter in the same place
             and any(part.setup_s > _WORTH_KEEPING * part.time_s for part in division.parts)
         )

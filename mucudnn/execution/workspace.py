@@ -311,4 +311,3 @@ def release_workspaces() -> None:
     """
     with _making:
         _workspaces.clear()
-        _of_graphs.clear()

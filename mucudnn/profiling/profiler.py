@@ -1,8 +1,8 @@
 """Knowing what is asked for: the store is asked first, and whoever measures only for what it lacks."""
 
+import contextlib
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
@@ -40,6 +40,7 @@ class Profiler:
         max_error: of candidates but PyTorch's own; None for no bound beside the backend's.
         own: id of PyTorch's own convolution.
         on_wait: called when it has to wait for somebody else who measures on the same device.
+        on_turn: called when it measures, which nobody else does then.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Profiler:
         self.max_error = max_error
         self.own = measurer.own
         self.on_wait: Callable[[], None] = nothing
+        self.on_turn: Callable[[], None] = nothing
         self._measurer = measurer
         self._store = store
         self._errors: dict[ConvProblem, dict[tuple[str, int], float]] = {}
@@ -120,8 +122,12 @@ class Profiler:
         """Have the store keep those records that will hold in other processes, too."""
         self._store.add_records(self.environment, [each for each in records if each.lasts])
 
-    def _alone(self) -> AbstractContextManager[None]:
-        return self._measurer.alone(self.on_wait)
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Measure in the block, and nobody else."""
+        with self._measurer.alone(self.on_wait):
+            self.on_turn()
+            yield
 
     def _measure(self, problem: ConvProblem, missing: Sequence[Trial]) -> list[Record]:
         """Have `missing` measured; what has broken the device is kept as refused, at every size."""

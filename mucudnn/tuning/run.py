@@ -76,13 +76,13 @@ class Tuning:
         self._mode = mode
         self._extraction = extraction
         self._problems = dict(extraction.problems)
-        profiler.on_wait = self._wait
         self._unmeasured: list[tuple[str, str]] = []
         self._may_be_frozen = may_be_frozen
         self._warn = warn
         self._is_sharing = mode is Mode.SHARING
         self._called = Called(profiler, mode)
         self._work = Work(progress, self._steps())
+        profiler.on_wait, profiler.on_turn = self._wait, self._work.go_on
 
     def forget(self) -> None:
         """Forget what was measured of these convolutions, so that all of it is measured anew."""
@@ -265,7 +265,7 @@ class Tuning:
         return [call for call in calls if call.ops == call.computed == (call.problem.op,)]
 
     def _wait(self) -> None:
-        self._work.at("waiting for another process of yours that measures on this device")
+        self._work.wait("waiting for another process of yours that measures on this device")
 
     def _profile(self, problem: ConvProblem) -> Profile:
         self._work.at(f"profiling {problem}")

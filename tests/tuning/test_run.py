@@ -303,7 +303,9 @@ def test_waiting_for_somebody_else_is_told() -> None:
     Tuning(profiler, Mode.REUSE, one_convolution(), listener).plan()
 
     what, done = zip(*listener.steps, strict=True)
-    assert [text.split()[0] for text in what] == ["profiling", "waiting", "confirming", "waiting"]
+    profiled, confirmed = ["profiling", "waiting", "profiling"], ["confirming", "waiting", "confirming"]
+    assert [text.split()[0] for text in what] == [*profiled, *confirmed]
+    assert what[0] == what[2]
     assert list(done) == sorted(done)
 
 
