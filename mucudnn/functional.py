@@ -163,7 +163,7 @@ class _Convolution(torch.autograd.Function):
         again = torch.is_grad_enabled() or is_traced(gradients[0], image, weight)
         convolution: DividedConvolution = ctx.convolution
         needed = ctx.needs_input_grad[:3]
-        with without_autocast(image.device, autocast_dtype(image.device)):  # of who calls backward in it
+        with without_autocast(autocast_dtype(image.device)):  # of who calls backward in it
             if again:
                 return (*own_gradients(gradients[0], image, weight, convolution.arguments, needed), None)
             return (*convolution.gradients(gradients[0], image, weight, needed), None)
@@ -221,7 +221,7 @@ def divided_conv(
         return own_call(input, weight, bias, arguments)
     given = {ConvOp.FPROP: fprop, ConvOp.DGRAD: dgrad, ConvOp.WGRAD: wgrad}
     divisions = tuple((op, division) for op, division in given.items() if division is not None)
-    with without_autocast(input.device, dtype):
+    with without_autocast(dtype):
         if input.dim() == rank + 1:
             return _divided_conv(input.unsqueeze(0), weight, bias, arguments, divisions).squeeze(0)
         return _divided_conv(input, weight, bias, arguments, divisions)

@@ -173,7 +173,7 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
     kept = opened(settings.store) if settings.recording is None else MemoryStore()
     # Whoever tunes under autocast wants problems in its type, and measurements of just these.
     device = home_of(model)
-    plain = without_autocast(device, autocast_dtype(device))
+    plain = without_autocast(autocast_dtype(device))
 
     def make(measurer: Measurer, extraction: Extraction) -> Plan:
         """Return the plan for what was found, tuned in this process."""

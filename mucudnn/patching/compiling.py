@@ -168,7 +168,7 @@ class GraphServer:
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return the gradients, each None unless it is `needed`."""
         bias = gradient.new_empty(gradient.shape[1]) if has_bias else None
-        plain = without_autocast(image.device, autocast_dtype(image.device))  # of who calls backward in it
+        plain = without_autocast(autocast_dtype(image.device))  # of who calls backward in it
         with self._within, plain:
             route = self._router.found(Call(image, weight, bias, arguments), self._recall, self._needs)
             if route is None:

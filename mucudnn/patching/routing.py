@@ -50,7 +50,7 @@ class Route(NamedTuple):
         if self.dtype is None:
             return self.convolution(image, weight, bias)
         image, weight, bias = as_autocast(image, weight, bias, self.dtype)
-        with without_autocast(image.device, self.dtype):
+        with without_autocast(self.dtype):
             return self.convolution(image, weight, bias)
 
 

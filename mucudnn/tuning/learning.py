@@ -73,7 +73,7 @@ class Learner:
             raise NotNowError
         extraction = Extraction((SiteCall(name, number, problem, ops),), ())
         # Whoever meets a convolution under autocast wants measurements of its own type.
-        plain = without_autocast(device, autocast_dtype(device))
+        plain = without_autocast(autocast_dtype(device))
         with plain, self._opened() as store, progress_for(settings.progress) as shown:
             measurer = LiveMeasurer(backend)
             profiler = settings.profiler(measurer, store)
