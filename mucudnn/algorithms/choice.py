@@ -15,6 +15,8 @@ from mucudnn.algorithms.likely import likely_forms, some_channels
 from mucudnn.algorithms.matrix import MatrixAlgorithm
 from mucudnn.algorithms.matrix.offers import likely as likely_by_matrix_unit
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
+from mucudnn.algorithms.panels import PanelAlgorithm
+from mucudnn.algorithms.panels.offers import likely as likely_by_panels
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import FOURIER_INPUTS, TileAlgorithm
@@ -40,6 +42,8 @@ _MATRIX = re.compile(
 )
 
 _DEPTHWISE = re.compile(r"cc_depthwise(?:_mt([2-9]|[1-9]\d+))?", re.ASCII)
+
+_PANELS = re.compile(r"cc_gemm(?:_mt([2-9]|[1-9]\d+))?", re.ASCII)
 
 _COLUMNS = re.compile(r"im2col_rows([1-9]\d*)", re.ASCII)
 
@@ -95,6 +99,10 @@ _OTHERS: tuple[Algorithm, ...] = (
 )
 
 
+IN_C = (CompiledTiles, DepthwiseAlgorithm, MatrixAlgorithm, PanelAlgorithm)
+"""Classes of algorithms whose C is compiled before they run; PyTorch's settings have no effect on them."""
+
+
 def named(name: str) -> Algorithm | None:
     """Return the algorithm of that name, without the backend's prefix; None if there is none."""
     for each in _OTHERS:
@@ -106,6 +114,8 @@ def named(name: str) -> Algorithm | None:
         return ColumnAlgorithm(int(found[1]))
     if found := _DEPTHWISE.fullmatch(name):
         return DepthwiseAlgorithm(int(found[1] or 1))
+    if found := _PANELS.fullmatch(name):
+        return PanelAlgorithm(int(found[1] or 1))
     if found := _COMPILED.fullmatch(name):
         numbers = {key: int(value or 0) for key, value in found.groupdict().items() if key != "fma"}
         return CompiledTiles(**{**numbers, "workers": numbers["workers"] or 1}, fma=found["fma"] is not None)
@@ -152,6 +162,7 @@ def offered(
         yield from offers.variants(family, problem, threads, in_blocks or exhaustive)
     if compiles and (in_blocks or exhaustive):
         yield from likely_by_matrix_unit(problem, threads, exhaustive, may_round)
+        yield from likely_by_panels(problem, threads, exhaustive)
     apart = (
         [*likely_depthwise(problem, threads, exhaustive)] if compiles and (in_blocks or exhaustive) else []
     )

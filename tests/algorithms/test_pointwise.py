@@ -1,4 +1,4 @@
-"""Filters of one tap: matrix products that read the operands and write the result where they lie."""
+"""Filters of one tap: matrix products of the operands, by BLAS and in C."""
 
 import dataclasses
 
@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from mucudnn.algorithms.base import GradientSum
+from mucudnn.algorithms.base import Algorithm, GradientSum
+from mucudnn.algorithms.panels import PanelAlgorithm
 from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.allocations import allocated_bytes
+from tests.algorithms.kernels import compute
 from tests.operands import (
     a_convolution,
     finite_mask,
@@ -26,6 +28,10 @@ from tests.operands import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 GEMM = PointwiseAlgorithm()
+
+EVERY = (GEMM, PanelAlgorithm(), PanelAlgorithm(2), PanelAlgorithm(3))
+
+every_algorithm = pytest.mark.parametrize("algorithm", EVERY, ids=lambda each: each.name)
 
 FLOAT64_BOUND = 1e-12
 """Any wrong pixel or channel is off by far more."""
@@ -52,6 +58,10 @@ PROBLEMS = {
     "one channel in": pointwise(9, 11, in_channels=1),
     "one channel out": pointwise(9, 11, out_channels=1),
     "many channels": pointwise(8, 8, in_channels=40, out_channels=24),
+    "more channels than a panel has": pointwise(5, 7, in_channels=131, out_channels=70),
+    "panels of several images": pointwise(3, 4, batch=9, in_channels=16, out_channels=48),
+    "whole panels": pointwise(16, 8, in_channels=64, out_channels=128, batch=2),
+    "more pixels than are rows at once": pointwise(25, 16, in_channels=20, out_channels=33),
     "dilation, which a single tap has not": pointwise(9, 11, dilation=(2, 3)),
 }
 
@@ -61,62 +71,52 @@ each_layout = pytest.mark.parametrize("layout", Layout)
 each_filter_layout = pytest.mark.parametrize("filter_layout", Layout)
 
 
-def compute(
-    problem: ConvProblem, first: Tensor, second: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, bool]:
-    """Return the result, poisoned before, and what the kernel says of it."""
-    out = poisoned_result(problem)
-    if problem.op is ConvOp.WGRAD:
-        sums, into = GEMM.sum_kernel(problem, NO_BUFFER), GradientSum(out)
-        sums.add(first, second, into, first=True)
-        return out, sums.finish(into)
-    slices = GEMM.slice_kernel(problem, NO_BUFFER)
-    slices.prepare(second)
-    return out, slices.run(first, second, out, bias)
-
-
+@every_algorithm
 @each_filter_layout
 @each_layout
 @each_op
 @each_problem
 def test_the_result_is_that_of_pytorch(
-    problem: ConvProblem, op: ConvOp, layout: Layout, filter_layout: Layout
+    algorithm: Algorithm, problem: ConvProblem, op: ConvOp, layout: Layout, filter_layout: Layout
 ) -> None:
     problem = dataclasses.replace(
         problem, op=op, layout=layout, filter_layout=filter_layout, bias=op is ConvOp.FPROP
     )
     operands = operands_of(problem)
 
-    result, is_sound = compute(problem, *operands)
+    result, is_sound = compute(algorithm, problem, *operands)
 
     assert is_sound
     assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
 
 
+@every_algorithm
 @each_layout
 @each_op
 @each_problem
 def test_products_of_integers_are_computed_bit_by_bit(
-    problem: ConvProblem, op: ConvOp, layout: Layout
+    algorithm: Algorithm, problem: ConvProblem, op: ConvOp, layout: Layout
 ) -> None:
     problem = dataclasses.replace(problem, op=op, layout=layout, dtype="float32")
     operands = operands_of(problem, small_integers)
 
-    result, _ = compute(problem, *operands)
+    result, _ = compute(algorithm, problem, *operands)
 
     assert torch.equal(result, reference(problem, *operands).float())
 
 
-def test_a_filter_of_any_strides_is_read_where_it_lies() -> None:
+@every_algorithm
+def test_a_filter_of_any_strides_is_read_where_it_lies(algorithm: Algorithm) -> None:
     problem = pointwise(9, 11)
     image, weight, _ = operands_of(problem)
     turned = weight.transpose(0, 1).contiguous().transpose(0, 1)
 
-    result, _ = compute(problem, image, turned)
+    result, _ = compute(algorithm, problem, image, turned)
 
     assert relative_error(result, reference(problem, image, weight)) <= FLOAT64_BOUND
 
 
+@every_algorithm
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -131,8 +131,10 @@ def test_a_filter_of_any_strides_is_read_where_it_lies() -> None:
         ({"batch": 0}, "there is nothing to compute"),
     ],
 )
-def test_what_is_no_product_of_the_operands_is_refused(changes: dict[str, object], reason: str) -> None:
-    assert GEMM.refusal(pointwise(9, 11, **changes)) == reason
+def test_what_is_no_product_of_the_operands_is_refused(
+    algorithm: Algorithm, changes: dict[str, object], reason: str
+) -> None:
+    assert algorithm.refusal(pointwise(9, 11, **changes)) == reason
 
 
 @each_problem
@@ -179,30 +181,34 @@ def parts(problem: ConvProblem) -> list[tuple[ConvProblem, slice]]:
     return [(problem.with_batch(here.stop - here.start), here) for here in places]
 
 
-def add_parts(problem: ConvProblem, image: Tensor, gradient: Tensor, into: GradientSum) -> None:
+def add_parts(
+    algorithm: Algorithm, problem: ConvProblem, image: Tensor, gradient: Tensor, into: GradientSum
+) -> None:
     for number, (part, here) in enumerate(parts(problem)):
-        GEMM.sum_kernel(part, NO_BUFFER).add(image[here], gradient[here], into, first=number == 0)
+        algorithm.sum_kernel(part, NO_BUFFER).add(image[here], gradient[here], into, first=number == 0)
 
 
+@every_algorithm
 @each_layout
 @pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
-def test_each_part_is_written_to_its_own_slice(op: ConvOp, layout: Layout) -> None:
+def test_each_part_is_written_to_its_own_slice(algorithm: Algorithm, op: ConvOp, layout: Layout) -> None:
     problem = dataclasses.replace(PROBLEMS["two dimensions"], op=op, layout=layout, batch=7)
     image, weight, _ = operands_of(problem)
     out = poisoned_result(problem)
 
     for part, here in parts(problem)[:2]:
-        GEMM.slice_kernel(part, NO_BUFFER).run(image[here], weight, out[here], None)
+        compute(algorithm, part, image[here], weight, out=out[here])
 
     assert relative_error(out[:4], reference(problem, image, weight)[:4]) <= FLOAT64_BOUND
     assert out[4:].isnan().all()
 
 
+@every_algorithm
 @each_filter_layout
 @each_layout
 @each_problem
 def test_the_parts_of_a_weight_gradient_add_up(
-    problem: ConvProblem, layout: Layout, filter_layout: Layout
+    algorithm: Algorithm, problem: ConvProblem, layout: Layout, filter_layout: Layout
 ) -> None:
     problem = dataclasses.replace(
         problem, op=ConvOp.WGRAD, batch=7, layout=layout, filter_layout=filter_layout
@@ -210,35 +216,37 @@ def test_the_parts_of_a_weight_gradient_add_up(
     image, gradient, _ = operands_of(problem)
     total = poisoned_result(problem)
 
-    add_parts(problem, image, gradient, GradientSum(total))
+    add_parts(algorithm, problem, image, gradient, GradientSum(total))
 
     assert relative_error(total, reference(problem, image, gradient)) <= FLOAT64_BOUND
 
 
+@every_algorithm
 @each_layout
-def test_a_weight_gradient_is_added_to_what_is_there(layout: Layout) -> None:
+def test_a_weight_gradient_is_added_to_what_is_there(algorithm: Algorithm, layout: Layout) -> None:
     problem = dataclasses.replace(PROBLEMS["two dimensions"], op=ConvOp.WGRAD, batch=7, layout=layout)
     image, gradient, _ = operands_of(problem)
     total = normal(problem.filter_shape, torch.Generator().manual_seed(1))
     expected = reference(problem, image, gradient) + total
 
-    add_parts(problem, image, gradient, GradientSum(total, accumulate=True))
+    add_parts(algorithm, problem, image, gradient, GradientSum(total, accumulate=True))
 
     assert relative_error(total, expected) <= FLOAT64_BOUND
 
 
+@every_algorithm
 @each_layout
 @each_op
 @pytest.mark.parametrize("place", ["first", "second"])
 def test_a_result_is_sound_since_its_strange_numbers_are_where_pytorch_has_them(
-    place: str, op: ConvOp, layout: Layout
+    algorithm: Algorithm, place: str, op: ConvOp, layout: Layout
 ) -> None:
     problem = dataclasses.replace(PROBLEMS["two dimensions"], op=op, layout=layout, dtype="float32")
     first, second, _ = operands_of(problem)
     spoilt = {"first": first, "second": second}[place]
     spoilt[0, 0, 0, 0], spoilt[1, 1, -1, -1], spoilt[2, 2, 0, 0] = float("nan"), float("inf"), -float("inf")
 
-    result, is_sound = compute(problem, first, second)
+    result, is_sound = compute(algorithm, problem, first, second)
 
     assert is_sound
     assert not result.isfinite().all()

@@ -62,7 +62,7 @@ def may_round(request: pytest.FixtureRequest) -> Iterator[None]:
 
 CONVOLVED = ("cpu:aten", "cpu:onednn_nchw", "cpu:aten_rows8")
 MULTIPLIED = ("cpu:im2col", "cpu:gemm", "cpu:winograd4", "cpu:fft16")
-IN_C = ("cpu:cc_winograd4", "cpu:cc_depthwise", "cpu:bf16x3_rows8", "cpu:bf16x2")
+IN_C = ("cpu:cc_winograd4", "cpu:cc_depthwise", "cpu:cc_gemm", "cpu:bf16x3_rows8", "cpu:bf16x2")
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,8 @@ class CompiledKernel(abc.ABC):
         self._gradient_shape = problem.output_shape
         self._filter_shape = problem.filter_shape
 
-    @staticmethod
     @abc.abstractmethod
-    def _put_image(into: Any, image: Tensor) -> None:
+    def _put_image(self, into: Any, image: Tensor) -> None:
         """Tell where an image lies, and how."""
 
     @abc.abstractmethod

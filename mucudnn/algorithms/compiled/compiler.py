@@ -31,7 +31,10 @@ are written for vectors, and unrolled, as they stand.
 _NATIVE = (("-march=native",), ("-mcpu=native",), ())
 """How compilers are told to use all that this processor has; the first that one knows."""
 
-_VECTOR_BYTES = (("__AVX512F__", 64), ("__AVX__", 32))
+WIDE_BYTES = 64
+"""Of vectors of which there are 32 registers; of shorter ones there may be 16."""
+
+_VECTOR_BYTES = (("__AVX512F__", WIDE_BYTES), ("__AVX__", 32))
 """By what a compiler says of the processor; 16 elsewhere."""
 
 _TILES = ("__AMX_TILE__", "__AMX_BF16__", "__AVX512BF16__", "__AVX512BW__", "__AVX512VL__")

@@ -77,8 +77,7 @@ class _Kernel(CompiledKernel):
             u_plane=shares.u_plane, x_plane=shares.x_plane, y_plane=shares.y_plane, sums_plane=shares.u_plane,
         )  # fmt: skip
 
-    @staticmethod
-    def _put_image(into: _Image, image: Tensor) -> None:
+    def _put_image(self, into: _Image, image: Tensor) -> None:
         """Tell where an image lies, and how; of one slice or row it is told already."""
         shape, steps = image.shape, image.stride()
         into.start = image.data_ptr()

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 
 from mucudnn.algorithms.compiled.axes import axes_of
-from mucudnn.algorithms.compiled.compiler import compiler
+from mucudnn.algorithms.compiled.compiler import WIDE_BYTES, compiler
 from mucudnn.algorithms.compiled.shares import MOST_LANES
 from mucudnn.algorithms.compiled.tiles import CompiledTiles, is_deep, is_strided
 from mucudnn.algorithms.libraries import has_narrow_products, product_of_matrices
@@ -36,9 +36,6 @@ _MOST_OF_DIRECT = 0.8
 
 _FORMS = tuple(CompiledTiles(m) for m in (4, 5, 6, 2))
 
-_WIDE_BYTES = 64
-"""Of vectors with which products in C may be faster than BLAS's."""
-
 
 def likely_families(problem: ConvProblem, exhaustive: bool) -> list[CompiledTiles]:
     """Winograd's forms in C that compute the problem, if channels fill vectors: all, or the likely ones.
@@ -63,7 +60,7 @@ def _forms(exhaustive: bool) -> tuple[CompiledTiles, ...]:
     """Winograd's forms with BLAS's products, with those in C where BLAS lags or is hidden, or with both."""
     found = compiler()
     in_c = tuple(dataclasses.replace(each, fma=True) for each in _FORMS)
-    is_wide = found is not None and found.vector_bytes >= _WIDE_BYTES
+    is_wide = found is not None and found.vector_bytes >= WIDE_BYTES
     if product_of_matrices("float32") is None:
         return in_c
     if exhaustive and is_wide:

@@ -23,8 +23,6 @@ typedef struct { int64_t start; int first, last; } run_t;
 /* The image of a line, and which slice and row of tiles it is there. */
 typedef struct { int64_t n, d, h; } line_t;
 
-INLINE int64_t least(const int64_t a, const int64_t b) { return a < b ? a : b; }
-
 INLINE int64_t most(const int64_t a, const int64_t b) { return a < b ? b : a; }
 
 /* Where a vector of channels begins; the last one begins earlier if need be, so that some are taken twice. */

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mucudnn.algorithms.compiled.axes import Axis, Transform
+from mucudnn.algorithms.compiled.compiler import WIDE_BYTES
 from mucudnn.algorithms.forms import Matrix
 from mucudnn.algorithms.linear import product_in_c
 
@@ -50,8 +51,11 @@ transformed filter, x, y, for images that are turned round, and for the sums of 
 from one plane to the next; how many threads have sums, and how far apart.
 """
 
-_WIDE = 64
-"""Bytes of a vector where there are 32 registers of them, which hold sums of six rows by four vectors."""
+_MOST_ROWS = 6
+"""Of a product in registers."""
+
+_MOST_TERMS = 256
+"""That are summed at once, of planes, which are small."""
 
 TYPES = {"float32": "float", "float64": "double"}
 
@@ -78,6 +82,8 @@ typedef {real} real;
 typedef real lanes __attribute__((vector_size({n_bytes})));
 typedef real loose __attribute__((vector_size({n_bytes}), aligned(sizeof(real)), may_alias));
 typedef {place} places __attribute__((vector_size({n_bytes})));
+
+INLINE int64_t least(const int64_t a, const int64_t b) {{ return a < b ? a : b; }}
 
 INLINE real load_real(const real *from, const int64_t step) {{ (void)step; return *from; }}
 
@@ -125,7 +131,7 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
     outputs = [axis.of_y.matrix for axis in axes]
     filters = [form.filter_transform for form in forms]
     parts = [
-        _HEAD.format(lanes=lanes, real=TYPES[dtype], n_bytes=vector_bytes, place=f"int{8 * itemsize}_t"),
+        head(dtype, vector_bytes),
         transposition(lanes),
         _with(_text("operands"), **fields),
         *_transforms("gather", "x", inputs),
@@ -133,8 +139,7 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
         *_transforms("gather", "w", filters),
         _lines("x", inputs, [axis.step for axis in axes]),
     ]
-    sums = {"MOST_ROWS": 6, "MOST_VECTORS": 4 if vector_bytes >= _WIDE else 2, "MOST_TERMS": 256}
-    parts.append(_with(_text("products"), **sums))
+    parts.append(products(vector_bytes, _MOST_TERMS))
     loops = [_text("loops")]
     if has_sums(axes):
         turned = [each.T for each in outputs]
@@ -143,6 +148,30 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
         parts += [_lines("y", turned, [form.outputs for form in forms])]
         loops += [_text("sums")]
     return "\n".join([*parts, _with("\n".join(loops), **sizes, PRODUCTS=_products(axes))])
+
+
+def head(dtype: str, vector_bytes: int) -> str:
+    """Return what all loops begin with: values, vectors of them, how these are read and written."""
+    itemsize = 4 if dtype == "float32" else 8
+    lanes, place = vector_bytes // itemsize, f"int{8 * itemsize}_t"
+    return _HEAD.format(lanes=lanes, real=TYPES[dtype], n_bytes=vector_bytes, place=place)
+
+
+def most_vectors(vector_bytes: int) -> int:
+    """Return how many vectors of columns a product in registers has at most: 32 wide ones hold 24 sums."""
+    return 4 if vector_bytes >= WIDE_BYTES else 2
+
+
+def products(vector_bytes: int, most_terms: int, users: str = "") -> str:
+    """Return products of matrices in registers, and what uses them.
+
+    Args:
+        vector_bytes: of a register.
+        most_terms: that are summed at once.
+        users: more of the source, with the same constants.
+    """
+    sums = {"MOST_ROWS": _MOST_ROWS, "MOST_VECTORS": most_vectors(vector_bytes), "MOST_TERMS": most_terms}
+    return _with("\n".join([_text("products"), users]), **sums)
 
 
 def has_sums(axes: Sequence[Axis]) -> bool:

@@ -87,8 +87,7 @@ class _Kernel(CompiledKernel):
         places = {name: place_of(self._space, name, worker) for name in ("u", "x", "y", "sums")}
         return _Share(first=first, last=last, totals=1, **places)
 
-    @staticmethod
-    def _put_image(into: _Image, image: Tensor) -> None:
+    def _put_image(self, into: _Image, image: Tensor) -> None:
         """Tell where an image lies, and how."""
         n, c, *steps = image.stride()
         into.start, into.step_n, into.step_c = image.data_ptr(), n, c

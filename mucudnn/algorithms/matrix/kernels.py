@@ -116,8 +116,7 @@ class _Kernel(CompiledKernel):
             **{name: place_of(self._space, name, worker) for name in names},
         )  # fmt: skip
 
-    @staticmethod
-    def _put_image(into: _Image, image: Tensor) -> None:
+    def _put_image(self, into: _Image, image: Tensor) -> None:
         """Tell where an image lies, and how: of one dimension along h."""
         n, c, *steps = image.stride()
         into.start, into.step_n, into.step_c = image.data_ptr(), n, c

@@ -11,12 +11,9 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import Algorithm, named, offered
+from mucudnn.algorithms import IN_C, Algorithm, named, offered
 from mucudnn.algorithms.bands import BandAlgorithm
-from mucudnn.algorithms.compiled import CompiledTiles
 from mucudnn.algorithms.compiled.compiler import compiler
-from mucudnn.algorithms.depthwise import DepthwiseAlgorithm
-from mucudnn.algorithms.matrix import MatrixAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
 from mucudnn.algorithms.packed import packing
@@ -127,7 +124,7 @@ class CpuBackend:
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
         """Have the algorithm's C compiled, if it is in C."""
         found = _found(algorithm)
-        if isinstance(found, CompiledTiles | DepthwiseAlgorithm | MatrixAlgorithm):
+        if isinstance(found, IN_C):
             found.compile(problem)
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:

@@ -2,7 +2,7 @@
 
 import math
 
-from mucudnn.algorithms import Algorithm
+from mucudnn.algorithms import IN_C, Algorithm
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles
 from mucudnn.algorithms.compiled.tiles import taps_of_phases
@@ -92,7 +92,7 @@ def may_round() -> bool:
 
 def _is_rounding(algorithm: Algorithm | None) -> bool:
     """Return whether PyTorch may round where an algorithm asks it for a convolution, or for products."""
-    if not may_round() or isinstance(algorithm, CompiledTiles | DepthwiseAlgorithm | MatrixAlgorithm):
+    if not may_round() or isinstance(algorithm, IN_C):
         return False
     is_own = algorithm is None or isinstance(algorithm, OtherLayoutAlgorithm | BandAlgorithm)
     return is_own or fp32_precision("matmul") in _ROUNDED

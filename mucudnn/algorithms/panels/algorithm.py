@@ -1,0 +1,66 @@
+"""Convolution by filters of one tap, in C, as an algorithm: which problems it computes, and its workspace."""
+
+import dataclasses
+
+from torch import Tensor
+
+from mucudnn.algorithms.base import SliceKernel, SumKernel, total_bytes
+from mucudnn.algorithms.compiled.compiler import compiler, needed_compiler
+from mucudnn.algorithms.panels.kernels import (
+    ColumnSliceKernel,
+    PanelSumKernel,
+    RowSliceKernel,
+    functions,
+)
+from mucudnn.algorithms.panels.shares import Shares
+from mucudnn.algorithms.pointwise import refusal_of_products
+from mucudnn.problem import ConvProblem
+
+
+@dataclasses.dataclass(frozen=True)
+class PanelAlgorithm:
+    """Products of matrices in C, of which one is packed into panels.
+
+    Results are always sound, for the reason that `mucudnn.algorithms.pointwise` gives.
+
+    Attributes:
+        workers: threads.
+    """
+
+    workers: int = 1
+
+    @property
+    def name(self) -> str:
+        """Id without the backend's prefix, such as cc_gemm_mt2."""
+        return f"cc_gemm_mt{self.workers}" if self.workers > 1 else "cc_gemm"
+
+    def refusal(self, problem: ConvProblem) -> str | None:
+        """Return why the problem cannot be computed this way, or None if it can."""
+        if refused := refusal_of_products(problem):
+            return refused
+        return "there is no C compiler" if compiler() is None else None
+
+    def shares(self, problem: ConvProblem) -> Shares:
+        """Return how the threads share the work on a micro-batch."""
+        return Shares(problem, needed_compiler().vector_bytes, self.workers)
+
+    def compile(self, problem: ConvProblem) -> None:
+        """Have in the cache folder what computes the problem.
+
+        Raises:
+            BackendError: it cannot be compiled.
+        """
+        functions(problem.dtype)
+
+    def workspace_bytes(self, problem: ConvProblem) -> int:
+        """Return the bytes of buffer that a kernel for this micro-batch needs."""
+        return total_bytes(self.shares(problem).regions)
+
+    def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
+        """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
+        shares = self.shares(problem)
+        return (RowSliceKernel if shares.has_rows else ColumnSliceKernel)(shares, buffer)
+
+    def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:
+        """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
+        return PanelSumKernel(self.shares(problem), buffer)
