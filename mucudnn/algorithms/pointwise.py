@@ -59,14 +59,14 @@ class PointwiseAlgorithm:
         channels = (problem.out_channels, problem.in_channels)
         read, written = channels if is_dgrad else reversed(channels)
         pixels = math.prod(problem.input_size)
-        return _PointwiseSlices(_has_rows(problem), is_dgrad, problem.batch, read, written, pixels)
+        return _PointwiseSlices(has_rows(problem), is_dgrad, problem.batch, read, written, pixels)
 
     def sum_kernel(self, problem: ConvProblem, buffer: Tensor) -> SumKernel:  # noqa: ARG002  # none is needed
         """Return a kernel for wgrad of this micro-batch."""
-        return _PointwiseSum(_has_rows(problem))
+        return _PointwiseSum(has_rows(problem))
 
 
-def _has_rows(problem: ConvProblem) -> bool:
+def has_rows(problem: ConvProblem) -> bool:
     """Whether all pixels are rows of one matrix; images of one pixel are so in either layout."""
     return problem.layout is Layout.CHANNELS_LAST or math.prod(problem.input_size) == 1
 

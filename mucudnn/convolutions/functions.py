@@ -4,7 +4,6 @@ A class of tensors may have functions mean something else, or give results that 
 `__torch_function__`. So it has its say first; what it then asks of PyTorch is seen here as of plain tensors.
 """
 
-import abc
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_overloaded_args
 
 from mucudnn.convolutions.calls import CONVOLUTIONS, TRANSPOSED, ConvArguments, Numbers, numbers, rank_of
 from mucudnn.convolutions.modules import Call
-from mucudnn.convolutions.surroundings import as_plain
+from mucudnn.convolutions.surroundings import as_plain, overriding_mode
 
 
 def _plain(
@@ -100,14 +99,14 @@ class ConvolutionMode(TorchFunctionMode):
         if torch.compiler.is_compiling():
             result = self._compiled(call)
             return func(*args, **given) if result is None else result
-        if types and torch._C._is_torch_function_enabled():
-            with self:
-                result = _asked(func, types, args, given)
-            return func(*args, **given) if result is NotImplemented else result  # which says so
-        bias = None if call.bias is None else as_plain(call.bias)
-        plain = call._replace(image=as_plain(call.image), weight=as_plain(call.weight), bias=bias)
+        if overriding_mode() is None:  # which would see what is asked here
+            if types:
+                with self:
+                    result = _asked(call, func, types, args, given)
+                return func(*args, **given) if result is NotImplemented else result  # which says so
+            call = _plain_call(call)
         with self._within:
-            result = self._computed(plain)
+            result = self._computed(call)
             return func(*args, **given) if result is None else result
 
     def _passes_by(self) -> bool:
@@ -118,9 +117,9 @@ class ConvolutionMode(TorchFunctionMode):
         """Return the operator that runs a call being compiled, or None where PyTorch's own is to."""
         return None
 
-    @abc.abstractmethod
-    def _computed(self, call: Call) -> Tensor | None:
+    def _computed(self, call: Call) -> Tensor | None:  # noqa: ARG002  # a subclass has one
         """Return the convolution, or None where PyTorch's own serves the call."""
+        return None
 
 
 class Serving(ConvolutionMode):
@@ -134,14 +133,24 @@ class Serving(ConvolutionMode):
         return self._serve(call)
 
 
+def _plain_call(call: Call) -> Call:
+    """Return a call of tensors without classes that PyTorch's functions do not ask (any more)."""
+    bias = None if call.bias is None else as_plain(call.bias)
+    return call._replace(image=as_plain(call.image), weight=as_plain(call.weight), bias=bias)
+
+
 def _asked(
-    func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    call: Call,
+    func: Callable[..., Any],
+    types: Iterable[type],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> Any:
-    """Return what the classes of the arguments have a function mean, asked in PyTorch's order.
+    """Return what the classes of a call's tensors have a function mean, asked in PyTorch's order.
 
     NotImplemented if it means nothing to any of them.
     """
-    for each in _get_overloaded_args((*args, *kwargs.values())):
+    for each in _get_overloaded_args((call.image, call.weight, call.bias)):
         result = each.__torch_function__(func, types, args, kwargs)
         if result is not NotImplemented:
             return result

@@ -162,7 +162,7 @@ class PatchedForward:
             or overriding_mode() is not None
         ):
             self._router.pass_by()
-            if is_of_a_class(call.image, call.weight, call.bias):
+            if is_of_a_class(call.image, call.weight, call.bias) and overriding_mode() is None:
                 with Serving(self._served):
                     return self._own(call, args, kwargs)
             result = None
@@ -181,7 +181,7 @@ class PatchedForward:
 
     def _served(self, call: Call) -> Tensor | None:
         """Return what a class of tensors asks for, or None where PyTorch's own is to compute it."""
-        if is_transformed(call.image, call.weight, call.bias) or overriding_mode() is not None:
+        if is_transformed(call.image, call.weight, call.bias):
             self._tell_watcher(call)
             return None
         return self._router.served(call, self._shapes.convolution)

@@ -40,7 +40,7 @@ class Profiler:
         max_error: of candidates but PyTorch's own; None for no bound beside the backend's.
         own: id of PyTorch's own convolution.
         on_wait: called when it has to wait for somebody else who measures on the same device.
-        on_turn: called when it measures, which nobody else does then.
+        on_turn: called once its turn to measure has come.
     """
 
     def __init__(

@@ -9,18 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from mucudnn.algorithms import named
+from mucudnn.algorithms import GradientSum, named
 from mucudnn.algorithms.compiled.compiler import compiler
 from mucudnn.algorithms.panels import PanelAlgorithm, algorithm, kernels, offers
 from mucudnn.algorithms.panels.shares import Shares
 from mucudnn.algorithms.panels.source import source_of
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from tests.algorithms.kernels import compute
+from tests.algorithms.allocations import allocated_bytes
+from tests.algorithms.kernels import GuardedBuffer, compute
 from tests.algorithms.test_pointwise import pointwise
 from tests.algorithms.tried import names
 from tests.algorithms.vectors import have_vectors
-from tests.operands import operands_of, reference, relative_error
+from tests.operands import operands_of, poisoned_result, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -114,6 +115,65 @@ def test_the_filter_alone_takes_workspace_where_pixels_are_rows(layout: Layout) 
 
     is_packed = layout is Layout.CHANNELS_LAST
     assert taken == [4 * 64 * 128 * is_packed, 4 * 64 * 128 * is_packed, 0]
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
+def test_parts_of_several_sizes_share_what_one_has_packed_and_keep_to_the_workspace(
+    op: ConvOp, layout: Layout
+) -> None:
+    problem = a_layer(op=op, layout=layout, batch=7)
+    image, weight, _ = operands_of(problem)
+    out, each = poisoned_result(problem), PanelAlgorithm(2)
+    sizes = [problem.with_batch(6), problem.with_batch(1)]
+    buffer = GuardedBuffer(max(map(each.workspace_bytes, sizes)))
+    kernels_of_parts = [each.slice_kernel(part, buffer.inside) for part in sizes]
+
+    kernels_of_parts[0].prepare(weight)
+    for kernel, here in zip(kernels_of_parts, (slice(0, 6), slice(6, 7)), strict=True):
+        kernel.run(image[here], weight, out[here], None)
+
+    assert relative_error(out, reference(problem, image, weight)) <= BOUNDS["float32"]
+    assert buffer.is_intact
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("layout", Layout)
+def test_filters_biases_and_gradients_of_any_strides(op: ConvOp, layout: Layout) -> None:
+    problem = a_layer(op=op, layout=layout, bias=op is ConvOp.FPROP)
+    first, second, bias = operands_of(problem)
+    out = poisoned_result(problem)
+    if op is ConvOp.WGRAD:
+        out = torch.full((problem.in_channels, 2 * problem.out_channels, 1, 1), 7.0).transpose(0, 1)[::2]
+    else:
+        second = torch.stack([second, second], -1)[..., 0]
+    gapped = None if bias is None else bias.repeat_interleave(3)[::3]
+
+    result, _ = compute(PanelAlgorithm(2), problem, first, second, gapped, out=out)
+
+    assert relative_error(result, reference(problem, first, second, bias)) <= BOUNDS["float32"]
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("layout", Layout)
+def test_nothing_is_allocated(op: ConvOp, layout: Layout) -> None:
+    problem = a_layer(op=op, layout=layout)
+    first, second, _ = operands_of(problem)
+    out, each = poisoned_result(problem), PanelAlgorithm()
+    buffer = GuardedBuffer(each.workspace_bytes(problem)).inside
+    if op is ConvOp.WGRAD:
+        sums = each.sum_kernel(problem, buffer)
+
+        def call() -> None:
+            sums.add(first, second, GradientSum(out), first=True)
+    else:
+        slices = each.slice_kernel(problem, buffer)
+
+        def call() -> None:
+            slices.prepare(second)
+            slices.run(first, second, out, None)
+
+    assert allocated_bytes(call) == 0
 
 
 @pytest.mark.parametrize("op", ConvOp)

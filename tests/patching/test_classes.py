@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
+from torch.overrides import TorchFunctionMode
 
-from mucudnn import apply, autotune
+from mucudnn import apply, autotune, tune
 from mucudnn.errors import UntunedWarning
-from tests.convolutions.test_notices import Doubling
 from tests.patching.twins import assert_close, images_of, twins_of
 from tests.plans import a_plan_for
 
@@ -187,16 +188,34 @@ def test_of_two_classes_pytorchs_order_holds() -> None:
     assert OURS in nodes_of(result)
 
 
-def test_in_a_mode_of_functions_it_is_pytorchs_own() -> None:
-    model, twin = twins_of(lambda: nn.Conv2d(3, 4, 3), images_of())
-    images = images_of().as_subclass(Marked)
+class Watching(TorchFunctionMode):
+    """Notes what it is asked, and of which classes."""
 
-    with Doubling():
-        with pytest.warns(UntunedWarning, match="is called in a Doubling"):
-            result = model(images)
-        expected = twin(images)
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[str, Any, type]] = []
 
-    assert torch.equal(result, expected)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in CONVOLUTIONS:
+            self.asked.append((func.__name__, [*types], type(result)))
+        return result
+
+
+@pytest.mark.parametrize("build", [lambda: nn.Conv2d(3, 4, 3), lambda: nn.ConvTranspose2d(3, 4, 3)])
+def test_a_mode_of_functions_sees_what_it_sees_of_the_twin(build: Any) -> None:
+    model, twin = twins_of(build, images_of())
+    images = images_of().as_subclass(Noted)
+    with Watching() as expected:
+        twin(images)
+
+    with Watching() as seen, pytest.warns(UntunedWarning, match="is called in a Watching"):
+        model(images)
+    with Watching() as outside, autotune("1MiB", progress=False), pytest.warns(UntunedWarning):
+        twin(images)
+
+    assert seen.asked == outside.asked == expected.asked
+    assert len(seen.asked) == 1
 
 
 def test_per_sample_gradients_are_those_of_the_twin() -> None:
@@ -210,6 +229,21 @@ def test_per_sample_gradients_are_those_of_the_twin() -> None:
 
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one.grad_sample, other.grad_sample)
+
+
+@pytest.mark.usefixtures("divided_by_hand")
+def test_autotune_asks_classes_in_pytorchs_order_too(tmp_path: Path) -> None:
+    image = images_of().as_subclass(Unwilling)
+    weight = nn.Conv2d(3, 4, 3).double().weight.detach().as_subclass(Strict)
+    expected = F.conv2d(image, weight)
+
+    with autotune("1MiB", store=tmp_path / "store", progress=False) as tuned:
+        result = F.conv2d(weight=weight, input=image)
+        with pytest.raises(TypeError, match=r"conv2d"):
+            F.conv2d(image, images_of().as_subclass(Unwilling))
+
+    assert_close(result, expected)
+    assert len(tuned.plan.sites) == 1
 
 
 @pytest.mark.usefixtures("divided_by_hand")
@@ -228,3 +262,14 @@ def test_autotune_divides_them_too(kind: type[Tensor], tmp_path: Path) -> None:
     assert OWN not in nodes_of(result)
     for one, other in zip(gradients_of(result, images), gradients_of(expected, images), strict=True):
         assert_close(one.as_subclass(Tensor), other.as_subclass(Tensor))
+
+
+def test_a_sample_of_a_class_is_tuned_as_a_plain_one(tmp_path: Path) -> None:
+    model, store = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3)), tmp_path / "store"
+
+    plans = [
+        tune(model, images, "1MiB", store=store, progress=False)
+        for images in (images_of().float(), images_of().float().as_subclass(Noted))
+    ]
+
+    assert plans[0] == plans[1]

@@ -115,8 +115,6 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
         dtype: of all values, float32 or float64.
         vector_bytes: of a register, or of as many as are used as one.
     """
-    itemsize = 4 if dtype == "float32" else 8
-    lanes = vector_bytes // itemsize
     forms = [axis.form for axis in axes]
     sizes = {
         **_by_axis("OUTPUTS", [form.outputs for form in forms]),
@@ -132,7 +130,7 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
     filters = [form.filter_transform for form in forms]
     parts = [
         head(dtype, vector_bytes),
-        transposition(lanes),
+        transposition(lanes_of(dtype, vector_bytes)),
         _with(_text("operands"), **fields),
         *_transforms("gather", "x", inputs),
         *_transforms("scatter", "y", outputs),
@@ -152,9 +150,14 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
 
 def head(dtype: str, vector_bytes: int) -> str:
     """Return what all loops begin with: values, vectors of them, how these are read and written."""
-    itemsize = 4 if dtype == "float32" else 8
-    lanes, place = vector_bytes // itemsize, f"int{8 * itemsize}_t"
+    lanes = lanes_of(dtype, vector_bytes)
+    place = f"int{8 * vector_bytes // lanes}_t"
     return _HEAD.format(lanes=lanes, real=TYPES[dtype], n_bytes=vector_bytes, place=place)
+
+
+def lanes_of(dtype: str, vector_bytes: int) -> int:
+    """Return how many values a register holds."""
+    return vector_bytes // (4 if dtype == "float32" else 8)
 
 
 def most_vectors(vector_bytes: int) -> int:

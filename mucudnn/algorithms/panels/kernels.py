@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-from typing import Any
 
 from torch import Tensor
 
@@ -65,7 +64,7 @@ class _Kernel(CompiledKernel):
         u = place_of(self._space, "u", worker)
         return _Share(first=first, last=last, channel=channel, last_channel=last_channel, u=u)
 
-    def _put_image(self, into: Any, image: Tensor) -> None:
+    def _put_image(self, into: _Image, image: Tensor) -> None:
         """Tell where an image lies, and how."""
         into.start = image.data_ptr()
         if self._has_rows:

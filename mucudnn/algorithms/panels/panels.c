@@ -1,5 +1,5 @@
 /* Products of matrices by panels: of a matrix some rows and WIDTH columns, packed, so that a first-level cache holds
- * them while all rows of the other matrix are multiplied by them, as products.c does it.
+ * them while many rows of the other matrix are multiplied by them, as products.c does it.
  *
  * Source: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34 (3), 2008.
  */
@@ -82,7 +82,7 @@ APART void product_vectors(
 #endif
 }
 
-/* Columns that fill no vectors, or do not lie next to each other: by way of sums of some rows. */
+/* Columns that fill no vectors, are of several images, or do not lie next to each other: by way of sums. */
 APART void product_scattered(
     const product_t *of, const int64_t count, const real *a, const real *panel, const plane_t *to,
     const int64_t column)
@@ -198,6 +198,7 @@ void add(const call_t *call, const share_t *share)
         .rows = share->last_channel - share->channel, .a_row = y->step_c, .a_term = y->step_p, .b_row = WIDTH,
         .adds = call->adds != 0};
     real panel[MOST_TERMS * WIDTH] __attribute__((aligned(64)));
+    if (of.rows == 0) return;
     for (int64_t n = 0; n < call->images; ++n)
         for (int64_t p = 0; p < call->pixels; p += MOST_TERMS, of.adds = 1) {
             const plane_t from = {

@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.compiled.source import most_vectors
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.algorithms.pointwise import has_rows
+from mucudnn.problem import ConvOp, ConvProblem
 
 Span = tuple[int, int]
 """From the first to the one behind the last."""
 
 
 class Share(NamedTuple):
-    """A thread's part, as `source.FIELDS` names it."""
+    """A thread's part: of the units, and of the channels."""
 
     units: Span
     channels: Span
@@ -30,17 +31,16 @@ class Shares:
 
     Attributes:
         problem, workers: the same.
-        has_rows: whether pixels of all images are rows of one matrix: channels lie next to each other, or an
-            image has one pixel.
+        has_rows: whether all pixels are rows of one matrix.
         x_channels, y_channels: of what is read and what is written; in wgrad of x and dy.
-        images, pixels: of matrices whose columns are pixels, and of each.
+        images, pixels: matrices, and the pixels of each: one of all where these are rows.
         width: columns of a panel.
     """
 
     def __init__(self, problem: ConvProblem, vector_bytes: int, workers: int) -> None:
         self.problem, self.workers = problem, workers
         pixels = math.prod(problem.input_size)
-        self.has_rows = problem.layout is Layout.CHANNELS_LAST or pixels == 1
+        self.has_rows = has_rows(problem)
         self.images, self.pixels = (1, problem.batch * pixels) if self.has_rows else (problem.batch, pixels)
         channels = problem.in_channels, problem.out_channels
         self.x_channels, self.y_channels = reversed(channels) if problem.op is ConvOp.DGRAD else channels
@@ -53,7 +53,7 @@ class Shares:
         if self.problem.op is not ConvOp.WGRAD:
             units = self.pixels if self.has_rows else -(-self.images * self.pixels // self.width)
             return tuple(map(Share, self._cut(units), self._cut(panels_of_y)))
-        if panels_of_x % self.workers:  # else each would pack less than all of x
+        if panels_of_x % self.workers:  # they do not go round evenly, so each packs all of x
             return tuple(Share((0, panels_of_x), span) for span in self._cut(self.y_channels))
         return tuple(Share(span, (0, self.y_channels)) for span in self._cut(panels_of_x))
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mucudnn.algorithms.compiled.source import head, products, transposition
+from mucudnn.algorithms.compiled.source import head, lanes_of, products, transposition
 
 FIELDS = {
     "image": {"start": "elements", **dict.fromkeys(("step_n", "step_c", "step_p"), "number")},
@@ -19,7 +19,7 @@ FIELDS = {
 image: where its elements are: steps are elements from one sample, channel, pixel to the next.
 
 call: of all threads. The filter or its gradient, with its steps from one channel of x, of y to the next;
-whether to add to what is there; images, pixels of each, and channels.
+the bias, with its step; whether to add to what is there; images, pixels of each, and channels.
 
 share: of one thread. From `first` to `last`: pixels as rows, panels of pixels as columns, panels of channels
 of x in sums. From `channel` to `last_channel`: panels of channels of y that are packed, and channels of y in
@@ -27,7 +27,7 @@ sums. The place for the packed filter.
 """
 
 MOST_TERMS = 128
-"""Rows of a panel: 32 KiB, of which a first-level cache holds as much or more."""
+"""Rows of a panel, which then has at most 32 KiB: a first-level cache holds it."""
 
 _IN_C = {"number": "int64_t", "elements": "real *"}
 
@@ -45,6 +45,5 @@ def source_of(dtype: str, vector_bytes: int) -> str:
     for name, fields in FIELDS.items():
         in_c = " ".join(f"{_IN_C[kind]} {field};" for field, kind in fields.items())
         text = text.replace(f"FIELDS_OF_{name.upper()}", in_c)
-    lanes = vector_bytes // (4 if dtype == "float32" else 8)
-    begin = head(dtype, vector_bytes), transposition(lanes)
+    begin = head(dtype, vector_bytes), transposition(lanes_of(dtype, vector_bytes))
     return "\n".join([*begin, products(vector_bytes, MOST_TERMS, text)])
