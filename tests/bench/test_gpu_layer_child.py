@@ -39,7 +39,7 @@ from bench.record import TimeIsUpError, Watch
 from bench.workloads import SETTINGS
 from mucudnn import timing
 from mucudnn.backends.base import Job
-from mucudnn.backends.cudnn.compiler import Launch
+from mucudnn.backends.cudnn.compiler import KernelLaunch
 from mucudnn.backends.cudnn.graph import UID_X
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.choices import Policy
@@ -188,10 +188,10 @@ class Paces:
 
         return computed
 
-    def of_tiles(self, compiled: Callable[..., Launch]) -> Callable[..., Launch]:
+    def of_tiles(self, compiled: Callable[..., KernelLaunch]) -> Callable[..., KernelLaunch]:
         """Let little time pass while a kernel runs."""
 
-        def made(source: str, kernel: str) -> Launch:
+        def made(source: str, kernel: str) -> KernelLaunch:
             launch = compiled(source, kernel)
 
             def launched(*arguments: Any) -> None:
