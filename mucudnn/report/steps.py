@@ -30,6 +30,9 @@ _GLIBC_SETTINGS = frozenset({"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"}
 _PAGE_S = 1e-6
 """About what it takes to have a page from the system: 0.2 to 2 µs were seen."""
 
+_MANY_MORE = 1.25
+"""How many times as many pages now as before say that the plan may take some."""
+
 _WORTH_TELLING = 0.01
 """Share of a step that pages must take to be told of."""
 
@@ -318,18 +321,18 @@ def _about_pages(found: StepComparison, before: float, now: float) -> str:
         f"Each step takes pages of memory anew from the system, {before:.0f} before and {now:.0f} now: some "
         f"{cost_ms:{'.0f' if cost_ms >= 1 else '.1g'}} ms of it."
     )
-    if before < now / 2:
-        return (
-            f"{told} A plan gives the end of its buffer back where PyTorch's own of other convolutions needs "
-            "that room within the limit; a larger limit prevents that."
+    if _GLIBC_SETTINGS.isdisjoint(found.plan.environment.policy):
+        advice = " and ".join(f"{name}=2000000000" for name in sorted(_GLIBC_SETTINGS))
+        told += (
+            " Mostly that is glibc, which gives the end of its heap back. Another allocator prevents it, or "
+            f"{advice} in the environment of the program; tune again then, since this plan is refused there."
         )
-    if not _GLIBC_SETTINGS.isdisjoint(found.plan.environment.policy):
-        return told
-    advice = " and ".join(f"{name}=2000000000" for name in sorted(_GLIBC_SETTINGS))
-    return (
-        f"{told} Mostly that is glibc, which gives the end of its heap back. Another allocator prevents it, "
-        f"or {advice} in the environment of the program; tune again then, since this plan is refused there."
-    )
+    if before < now / _MANY_MORE:
+        told += (
+            " Where PyTorch's own of other convolutions needs the room within the limit, a plan gives the "
+            "end of its buffer back, too; a larger limit prevents that."
+        )
+    return told
 
 
 def _listed(paths: Sequence[str]) -> str:
