@@ -99,10 +99,6 @@ _OTHERS: tuple[Algorithm, ...] = (
 )
 
 
-IN_C = (CompiledTiles, DepthwiseAlgorithm, MatrixAlgorithm, PanelAlgorithm)
-"""Classes of algorithms whose C is compiled before they run; PyTorch's settings have no effect on them."""
-
-
 def named(name: str) -> Algorithm | None:
     """Return the algorithm of that name, without the backend's prefix; None if there is none."""
     for each in _OTHERS:

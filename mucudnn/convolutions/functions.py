@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_overloaded_args
 
 from mucudnn.convolutions.calls import CONVOLUTIONS, TRANSPOSED, ConvArguments, Numbers, numbers, rank_of
 from mucudnn.convolutions.modules import Call
-from mucudnn.convolutions.surroundings import as_plain, overriding_mode
+from mucudnn.convolutions.surroundings import as_plain, is_of_a_class, overriding_mode
 
 
 def _plain(
@@ -104,7 +104,8 @@ class ConvolutionMode(TorchFunctionMode):
                 with self:
                     result = _asked(call, func, types, args, given)
                 return func(*args, **given) if result is NotImplemented else result  # which says so
-            call = _plain_call(call)
+            if is_of_a_class(call.image, call.weight, call.bias):
+                call = _plain_call(call)
         with self._within:
             result = self._computed(call)
             return func(*args, **given) if result is None else result

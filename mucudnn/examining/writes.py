@@ -60,9 +60,8 @@ class FormerTensors:
             return
         storage = tensor.untyped_storage()
         place = storage._cdata
-        if place not in self._contents:
-            self._contents[place] = storage.clone()
-        content = self._contents[place]
+        content = self._contents[place] if place in self._contents else storage.clone()
+        self._contents[place] = content
         self._known[place, id(tensor)] = _Former(
             tensor, storage, content, int(tensor.storage_offset()), tensor.size(), tensor.stride()
         )

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.kernels import PROBLEMS, compute
 from tests.algorithms.tried import names
-from tests.algorithms.vectors import have_vectors
+from tests.algorithms.vectors import lengths_of_vectors
 from tests.operands import a_convolution, laid_out, operands_of, poisoned_result, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -111,13 +110,7 @@ def test_rows_and_filters_of_any_length(taps: int, op: ConvOp) -> None:
         assert relative_error(result, reference(problem, *operands)) <= 1e-12
 
 
-@pytest.fixture(params=[16, 32, 64])
-def vector_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The length of registers, mostly another than this processor's."""
-    have_vectors(request.param, monkeypatch, kernels, algorithm)
-    kernels.functions.cache_clear()
-    yield request.param
-    kernels.functions.cache_clear()
+vector_bytes = lengths_of_vectors(kernels, algorithm)
 
 
 @pytest.mark.parametrize("dtype", ELEMENTS)

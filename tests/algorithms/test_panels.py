@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from tests.algorithms.allocations import allocated_bytes
 from tests.algorithms.kernels import GuardedBuffer, compute
 from tests.algorithms.test_pointwise import pointwise
 from tests.algorithms.tried import names
-from tests.algorithms.vectors import have_vectors
+from tests.algorithms.vectors import lengths_of_vectors
 from tests.operands import operands_of, poisoned_result, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,13 +32,7 @@ def a_layer(**changes: object) -> ConvProblem:
     return pointwise(9, 11, **{**shape, **changes})
 
 
-@pytest.fixture(params=[16, 32, 64])
-def vector_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The length of registers, mostly another than this processor's."""
-    have_vectors(request.param, monkeypatch, kernels, algorithm)
-    kernels.functions.cache_clear()
-    yield request.param
-    kernels.functions.cache_clear()
+vector_bytes = lengths_of_vectors(kernels, algorithm)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

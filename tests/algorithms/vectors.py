@@ -1,6 +1,7 @@
 """Registers of other lengths than this processor's, which a compiler makes of those that there are."""
 
 import types
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,3 +20,21 @@ def have_vectors(n_bytes: int, monkeypatch: pytest.MonkeyPatch, *modules: types.
     if n_bytes != found.vector_bytes:
         as_it_stands = found._replace(command=(*found.command, "-O0"))
         monkeypatch.setattr(compilers, "needed_compiler", lambda: as_it_stands)
+
+
+def lengths_of_vectors(kernels: types.ModuleType, *modules: types.ModuleType) -> Callable[..., Iterator[int]]:
+    """Return a fixture: the length of registers of some modules, mostly another than this processor's.
+
+    Args:
+        kernels: whose `functions` are those of a length.
+        modules: others that ask for it.
+    """
+
+    @pytest.fixture(params=[16, 32, 64])
+    def vector_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+        have_vectors(request.param, monkeypatch, kernels, *modules)
+        kernels.functions.cache_clear()
+        yield request.param
+        kernels.functions.cache_clear()
+
+    return vector_bytes

@@ -251,18 +251,23 @@ full_card = pytest.mark.parametrize(
 """What PyTorch's allocator raises where a card has no more memory."""
 
 
-@full_card
-def test_where_there_is_no_memory_for_another_block_the_buffer_is_given_back_all_the_same(
-    failure: RuntimeError, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def refused(failure: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes that are asked for from now on, and not given."""
     asked: list[int] = []
 
     def fail(n_bytes: int, device: torch.device) -> None:
         asked.append(n_bytes)
         raise failure
 
-    workspace, backend = Workspace(CPU), Device()
     monkeypatch.setattr(torch, "UntypedStorage", fail)
+    return asked
+
+
+@full_card
+def test_where_there_is_no_memory_for_another_block_the_buffer_is_given_back_all_the_same(
+    failure: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, backend, asked = Workspace(CPU), Device(), refused(failure, monkeypatch)
     for result_bytes in (70, 80):
         workspace.reserve(1000)
         workspace.make_room(900, 1000, backend, result_bytes)
@@ -275,14 +280,7 @@ def test_where_there_is_no_memory_for_another_block_the_buffer_is_given_back_all
 def test_where_there_was_no_memory_for_another_block_one_is_tried_again_once_the_buffer_grows(
     failure: RuntimeError, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[int] = []
-
-    def fail(n_bytes: int, device: torch.device) -> None:
-        asked.append(n_bytes)
-        raise failure
-
-    workspace, backend = Workspace(CPU), Device()
-    monkeypatch.setattr(torch, "UntypedStorage", fail)
+    workspace, backend, asked = Workspace(CPU), Device(), refused(failure, monkeypatch)
     for n_bytes, result_bytes in ((1000, 70), (2000, 80)):
         workspace.reserve(n_bytes)
         workspace.make_room(900, 1000, backend, result_bytes)

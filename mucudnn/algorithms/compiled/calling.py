@@ -21,12 +21,14 @@ from mucudnn.problem import ConvOp, ConvProblem
 Function = Callable[[Any, Any], Any]
 """Takes a call and a share, by reference."""
 
-_TYPES = {"number": ctypes.c_int64, "address": ctypes.c_void_p}
 
+def structure(kinds: Mapping[str, str], **parts: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    """Return a structure of fields by their kinds, behind some that are structures themselves.
 
-def fields_of(kinds: Mapping[str, str]) -> list[tuple[str, Any]]:
-    """Return the fields of a structure; whatever is no number is an address."""
-    return [(name, _TYPES.get(kind, ctypes.c_void_p)) for name, kind in kinds.items()]
+    Whatever is no number is an address.
+    """
+    fields = [(name, ctypes.c_int64 if kind == "number" else ctypes.c_void_p) for name, kind in kinds.items()]
+    return type("Told", (ctypes.Structure,), {"_fields_": [*parts.items(), *fields]})
 
 
 def functions_of(

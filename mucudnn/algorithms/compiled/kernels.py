@@ -9,23 +9,15 @@ from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
 from mucudnn.algorithms.compiled.axes import Axis
-from mucudnn.algorithms.compiled.calling import CompiledKernel, Function, fields_of, functions_of, place_of
+from mucudnn.algorithms.compiled.calling import CompiledKernel, Function, functions_of, place_of, structure
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import FIELDS, has_sums, source_of
 from mucudnn.algorithms.sides import three
 
-
-class _Image(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["image"])
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [("x", _Image), ("y", _Image), *fields_of(FIELDS["call"])]
-
-
-class _Share(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["share"])
+_Image = structure(FIELDS["image"])
+_Call = structure(FIELDS["call"], x=_Image, y=_Image)
+_Share = structure(FIELDS["share"])
 
 
 @functools.cache
@@ -67,7 +59,7 @@ class _Kernel(CompiledKernel):
             image.channels, image.depth, image.height = channels, 1, 1
         self._shares = [self._share(shares, worker) for worker in range(shares.workers)]
 
-    def _share(self, shares: Shares, worker: int) -> _Share:
+    def _share(self, shares: Shares, worker: int) -> ctypes.Structure:
         first, last = shares.lines_of(worker)
         channel, last_channel = shares.channels_of(worker)
         return _Share(
@@ -77,7 +69,7 @@ class _Kernel(CompiledKernel):
             u_plane=shares.u_plane, x_plane=shares.x_plane, y_plane=shares.y_plane, sums_plane=shares.u_plane,
         )  # fmt: skip
 
-    def _put_image(self, into: _Image, image: Tensor) -> None:
+    def _put_image(self, into: ctypes.Structure, image: Tensor) -> None:
         """Tell where an image lies, and how; of one slice or row it is told already."""
         shape, steps = image.shape, image.stride()
         into.start = image.data_ptr()

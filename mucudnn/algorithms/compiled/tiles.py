@@ -5,7 +5,8 @@ import math
 
 from torch import Tensor
 
-from mucudnn.algorithms.base import SliceKernel, SumKernel, total_bytes
+from mucudnn.algorithms.base import SliceKernel, SumKernel
+from mucudnn.algorithms.compiled.algorithm import AlgorithmInC
 from mucudnn.algorithms.compiled.axes import axes_of
 from mucudnn.algorithms.compiled.compiler import compiler
 from mucudnn.algorithms.compiled.kernels import (
@@ -39,7 +40,7 @@ as F(2), in all of 36 cases.
 
 
 @dataclasses.dataclass(frozen=True)
-class CompiledTiles:
+class CompiledTiles(AlgorithmInC):
     """Winograd's convolution with transforms in C, in blocks of one kind.
 
     Attributes:
@@ -108,16 +109,8 @@ class CompiledTiles:
         return Shares(problem, self.outputs, self.lines, self.channels, self.workers)
 
     def compile(self, problem: ConvProblem) -> None:
-        """Have in the cache folder what computes the problem, of any batch.
-
-        Raises:
-            BackendError: it cannot be compiled.
-        """
+        """Have in the cache folder what computes the problem, or raise a BackendError."""
         functions(axes_of(problem, self.outputs), problem.dtype)
-
-    def workspace_bytes(self, problem: ConvProblem) -> int:
-        """Return the bytes of buffer that a kernel for this micro-batch needs."""
-        return total_bytes(self.shares(problem).regions)
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""

@@ -8,43 +8,19 @@ from typing import Any
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
-from mucudnn.algorithms.compiled.calling import CompiledKernel, Function, fields_of, functions_of, place_of
+from mucudnn.algorithms.compiled.calling import CompiledKernel, Function, functions_of, place_of, structure
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.depthwise.axes import Axis
 from mucudnn.algorithms.depthwise.shares import Shares
 from mucudnn.algorithms.depthwise.source import FIELDS, source_of
 from mucudnn.algorithms.sides import three
 
-
-class _Image(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["image"])
-
-
-class _Tap(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["tap"])
-
-
-class _Phase(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["phase"])
-
-
-class _Axis(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["axis"])
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [
-        ("x", _Image),
-        ("y", _Image),
-        ("d", _Axis),
-        ("h", _Axis),
-        ("w", _Axis),
-        *fields_of(FIELDS["call"]),
-    ]
-
-
-class _Share(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["share"])
+_Image = structure(FIELDS["image"])
+_Tap = structure(FIELDS["tap"])
+_Phase = structure(FIELDS["phase"])
+_Axis = structure(FIELDS["axis"])
+_Call = structure(FIELDS["call"], x=_Image, y=_Image, d=_Axis, h=_Axis, w=_Axis)
+_Share = structure(FIELDS["share"])
 
 
 @functools.cache
@@ -82,12 +58,12 @@ class _Kernel(CompiledKernel):
         )  # fmt: skip
         self._shares = [self._share(shares, worker) for worker in range(shares.workers)]
 
-    def _share(self, shares: Shares, worker: int) -> _Share:
+    def _share(self, shares: Shares, worker: int) -> ctypes.Structure:
         first, last = shares.units_of(worker)
         places = {name: place_of(self._space, name, worker) for name in ("u", "x", "y", "sums")}
         return _Share(first=first, last=last, totals=1, **places)
 
-    def _put_image(self, into: _Image, image: Tensor) -> None:
+    def _put_image(self, into: ctypes.Structure, image: Tensor) -> None:
         """Tell where an image lies, and how."""
         n, c, *steps = image.stride()
         into.start, into.step_n, into.step_c = image.data_ptr(), n, c
@@ -150,6 +126,6 @@ def _tables(axis: Axis) -> tuple[Any, Any]:
     return phases, (_Tap * len(taps))(*(_Tap(*tap) for tap in taps))
 
 
-def _axis(axis: Axis, taps: int, tables: tuple[Any, Any]) -> _Axis:
+def _axis(axis: Axis, taps: int, tables: tuple[Any, Any]) -> ctypes.Structure:
     phases, places = map(ctypes.addressof, tables)
     return _Axis(axis.outputs, axis.period, axis.step, axis.first, taps, phases, places)

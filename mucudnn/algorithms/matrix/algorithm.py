@@ -4,7 +4,8 @@ import dataclasses
 
 from torch import Tensor
 
-from mucudnn.algorithms.base import SliceKernel, SumKernel, total_bytes
+from mucudnn.algorithms.base import SliceKernel, SumKernel
+from mucudnn.algorithms.compiled.algorithm import AlgorithmInC
 from mucudnn.algorithms.matrix.kernels import MatrixSliceKernel, MatrixSumKernel, functions
 from mucudnn.algorithms.matrix.shares import Shares
 from mucudnn.algorithms.matrix.unit import refusal_of_processor
@@ -12,7 +13,7 @@ from mucudnn.problem import ConvProblem
 
 
 @dataclasses.dataclass(frozen=True)
-class MatrixAlgorithm:
+class MatrixAlgorithm(AlgorithmInC):
     """Products of tiles of bfloat16, of which several make a float32.
 
     Attributes:
@@ -54,16 +55,8 @@ class MatrixAlgorithm:
         return Shares(problem, self.addends, self.slices, self.rows, self.images, self.workers)
 
     def compile(self, problem: ConvProblem) -> None:
-        """Have in the cache folder what computes the problem.
-
-        Raises:
-            BackendError: it cannot be compiled.
-        """
+        """Have in the cache folder what computes the problem, or raise a BackendError."""
         functions(problem.dtype)
-
-    def workspace_bytes(self, problem: ConvProblem) -> int:
-        """Return the bytes of buffer that a kernel for this micro-batch needs."""
-        return total_bytes(self.shares(problem).regions)
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""

@@ -14,10 +14,10 @@ from mucudnn.algorithms.base import GradientSum, carve
 from mucudnn.algorithms.compiled.calling import (
     CompiledKernel,
     Function,
-    fields_of,
     functions_of,
     place_of,
     run_shares,
+    structure,
 )
 from mucudnn.algorithms.compiled.compiler import library
 from mucudnn.algorithms.matrix.geometry import Geometry, spread
@@ -35,24 +35,11 @@ _SMALLEST = 1e-30
 """Of numbers below it the last of three bfloat16 would be too small for a unit, which takes it for zero."""
 
 
-class _Image(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["image"])
-
-
-class _Set(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["set"])
-
-
-class _Group(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["group"])
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [("x", _Image), ("y", _Image), *fields_of(FIELDS["call"])]
-
-
-class _Share(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["share"])
+_Image = structure(FIELDS["image"])
+_Set = structure(FIELDS["set"])
+_Group = structure(FIELDS["group"])
+_Call = structure(FIELDS["call"], x=_Image, y=_Image)
+_Share = structure(FIELDS["share"])
 
 
 @functools.cache
@@ -109,14 +96,14 @@ class _Kernel(CompiledKernel):
         parts = [shares.part_of_channels(each) for each in range(shares.workers)]
         self._parts = [self._share(each, (0, 0), part) for each, part in enumerate(parts)]
 
-    def _share(self, worker: int, units: tuple[int, int], channels: tuple[int, int]) -> _Share:
+    def _share(self, worker: int, units: tuple[int, int], channels: tuple[int, int]) -> ctypes.Structure:
         names = ("u", "x", "pairs", "turned", "sums")
         return _Share(
             first=units[0], last=units[1], channel=channels[0], last_channel=channels[1], totals=1,
             **{name: place_of(self._space, name, worker) for name in names},
         )  # fmt: skip
 
-    def _put_image(self, into: _Image, image: Tensor) -> None:
+    def _put_image(self, into: ctypes.Structure, image: Tensor) -> None:
         """Tell where an image lies, and how: of one dimension along h."""
         n, c, *steps = image.stride()
         into.start, into.step_n, into.step_c = image.data_ptr(), n, c

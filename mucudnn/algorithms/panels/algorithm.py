@@ -4,7 +4,8 @@ import dataclasses
 
 from torch import Tensor
 
-from mucudnn.algorithms.base import SliceKernel, SumKernel, total_bytes
+from mucudnn.algorithms.base import SliceKernel, SumKernel
+from mucudnn.algorithms.compiled.algorithm import AlgorithmInC
 from mucudnn.algorithms.compiled.compiler import compiler, needed_compiler
 from mucudnn.algorithms.panels.kernels import (
     ColumnSliceKernel,
@@ -18,7 +19,7 @@ from mucudnn.problem import ConvProblem
 
 
 @dataclasses.dataclass(frozen=True)
-class PanelAlgorithm:
+class PanelAlgorithm(AlgorithmInC):
     """Products of matrices in C, of which one is packed into panels.
 
     Results are always sound, for the reason that `mucudnn.algorithms.pointwise` gives.
@@ -45,16 +46,8 @@ class PanelAlgorithm:
         return Shares(problem, needed_compiler().vector_bytes, self.workers)
 
     def compile(self, problem: ConvProblem) -> None:
-        """Have in the cache folder what computes the problem.
-
-        Raises:
-            BackendError: it cannot be compiled.
-        """
+        """Have in the cache folder what computes the problem, or raise a BackendError."""
         functions(problem.dtype)
-
-    def workspace_bytes(self, problem: ConvProblem) -> int:
-        """Return the bytes of buffer that a kernel for this micro-batch needs."""
-        return total_bytes(self.shares(problem).regions)
 
     def slice_kernel(self, problem: ConvProblem, buffer: Tensor) -> SliceKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""

@@ -9,27 +9,19 @@ from mucudnn.algorithms.base import GradientSum, carve
 from mucudnn.algorithms.compiled.calling import (
     CompiledKernel,
     Function,
-    fields_of,
     functions_of,
     place_of,
     run_shares,
+    structure,
 )
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.panels.shares import Share, Shares
 from mucudnn.algorithms.panels.source import FIELDS, source_of
 from mucudnn.algorithms.pointwise import matrices_of, rows_of
 
-
-class _Image(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["image"])
-
-
-class _Call(ctypes.Structure):
-    _fields_ = [("x", _Image), ("y", _Image), *fields_of(FIELDS["call"])]
-
-
-class _Share(ctypes.Structure):
-    _fields_ = fields_of(FIELDS["share"])
+_Image = structure(FIELDS["image"])
+_Call = structure(FIELDS["call"], x=_Image, y=_Image)
+_Share = structure(FIELDS["share"])
 
 
 @functools.cache
@@ -59,12 +51,12 @@ class _Kernel(CompiledKernel):
         )  # fmt: skip
         self._shares = [self._share(worker, each) for worker, each in enumerate(shares.all)]
 
-    def _share(self, worker: int, of: Share) -> _Share:
+    def _share(self, worker: int, of: Share) -> ctypes.Structure:
         (first, last), (channel, last_channel) = of
         u = place_of(self._space, "u", worker)
         return _Share(first=first, last=last, channel=channel, last_channel=last_channel, u=u)
 
-    def _put_image(self, into: _Image, image: Tensor) -> None:
+    def _put_image(self, into: ctypes.Structure, image: Tensor) -> None:
         """Tell where an image lies, and how."""
         into.start = image.data_ptr()
         if self._has_rows:

