@@ -169,7 +169,7 @@ class GuardedBuffer:
         self.first(n_bytes).fill_(_POISON)
         self._behind(n_bytes).fill_(_GUARD)
         try:
-            with soiled_memory():
+            with soiled_memory(self._bytes.device):
                 yield
         finally:
             self.first(n_bytes).zero_()
@@ -257,7 +257,7 @@ class _OwnRun:
     def error(self) -> float:
         """Return the error of the first part, relative to float64 in the 2-norm."""
         here = slice(0, self._problem.batch)
-        with soiled_memory():
+        with soiled_memory(self._stand.out.device):
             result = self._compute(here)
         return relative_error(result, self._stand.reference.of(here))
 

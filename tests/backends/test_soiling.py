@@ -6,6 +6,7 @@ from torch import Tensor
 
 from mucudnn.backends.cpu.soiling import soiled_memory
 
+CPU = torch.device("cpu")
 SIZE = 2**14
 SOIL = 0x7F
 
@@ -22,21 +23,26 @@ def is_soiled() -> bool:
 
 
 def test_memory_is_soiled_for_a_while() -> None:
-    with soiled_memory():
+    with soiled_memory(CPU):
         assert is_soiled()
         assert not torch.zeros(SIZE).any()
     assert not is_soiled()
 
 
+def test_for_another_device_it_is_left_alone() -> None:
+    with soiled_memory(torch.device("cuda", 0)):
+        assert not is_soiled()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_large_numbers_lie_in_it(dtype: torch.dtype) -> None:
-    with soiled_memory():
+    with soiled_memory(CPU):
         assert float(handed_out(dtype).min()) > 3e38
 
 
 def test_it_stays_soiled_until_the_last_one_leaves() -> None:
-    with soiled_memory():
-        with soiled_memory():
+    with soiled_memory(CPU):
+        with soiled_memory(CPU):
             pass
         assert is_soiled()
     assert not is_soiled()
@@ -57,11 +63,11 @@ def test_afterwards_it_is_as_the_environment_says(
     variable: str, said: str, is_asked_for: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, said)
-    with soiled_memory():
+    with soiled_memory(CPU):
         pass
     seen = is_soiled()
     monkeypatch.delenv(variable)
-    with soiled_memory():
+    with soiled_memory(CPU):
         pass
 
     assert seen is is_asked_for
@@ -70,5 +76,5 @@ def test_afterwards_it_is_as_the_environment_says(
 
 def test_a_c_library_without_the_switch_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mucudnn.backends.cpu.soiling.ctypes.CDLL", lambda _: object())
-    with soiled_memory():
+    with soiled_memory(CPU):
         assert not is_soiled()

@@ -10,6 +10,8 @@ import ctypes
 import os
 from collections.abc import Callable, Iterator
 
+import torch
+
 from mucudnn.locks import ForkSafeLock
 
 _M_PERTURB = -6
@@ -23,13 +25,19 @@ _depth = 0
 
 
 @contextlib.contextmanager
-def soiled_memory() -> Iterator[None]:
+def soiled_memory(device: torch.device) -> Iterator[None]:
     """Have memory of more than a kilobyte handed out full of large numbers for a while, by glibc's malloc.
+
+    Nothing is done for what is computed on another device than the processor: its memory is not glibc's, and
+    its drivers' own is theirs.
 
     That is so in the whole process until the last of those leaves who have entered. What is given back
     meanwhile holds 0x80, next to nothing as a number. Another malloc, such as a preloaded one, is left as it
     is.
     """
+    if device.type != "cpu":
+        yield
+        return
     _enter(1)
     try:
         yield
