@@ -1,22 +1,88 @@
-"""A convolution of one sample in float64, with which every algorithm is compared.
+"""What every algorithm is compared with: results in float64, summed up of convolutions of one sample.
 
-It is the definition, summed up tap by tap: each tap of the filter is one matrix product with the values that
-it meets. PyTorch's own convolution in float64 gathers what all taps meet before it multiplies: nine times a
-sample for a 3x3 filter, 222 to 247 MiB for 64 channels of 224x224, which no limit would hold. Here it is what
-one tap meets, less than a sample.
+Such a convolution is the definition, summed up tap by tap: each tap of the filter is one matrix product with
+the values that it meets. PyTorch's own convolution in float64 gathers what all taps meet before it
+multiplies: nine times a sample for a 3x3 filter, 222 to 247 MiB for 64 channels of 224x224, which no limit
+would hold. Here it is what one tap meets, less than a sample.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from types import EllipsisType
 
 import torch
 from torch import Tensor
 
+from mucudnn.backends import Backend
 from mucudnn.problem import ConvOp, ConvProblem
 
 _Window = tuple[EllipsisType | slice, ...]
+
+
+class Reference:
+    """The result of a problem in float64, of any stretch of its samples.
+
+    Args:
+        backend: which computes samples on a GPU.
+        problem: of the whole mini-batch.
+        operands: first, second and bias, as `convolve_sample` has them, of all samples and in any type.
+        out: of the result's shape and layout.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        problem: ConvProblem,
+        operands: tuple[Tensor, Tensor, Tensor | None],
+        out: Tensor,
+    ) -> None:
+        self._backend = backend
+        self._problem = problem
+        self._first, self._second, self._bias = operands
+        self._out = out
+        self._sums: dict[int, tuple[int, Tensor]] = {}
+
+    def of(self, here: slice) -> Tensor:
+        """Return the reference for the samples `here`, a weight gradient until another one is asked for."""
+        if self._problem.op is ConvOp.WGRAD:
+            return self._sum(here.start, here.stop)
+        return self._result[here]
+
+    @cached_property
+    def _result(self) -> Tensor:
+        result = torch.empty_like(self._out, dtype=torch.float64)
+        for sample in range(self._problem.batch):
+            result[sample : sample + 1] = self._compute(sample)
+        return result
+
+    def _sum(self, start: int, stop: int) -> Tensor:
+        """Sum of the samples' dw. Two are kept, that from 0 and the last from elsewhere, and are added to.
+
+        Sizes are asked for in their order, so each stretch from 0 is computed once.
+        """
+        end, total = self._sums.get(start, (start, None))
+        if total is None or end > stop:
+            end, total = start + 1, self._compute(start)
+        for sample in range(end, stop):
+            total.add_(self._compute(sample))
+        self._sums = {each: kept for each, kept in self._sums.items() if each == 0} | {start: (stop, total)}
+        return total
+
+    def _compute(self, sample: int) -> Tensor:
+        """Return the result of one sample, which takes least memory.
+
+        On a GPU cuDNN computes it; PyTorch's own on the processor gathers more than any limit would hold.
+        """
+        here = slice(sample, sample + 1)
+        problem = dataclasses.replace(self._problem, batch=1, dtype="float64")
+        second = self._second[here] if problem.op is ConvOp.WGRAD else self._second
+        bias = None if self._bias is None else self._bias.double()
+        on_processor = self._out.device.type == "cpu"
+        compute = convolve_sample if on_processor else self._backend.own_convolution
+        return compute(problem, self._first[here].double(), second.double(), bias)
 
 
 def convolve_sample(problem: ConvProblem, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:

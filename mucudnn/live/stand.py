@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Protocol
@@ -21,7 +20,7 @@ from mucudnn.backends.cpu.spinning import ordinary_operation
 from mucudnn.division import Division
 from mucudnn.execution.runner import Runner, sum_dtype
 from mucudnn.execution.workspace import Owner, Workspace
-from mucudnn.live.reference import convolve_sample
+from mucudnn.live.reference import Reference
 from mucudnn.live.rehearsal import Operands, rehearsed
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial
@@ -87,7 +86,7 @@ class Stand:
         self.first, self.second, self.bias = operands(problem, generator, backend.device)
         self.buffer = GuardedBuffer(buffer_bytes, backend.device)
         self.out = self._poisoned_result()
-        self.reference = _Reference(weakref.proxy(self))  # no cycle: gigabytes would wait for the collector
+        self.reference = Reference(backend, problem, (self.first, self.second, self.bias), self.out)
         self._workspace = Workspace(backend.device)
         self._owners = {op: Owner() for op in ConvOp}  # of workspaces in rehearsed calls
 
@@ -180,49 +179,6 @@ class GuardedBuffer:
 
     def _behind(self, n_bytes: int) -> Tensor:
         return self._bytes[n_bytes : n_bytes + _GUARD_BYTES]
-
-
-class _Reference:
-    """The result in float64."""
-
-    def __init__(self, stand: Stand) -> None:
-        self._stand = stand
-        self._sums: dict[tuple[int, int], Tensor] = {}
-
-    def of(self, here: slice) -> Tensor:
-        """Return the reference for the samples `here`."""
-        is_sum = self._stand.problem.op is ConvOp.WGRAD
-        return self._sum(here.start, here.stop) if is_sum else self._result[here]
-
-    @cached_property
-    def _result(self) -> Tensor:
-        result = torch.empty_like(self._stand.out, dtype=torch.float64)
-        for sample in range(self._stand.problem.batch):
-            result[sample : sample + 1] = self._compute(sample)
-        return result
-
-    def _sum(self, start: int, stop: int) -> Tensor:
-        """Sum of the samples' dw; each stretch from one start between stops asked for is computed once."""
-        if (start, stop) not in self._sums:
-            known = [end for first, end in self._sums if first == start and end < stop]
-            below = max(known, default=start)
-            total = self._sums[start, below].clone() if below > start else self._compute(start)
-            for sample in range(max(below, start + 1), stop):
-                total.add_(self._compute(sample))
-            self._sums[start, stop] = total
-        return self._sums[start, stop]
-
-    def _compute(self, sample: int) -> Tensor:
-        """Return the result of one sample, which takes least memory.
-
-        On a GPU cuDNN computes it; PyTorch's own on the processor gathers more than any limit would hold.
-        """
-        stand, here = self._stand, slice(sample, sample + 1)
-        problem = dataclasses.replace(stand.problem, batch=1, dtype="float64")
-        second = stand.second[here] if problem.op is ConvOp.WGRAD else stand.second
-        bias = None if stand.bias is None else stand.bias.double()
-        compute = convolve_sample if stand.out.device.type == "cpu" else stand.backend.own_convolution
-        return compute(problem, stand.first[here].double(), second.double(), bias)
 
 
 class _OwnRun:

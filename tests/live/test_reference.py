@@ -1,13 +1,15 @@
 """What results are compared with: the definition of a convolution, in little memory."""
 
 import dataclasses
+import gc
 import math
 
 import pytest
 import torch
 
 from mucudnn.backends import Job, backend_of
-from mucudnn.live.reference import convolve_sample
+from mucudnn.choices import Policy
+from mucudnn.live.reference import Reference, convolve_sample
 from mucudnn.problem import ConvOp, ConvProblem
 from tests.backends.test_footprint import Work
 from tests.contracts.test_backend import PROBLEMS
@@ -50,6 +52,62 @@ def test_it_is_as_exact_as_float64(op: ConvOp) -> None:
 
     error = relative_error(convolve_sample(problem, *operands), reference(problem, *operands))
     assert error <= 2 * math.sqrt(problem.terms) * 2**-53  # of both, as roundings add up
+
+
+SUMMED = a_convolution(batch=12, in_channels=3, out_channels=5).with_op(ConvOp.WGRAD)
+
+
+def a_reference(problem: ConvProblem) -> Reference:
+    first, second, bias = operands_of(problem)
+    return Reference(backend_of("cpu:"), problem, (first, second, bias), torch.empty(problem.filter_shape))
+
+
+def stretches(policy: Policy) -> list[slice]:
+    """What is asked for in tuning: from the first sample on, and from a less aligned one."""
+    sizes = [size for size in policy.sizes(SUMMED.batch) if 2 * size <= SUMMED.batch]
+    return [slice(start, start + size) for size in sizes for start in (0, size, 0)] + [slice(0, SUMMED.batch)]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("policy", [Policy.ALL, Policy.POWER_OF_TWO])
+def test_gradients_of_any_stretches_are_sums_of_their_samples(policy: Policy, *, backwards: bool) -> None:
+    asked, whole = stretches(policy), a_reference(SUMMED)
+    first, second, bias = operands_of(SUMMED)
+
+    for here in reversed(asked) if backwards else asked:
+        part = SUMMED.part(here.stop - here.start)
+        expected = reference(part, first[here], second[here], bias)
+        assert relative_error(whole.of(here), expected) <= 1e-14
+
+
+def test_stretches_from_the_first_sample_on_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, whole = [], a_reference(SUMMED)
+    monkeypatch.setattr(
+        "mucudnn.live.reference.convolve_sample",
+        lambda *operands: computed.append(operands[0]) or convolve_sample(*operands),
+    )
+
+    for here in stretches(Policy.ALL):
+        if here.start == 0:
+            whole.of(here)
+
+    assert len(computed) == SUMMED.batch
+
+
+def test_however_many_sizes_are_tried_two_gradients_are_kept() -> None:
+    whole = a_reference(SUMMED)
+    gc.collect()
+    before = gradients_in_memory()
+    for here in stretches(Policy.ALL):
+        whole.of(here)
+    gc.collect()
+
+    assert gradients_in_memory() - before <= 2
+
+
+def gradients_in_memory() -> int:
+    tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
+    return sum(each.shape == SUMMED.filter_shape and each.dtype is torch.float64 for each in tensors)
 
 
 def one_sample(payload: dict[str, str]) -> Work:
