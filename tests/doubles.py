@@ -19,7 +19,7 @@ from mucudnn.backends.base import Neighbours, NoNeighbours, OnSlices, SumOnSlice
 from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
 from mucudnn.execution.runner import sum_dtype
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock
 from tests.worlds import World
@@ -115,7 +115,7 @@ class ScriptedBackend:
     def flags(self) -> Hashable:
         return None
 
-    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
+    def operand(self, tensor: Tensor, *_: object) -> Tensor:
         return tensor
 
     def environment(self) -> Environment:

@@ -27,6 +27,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mucudnn.errors import BackendError
 from mucudnn.problem import ConvProblem, Layout
 
 ALIGNMENT_BYTES = 64
@@ -34,6 +35,27 @@ ALIGNMENT_BYTES = 64
 
 
 _MEMORY_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def checked(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor whose values lie in memory, for what believes an address while it is held.
+
+    What autograd's hooks have made of a saved tensor may be of another type or shape. Negative views are
+    copied, and zeros of which none are stored, such as gradients.
+
+    Raises:
+        BackendError: it is of another shape, type or device, or has no memory.
+    """
+    if tensor.is_neg() or tensor._is_zerotensor():
+        tensor = tensor.clone()
+    if tensor.shape != shape or tensor.dtype is not dtype or tensor.device != device:
+        raise BackendError(
+            f"A tensor of {dtype} on {device}, of shape {tuple(shape)}, is needed, "
+            f"but got one of {tensor.dtype} on {tensor.device}, of shape {tuple(tensor.shape)}."
+        )
+    if tensor.data_ptr() == 0:
+        raise BackendError(f"A tensor of shape {tuple(shape)} has no memory.")
+    return tensor
 
 
 def memory_format(layout: Layout, dimensions: int) -> torch.memory_format:

@@ -236,8 +236,12 @@ class Backend(Protocol):
         these differ too.
         """
 
-    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
-        """Return `tensor`, or a copy of it, dense in `layout` and aligned as this backend's kernels need."""
+    def operand(self, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, layout: Layout) -> Tensor:
+        """Return `tensor`, or a copy of it, dense in `layout` and aligned as this backend's kernels need.
+
+        Raises:
+            BackendError: they cannot read it, since it is of another shape, type or device.
+        """
 
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""

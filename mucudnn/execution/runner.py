@@ -99,7 +99,11 @@ class Runner:
             and len(groups) == 1  # each has its filter in the same place
             and any(part.setup_s > _WORTH_KEEPING * part.time_s for part in division.parts)
         )
-        self._second_layout = problem.layout if problem.op is ConvOp.WGRAD else problem.filter_layout
+        dtype: torch.dtype = getattr(torch, problem.dtype)
+        x, y = ((shape, dtype, problem.layout) for shape in (problem.input_shape, problem.output_shape))
+        w = problem.filter_shape, dtype, problem.filter_layout
+        self._first_form = y if problem.op is ConvOp.DGRAD else x
+        self._second_form = y if problem.op is ConvOp.WGRAD else w
 
     def __call__(
         self,
@@ -151,8 +155,8 @@ class Runner:
         if self.is_own:
             return self._backend.own_convolution(self.problem, first, second, bias, unread)
         if not self._is_anywhere:
-            first = self._backend.operand(first, self.problem.layout)
-            second = self._backend.operand(second, self._second_layout)
+            first = self._backend.operand(first, *self._first_form)
+            second = self._backend.operand(second, *self._second_form)
         workspace.reserve(self.buffer_bytes, self._capacity_bytes)
         ready = functools.partial(self._make_ready, workspace) if self._makes_room_between else None
         if self.problem.op is ConvOp.WGRAD:

@@ -5,6 +5,7 @@ import math
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -330,6 +331,39 @@ def test_an_operand_that_starts_off_alignment_is_copied_to_where_it_may_be_read(
 
     assert torch.equal(result.double(), reference(problem, image, weight))
     assert all(each.addresses[UID_X] != shifted.data_ptr() for each in paper.executions)
+
+
+@pytest.mark.parametrize(
+    "change", [Tensor.double, Tensor.bfloat16, lambda tensor: tensor[1:], lambda tensor: tensor.to("meta")]
+)
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("op", ConvOp)
+def test_what_is_no_such_operand_is_refused_before_anything_is_launched(
+    backend: CudnnBackend, paper: PaperLibrary, op: ConvOp, place: int, change: Callable[[Tensor], Tensor]
+) -> None:
+    problem = conv().with_op(op)
+    operands = list(operands_of(problem)[:2])
+    operands[place] = change(operands[place])
+    run = divided(backend, problem, first_engine(backend, problem))
+
+    with pytest.raises(BackendError, match="is needed, but got one of"):
+        run(workspace(), *operands)
+    assert not paper.executions
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_values_that_do_not_lie_in_memory_as_they_are_read_are_copied(
+    backend: CudnnBackend, paper: PaperLibrary, op: ConvOp
+) -> None:
+    problem = conv().with_op(op)
+    first, second, _ = operands_of(problem, small_integers)
+    negative = torch._neg_view(-first)
+    nothing = torch._efficientzerotensor(first.shape, dtype=first.dtype, device=first.device)
+    run = divided(backend, problem, first_engine(backend, problem))
+
+    assert torch.equal(run(workspace(), negative, second).double(), reference(problem, first, second))
+    assert not run(workspace(), nothing, second).any()
+    assert paper.executions
 
 
 def test_an_address_off_alignment_is_never_launched(backend: CudnnBackend, paper: PaperLibrary) -> None:

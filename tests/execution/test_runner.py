@@ -99,28 +99,33 @@ IN_LAYOUTS = pytest.mark.parametrize(
 
 
 class Aligned(CpuBackend):
-    """The processor, as if operands had to be aligned; it notes the layouts in which they are asked for."""
+    """The processor, as if operands had to be aligned; it notes in which form they are asked for."""
 
     alignment_bytes = 16
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[Layout] = []
+        self.asked: list[tuple[tuple[int, ...], torch.dtype, Layout]] = []
 
-    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
-        self.asked.append(layout)
+    def operand(self, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, layout: Layout) -> Tensor:
+        self.asked.append((shape, dtype, layout))
         return tensor
 
 
 @pytest.mark.parametrize("op", ConvOp)
-def test_operands_are_asked_for_in_their_layouts_where_they_must_be_aligned(op: ConvOp) -> None:
+def test_operands_are_asked_for_in_their_forms_where_they_must_be_aligned(op: ConvOp) -> None:
     problem = dataclasses.replace(WIDE, op=op, bias=False, layout=Layout.CHANNELS_LAST)
     backend, division = Aligned(), equal_parts("cpu:im2col", 9)
 
-    Runner(backend, problem, division)(Workspace(CPU), *operands_of(problem))
+    first, second, bias = operands_of(problem)
 
-    second = Layout.CHANNELS_LAST if op is ConvOp.WGRAD else Layout.CONTIGUOUS
-    assert backend.asked == [Layout.CHANNELS_LAST, second]
+    Runner(backend, problem, division)(Workspace(CPU), first, second, bias)
+
+    layout = Layout.CHANNELS_LAST if op is ConvOp.WGRAD else Layout.CONTIGUOUS
+    assert backend.asked == [
+        (first.shape, first.dtype, Layout.CHANNELS_LAST),
+        (second.shape, second.dtype, layout),
+    ]
 
 
 def test_operands_that_may_lie_anywhere_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

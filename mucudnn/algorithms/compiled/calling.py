@@ -1,8 +1,7 @@
 """Calling C on tensors: structures, places in a workspace, one call for each thread.
 
 What does not change from call to call is put in its place when a kernel is bound to a workspace; a call puts
-addresses and steps of its images there. C believes what it is told, so every tensor is looked at before: what
-autograd's hooks have made of a saved one may be of another type or shape, and some have no memory.
+addresses and steps of its images there. C believes what it is told, so every tensor is checked before.
 """
 
 import abc
@@ -14,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mucudnn.algorithms.base import checked
 from mucudnn.algorithms.workers import run_on_workers
-from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem
+
+_PROCESSOR = torch.device("cpu")
 
 Function = Callable[[Any, Any], Any]
 """Takes a call and a share, by reference."""
@@ -52,26 +53,6 @@ def run_shares(function: Function, call: ctypes.Structure, shares: Sequence[ctyp
     """Call a function for every thread's share; return what it returns for each."""
     calls = [functools.partial(function, call, share) for share in shares]
     return run_on_workers(calls) if len(calls) > 1 else [each() for each in calls]
-
-
-def checked(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor whose values lie in memory, where C reads them while it is held.
-
-    Negative views are copied, and zeros of which none are stored, such as gradients.
-
-    Raises:
-        BackendError: it is of another shape, type or device, or has no memory.
-    """
-    if tensor.is_neg() or tensor._is_zerotensor():
-        tensor = tensor.clone()
-    if tensor.shape != shape or tensor.dtype is not dtype or not tensor.is_cpu:
-        raise BackendError(
-            f"A tensor of {dtype} on the processor, of shape {tuple(shape)}, is needed, "
-            f"but got one of {tensor.dtype} on {tensor.device}, of shape {tuple(tensor.shape)}."
-        )
-    if tensor.data_ptr() == 0:
-        raise BackendError(f"A tensor of shape {tuple(shape)} has no memory.")
-    return tensor
 
 
 class CompiledKernel(abc.ABC):
@@ -115,7 +96,7 @@ class CompiledKernel(abc.ABC):
 
     def _checked(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor of that shape whose values lie in memory, or raise a BackendError."""
-        return checked(tensor, shape, self._dtype)
+        return checked(tensor, shape, self._dtype, _PROCESSOR)
 
     def _run_slice(self, image: Tensor, out: Tensor, bias: Tensor | None, *names: str) -> list[float]:
         """Have functions write a part's result into `out`, of an image that is x; the bias is added."""

@@ -25,7 +25,7 @@ from mucudnn.backends.cpu.pages import release_pages
 from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError
-from mucudnn.problem import ConvProblem, Layout
+from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment, Trial
 from mucudnn.timing import Clock
 
@@ -75,8 +75,8 @@ class CpuBackend:
         """Return the number of threads, for which blocks on their own are made, and oneDNN's flags."""
         return present_flags()
 
-    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:  # noqa: ARG002  # the protocol's
-        """Return `tensor`: these algorithms read any strides, from anywhere."""
+    def operand(self, tensor: Tensor, *_: object) -> Tensor:
+        """Return `tensor`: these algorithms read any strides, from anywhere, and look for themselves."""
         return tensor
 
     @cached_property

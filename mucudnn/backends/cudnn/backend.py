@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from mucudnn.algorithms.base import memory_format
+from mucudnn.algorithms.base import checked, memory_format
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
 from mucudnn.backends.base import Job, NoNeighbours, PartKernel, PartSumKernel, Queue
 from mucudnn.backends.cudnn.card import Card, TorchCard
@@ -114,11 +114,15 @@ class CudnnBackend:
         obstacles = card.obstacle_to_products("float32"), card.obstacle_to_products("float64")
         return card.kind, card.rules, card.uses_cudnn, card.plans_tried, obstacles
 
-    def operand(self, tensor: Tensor, layout: Layout) -> Tensor:
+    def operand(self, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype, layout: Layout) -> Tensor:
         """Return `tensor`, or a copy of it, dense in `layout` and at a multiple of 16 bytes.
 
         The copy is an operand, as autograd's would be, and no workspace.
+
+        Raises:
+            BackendError: it is of another shape, type or device: kernels read what lies at its address.
         """
+        tensor = checked(tensor, shape, dtype, self._card.device)
         dense = tensor.contiguous(memory_format=memory_format(layout, tensor.dim()))
         return dense.clone() if dense.data_ptr() % _ALIGNMENT_BYTES else dense
 
