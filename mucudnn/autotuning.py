@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import inspect
 import os
 import threading
 import weakref
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
-from mucudnn.choices import Mode
+from mucudnn.choices import Mode, late_function, name_of
 from mucudnn.convolutions.functions import ConvolutionMode
 from mucudnn.convolutions.modules import Call
 from mucudnn.convolutions.notices import Notice, Reason
@@ -35,15 +34,6 @@ from mucudnn.tuning.learning import Learner
 from mucudnn.tuning.options import Settings, StoreOption
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_LATE: dict[str, Callable[[object], bool]] = {
-    "class": inspect.isclass,
-    "generator function": inspect.isgeneratorfunction,
-    "coroutine function": inspect.iscoroutinefunction,
-    "asynchronous generator function": inspect.isasyncgenfunction,
-}
-"""What computes after its call has returned, and how it is known."""
-
 
 _NEEDS = ((False, False), (False, True), (True, False), (True, True))
 """Which gradients a call may need: of the image, and of the filter."""
@@ -98,13 +88,13 @@ class Autotune(contextlib.ContextDecorator, ConvolutionMode):
             OptionError: it computes when the call has returned, and the context is left: in silence it would
                 do so as before.
         """
-        for kind, is_of_kind in _LATE.items():
-            if is_of_kind(function):
-                name = getattr(function, "__qualname__", repr(function))
-                raise OptionError(
-                    f"What autotune decorates must compute while it is called, but got the {kind} {name!r}; "
-                    "enter the context where it computes, and leave it before it waits."
-                )
+        is_class = isinstance(function, type)
+        late = f"the class {name_of(function)!r}" if is_class else late_function(function)
+        if late is not None:
+            raise OptionError(
+                f"What autotune decorates must compute while it is called, but got {late}; "
+                "enter the context where it computes, and leave it before it waits."
+            )
         return super().__call__(function)
 
     def _server(self, needs: tuple[bool, bool]) -> GraphServer:

@@ -437,9 +437,17 @@ async def _waits_and_yields(image: Tensor, weight: Tensor) -> AsyncIterator[Tens
     yield nn.functional.conv2d(image, weight)
 
 
+class _Waiting:
+    """An object that is called, and computes later."""
+
+    async def __call__(self, image: Tensor, weight: Tensor) -> Tensor:
+        return nn.functional.conv2d(image, weight)
+
+
 @pytest.mark.parametrize(
     ("function", "what"),
     [
+        (_Waiting(), "coroutine function '<.*_Waiting object at .*>'"),
         (_yields, "generator function '_yields'"),
         (_waits, "coroutine function '_waits'"),
         (_waits_and_yields, "asynchronous generator function '_waits_and_yields'"),

@@ -6,7 +6,6 @@ to 7; the sixth of Hoefler's twelve ways to fool the masses; DAWNBench, whose ga
 """
 
 import contextlib
-import inspect
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
@@ -14,6 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import nn
 
 from mucudnn.backends import Backend, backend_for
+from mucudnn.choices import late_function
 from mucudnn.comparing.clocks import CardClock, HostClock, ModuleClocks
 from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes, StepComparison
 from mucudnn.comparing.taking_back import taken_back
@@ -89,11 +89,9 @@ def compare(
     applied_plan(model)  # which says so if there is none
     if not callable(step):
         raise OptionError(f"step must be a function that runs a step, but got {type(step).__name__}.")
-    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-    if any(is_kind(step) for is_kind in kinds):
-        raise OptionError(
-            "step must run a step when it is called, but got a generator or coroutine function."
-        )
+    late = late_function(step)
+    if late is not None:
+        raise OptionError(f"step must run a step when it is called, but got {late}.")
     if rounds is not None and (type(rounds) is not int or rounds < FEWEST_SAMPLES):
         raise OptionError(
             f"rounds must be a whole number of at least {FEWEST_SAMPLES}, as an interval needs, "

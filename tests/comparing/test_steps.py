@@ -542,8 +542,18 @@ def test_a_step_that_would_not_run_when_it_is_called_is_refused(model: Network) 
     async def asynchronous() -> AsyncIterator[Tensor]:
         yield model(IMAGES)
 
-    for step in (generator, coroutine, asynchronous):
-        with pytest.raises(OptionError, match="must run a step when it is called"):
+    class Called:
+        async def __call__(self) -> None:
+            model(IMAGES)
+
+    for step, kind in (
+        (generator, "generator"),
+        (coroutine, "coroutine"),
+        (asynchronous, "asynchronous generator"),
+        (Called(), "coroutine"),
+    ):
+        told = f"must run a step when it is called, but got the {kind} function "
+        with pytest.raises(OptionError, match=told):
             mucudnn.compare(model, step)
 
 
