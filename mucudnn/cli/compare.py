@@ -39,6 +39,8 @@ from mucudnn.report import comparison_as_json, draw_comparison, render_compariso
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from mucudnn.comparing.step_comparison import StepComparison
+
 
 @click.command("compare", short_help="Time a model with a saved plan and without it.")
 @target_argument
@@ -109,19 +111,30 @@ def compare_command(
         forward = _forward(model, inputs, autocast)
         run = _inference(forward) if is_eval else _training(model, forward)
         found = compare(model, run, rounds=rounds, progress=True)
-    if output is not None:
-        found.settled.save(output)  # before anything is printed: whoever reads that may leave
-    if plot is not None:
-        draw_comparison(found, plot)
-    if as_json:
-        print_json(comparison_as_json(found))
-    else:
-        click.echo(render_comparison(found, width=report_width()))
+    try:
+        _keep(found, output, plot)  # before anything is printed: whoever reads that may leave
+    finally:
+        _print(found, as_json=as_json)
     if output is not None:
         what = "settled plan" if found.settled is not found.plan else "plan, unchanged,"
         say(f"The {what} is saved in {output}.", as_json)
     if plot is not None:
         say(f"It is drawn in {plot}.", as_json)
+
+
+def _keep(found: "StepComparison", output: Path | None, plot: Path | None) -> None:
+    """Save the settled plan and draw the comparison, as far as that was asked for."""
+    if output is not None:
+        found.settled.save(output)
+    if plot is not None:
+        draw_comparison(found, plot)
+
+
+def _print(found: "StepComparison", *, as_json: bool) -> None:
+    if as_json:
+        print_json(comparison_as_json(found))
+    else:
+        click.echo(render_comparison(found, width=report_width()))
 
 
 def is_for_inference(plan: Plan, model: "nn.Module") -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import errno
 import importlib
 import json
 import re
@@ -97,6 +98,23 @@ def test_a_plan_of_which_something_was_taken_back_is_saved_as_it_is_then(
 
     assert Plan.load(output) == settled
     assert result.stdout.endswith(f"The settled plan is saved in {output}.\n")
+
+
+@pytest.mark.parametrize("option", ["-o", "--plot"])
+def test_what_was_measured_is_printed_though_it_cannot_be_kept(
+    option: str, plans: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("mucudnn.plan.Plan.save", fails)
+    monkeypatch.setattr("mucudnn.cli.compare.draw_comparison", fails)
+
+    result = compare("conv", plans["inference"], option, tmp_path / "found.svg")
+
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr
+    assert "its patched convolutions" in result.stdout
 
 
 def test_notes_are_as_wide_as_a_narrow_terminal(
