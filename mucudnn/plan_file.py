@@ -65,6 +65,11 @@ def parse(text: str) -> object:
         raise PlanFormatError(f"A plan must be a JSON text, but this one is damaged: {error}.") from error
 
 
+def printable(text: str) -> str:
+    """Return `text`, such as what a library has said, with ? for all that no plan's text may have."""
+    return _UNPRINTABLE.sub("?", text)
+
+
 def _texts(value: object) -> Iterator[str]:
     """Yield all texts of a JSON value, the names of fields among them."""
     if isinstance(value, str):

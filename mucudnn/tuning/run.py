@@ -17,7 +17,7 @@ from mucudnn.errors import (
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.plan import Assignment, ConvSite, Plan
-from mucudnn.plan_file import LARGEST
+from mucudnn.plan_file import LARGEST, printable
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Candidate, Profile
 from mucudnn.profiling.measurer import fits_as_seen
@@ -118,7 +118,9 @@ class Tuning:
             limit_bytes=self._profiler.limit_bytes,
             environment=dataclasses.replace(self._profiler.environment, soft={}),
             assignments=assignments,
-            untouched=(*self._extraction.untouched, *self._unmeasured),
+            untouched=tuple(
+                (path, printable(reason)) for path, reason in (*self._extraction.untouched, *self._unmeasured)
+            ),
             version=__version__,
             max_error=self._profiler.max_error,
             calls=tuple(filter(None, map(self._called.evidence, self._extraction.calls))),

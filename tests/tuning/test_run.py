@@ -172,7 +172,7 @@ def _fails_for_four_channels(monkeypatch: pytest.MonkeyPatch, method: str) -> No
 
     def fails(self: LiveMeasurer, problem: ConvProblem, *args: object) -> object:
         if problem.in_channels == problem.out_channels == 4:
-            raise UnmeasuredError(f"{problem} could not be measured: CUDA out of memory")
+            raise UnmeasuredError(f"{problem} could not be measured: CUDA \x1b[31mout of memory")
         return own(self, problem, *args)
 
     monkeypatch.setattr(LiveMeasurer, method, fails)
@@ -187,12 +187,14 @@ def test_sites_that_cannot_be_measured_stay_as_they_are_and_are_told_of(
     layers = [nn.Conv2d(n, k, 3, padding=1) for n, k in itertools.pairwise((3, 4, 4, 4, 3))]
     extraction = extract(nn.Sequential(*layers).eval(), a_batch())
 
-    with pytest.warns(UntunedWarning, match=r"left as they are: 1 fprop, 2 fprop \(.*CUDA out of memory"):
+    with pytest.warns(UntunedWarning, match=r"left as they are: 1 fprop, 2 fprop \(.*out of memory"):
         plan = planned(ScriptedBackend({"rival": Recipe(rate(0.5 * MS))}), extraction, mode=mode)
 
     assert [str(site) for site in plan.sites] == ["0 fprop", "3 fprop"]
     assert [path for path, _ in plan.untouched] == ["1", "2"]
     assert {reason.partition(" ")[0] for _, reason in plan.untouched} == {"fprop"}
+    assert all(reason.endswith("CUDA ?[31mout of memory") for _, reason in plan.untouched)
+    assert Plan.from_text(plan.to_text()) == plan
 
 
 @pytest.mark.parametrize("method", ["measure", "compare"])
@@ -200,7 +202,7 @@ def test_where_no_site_can_be_measured_tuning_ends(method: str, monkeypatch: pyt
     _fails_for_four_channels(monkeypatch, method)
     extraction = extract(nn.Conv2d(4, 4, 3).eval(), a_batch(channels=4))
 
-    with pytest.raises(UnmeasuredError, match="CUDA out of memory"):
+    with pytest.raises(UnmeasuredError, match=r"could not be measured: CUDA .*out of memory"):
         planned(ScriptedBackend({}), extraction)
 
 
