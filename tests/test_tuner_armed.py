@@ -45,6 +45,20 @@ def test_without_a_sample_the_first_call_is_one(known: Path) -> None:
     torch.testing.assert_close(result, twin(a_batch()), rtol=1e-5, atol=1e-5)  # Winograd's bound
 
 
+@pytest.mark.parametrize("kind", [list, dict.fromkeys, lambda ops: dict.fromkeys(ops).keys()])
+def test_the_ops_are_those_that_were_asked_for_whatever_becomes_of_them(
+    kind: Callable[[list[str]], Any], known: Path
+) -> None:
+    ops = kind(["fprop", "wgrad"])
+    model = copy.deepcopy(mucudnn.optimize(a_chain(), LIMIT, ops=ops, store=known, progress=False))
+    if isinstance(ops, list):
+        ops[:] = ["nonsense"]
+
+    model(a_batch())
+
+    assert {site.op for site in plan_of(model).sites} == {ConvOp.FPROP, ConvOp.WGRAD}
+
+
 @pytest.mark.parametrize(
     "way", [lambda model: model, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
 )

@@ -72,19 +72,19 @@ class Settings:
         Raises:
             SizeError, OptionError: one of them cannot be read, or is none of the choices.
         """
+        wanted_ops(ops, is_training=True)
         settings = cls(
             limit_bytes=_limit_bytes(workspace_limit),
             mode=choice(Mode, mode),
             policy=choice(Policy, policy),
             search=choice(Search, search),
             max_error=_checked_error(max_error),
-            ops=ops,
+            ops=ops if isinstance(ops, str) else (*ops,),  # whatever becomes of a list meanwhile
             backend=checked_backend(backend),
             store=store,
             again=again,
             progress=progress,
         )
-        wanted_ops(ops, is_training=True)
         if not isinstance(again, bool):
             raise OptionError(f"again must be True or False, but got {again!r}.")
         if settings.again and settings.recording is not None:
