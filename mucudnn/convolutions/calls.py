@@ -164,6 +164,7 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
 
     Raises:
         ProblemError: the shapes fit no convolution, or no transposed one that is another's gradient.
+        OptionError: the padding is a word.
     """
     arguments = ConvArguments(*map(_in_python, arguments))
     if isinstance(arguments.padding, str):

@@ -312,7 +312,7 @@ class _Recorder:
             if dtype is not None:
                 image, weight, bias = as_autocast(image, weight, bias, dtype)
             problem = problem_of(image, weight, bias is not None, arguments)
-        except ProblemError as error:  # unless PyTorch's own says what is wrong, right after this
+        except (OptionError, ProblemError) as error:  # unless PyTorch's own says so, right after this
             self._obstacle = str(error).removesuffix(".")
             return
         self._obstacle = None

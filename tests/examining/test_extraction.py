@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from mucudnn.errors import NothingToTuneError, OptionError
+from mucudnn.errors import NothingToTuneError, OptionError, SampleError
 from mucudnn.examining.arguments import CallArguments
 from mucudnn.examining.extraction import extract
 from mucudnn.problem import ConvOp, Layout
@@ -176,6 +176,14 @@ def test_an_unknown_op_is_answered_with_those_that_there_are(ops: Any) -> None:
         OptionError, match=r"ops must be 'auto' or some of 'fprop', 'dgrad', 'wgrad', but got"
     ):
         extract(a_chain(), a_batch(), ops)
+
+
+def test_what_no_convolution_allows_is_told_in_pytorchs_words() -> None:
+    conv = nn.Conv2d(3, 4, 3, padding="same")
+    conv.stride = (2, 2)
+
+    with pytest.raises(SampleError, match=r"raised RuntimeError\(.*padding='same' is not supported"):
+        extract(conv, a_batch())
 
 
 def test_a_convolution_that_needs_none_of_the_ops_asked_for_is_listed_with_the_reason() -> None:
