@@ -65,7 +65,10 @@ def _write_on(descriptor: int, content: bytes) -> None:
 def _replace(target: Path, content: bytes) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         draft = Path(folder) / target.name
-        draft.write_bytes(content)
+        with draft.open("wb") as opened:
+            opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())  # or after a loss of power the name may stand for an empty file
         with contextlib.suppress(OSError):  # as where there is none
             shutil.copymode(target, draft)
         draft.replace(target)
