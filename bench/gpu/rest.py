@@ -43,8 +43,11 @@ _SECONDS = 480.0
 _AROUND_S = 25.0
 """That a program takes beside its time: it imports torch before it, and after it ends what it has begun."""
 
-_PROCESS_S = 25.0
+_PROCESS_S = 28.0
 """More of that, where a process of the program's own imports torch once more and examines the networks."""
+
+_RACES_S = 30.0
+"""More of that, where a training step is timed in all ways, in rounds that do not look at the time."""
 
 _PACKING_S = 5.0
 """For the stores, at the end."""
@@ -52,8 +55,9 @@ _PACKING_S = 5.0
 _PATIENCE_S = 45.0
 """By how much a program may pass its time, and that of processes of its own, before it is killed."""
 
-_CONCLUDING_S = 5.0
-"""That it has before, after an interrupt, to say what it was stopped in: that is tried again."""
+_CONCLUDING_S = 8.0
+"""That it has before, after an interrupt, to say what it was stopped in: that is tried again. A process of
+its own may take three seconds to end, and the lines are read once more."""
 
 _CASE_S, _LARGE_CASE_S = 60, 90
 """Seconds after which a case of layers is taken to hang, and one of a large mini-batch."""
@@ -71,6 +75,7 @@ class Errand(NamedTuple):
         least_s: seconds with which it is begun.
         most_s: that it is given.
         processes_s: by which processes of its own may pass that before it kills them.
+        races_s: what it has begun to time may take after that, and would be lost.
     """
 
     about: str
@@ -79,10 +84,11 @@ class Errand(NamedTuple):
     least_s: float
     most_s: float
     processes_s: float = 0.0
+    races_s: float = 0.0
 
     def seconds(self, left_s: float) -> float:
         """Return the time that it is given if it is begun with so much left."""
-        around_s = _AROUND_S + (_PROCESS_S if self.processes_s else 0.0)
+        around_s = _AROUND_S + self.races_s + (_PROCESS_S if self.processes_s else 0.0)
         return min(left_s - around_s, self.most_s)
 
     def timeout_s(self, left_s: float) -> float:
@@ -116,7 +122,7 @@ def _steps(network: str, setting: str, least_s: float, most_s: float, limit: str
     """
     arguments = ("--networks", network, "--settings", setting, "--limit", limit)
     about = f"training steps of {network}, {setting}, {limit}"
-    return Errand(about, "bench.gpu.steps", arguments, least_s, most_s)
+    return Errand(about, "bench.gpu.steps", arguments, least_s, most_s, races_s=_RACES_S)
 
 
 def _layers(
