@@ -1,6 +1,7 @@
 """What was measured, as lines of JSON: each is written at once, and tables are made of nothing else."""
 
 import dataclasses
+import functools
 import gzip
 import json
 import os
@@ -319,12 +320,28 @@ def _replace(path: Path, content: bytes) -> None:
 def read_packed_too(plain: Path) -> list[Line]:
     """Return the lines that `write_lines` wrote, in whatever form, and those that were appended later.
 
-    What `write_lines` had packed when it was ended, and had no time to remove, is not read twice.
+    What `write_lines` had packed when it was ended, and had no time to remove, is not read twice. Packed
+    lines, of which there are many, are parsed once in a process, as long as their file is not replaced.
     """
-    packed, appended = read(_packed(plain)), read(plain)
+    path, appended = _packed(plain), read(plain)
+    packed = _packed_lines(path, _version(path))
     lengths = range(min(len(packed), len(appended)), 0, -1)
-    twice = next((length for length in lengths if packed[-length:] == appended[:length]), 0)
+    twice = next((length for length in lengths if packed[-length:] == tuple(appended[:length])), 0)
     return [*packed, *appended[twice:]]
+
+
+@functools.lru_cache(maxsize=4)
+def _packed_lines(path: Path, version: object) -> tuple[Line, ...]:  # noqa: ARG001  # told apart by it
+    return tuple(read(path))
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Return what differs once a file is replaced; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _packed(plain: Path) -> Path:
