@@ -171,8 +171,8 @@ def tight_limit(
 ) -> int | None:
     """Return what its buffer and a part beside it may take together; None if they always fit.
 
-    In sharing mode that is the division's own workspace, for it and a buffer of its own; else the limit, for
-    it and the buffer that all have in common. A part counts as if it took all of its workspace beside the
+    In sharing mode that is the division's own workspace, wherever it has a buffer of its own; else the limit,
+    for it and the buffer that all have in common. A part counts as if it took all of its workspace beside the
     buffer; how much it does, who runs it knows.
 
     Args:
@@ -183,7 +183,7 @@ def tight_limit(
         is_sharing: whether there is none.
         sum_bytes: of the sum in which its parts add up.
     """
-    elsewhere = max((part.workspace_bytes for part in division.parts), default=0)
-    limit = division.workspace_bytes if is_sharing else limit_bytes
-    held = buffer_bytes(division, own, sum_bytes) if is_sharing else common_bytes
-    return limit if elsewhere + held > limit else None
+    taken = division.workspace_bytes
+    if is_sharing:
+        return taken if buffer_bytes(division, own, sum_bytes) else None
+    return limit_bytes if taken + common_bytes > limit_bytes else None
