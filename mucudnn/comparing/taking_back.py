@@ -58,22 +58,27 @@ def _may_go_back(plan: Plan, path: str, own: str) -> bool:
     """Return whether a module runs something else somewhere, and PyTorch's own may run wherever it does."""
     changed = [each for each in plan.assignments if each.site.path == path and not is_kept(each)]
     return bool(changed) and all(
-        may_stay(each, plan.mode) and _own_whole(each, plan.mode, own) is not None for each in changed
+        may_stay(each, plan.mode) and _fits(_own_whole(each, own), each.division, plan.mode)
+        for each in changed
     )
 
 
-def _own_whole(assigned: Assignment, mode: Mode, own: str) -> Candidate | None:
-    """Return PyTorch's own of the whole mini-batch, as it was profiled, if it takes no more than it may."""
-    room_bytes = assigned.division.workspace_bytes if mode is Mode.SHARING else None
-    for each in assigned.candidates:
-        if (each.algorithm, each.batch) == (own, assigned.problem.batch):
-            return each if room_bytes is None or each.workspace_bytes <= room_bytes else None
-    return None
+def _fits(whole: Candidate | None, division: Division, mode: Mode) -> bool:
+    """Return whether PyTorch's own is known, and takes no more than a site may: in sharing mode its share."""
+    if whole is None:
+        return False
+    return mode is not Mode.SHARING or whole.workspace_bytes <= division.workspace_bytes
+
+
+def _own_whole(assigned: Assignment, own: str) -> Candidate | None:
+    """Return PyTorch's own of the whole mini-batch, as it was profiled."""
+    wanted = own, assigned.problem.batch
+    return next((each for each in assigned.candidates if (each.algorithm, each.batch) == wanted), None)
 
 
 def _as_before(assigned: Assignment, own: str) -> Assignment:
     """Return a site with PyTorch's own, in the times in which it was the base; as it is, if it has that."""
-    whole, seen = _own_whole(assigned, Mode.REUSE, own), seen_at(assigned)
+    whole, seen = _own_whole(assigned, own), seen_at(assigned)
     if whole is None or is_kept(assigned):
         return assigned
     rejected = dict(seen.rejected)
