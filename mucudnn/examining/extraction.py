@@ -47,20 +47,15 @@ class SiteCall:
         variant: 0 for the first shape that the module meets, 1 for the second, and so on.
         problem: of the forward pass: fprop, or dgrad of a transposed convolution.
         ops: which of the three are to be tuned, by the problem's names.
-        needed: which the model computes; none stands for those that are tuned. In eval mode, unless ops are
-            asked for, that is the forward pass alone, whatever records gradients.
+        computed: which the model computes. In eval mode, unless ops are asked for, that is the forward pass
+            alone, whatever records gradients.
     """
 
     path: str
     variant: int
     problem: ConvProblem
     ops: tuple[ConvOp, ...]
-    needed: tuple[ConvOp, ...] = ()
-
-    @property
-    def computed(self) -> tuple[ConvOp, ...]:
-        """What the model computes."""
-        return self.needed or self.ops
+    computed: tuple[ConvOp, ...]
 
 
 @dataclasses.dataclass(frozen=True)

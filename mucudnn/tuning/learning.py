@@ -71,7 +71,7 @@ class Learner:
         backend = backend_for(settings.backend, device)
         if backend.is_capturing:
             raise NotNowError
-        extraction = Extraction((SiteCall(name, number, problem, ops),), ())
+        extraction = Extraction((SiteCall(name, number, problem, ops, ops),), ())
         # Whoever meets a convolution under autocast wants measurements of its own type.
         plain = without_autocast(autocast_dtype(device))
         with plain, self._opened() as store, progress_for(settings.progress) as shown:

@@ -44,7 +44,7 @@ def test_a_base_that_broke_the_device_is_not_asked_about_without_what_others_tak
         asked, known = (Replay(store, environment), MemoryStore()) if is_replayed else (live, store)
         called = Called(Profiler(asked, known, 1000, Policy.ALL), Mode.REUSE)
 
-        site = SiteCall("", 0, PROBLEM, tuple(ConvOp))
+        site = SiteCall("", 0, PROBLEM, tuple(ConvOp), tuple(ConvOp))
         times = called.times(site, base, divisions, look=1, taken_bytes=500)
 
     assert times is None

@@ -28,7 +28,7 @@ def running(**workspaces: tuple[str, int]) -> dict[ConvSite, tuple[ConvProblem, 
 
 
 def taken(path: str, sites: dict[ConvSite, tuple[ConvProblem, Division]]) -> int:
-    call = SiteCall(path, 0, PROBLEM, (ConvOp.FPROP,))
+    call = SiteCall(path, 0, PROBLEM, *2 * [(ConvOp.FPROP,)])
     return taken_before(call, sites, own="own", limit_bytes=100)
 
 
@@ -60,7 +60,7 @@ def by(**names: str) -> dict[ConvOp, Division]:
 def test_a_call_against_pytorchs_own_of_any_op_stands_before_one_against_others() -> None:
     store, limit_bytes = MemoryStore(), 2**20
     profiler = Profiler(LiveMeasurer(ScriptedBackend({})), store, limit_bytes, Policy.UNDIVIDED)
-    site = SiteCall("here", 0, PROBLEM, (ConvOp.FPROP, ConvOp.DGRAD))
+    site = SiteCall("here", 0, PROBLEM, *2 * [(ConvOp.FPROP, ConvOp.DGRAD)])
     asked = ModelCall(PROBLEM, profiler.own, is_sharing=False, limit_bytes=limit_bytes)
     called, best = Called(profiler, Mode.REUSE), by(fprop="best", dgrad="best")
 
@@ -83,7 +83,7 @@ def test_a_call_is_timed_with_what_other_layers_take_before_it(is_frozen: bool) 
     backend = ScriptedBackend({}, own=Recipe(rate(MS), sample_bytes=0))
     backend.packed = Recipe(rate(MS))
     profiler = Profiler(LiveMeasurer(backend), store, limit_bytes, Policy.UNDIVIDED)
-    site, called = SiteCall("here", 0, PROBLEM, (ConvOp.FPROP,)), Called(profiler, Mode.REUSE)
+    site, called = SiteCall("here", 0, PROBLEM, *2 * [(ConvOp.FPROP,)]), Called(profiler, Mode.REUSE)
     base, best = by(fprop="own"), Division((Candidate("scripted:best", PROBLEM.batch, 1.0, 1000),))
     asked = ModelCall(
         PROBLEM,
