@@ -105,7 +105,7 @@ def optimize(
         return applying.patch(model, _plan(model, sample, settings), learn)
     check_is_module(model)
     check_unscripted(model)
-    return applying.arm(model, _FirstCall(settings, learn, is_training=model.training))
+    return applying.arm(model, _FirstCall(settings, learn, model.training))
 
 
 def _learner(settings: Settings, dynamic: bool) -> Learner | None:
@@ -225,7 +225,7 @@ class _FirstCall:
     other.
     """
 
-    def __init__(self, settings: Settings, learn: Learner | None, *, is_training: bool) -> None:
+    def __init__(self, settings: Settings, learn: Learner | None, is_training: bool) -> None:
         _keep_uncompiled()
         self._settings = settings
         self._learn = learn
@@ -234,16 +234,9 @@ class _FirstCall:
         self._watched = 0
         self._turn = ForkSafeLock()
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Keep all but the lock."""
-        return {"_settings": self._settings, "_learn": self._learn, "_is_training": self._is_training}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        _keep_uncompiled()
-        self.__dict__.update(state)
-        self._failures = 0
-        self._watched = 0
-        self._turn = ForkSafeLock()
+    def __reduce__(self) -> tuple[type["_FirstCall"], tuple[Settings, Learner | None, bool]]:
+        """Have copies and pickles begin anew."""
+        return type(self), (self._settings, self._learn, self._is_training)
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_examining():
