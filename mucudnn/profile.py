@@ -271,12 +271,14 @@ class Profile:
         environment: where it was measured.
         candidates: at every micro-batch size of the policy.
         refusals: the algorithms that are none, with reasons.
+        errors: that were measured, relative to float64, by algorithm and size.
     """
 
     problem: ConvProblem
     environment: Environment
     candidates: tuple[Candidate, ...]
     refusals: tuple[Refusal, ...] = ()
+    errors: Mapping[tuple[str, int], float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -63,7 +63,6 @@ class Profiler:
         self.on_turn: Callable[[], None] = nothing
         self._measurer = measurer
         self._store = store
-        self._errors: dict[ConvProblem, dict[tuple[str, int], float]] = {}
 
     @property
     def measured(self) -> int:
@@ -97,11 +96,6 @@ class Profiler:
         if self._missing(trials, known):
             known = self._measured(problem, trials)
         records = [judged(known[trial], self.own, self.max_error) for trial in trials]
-        self._errors[problem] = {
-            (trial.algorithm, trial.problem.batch): error
-            for trial in trials
-            if (error := known[trial].error) is not None
-        }
         return _profile(problem, self.environment, records, self.limit_bytes)
 
     def _missing(self, trials: Sequence[Trial], known: Mapping[Trial, Record]) -> list[Trial]:
@@ -302,16 +296,6 @@ class Profiler:
             seen = self._store.comparison(self.environment, call.problem, list(seen.times)) or seen
         return seen
 
-    def errors(self, problem: ConvProblem) -> dict[tuple[str, int], float]:
-        """Return the measured errors of the candidates of `problem`, by algorithm and size.
-
-        They are of the records that its last profile was made of, whatever has become of the store since.
-
-        Raises:
-            KeyError: this profiler has made none.
-        """
-        return self._errors[problem]
-
     def _comparison(self, problem: ConvProblem, divisions: Sequence[Division]) -> Comparison | None:
         return self._store.comparison(self.environment, problem, [each.key for each in divisions])
 
@@ -391,4 +375,9 @@ def _profile(
         if record.times is not None and record.workspace_bytes is not None
     ]
     refusals = [record.refusal for record in records if record.refusal is not None]
-    return Profile(problem, environment, tuple(candidates), tuple(refusals))
+    errors = {
+        (record.trial.algorithm, record.trial.problem.batch): record.error
+        for record in records
+        if record.error is not None
+    }
+    return Profile(problem, environment, tuple(candidates), tuple(refusals), errors)

@@ -189,9 +189,8 @@ class Tuning:
                 continue  # it was left with one that is alike
             if key not in confirmed:
                 room_bytes = self._profiler.limit_bytes if pool is None else pool.room(division, alike[key])
-                base = self._base(profiles[problem])
                 try:
-                    confirmed[key] = self._confirm(site, division, fitting, base, room_bytes)
+                    confirmed[key] = self._confirm(site, division, fitting, profiles[problem], room_bytes)
                 except UnmeasuredError as error:
                     self._leave(problem, error)
                     continue
@@ -285,7 +284,7 @@ class Tuning:
         site: ConvSite,
         division: Division,
         fitting: Sequence[Candidate],
-        base: Division | None,
+        profile: Profile,
         room_bytes: int,
     ) -> Confirmed:
         """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
@@ -295,7 +294,7 @@ class Tuning:
         base that does not fit the site's share is timed for comparison only. If all were seen to take more
         than the room, whatever they declared, the best division with less workspace takes their place.
         """
-        problem = self._problems[site]
+        problem, base = profile.problem, self._base(profile)
         self._work.at(f"confirming {problem}")
         rivals = rivals_of(problem, division, fitting, self._profiler.own)
         if base is not None:
@@ -312,18 +311,18 @@ class Tuning:
             if not less:
                 raise self._nothing_fits(site, outcome)
             smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
-            return self._confirm(site, smaller, less, base, room_bytes)
+            return self._confirm(site, smaller, less, profile, room_bytes)
         chosen = winner(fits, outcome, undivided(self._profiler.own, problem.batch).key)
         others = (chosen, *fits.values()) if base is None or base.key not in fits else (base,)
-        whole = next((self._proven(problem, each, outcome) for each in others if each.is_undivided), None)
-        return Confirmed(self._proven(problem, chosen, outcome), whole)
+        whole = next((self._proven(profile, each, outcome) for each in others if each.is_undivided), None)
+        return Confirmed(self._proven(profile, chosen, outcome), whole)
 
-    def _proven(self, problem: ConvProblem, division: Division, outcome: Outcome) -> Proven:
-        errors = self._profiler.errors(problem)
+    def _proven(self, profile: Profile, division: Division, outcome: Outcome) -> Proven:
+        errors = profile.errors
         known = [errors[key] for part in division.parts if (key := (part.algorithm, part.batch)) in errors]
         is_known = len(known) == len(division.parts)
         worst = max(min(LARGEST, error) for error in known) if is_known else None  # LARGEST for no number
-        own = undivided(self._profiler.own, problem.batch).key
+        own = undivided(self._profiler.own, profile.problem.batch).key
         return Proven(division, evidence_of(division, outcome, own, worst))
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:

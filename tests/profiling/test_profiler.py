@@ -421,10 +421,7 @@ def test_raw_times_are_kept_in_the_store() -> None:
 
 
 def test_the_measured_error_of_every_candidate_is_known() -> None:
-    profiler = _profiler(ScriptedBackend({"other": Recipe(rate(MS))}))
-    profiler.profile(_problem())
-
-    errors = profiler.errors(_problem())
+    errors = _profiler(ScriptedBackend({"other": Recipe(rate(MS))})).profile(_problem()).errors
 
     # float32 rounds to 6e-8; sums of 27 products stay within a few of these.
     assert len(errors) == 2 * SIZES
@@ -659,8 +656,7 @@ def test_what_the_store_loses_while_something_is_measured_stays_known_to_who_mea
     assert trials == {
         (f"scripted:{name}", size) for name in ("own", "small", "large") for size in (1, 2, 4, 8)
     }
-    store._records.clear()
-    assert profiler.errors(_problem()).keys() == trials
+    assert profile.errors.keys() == trials
 
 
 class _Losing(MemoryStore):

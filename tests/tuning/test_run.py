@@ -1,6 +1,7 @@
 """One run of the tuner, on a machine whose times are scripted."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import random
@@ -355,11 +356,21 @@ def test_what_was_measured_on_a_busy_machine_is_told_of_whenever_it_is_read() ->
         assert set(plan.others) == {1.25}
 
 
+def _has_errors(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
+    """Let one error be known, that of the whole by PyTorch's own."""
+    profile = Profiler.profile
+    monkeypatch.setattr(
+        Profiler,
+        "profile",
+        lambda *args: dataclasses.replace(profile(*args), errors={("scripted:own", 8): error}),
+    )
+
+
 @pytest.mark.parametrize("error", [0.2, math.nan, math.inf])
 def test_pytorchs_own_that_is_wrong_stays_and_is_told_of(
     error: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Profiler, "errors", lambda *_: {("scripted:own", 8): error})
+    _has_errors(monkeypatch, error)
 
     with pytest.warns(AccuracyWarning, match="^At 1 of 1 sites, the first of them .* fprop, PyTorch's own "):
         plan = planned(ScriptedBackend({}), one_convolution())
@@ -386,7 +397,7 @@ def test_a_part_of_pytorchs_own_that_is_wrong_is_refused_though_the_whole_is_not
 
 
 def test_an_error_that_was_not_recorded_is_none_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Profiler, "errors", lambda *_: {("scripted:own", 8): 1e-7})
+    _has_errors(monkeypatch, 1e-7)
 
     (assigned,) = planned(with_rival(affine(0.5, 0.02)), one_convolution()).assignments
 
