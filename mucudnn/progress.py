@@ -33,7 +33,7 @@ class Progress(Protocol):
 
 
 ProgressOption = bool | Progress | None
-"""Whether progress is told (None: where there is a terminal), or who is told."""
+"""Whether progress is told (None: on a terminal and in a notebook), or who is told."""
 
 
 def check_progress(progress: object) -> None:
@@ -43,7 +43,10 @@ def check_progress(progress: object) -> None:
         OptionError: it is not.
     """
     if not (progress is None or isinstance(progress, bool) or offers(progress, Progress)):
-        raise OptionError(f"progress must be True, False, None or a Progress, but got {named(progress)}.")
+        raise OptionError(
+            "progress must be True, False, None or a Progress (begin, at and end), "
+            f"but got {named(progress)}."
+        )
 
 
 class Silence:
@@ -80,7 +83,7 @@ class Bar:
 
 
 class Lines:
-    """A line now and then, for output that is no terminal: a log, or a batch job's.
+    """A line now and then, for output that is no terminal: a log, a notebook, or a batch job's.
 
     Args:
         stream: where they go.
@@ -179,6 +182,10 @@ class _StandardError(io.TextIOBase):
             return self._stream.isatty()
         return False
 
+    def is_notebook(self) -> bool:
+        """Return whether it is shown in a notebook (Jupyter, Colab and others by IPython's kernel)."""
+        return type(self._stream).__module__.partition(".")[0] == "ipykernel"
+
     def write(self, text: str) -> int:
         """Pass the text on."""
         with contextlib.suppress(*_UNWRITABLE):
@@ -197,10 +204,11 @@ class _StandardError(io.TextIOBase):
 
 @contextlib.contextmanager
 def progress_for(wish: ProgressOption) -> Iterator[Progress]:
-    """Yield what is told: a bar on a terminal, lines elsewhere for True alone; nobody for False."""
-    stream = cast("TextIO", _StandardError())
+    """Yield what is told: a bar on a terminal, lines in notebooks and, for True, elsewhere; or nobody."""
+    error = _StandardError()
+    stream = cast("TextIO", error)
     if wish is None:
-        wish = stream.isatty()
+        wish = error.isatty() or error.is_notebook()
     if not isinstance(wish, bool):
         yield wish
     elif not wish:

@@ -23,6 +23,11 @@ class Clock:
         return self.now_s
 
 
+def notebook_stream() -> io.StringIO:
+    """Standard error as IPython's kernel has it: no terminal, and shown below a cell."""
+    return type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+
+
 def told_lines(steps: list[tuple[float, float]]) -> list[str]:
     """What is told of work of 200 that is so far at such seconds; the last step is its end."""
     clock, stream = Clock(), io.StringIO()
@@ -57,12 +62,15 @@ def test_short_work_says_nothing() -> None:
         (None, Terminal(), Bar),
         (True, Terminal(), Bar),
         (False, Terminal(), Silence),
+        (None, notebook_stream(), Lines),
+        (True, notebook_stream(), Lines),
+        (False, notebook_stream(), Silence),
         (None, io.StringIO(), Silence),
         (True, io.StringIO(), Lines),
         (False, io.StringIO(), Silence),
     ],
 )
-def test_a_bar_is_for_terminals_and_lines_are_for_those_who_ask(
+def test_a_bar_is_for_terminals_and_lines_are_for_notebooks_and_those_who_ask(
     wish: bool | None, stream: io.StringIO, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)

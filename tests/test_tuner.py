@@ -6,6 +6,7 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
+from tests.examples import a_plan
 from tests.models import Listener, a_batch, a_chain, too_large_for_nothing
 from tests.operands import a_convolution
 from tests.tuned import LIMIT, a_known_store
@@ -216,8 +218,11 @@ WRONG_OPTIONS = pytest.mark.parametrize(
         ({"again": "yes"}, "again must be True or False, but got 'yes'"),
         ({"store": 5}, "store must be a path, a Store or None, but got 5"),
         ({"store": MemoryStore}, r"or None, but got the class MemoryStore, not an instance\.$"),
-        ({"progress": "x"}, "progress must be True, False, None or a Progress, but got 'x'"),
-        ({"progress": Listener}, r"or a Progress, but got the class Listener, not an instance\.$"),
+        (
+            {"progress": "x"},
+            r"progress must be True, False, None or a Progress \(begin, at and end\), but got 'x'",
+        ),
+        ({"progress": Listener}, r"or a Progress \(.*\), but got the class Listener, not an instance\.$"),
     ],
 )
 
@@ -405,6 +410,13 @@ def test_what_is_no_model_is_refused_in_a_sentence(model: Any, got: str, known: 
 def test_a_plan_s_file_is_not_taken_for_the_plan() -> None:
     with pytest.raises(OptionError, match=r"but got 'plan.json'; Plan.load\(path\) reads one from a file"):
         mucudnn.apply(a_chain(), "plan.json")  # type: ignore[arg-type]  # that is the point
+
+
+def test_what_compare_has_found_is_not_taken_for_the_plan_in_it() -> None:
+    found = SimpleNamespace(settled=a_plan())
+
+    with pytest.raises(OptionError, match=r"must be a Plan, but got .*; its attribute settled is one\.$"):
+        mucudnn.apply(a_chain(), found)  # type: ignore[arg-type]  # that is the point
 
 
 def test_a_plan_s_text_is_not_shown_as_a_whole() -> None:

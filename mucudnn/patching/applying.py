@@ -64,7 +64,9 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
         got = repr(plan)
         if len(got) > _MOST_SHOWN:  # a plan's text, say
             got = f"{got[:_MOST_SHOWN]} ..."
-        raise OptionError(f"A plan must be a Plan, but got {got}; Plan.load(path) reads one from a file.")
+        has_one = isinstance(getattr(plan, "settled", None), Plan)  # what compare has found
+        hint = "its attribute settled is one" if has_one else "Plan.load(path) reads one from a file"
+        raise OptionError(f"A plan must be a Plan, but got {got}; {hint}.")
     plan.check()
     backend = backend_at_home(model, plan)
     modules = dict(model.named_modules())
