@@ -55,7 +55,9 @@ def _parse_text(text: str) -> int:
         )
     factor = _FACTORS.get(unit.lower())
     if factor is None:
-        raise SizeError(f"A unit must be one of {', '.join(UNITS)}, but got {unit!r} in {text!r}.")
+        is_half = f"{unit}ib".lower() in _FACTORS
+        hint = f"; did you mean '{number.lstrip('+')}{unit.upper()}iB'?" if is_half else "."
+        raise SizeError(f"A unit must be one of {', '.join(UNITS)}, but got {unit!r} in {text!r}{hint}")
     try:
         return math.floor(Fraction(number) * factor)
     except ValueError:  # Python reads no integer of more than some thousand digits

@@ -51,8 +51,18 @@ def test_a_bare_number_in_a_string_lists_the_units() -> None:
         parse_bytes("64")
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"), [("16M", "16MiB"), ("+1.5 g", "1.5GiB"), ("3k", "3KiB"), ("1T", "1TiB")]
+)
+def test_half_a_unit_is_guessed(text: str, meant: str) -> None:
+    with pytest.raises(SizeError, match=rf"A unit must be one of B, .*; did you mean '{meant}'\?$"):
+        parse_bytes(text)
+
+
 def test_an_unknown_unit_lists_the_units() -> None:
-    with pytest.raises(SizeError, match="one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, but got 'MBit'"):
+    with pytest.raises(
+        SizeError, match=r"one of B, KB, MB, GB, TB, KiB, MiB, GiB, TiB, but got 'MBit' in '64 MBit'\.$"
+    ):
         parse_bytes("64 MBit")
 
 
