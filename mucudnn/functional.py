@@ -201,10 +201,9 @@ def divided_conv(
 
     Raises:
         ProblemError: the shapes fit no convolution.
-        OptionError: the divisions belong to different backends, to none, or to one for another device; the
-            padding has no such name.
+        OptionError: a division is of another batch; they belong to different backends, to none, or to one for
+            another device; the padding has no such name.
         BackendError: an algorithm in a division does not compute this.
-        ValueError: a division is of another batch.
     """
     rank = weight.dim() - 2
     if rank not in CONVOLUTIONS or input.dim() not in (rank + 1, rank + 2):

@@ -15,6 +15,7 @@ from mucudnn.algorithms.base import memory_format
 from mucudnn.algorithms.own import result_bytes
 from mucudnn.backends import Backend, PartKernel, PartSumKernel
 from mucudnn.division import Division, running_sum_bytes
+from mucudnn.errors import OptionError
 from mucudnn.execution.grouping import Group, Part, Step, groups_of
 from mucudnn.execution.kept import KeptFilter
 from mucudnn.execution.workspace import Workspace, head
@@ -60,11 +61,11 @@ class Runner:
             capacity_bytes: what the buffer may grow to at once, since other divisions need it.
 
         Raises:
-            ValueError: the division is of another batch.
+            OptionError: the division is of another batch.
             BackendError: one of its algorithms does not compute the problem, or cannot be made ready to.
         """
         if division.batch != problem.batch:
-            raise ValueError(f"The division must be of {problem.batch} samples, but got {division.batch}.")
+            raise OptionError(f"The division must be of {problem.batch} samples, but got {division.batch}.")
         self.problem = problem
         self._backend = backend
         sum_bytes = running_sum_bytes(problem, division)
