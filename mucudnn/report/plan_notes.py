@@ -8,6 +8,7 @@ from mucudnn.choices import Mode
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.intervals import TOLERANCE, median
 from mucudnn.plan import Assignment, ConvSite, Plan
+from mucudnn.problem import ConvOp
 from mucudnn.report.plan_advice import compiler_notes, host_notes, layout_notes, waiting_notes
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
 from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, is_own, render_notes
@@ -51,6 +52,7 @@ _ENDS = " ({:.2f} if each {} is at the lower end of its interval, {:.2f} if at t
 _SLOWER = "These convolutions take {:.2f} times as long as before."
 _SHARED = " In sharing mode each has but a share of the limit: a larger one, or mode reuse, may be faster."
 _NOT_COUNTED = "All but convolutions. What a whole step gains, mucudnn.compare(model, step) tells."
+_NO_GRADIENTS = "Gradients: the model was tuned for inference, or none were asked for."
 _NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
@@ -210,6 +212,9 @@ def _repeating_notes(plan: Plan) -> list[tuple[str, str]]:
 
 def _untouched_notes(plan: Plan) -> list[tuple[str, str]]:
     texts = [f"{path or 'the model itself'}: {reason}." for path, reason in plan.untouched]
+    forward = {True: ConvOp.DGRAD, False: ConvOp.FPROP}
+    if all(each.site.op is forward[each.site.path in plan.transposed] for each in plan.assignments):
+        texts.append(_NO_GRADIENTS)
     return [
         ("" if number else "not tuned", text)
         for number, text in enumerate(texts or ["Nothing: every convolution was tuned."])

@@ -334,6 +334,16 @@ def test_untouched_convolutions_are_listed_with_their_reasons() -> None:
     assert note(render_plan(a_mixed_plan()), "not tuned") == "Nothing: every convolution was tuned."
 
 
+def test_a_plan_of_forward_passes_alone_says_that_gradients_are_not_tuned() -> None:
+    forward = assigned("conv1", ConvOp.FPROP, WINOGRAD, FASTER)
+    of_transposed = assigned("up", ConvOp.DGRAD, WINOGRAD, FASTER)
+    told = "Gradients: the model was tuned for inference, or none were asked for."
+
+    inference = a_plan(assignments=(forward, of_transposed), transposed=("up",))
+    assert note(render_plan(inference), "not tuned") == told
+    assert told not in render_plan(a_plan(assignments=(forward, of_transposed)))
+
+
 def test_the_notes_say_how_many_rounds_and_comparisons_there_were() -> None:
     text = render_plan(a_mixed_plan())
 
