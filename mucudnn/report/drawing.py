@@ -179,15 +179,17 @@ _HTML = """\
 <meta charset="utf-8">
 <title>{title}</title>
 <style>
-body {{ font-family: sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }}
-svg {{ height: auto; max-width: 100%; }}
-pre {{ overflow-x: auto; }}
+.mucudnn {{ font-family: sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; }}
+.mucudnn svg {{ height: auto; max-width: 100%; }}
+.mucudnn pre {{ overflow-x: auto; }}
 </style>
 </head>
 <body>
+<div class="mucudnn">
 <h1>{title}</h1>
 {picture}
 <pre>{text}</pre>
+</div>
 </body>
 </html>
 """
