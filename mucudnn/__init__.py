@@ -17,7 +17,7 @@ from mucudnn.profile import Candidate
 from mucudnn.version import __version__
 
 if TYPE_CHECKING:
-    from mucudnn import functional, solvers
+    from mucudnn import functional, report, solvers
     from mucudnn.autotuning import autotune
     from mucudnn.comparing.steps import compare
     from mucudnn.patching.applying import apply, plan_of, restore
@@ -36,6 +36,7 @@ __all__ = [
     "functional",
     "optimize",
     "plan_of",
+    "report",
     "restore",
     "solvers",
     "tune",
@@ -53,7 +54,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    if name in ("functional", "solvers"):
+    if name in ("functional", "report", "solvers"):
         return _imported(f"mucudnn.{name}")
     if name in _HOMES:
         return getattr(_imported(_HOMES[name]), name)

@@ -135,7 +135,7 @@ class Plan:
         return (
             f"<Plan for {len(self.assignments)} sites, {divided} of them in micro-batches, by "
             f"{', '.join(algorithms[:_NAMED])}{more}; {self.mode} of {format_bytes(self.limit_bytes)}; "
-            "`mucudnn show` prints a saved one>"
+            "`mucudnn.report.render_plan` returns it as a table>"
         )
 
     @property

@@ -603,5 +603,5 @@ def test_a_plan_without_calls_is_written_as_it_was_before_there_were_any() -> No
 def test_a_plan_is_short_where_it_is_only_named() -> None:
     assert repr(a_plan()) == (
         "<Plan for 1 sites, 1 of them in micro-batches, by cpu:direct; reuse of 2 KiB; "
-        "`mucudnn show` prints a saved one>"
+        "`mucudnn.report.render_plan` returns it as a table>"
     )

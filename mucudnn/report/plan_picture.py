@@ -19,7 +19,7 @@ from mucudnn.report import drawing
 from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.totals import speedup_at, workspace_at
-from mucudnn.report.words import PERCENT, and_more, describe_environment, elided
+from mucudnn.report.words import PERCENT, PLAN_SOURCE, and_more, check_told, describe_environment, elided
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import is_kept, seen_at
 
@@ -142,9 +142,10 @@ def draw_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
         path: of the file; its ending says of what kind: .svg, .pdf, .png, .html.
 
     Raises:
-        OptionError: the name ends otherwise, or matplotlib cannot be used.
+        OptionError: it is no plan, the name ends otherwise, or matplotlib cannot be used.
         OSError: the file cannot be written.
     """
+    check_told(plan, Plan, PLAN_SOURCE)
     title = f"mucudnn: convolutions within {format_bytes(plan.limit_bytes)}"
     drawing.save(lambda: plan_figure(plan), path, title, lambda: render_plan(plan))
 

@@ -7,11 +7,17 @@ from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
 from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, Plan
 from mucudnn.report.totals import Totals, is_base_over_share, speedup_at
+from mucudnn.report.words import PLAN_SOURCE, check_told
 from mucudnn.standing import is_kept, seen_at
 
 
 def plan_as_json(plan: Plan) -> dict[str, object]:
-    """Return what `render_plan` tells, as JSON values: seconds and bytes, null where nothing is known."""
+    """Return what `render_plan` tells, as JSON values: seconds and bytes, null where nothing is known.
+
+    Raises:
+        OptionError: it is no plan.
+    """
+    check_told(plan, Plan, PLAN_SOURCE)
     totals = Totals.of(plan)
     return {
         "report": "plan",

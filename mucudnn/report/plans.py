@@ -19,7 +19,15 @@ from mucudnn.report.plan_notes import (
 )
 from mucudnn.report.table import Row, table
 from mucudnn.report.totals import is_base_over_share, speedup_at, workspace_at
-from mucudnn.report.words import DEFAULT_WIDTH, PERCENT, describe_ms, describe_shape, is_own
+from mucudnn.report.words import (
+    DEFAULT_WIDTH,
+    PERCENT,
+    PLAN_SOURCE,
+    check_told,
+    describe_ms,
+    describe_shape,
+    is_own,
+)
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import is_kept, may_stay, seen_at
 
@@ -38,7 +46,11 @@ def render_plan(plan: Plan, width: int = DEFAULT_WIDTH, *, brief: bool = False) 
     columns, rows of the table are as long as they must be, mostly some 120 columns. A convolution whose rows
     would be those of another one names that one instead. In brief, what words mean and how and where it was
     measured is left out.
+
+    Raises:
+        OptionError: it is no plan.
     """
+    check_told(plan, Plan, PLAN_SOURCE)
     return "\n".join([*_table(plan), "", *plan_notes(plan, width, brief=brief)])
 
 

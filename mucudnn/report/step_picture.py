@@ -12,7 +12,7 @@ from mucudnn.intervals import Verdict
 from mucudnn.report import drawing
 from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.steps import describe_factor, name_of, over_limit, render_comparison
-from mucudnn.report.words import PERCENT, describe_environment, elided
+from mucudnn.report.words import COMPARISON_SOURCE, PERCENT, check_told, describe_environment, elided
 from mucudnn.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -48,9 +48,10 @@ def draw_comparison(found: StepComparison, path: str | os.PathLike[str]) -> None
         path: of the file; its ending says of what kind: .svg, .pdf, .png, .html.
 
     Raises:
-        OptionError: the name ends otherwise, or matplotlib cannot be used.
+        OptionError: it is no comparison, the name ends otherwise, or matplotlib cannot be used.
         OSError: the file cannot be written.
     """
+    check_told(found, StepComparison, COMPARISON_SOURCE)
     title = f"mucudnn: a step with its plan of {format_bytes(found.plan.limit_bytes)}, and without"
     drawing.save(lambda: comparison_figure(found), path, title, lambda: render_comparison(found))
 

@@ -11,9 +11,11 @@ from mucudnn.report.plan_values import interval_as_json
 from mucudnn.report.table import Row, table
 from mucudnn.report.words import (
     BOUND,
+    COMPARISON_SOURCE,
     DEFAULT_WIDTH,
     PERCENT,
     and_more,
+    check_told,
     decimals_of_ms,
     describe_ms,
     render_notes,
@@ -49,13 +51,22 @@ def render_comparison(found: StepComparison, width: int = DEFAULT_WIDTH) -> str:
     """Return what a step takes before and now, and each patched convolution within it, for people to read.
 
     Plain text, without a line break at its end; notes have lines of at most `width` columns.
+
+    Raises:
+        OptionError: it is no comparison.
     """
+    check_told(found, StepComparison, COMPARISON_SOURCE)
     lines = table(_HEADINGS, _ALIGNMENT, [("", [*_rows(found)])])
     return "\n".join([*_title(found, width), "", *lines, "", *render_notes(_notes(found), width)])
 
 
 def comparison_as_json(found: StepComparison) -> dict[str, object]:
-    """Return the same as JSON values, with the nanoseconds of all rounds."""
+    """Return the same as JSON values, with the nanoseconds of all rounds.
+
+    Raises:
+        OptionError: it is no comparison.
+    """
+    check_told(found, StepComparison, COMPARISON_SOURCE)
     return {
         "report": "step",
         "version": found.plan.version,

@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping
 
+from mucudnn.errors import OptionError
 from mucudnn.intervals import CONFIDENCE, TOLERANCE, Estimate
 from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment
@@ -17,10 +18,30 @@ PERCENT = f"{CONFIDENCE * 100:g} %"
 BOUND = f"{TOLERANCE * 100:g} %"
 """By how much times differ that do not count as the same."""
 
+PLAN_SOURCE, COMPARISON_SOURCE = "mucudnn.plan_of(model)", "mucudnn.compare(model, step)"
+"""What gives the objects of which reports tell."""
+
 _LABEL_WIDTH = 15
 
 _SAID_BY_THE_NAME = ("vendor_id", "cpu family", "model", "stepping")
 """Facts of a processor that its name tells better."""
+
+
+def check_told(value: object, kind: type, source: str) -> None:
+    """Verify that what is to be told is of its kind.
+
+    Args:
+        value: what was given.
+        kind: that is needed.
+        source: what gives one.
+
+    Raises:
+        OptionError: it is something else.
+    """
+    if not isinstance(value, kind):
+        raise OptionError(
+            f"A {kind.__name__} is needed, as {source} returns one, but got {type(value).__name__}."
+        )
 
 
 def describe_shape(problem: ConvProblem, is_transposed: bool = False) -> str:
