@@ -253,7 +253,10 @@ class ConvProblem:
 
     @cached_property
     def key(self) -> str:
-        """A text that is equal for equal problems only, and the same in every process and version."""
+        """A text that is equal for equal problems only, and the same in every process.
+
+        Stores of versions in which it was another one have theirs changed when they are opened.
+        """
         return json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
 
     def to_json(self) -> dict[str, object]:
