@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
@@ -338,11 +339,6 @@ class _File:
         places = {problem: place for place, problem in enumerate(problems)}
         return cls(
             schema=_schema(plan),
-            version=plan.version,
-            mode=plan.mode,
-            policy=plan.policy,
-            limit_bytes=plan.limit_bytes,
-            environment=plan.environment,
             problems=problems,
             assignments=tuple(
                 _Row(
@@ -356,11 +352,7 @@ class _File:
                 )
                 for assigned in plan.assignments
             ),
-            untouched=plan.untouched,
-            max_error=plan.max_error,
-            calls=plan.calls,
-            frozen=plan.frozen,
-            transposed=plan.transposed,
+            **_unchanged(plan),
         )
 
     def plan(self) -> Plan:
@@ -369,16 +361,11 @@ class _File:
         Raises:
             ValueError: an assignment names a problem that is not there.
         """
-        return Plan(
-            mode=self.mode,
-            policy=self.policy,
-            limit_bytes=self.limit_bytes,
-            environment=self.environment,
-            assignments=tuple(row.assignment(self.problems) for row in self.assignments),
-            untouched=self.untouched,
-            version=self.version,
-            max_error=self.max_error,
-            calls=self.calls,
-            frozen=self.frozen,
-            transposed=self.transposed,
-        )
+        assignments = tuple(row.assignment(self.problems) for row in self.assignments)
+        return Plan(assignments=assignments, **_unchanged(self))
+
+
+def _unchanged(whose: Plan | _File) -> dict[str, Any]:
+    """Return what a plan and its file have alike, all but the assignments."""
+    names = (field.name for field in dataclasses.fields(Plan) if field.name != "assignments")
+    return {name: getattr(whose, name) for name in names}

@@ -134,13 +134,12 @@ def compared(
             parts = turns.take(lambda: clocks.taken_by(step), _told(work, "timing its convolutions", further))
         work.end(len(whole.now) + len(parts.now))
     within = tuple(_layers(layers, parts))
-    known = {each.path for each in within}
+    known = [each.path for each in within]
+    asked = [path for path in known if path in ran and ran[path].is_asked]  # not in graphs, or restored
     unplanned = tuple(
         path
-        for path in (each.path for each in within)
-        if path in ran
-        and ran[path].is_asked  # else it runs in a graph, of which nothing is known, or is restored
-        and not _is_planned(
+        for path in asked
+        if not _is_planned(
             plan, path, ran[path].served_problems, backend.own, is_differentiated=path in differentiated
         )
     )
