@@ -142,48 +142,43 @@ def undivided(algorithm: str, batch: int) -> Division:
     return Division((Candidate(algorithm, batch, 0.0, 0),))
 
 
-def has_room(
-    n_bytes: int, division: Division, own: str, limit_bytes: int, common_bytes: int, *, is_sharing: bool
-) -> bool:
-    """Return whether a site may take so much while the buffer holds all that it may come to.
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """What memory a plan's sites have.
 
-    Args:
-        n_bytes: that are to be taken elsewhere.
-        division: of the site.
-        own: id of PyTorch's own convolution.
-        limit_bytes: of the plan.
-        common_bytes: what the common buffer may come to.
-        is_sharing: whether there is none, and the site has its own workspace.
-    """
-    if is_sharing:
-        return n_bytes + buffer_bytes(division, own) <= division.workspace_bytes
-    return n_bytes + common_bytes <= limit_bytes
-
-
-def tight_limit(
-    division: Division,
-    own: str,
-    limit_bytes: int,
-    common_bytes: int,
-    *,
-    is_sharing: bool,
-    sum_bytes: int = 0,
-) -> int | None:
-    """Return what its buffer and a part beside it may take together; None if they always fit.
-
-    In sharing mode that is the division's own workspace, wherever it has a buffer of its own; else the limit,
-    for it and the buffer that all have in common. A part counts as if it took all of its workspace beside the
-    buffer; how much it does, who runs it knows.
-
-    Args:
-        division: that is to run.
+    Attributes:
         own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
         limit_bytes: of the plan.
-        common_bytes: what the common buffer may come to.
-        is_sharing: whether there is none.
-        sum_bytes: of the sum in which its parts add up.
+        common_bytes: what the buffer may come to that all sites have in common; None in sharing mode, where
+            each has its own workspace.
     """
-    taken = division.workspace_bytes
-    if is_sharing:
-        return taken if buffer_bytes(division, own, sum_bytes) else None
-    return limit_bytes if taken + common_bytes > limit_bytes else None
+
+    own: str
+    limit_bytes: int
+    common_bytes: int | None
+
+    def suffices(self, n_bytes: int, division: Division) -> bool:
+        """Return whether a site of that division may take so much beside the buffer."""
+        if self.common_bytes is None:
+            return n_bytes + buffer_bytes(division, self.own) <= division.workspace_bytes
+        return n_bytes + self.common_bytes <= self.limit_bytes
+
+    def bound(self, division: Division, sum_bytes: int = 0) -> int | None:
+        """Return what its buffer and a part beside it may take together; None if they always fit.
+
+        In sharing mode that is the division's own workspace, wherever it has a buffer of its own; else the
+        limit, for it and the buffer that all have in common. A part counts as if it took all of its workspace
+        beside the buffer; how much it does, who runs it knows.
+
+        Args:
+            division: that is to run.
+            sum_bytes: of the sum in which its parts add up.
+        """
+        taken_bytes = division.workspace_bytes
+        if self.common_bytes is None:
+            return taken_bytes if buffer_bytes(division, self.own, sum_bytes) else None
+        return self.limit_bytes if taken_bytes + self.common_bytes > self.limit_bytes else None
+
+    def is_unpatched(self, division: Division) -> bool:
+        """Return whether a division is PyTorch's own as it comes, beside which memory always suffices."""
+        return division.is_only(self.own) and self.bound(division) is None

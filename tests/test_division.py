@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mucudnn.division import Division
+from mucudnn.division import Division, Room
 from mucudnn.profile import Candidate
 from tests.examples import a_candidate
 
@@ -84,3 +84,28 @@ def test_standard_order_does_not_depend_on_the_given_one(
     given_order, other_order = orders
 
     assert Division.of(given_order) == Division.of(other_order)
+
+
+REUSE, SHARING = Room("cpu:aten", 100, 60), Room("cpu:aten", 100, None)
+
+
+def test_what_takes_memory_beside_the_buffer_shares_the_limit_with_it() -> None:
+    division = Division((a_candidate(workspace_bytes=30),))
+    own = Division((a_candidate(algorithm="cpu:aten", workspace_bytes=30),))
+
+    assert [REUSE.suffices(n_bytes, division) for n_bytes in (40, 41)] == [True, False]
+    assert [SHARING.suffices(n_bytes, division) for n_bytes in (0, 1)] == [True, False]
+    assert [SHARING.suffices(n_bytes, own) for n_bytes in (30, 31)] == [True, False]
+
+
+def test_pytorchs_own_runs_as_it_would_anyway_where_it_fits_beside_the_buffer_undivided() -> None:
+    fits, does_not = (Division((Candidate("cpu:aten", 8, 1.0, n_bytes),)) for n_bytes in (40, 41))
+    parts = Division((Candidate("cpu:aten", 4, 1.0, 40),) * 2)
+
+    assert [REUSE.is_unpatched(each) for each in (fits, does_not, parts)] == [True, False, False]
+
+
+def test_the_sum_of_parts_takes_of_what_a_site_owns() -> None:
+    division = Division((Candidate("cpu:aten", 4, 1.0, 30),) * 2)
+
+    assert [SHARING.bound(division, sum_bytes) for sum_bytes in (0, 1)] == [None, 30]

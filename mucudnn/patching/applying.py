@@ -18,7 +18,7 @@ from mucudnn.convolutions.notices import Notice
 from mucudnn.errors import OptionError, PlanError
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.execution.workspace import release_workspaces
-from mucudnn.patching.fitting import Memory, is_own
+from mucudnn.patching.fitting import Memory
 from mucudnn.patching.patched import GraphServers, PatchedForward
 from mucudnn.patching.routing import NotingRouter
 from mucudnn.patching.shapes import Learn, TunedShapes, Variant
@@ -318,7 +318,7 @@ class _Replicating:
 def _changes(variants: Mapping[int, Mapping[ConvOp, Assignment]], memory: Memory) -> bool:
     """Return whether anything at a module's sites is other than PyTorch's own convolution as it comes."""
     assigned = (each for assignments in variants.values() for each in assignments.values())
-    return not all(is_own(each.division, memory) for each in assigned)
+    return not all(memory.room.is_unpatched(each.division) for each in assigned)
 
 
 def _variants(
@@ -364,8 +364,8 @@ def _own_when_frozen(
         seen: what is known of such graphs.
         memory: of the plan.
     """
-    if assigned is None or is_own(assigned.division, memory):
+    if assigned is None or memory.room.is_unpatched(assigned.division):
         return problem.batch
-    if seen is None or not memory.has_room(assigned.division, seen.workspace_bytes):
+    if seen is None or not memory.room.suffices(seen.workspace_bytes, assigned.division):
         return 0
     return problem.batch if seen.is_own else problem.batch - 1  # the tuned batch was timed to be faster

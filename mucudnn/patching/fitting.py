@@ -3,18 +3,18 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 from mucudnn.backends import Backend
 from mucudnn.choices import Mode
 from mucudnn.division import (
     Division,
+    Room,
     block_bytes,
     buffer_bytes,
     common_buffer_bytes,
-    has_room,
     own_bytes,
     running_sum_bytes,
-    tight_limit,
 )
 from mucudnn.errors import BackendError
 from mucudnn.execution.workspace import Owner
@@ -80,32 +80,10 @@ class Memory:
         """What the common buffer may come to."""
         return max(self.buffer_bytes, self.capacity_bytes)
 
-    def has_room(self, division: Division, n_bytes: int) -> bool:
-        """Return whether a site of that division may take so much beside the buffer."""
-        return has_room(
-            n_bytes, division, self.own, self.limit_bytes, self.held_bytes, is_sharing=self.is_sharing
-        )
-
-    def bound(self, division: Division, sum_bytes: int = 0) -> int | None:
-        """Return what buffer and PyTorch's own workspace may take together, or None if they always fit.
-
-        Args:
-            division: that is to run.
-            sum_bytes: of the sum in which its parts add up.
-        """
-        return tight_limit(
-            division,
-            self.own,
-            self.limit_bytes,
-            self.held_bytes,
-            is_sharing=self.is_sharing,
-            sum_bytes=sum_bytes,
-        )
-
-
-def is_own(division: Division, memory: Memory) -> bool:
-    """Return whether a division is PyTorch's own convolution, as it would run anyway."""
-    return division.is_only(memory.own) and memory.bound(division) is None
+    @cached_property
+    def room(self) -> Room:
+        """What sites have beside the buffer, once that has come to all that it may."""
+        return Room(self.own, self.limit_bytes, None if self.is_sharing else self.held_bytes)
 
 
 def divided(
@@ -144,7 +122,7 @@ def divided(
     for op, division in divisions.items():
         _check_permitted(backend, problems[op], division)
     bounds = {
-        op: memory.bound(division, running_sum_bytes(problems[op], division))
+        op: memory.room.bound(division, running_sum_bytes(problems[op], division))
         for op, division in divisions.items()
     }
     limits = {op: bound for op, bound in bounds.items() if bound is not None}

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mucudnn.choices import Search
-from mucudnn.division import Division, common_buffer_bytes, running_sum_bytes, tight_limit, undivided
+from mucudnn.division import Division, Room, common_buffer_bytes, running_sum_bytes, undivided
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.outcome import Outcome
@@ -75,16 +75,10 @@ class ModelCall(NamedTuple):
 
     def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
         """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
-        problems, common = problems_of(self.problem), self._common_bytes(divisions)
+        problems = problems_of(self.problem)
+        room = Room(self.own, self.limit_bytes, None if self.is_sharing else self._common_bytes(divisions))
         bounds = {
-            op: tight_limit(
-                division,
-                self.own,
-                self.limit_bytes,
-                common,
-                is_sharing=self.is_sharing,
-                sum_bytes=running_sum_bytes(problems[op], division),
-            )
+            op: room.bound(division, running_sum_bytes(problems[op], division))
             for op, division in divisions.items()
         }
         return {op: bound for op, bound in bounds.items() if bound is not None}

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
 from mucudnn.choices import Mode
-from mucudnn.division import Division, common_buffer_bytes, undivided
+from mucudnn.division import Division, Room, common_buffer_bytes, undivided
 from mucudnn.errors import (
     AccuracyWarning,
     BusyWarning,
@@ -238,7 +238,8 @@ class Tuning:
         """Return what those convolutions are in frozen graphs that inference does not run as it comes."""
         divisions = {each.site: each.division for each in assignments}
         sites = [(each.problem, each.division) for each in assignments]
-        common_bytes = common_buffer_bytes(sites, self._profiler.own)
+        common_bytes = None if self._is_sharing else common_buffer_bytes(sites, self._profiler.own)
+        room = Room(self._profiler.own, self._profiler.limit_bytes, common_bytes)
         found: dict[SiteCall, FrozenEvidence] = {}
         for look in LOOKS:
             for call in self._inferences():
@@ -246,19 +247,19 @@ class Tuning:
                 is_open = look == LOOKS[0] or (call in found and not found[call].is_own)
                 if is_open and division is not None:
                     taken_bytes = self._taken_before(call, divisions)
-                    seen = self._seen_frozen(call, division, common_bytes, look, taken_bytes)
+                    seen = self._seen_frozen(call, division, room, look, taken_bytes)
                     found |= {} if seen is None else {call: seen}
                 self._work.finish(_frozen_step(call, look))
         return found.values()
 
     def _seen_frozen(
-        self, call: SiteCall, division: Division, common_bytes: int, look: int, taken_bytes: int
+        self, call: SiteCall, division: Division, room: Room, look: int, taken_bytes: int
     ) -> FrozenEvidence | None:
         """Return what a convolution is in frozen graphs; None where they hold what runs elsewhere."""
-        if self._called.is_unpatched(division, common_bytes):
+        if room.is_unpatched(division):
             return None
         self._work.at(f"confirming {call.path or 'the model itself'} in frozen graphs")
-        return self._called.frozen(call, division, common_bytes, look=look, taken_bytes=taken_bytes)
+        return self._called.frozen(call, division, room, look=look, taken_bytes=taken_bytes)
 
     def _inferences(self) -> list[SiteCall]:
         """Return the calls of which graphs that are frozen may ask the plan: forward passes alone."""

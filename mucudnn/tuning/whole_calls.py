@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from mucudnn.choices import Mode
-from mucudnn.division import Division, common_buffer_bytes, has_room, tight_limit, undivided
+from mucudnn.division import Division, Room, common_buffer_bytes, undivided
 from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
 from mucudnn.examining.extraction import SiteCall
 from mucudnn.plan import ConvSite
@@ -88,27 +88,15 @@ class Called:
             times = _times(seen, call_key(each, base), call_key(each, divisions))
         return times
 
-    def is_unpatched(self, division: Division, common_bytes: int) -> bool:
-        """Return whether a forward pass is PyTorch's own as it comes, beside which memory always suffices.
-
-        Args:
-            division: what runs in inference.
-            common_bytes: what the common buffer may come to.
-        """
-        bound = tight_limit(division, self._own, self._limit_bytes, common_bytes, is_sharing=self._is_sharing)
-        return division.is_only(self._own) and bound is None
-
     def frozen(
-        self, call: SiteCall, division: Division, common_bytes: int, *, look: int, taken_bytes: int = 0
+        self, call: SiteCall, division: Division, room: Room, *, look: int, taken_bytes: int = 0
     ) -> FrozenEvidence | None:
         """Return what a forward pass is in frozen graphs; None where PyTorch's own may not run there.
 
         It has no times where PyTorch's own runs elsewhere too, or the division cannot be timed there.
         """
         n_bytes = self._profiler.packed_bytes(call.problem)
-        if n_bytes is None or not has_room(
-            n_bytes, division, self._own, self._limit_bytes, common_bytes, is_sharing=self._is_sharing
-        ):
+        if n_bytes is None or not room.suffices(n_bytes, division):
             return None
         op, times = call.problem.op, None
         if not division.is_only(self._own):

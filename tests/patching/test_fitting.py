@@ -15,14 +15,14 @@ from mucudnn.division import Division, buffer_bytes, own_bytes
 from mucudnn.errors import BackendError, InfeasibleError
 from mucudnn.execution.workspace import release_workspaces, workspace_of
 from mucudnn.patching import fitting
-from mucudnn.patching.fitting import Memory, divided, division_for, is_own
+from mucudnn.patching.fitting import Memory, divided, division_for
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.solvers import ReuseTable, solve_reuse
 from mucudnn.solvers.exhaustive import fastest_division
 from tests.breadth import examples
-from tests.examples import a_candidate, a_problem
+from tests.examples import a_problem
 from tests.execution.test_workspace import Device
 from tests.operands import a_convolution, operands_of
 
@@ -183,7 +183,7 @@ def test_where_more_is_tuned_later_the_buffer_may_come_to_the_limit() -> None:
     known = _memory_of(_assigned(Candidate("cpu:im2col", 8, 1.0, 40)), is_growing=True)
 
     assert (known.buffer_bytes, known.capacity_bytes) == (LIMIT_BYTES, 40)
-    assert known.bound(Division((Candidate("cpu:aten", 8, 1.0, 60),))) == LIMIT_BYTES
+    assert known.room.bound(Division((Candidate("cpu:aten", 8, 1.0, 60),))) == LIMIT_BYTES
 
 
 def test_smaller_batches_do_not_enlarge_the_buffer_that_tuning_reckoned_with() -> None:
@@ -223,7 +223,7 @@ def test_what_fits_beside_the_buffer_and_not_beside_the_block_has_it_given_back(
     known = [_memory_of(*sites, by_pages=False) for sites in ((buffer, small), (buffer, large, small))]
 
     assert [each.capacity_bytes for each in known] == [40, 90]
-    assert [each.bound(small.division) for each in known] == [None, LIMIT_BYTES]
+    assert [each.room.bound(small.division) for each in known] == [None, LIMIT_BYTES]
 
 
 @pytest.mark.parametrize(
@@ -429,35 +429,3 @@ def test_a_division_that_comes_without_a_profile_is_cut_off(batch: int, expected
     assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), Division(parts))
 
     assert division_for(assigned, batch, "cpu:aten", share_bytes=0).key == expected
-
-
-def memory(*, is_sharing: bool) -> Memory:
-    """Of a plan of 100 bytes, whose common buffer comes to 60."""
-    return Memory(CpuBackend().environment(), "cpu:aten", is_sharing, 100, 60, 60)
-
-
-def test_what_takes_memory_beside_the_buffer_shares_the_limit_with_it() -> None:
-    division = Division((a_candidate(workspace_bytes=30),))
-
-    assert [memory(is_sharing=False).has_room(division, n_bytes) for n_bytes in (40, 41)] == [True, False]
-    own = Division((a_candidate(algorithm="cpu:aten", workspace_bytes=30),))
-    sharing = memory(is_sharing=True)
-    assert [sharing.has_room(division, n_bytes) for n_bytes in (0, 1)] == [True, False]
-    assert [sharing.has_room(own, n_bytes) for n_bytes in (30, 31)] == [True, False]
-
-
-def test_pytorchs_own_runs_as_it_would_anyway_where_it_fits_beside_the_buffer_undivided() -> None:
-    fits, does_not = (Division((Candidate("cpu:aten", 8, 1.0, n_bytes),)) for n_bytes in (40, 41))
-    parts = Division((Candidate("cpu:aten", 4, 1.0, 40),) * 2)
-
-    assert [is_own(each, memory(is_sharing=False)) for each in (fits, does_not, parts)] == [
-        True,
-        False,
-        False,
-    ]
-
-
-def test_the_sum_of_parts_takes_of_what_a_site_owns() -> None:
-    division = Division((Candidate("cpu:aten", 4, 1.0, 30),) * 2)
-
-    assert [memory(is_sharing=True).bound(division, sum_bytes) for sum_bytes in (0, 1)] == [None, 30]

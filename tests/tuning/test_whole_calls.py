@@ -3,7 +3,7 @@
 import pytest
 
 from mucudnn.choices import Mode, Policy
-from mucudnn.division import Division
+from mucudnn.division import Division, Room
 from mucudnn.examining.extraction import SiteCall
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.plan import ConvSite
@@ -98,7 +98,9 @@ def test_a_call_is_timed_with_what_other_layers_take_before_it(is_frozen: bool) 
     store.add_comparisons(profiler.environment, [Comparison(PROBLEM, times, {})])
 
     if is_frozen:
-        frozen = called.frozen(site, best, 0, look=1, taken_bytes=taken_bytes)
+        frozen = called.frozen(
+            site, best, Room(profiler.own, limit_bytes, 0), look=1, taken_bytes=taken_bytes
+        )
         assert frozen is not None
         seen = frozen.times
     else:
