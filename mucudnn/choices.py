@@ -88,6 +88,6 @@ def name_of(function: object) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def named(value: object) -> str:
+def described(value: object) -> str:
     """Return what `value` is, which may be the class instead of one of its instances."""
     return f"the class {value.__name__}, not an instance" if isinstance(value, type) else repr(value)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
-from mucudnn.choices import named, offers
+from mucudnn.choices import described, offers
 from mucudnn.errors import OptionError
 
 _UNWRITABLE = (AttributeError, OSError, ValueError)
@@ -45,7 +45,7 @@ def check_progress(progress: object) -> None:
     if not (progress is None or isinstance(progress, bool) or offers(progress, Progress)):
         raise OptionError(
             "progress must be True, False, None or a Progress (begin, at and end), "
-            f"but got {named(progress)}."
+            f"but got {described(progress)}."
         )
 
 

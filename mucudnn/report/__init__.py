@@ -17,7 +17,6 @@ from mucudnn.report.words import (
     describe_shape,
     render_notes,
 )
-from mucudnn.standing import is_kept
 
 __all__ = [
     "DEFAULT_WIDTH",
@@ -33,7 +32,6 @@ __all__ = [
     "draw_forecast",
     "draw_plan",
     "forecast_as_json",
-    "is_kept",
     "plan_as_json",
     "refusals_as_json",
     "refusals_of",

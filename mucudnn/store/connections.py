@@ -91,12 +91,12 @@ def _unpacked(path: Path, read_only: bool) -> sqlite3.Connection:
         raise StoreError(f"{path} is damaged, it cannot be unpacked: {error}.") from error
     if not contents:
         raise UnusableFileError(f"{path} holds nothing to read.")
-    connection = in_memory()
+    connection = memory_connection()
     connection.deserialize(contents)
     return connection
 
 
-def in_memory() -> sqlite3.Connection:
+def memory_connection() -> sqlite3.Connection:
     """Return an empty database in memory."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     connection.row_factory = sqlite3.Row

@@ -128,7 +128,7 @@ class SqliteStore:
             elif read_only:
                 raise connections.UnusableFileError(f"{self.path} holds nothing to read.")
             if read_only and schema.is_older(database):
-                copied = connections.in_memory()
+                copied = connections.memory_connection()
                 database.backup(copied)
         if copied is not None:
             self._connection.close()

@@ -8,7 +8,7 @@ from numbers import Number
 from typing import Any
 
 from mucudnn.backends import BACKENDS
-from mucudnn.choices import Mode, Policy, Search, choice, lacking, named, offers
+from mucudnn.choices import Mode, Policy, Search, choice, described, lacking, offers
 from mucudnn.errors import OptionError, SizeError
 from mucudnn.examining.extraction import wanted_ops
 from mucudnn.profiling.measurer import Measurer
@@ -94,7 +94,7 @@ class Settings:
         if not (store is None or isinstance(store, str | os.PathLike) or offers(store, Store)):
             absent = lacking(store, Store) if hasattr(store, "records") else []
             lacks = f", which lacks {', '.join(absent)}" if absent else ""
-            raise OptionError(f"store must be a path, a Store or None, but got {named(store)}{lacks}.")
+            raise OptionError(f"store must be a path, a Store or None, but got {described(store)}{lacks}.")
         check_progress(progress)
         return dataclasses.replace(settings, store=_settled(store))
 

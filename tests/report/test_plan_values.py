@@ -11,7 +11,8 @@ from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
-from mucudnn.report import Totals, is_kept, plan_as_json, render_plan
+from mucudnn.report import Totals, plan_as_json, render_plan
+from mucudnn.standing import is_kept
 from tests.examples import a_plan, an_environment
 from tests.report.plans import (
     FASTER,

@@ -21,10 +21,10 @@ from mucudnn.division import Division
 from mucudnn.errors import StoreError
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.recordings import packed_file, recording_file, shipped
-from mucudnn.report import is_kept
 from mucudnn.report.totals import Totals
 from mucudnn.sizes import parse_bytes
 from mucudnn.solvers.ilp import solve_sharing, solve_with_cbc, solve_with_highs
+from mucudnn.standing import is_kept
 from mucudnn.store import SqliteStore, readable_store
 from tests.breadth import in_turn
 from tests.examples import a_record, an_environment
