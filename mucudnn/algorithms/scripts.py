@@ -14,6 +14,7 @@ from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
+from mucudnn.interruptions import is_interruption
 from mucudnn.locks import ForkSafeLock
 
 Parameters = ParamSpec("Parameters")
@@ -90,6 +91,8 @@ def _compile(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
         warnings.simplefilter("ignore")  # of its deprecation, and of what it does without
         try:
             made: Callable[Parameters, Result] = torch.jit.script(function)
-        except Exception:  # noqa: BLE001  # whatever it cannot compile, and wherever it is no more
-            return function
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            return function  # whatever it cannot compile, and wherever it is no more
     return made

@@ -20,6 +20,7 @@ from mucudnn.examining.foreign import SCRIPTED, check_unscripted, check_unsharde
 from mucudnn.examining.passes import examined, make_parameters, run_in_earnest, run_without_arithmetic
 from mucudnn.examining.standins import StandIns
 from mucudnn.examining.undoing import forget
+from mucudnn.interruptions import is_interruption
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 
@@ -335,6 +336,8 @@ def _make_parameters(model: nn.Module, sample: CallArguments) -> None:
     try:
         make_parameters(model, sample)
     except Exception as error:
+        if is_interruption(error):
+            raise
         raise rejected(model, sample, error) from error
 
 
@@ -348,13 +351,17 @@ def _run(
             _start(recorders)
             run_without_arithmetic(model, sample, stand_ins)
             return
-        except Exception:  # noqa: BLE001  # whatever a model cannot do without values, it may do with them
-            functions.forget()
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            functions.forget()  # whatever a model cannot do without values, it may do with them
             _start(recorders)
         forget(stand_ins.alive)
         try:
             run_in_earnest(model, sample)
         except Exception as error:
+            if is_interruption(error):
+                raise
             raise rejected(model, sample, error) from error
 
 
