@@ -48,7 +48,7 @@ from mucudnn.errors import BackendError, DeviceLostError, StoreError
 from mucudnn.execution import weighing
 from mucudnn.intervals import estimate
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import Candidate, Comparison, Environment
+from mucudnn.profile import Candidate, Comparison, Environment, Profile
 from mucudnn.profiling.measurer import Limits
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import Replay
@@ -313,12 +313,13 @@ def test_pytorchs_own_is_run_without_a_limit_before_it_is_run_under_one(
 def test_an_error_that_is_no_number_is_told_in_words(
     ground: PaperGround, lines: Path, monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
-    really = Profiler.errors
+    really = Profiler.profile
 
-    def errors(profiler: Profiler, problem: ConvProblem) -> Mapping[tuple[str, int], float]:
-        return {**really(profiler, problem), ("cudnn:aten", 4): error}
+    def profile(profiler: Profiler, problem: ConvProblem) -> Profile:
+        found = really(profiler, problem)
+        return dataclasses.replace(found, errors={**found.errors, ("cudnn:aten", 4): error})
 
-    monkeypatch.setattr(Profiler, "errors", errors)
+    monkeypatch.setattr(Profiler, "profile", profile)
 
     a_run(ground, lines).measure(some_cases()[:1])
 
