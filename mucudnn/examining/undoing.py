@@ -286,7 +286,7 @@ def forget(alive: Callable[[], Sequence[Tensor]]) -> None:
         if not alive():
             return
         look()
-    left = alive()
+    left = tuple(alive())  # by which they are asked for below, and found, too, from Python 3.13 on
     keepers = [each for each in gc.get_referrers(*left) if each is not left]  # some, PyTorch has lost
     kept = {*map(id, gc.get_referents(*keepers))}
     count = sum(id(each) in kept for each in left)
