@@ -121,3 +121,35 @@ def test_where_new_tensors_lie_does_not_matter() -> None:
         elsewhere = present_environment()
 
     assert elsewhere == present_environment()
+
+
+PINNED = """
+import os, torch
+torch.set_num_threads(2)
+from mucudnn.backends.cpu.environment import usable_processors
+before = usable_processors()
+torch.ones(2**17).mul_(1)
+{pin}
+print(len(before), len(usable_processors()), len(os.sched_getaffinity(0)))
+"""
+HERE = sorted(os.sched_getaffinity(0))
+TWO = min(len(HERE), 2)
+
+
+@pytest.mark.parametrize(
+    ("variables", "pin", "processors"),
+    [
+        ({}, "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})", len(HERE)),
+        ({"OMP_PROC_BIND": "true"}, "", TWO),
+        ({"GOMP_CPU_AFFINITY": " ".join(map(str, HERE))}, "", TWO),
+    ],
+    ids=["later", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY"],
+)
+def test_a_thread_that_is_pinned_to_one_processor_has_those_of_the_process(
+    variables: dict[str, str], pin: str, processors: int
+) -> None:
+    program = [sys.executable, "-c", PINNED.format(pin=pin)]
+
+    run = subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, check=True)
+
+    assert run.stdout.split() == [str(processors), str(processors), "1"]

@@ -1,5 +1,7 @@
 """What a time measured on this processor depends on."""
 
+import contextlib
+import functools
 import os
 import platform
 import re
@@ -12,15 +14,17 @@ from mucudnn.algorithms.compiled import description
 from mucudnn.algorithms.processor import processor_facts
 from mucudnn.algorithms.scripts import interpreter
 from mucudnn.algorithms.workers import worker_scheme
+from mucudnn.backends.cpu.spinning import ordinary_operation
 from mucudnn.profile import Environment
 
+_PINNING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
+"""With which OpenMP is told to keep each thread on processors of its own, the caller's too."""
 _THREAD_VARIABLES = (
     "GOMP_SPINCOUNT",
     "OMP_WAIT_POLICY",
-    "OMP_PROC_BIND",
     "KMP_BLOCKTIME",
-    "KMP_AFFINITY",
     "OMP_DYNAMIC",
+    *_PINNING_VARIABLES,
 )
 _ALLOCATOR_VARIABLES = (
     "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE", "GLIBC_TUNABLES",
@@ -74,9 +78,32 @@ def _device() -> dict[str, str]:
 
 
 def usable_processors() -> frozenset[int]:
-    """Return the kernel's numbers of the processors that this process may use."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    return frozenset(os.sched_getaffinity(0) if has_affinity else range(os.cpu_count() or 1))
+    """Return the kernel's numbers of the processors that this process may use, whichever thread asks.
+
+    OpenMP may have pinned that to a single one: those of all threads count.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return frozenset(range(os.cpu_count() or 1))
+    _have_threads_pinned()
+    found = set(os.sched_getaffinity(0))
+    for thread in _threads_of_this_process():
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found |= os.sched_getaffinity(thread)
+    return frozenset(found)
+
+
+@functools.cache
+def _have_threads_pinned() -> None:
+    """Have OpenMP begin its threads, if it shall pin them: some do when they first have work for them."""
+    if any(name in os.environ for name in _PINNING_VARIABLES):
+        ordinary_operation()()
+
+
+def _threads_of_this_process() -> list[int]:
+    try:
+        return [int(path.name) for path in Path("/proc/self/task").iterdir()]
+    except OSError:
+        return []
 
 
 def _quota() -> dict[str, str]:
