@@ -15,8 +15,11 @@ _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)", re.ASCII)
 
 
 def cache_folder() -> Path:
-    """Return the folder of the user's cache in which ours lie."""
-    return platformdirs.user_cache_path("mucudnn", appauthor=False)
+    """Return the folder of the user's cache in which ours lie, or one that nobody can make without a home."""
+    try:
+        return platformdirs.user_cache_path("mucudnn", appauthor=False)
+    except RuntimeError:  # neither a variable nor the system's list of users knows of a home
+        return Path(os.devnull, "mucudnn")
 
 
 def is_device(path: str | os.PathLike[str]) -> bool:

@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import platformdirs
 import pytest
 
+import mucudnn
 from mucudnn.errors import StoreError, StoreWarning
 from mucudnn.profile import Comparison, Measurement, Record, Trial
 from mucudnn.sizes import LARGEST
@@ -36,6 +38,7 @@ from tests.data import make_store_schema_1 as former
 from tests.data import make_store_schema_2 as released
 from tests.examples import a_record, a_trial, an_environment, an_over_limit_record, copy_in_a_write
 from tests.forks import in_a_child
+from tests.models import a_batch, a_chain
 from tests.store.files import a_writer, execute, filled, query
 
 pytestmark = pytest.mark.usefixtures("few_to_collect")
@@ -621,3 +624,16 @@ def test_a_copy_of_a_store_in_memory_holds_the_same_and_then_goes_its_own_way(
     assert copied.records(an_environment(), [a_trial()]) == {a_trial(): a_record()}
     assert compared == released.COMPARISON
     assert (store.count(), copied.count()) == (1, 2)
+
+
+def test_without_a_home_nothing_is_kept_and_tuning_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(*_: object, **__: object) -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.delenv("MUCUDNN_STORE", raising=False)
+    monkeypatch.setattr(platformdirs, "user_cache_path", homeless)
+
+    with pytest.warns(StoreWarning, match="What is measured now is not kept"):
+        plan = mucudnn.tune(a_chain(), a_batch(), "1MiB", policy="undivided", progress=False)
+
+    assert plan.sites
