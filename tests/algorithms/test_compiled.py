@@ -214,6 +214,22 @@ def test_a_compiler_that_lacks_something_is_not_tried_with_fewer_instructions(
     assert len(tries) == 1
 
 
+@pytest.mark.parametrize("is_kept_well", [True, False])
+def test_where_nothing_may_be_loaded_from_the_folder_of_drafts_it_is_from_where_libraries_are_kept(
+    is_kept_well: bool, asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaded = compilers._can_be_loaded
+
+    def mounted_without_execution(path: Path) -> bool:
+        return is_kept_well and path.is_relative_to(tmp_path) and loaded(path)
+
+    asked_anew.setattr(compilers, "_can_be_loaded", mounted_without_execution)
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    assert (compiler() is not None) is is_kept_well
+    assert not [*compilers.compiled_folder().iterdir()]
+
+
 def test_where_no_folder_takes_drafts_the_compiler_is_told_to_lack_one(
     asked_anew: pytest.MonkeyPatch,
 ) -> None:

@@ -236,7 +236,8 @@ def _is_able(found: Compiler) -> bool:
     """Return whether a compiler has what it takes beside itself: headers, a linker, flags that agree.
 
     What it makes is first loaded by another process, since a sanitizer ends one that it does not know, and
-    fast mathematics leave a processor that takes small numbers for zeros.
+    fast mathematics leave a processor that takes small numbers for zeros. Nothing may be loaded from a file
+    system that is mounted so, as one of drafts may be: then it is loaded from where libraries are kept.
 
     Raises:
         CompilationError: it cannot now, for want of room or time.
@@ -245,14 +246,27 @@ def _is_able(found: Compiler) -> bool:
         with tempfile.TemporaryDirectory(prefix="mucudnn-") as folder:
             made = Path(folder, "trial.so")
             _compile(found, _TRIAL, made)
-            words = [sys.executable, "-I", "-S", "-c", _LOADING, str(made)]
-            return not subprocess.run(words, capture_output=True, check=False, timeout=_TIMEOUT_S).returncode
+            return _can_be_loaded(made) or _can_be_loaded_where_kept(made)
     except CompilationError:
         raise
     except OSError as error:
         raise CompilationError(f"{found.name} could not be tried: {error}") from error
     except (BackendError, subprocess.SubprocessError):
         return False
+
+
+def _can_be_loaded_where_kept(library: Path) -> bool:
+    try:
+        compiled_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="trial-", dir=compiled_folder()) as folder:
+            return _can_be_loaded(Path(shutil.copy(library, folder)))
+    except OSError:  # nothing can be kept
+        return False
+
+
+def _can_be_loaded(library: Path) -> bool:
+    words = [sys.executable, "-I", "-S", "-c", _LOADING, str(library)]
+    return not subprocess.run(words, capture_output=True, check=False, timeout=_TIMEOUT_S).returncode
 
 
 def _compile(by: Compiler, source: str, place: Path) -> None:
