@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Callable, Sequence
 
-from mucudnn.choices import Mode
 from mucudnn.division import Division
-from mucudnn.evidence import CallEvidence
+from mucudnn.evidence import CallEvidence, Evidence
 from mucudnn.plan import Assignment, Plan
+from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.report.plan_notes import (
     AS_BEFORE,
     KEPT,
@@ -70,7 +70,7 @@ def _table(plan: Plan) -> list[str]:
     groups: list[tuple[str, Sequence[Row]]] = []
     for (place, shape), assignments in itertools.groupby(plan.assignments, key=_place_and_shape(plan)):
         sites = [*assignments]
-        rows = [_cells(assigned, plan.mode) for assigned in sites]
+        rows = [_cells(assigned, plan) for assigned in sites]
         call = calls.get((sites[0].site.path, sites[0].site.variant))
         if call is not None:
             is_partly = not all(may_stay(each, plan.mode) for each in sites)
@@ -91,7 +91,7 @@ def _place_and_shape(plan: Plan) -> Callable[[Assignment], tuple[str, str]]:
     return tell
 
 
-def _cells(assigned: Assignment, mode: Mode) -> Row:
+def _cells(assigned: Assignment, plan: Plan) -> Row:
     """Return the texts of a row, in the order of the headings."""
     seen, speedup = seen_at(assigned), speedup_at(assigned)
     return (
@@ -102,7 +102,7 @@ def _cells(assigned: Assignment, mode: Mode) -> Row:
         "not timed" if seen.chosen is None else describe_ms(seen.chosen),
         format_bytes(workspace_at(assigned)),
         "-" if speedup is None else f"{speedup:.2f}",
-        _verdict(assigned, mode),
+        _verdict(assigned, plan),
     )
 
 
@@ -121,17 +121,24 @@ def _call_cells(call: CallEvidence, *, is_partly: bool, undone: str) -> Row:
     return name, before, "", "", describe_ms(call.divided), "", speedup, str(call.verdict)
 
 
-def _verdict(assigned: Assignment, mode: Mode) -> str:
+def _verdict(assigned: Assignment, plan: Plan) -> str:
     if assigned.evidence is None:
         return "-"
-    verdict = OVER_LIMIT if assigned.evidence.reference is None else str(assigned.evidence.verdict or "-")
+    seen, predicted = assigned.evidence, [PREDICTED] if assigned.evidence.is_predicted else []
     if is_kept(assigned):
-        verdict = KEPT
-    marks = [
-        *([OVER_SHARE] if is_base_over_share(assigned, mode) else []),
-        *([PREDICTED] if assigned.evidence.is_predicted else []),
-    ]
-    return ", ".join([verdict, *marks])
+        return ", ".join([KEPT, *predicted])
+    verdict = OVER_LIMIT if seen.reference is None else str(seen.verdict or "-")
+    share = [OVER_SHARE] if is_base_over_share(assigned, plan.mode) else []
+    limit = [OVER_LIMIT] if _was_timed_beyond(seen, plan.limit_bytes) else []
+    return ", ".join([verdict, *share, *limit, *predicted])
+
+
+def _was_timed_beyond(evidence: Evidence, limit_bytes: int) -> bool:
+    """Return whether PyTorch's own was timed to compare, though it takes more than the limit."""
+    base_bytes = evidence.reference_workspace_bytes
+    if evidence.reference is None or base_bytes is None:
+        return False
+    return not fits_as_seen(base_bytes, limit_bytes)
 
 
 def _why_no_base(assigned: Assignment) -> str:

@@ -79,6 +79,14 @@ def test_a_site_whose_base_the_limit_forbids_has_no_number_for_it() -> None:
     assert cells[-2:] == ["-", "over limit"]
 
 
+@pytest.mark.parametrize(("beyond_bytes", "mark"), [(2**15, ""), (2**15 + 1, ", over limit")])
+def test_a_base_that_ran_beyond_the_limit_to_compare_is_marked(beyond_bytes: int, mark: str) -> None:
+    seen = dataclasses.replace(FASTER, reference_workspace_bytes=8 * MIB + beyond_bytes)  # weighed to 32 KiB
+    plan = a_plan(limit_bytes=8 * MIB, assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, seen),))
+
+    assert row(render_plan(plan), "fprop")[-1] == f"FASTER{mark}"
+
+
 def test_in_sharing_mode_too_it_is_the_limit_that_forbids_to_run_the_base() -> None:
     text = render_plan(a_mixed_plan(mode=Mode.SHARING))
 
@@ -90,7 +98,9 @@ def test_in_sharing_mode_too_it_is_the_limit_that_forbids_to_run_the_base() -> N
 @pytest.mark.parametrize(("mode", "mark"), [(Mode.SHARING, ", share"), (Mode.REUSE, "")])
 def test_a_base_that_lost_for_want_of_room_alone_is_marked(mode: Mode, mark: str) -> None:
     slower = dataclasses.replace(FASTER, chosen=seconds(0.020), verdict=Verdict.SLOWER)
-    plan = a_plan(mode=mode, assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, slower),))
+    plan = a_plan(
+        mode=mode, limit_bytes=8 * MIB, assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, slower),)
+    )
     text, (site,) = render_plan(plan), json.loads(json.dumps(plan_as_json(plan)))["sites"]
 
     assert row(text, "fprop")[-1] == f"SLOWER{mark}"
@@ -101,7 +111,7 @@ def test_a_base_that_lost_for_want_of_room_alone_is_marked(mode: Mode, mark: str
 def test_the_speedup_is_that_of_the_rounds() -> None:
     rounds = (("cpu:im2col@32*1", seconds(1.4)), ("cpu:winograd4@16*2", seconds(1.75)))
     seen = dataclasses.replace(FASTER, speedups=rounds)
-    plan = a_plan(assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, seen),))
+    plan = a_plan(limit_bytes=8 * MIB, assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, seen),))
     text, (site,) = render_plan(plan), json.loads(json.dumps(plan_as_json(plan)))["sites"]
 
     assert row(text, "fprop")[-2:] == ["1.75", "FASTER"]  # the quotient of the medians is 2
