@@ -63,7 +63,7 @@ class Reference:
 
         Sizes are asked for in their order, so each stretch from 0 is computed once.
         """
-        end, total = self._sums.get(start, (start, None))
+        end, total = self._sums.pop(start, (start, None))  # what fails midway leaves none
         if total is None or end > stop:
             end, total = start + 1, self._compute(start)
         for sample in range(end, stop):
