@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mucudnn.algorithms import REVISION
 from mucudnn.algorithms.compiled import description
@@ -78,14 +79,17 @@ def _device() -> dict[str, str]:
 
 
 def usable_processors() -> frozenset[int]:
-    """Return the kernel's numbers of the processors that this process may use, whichever thread asks.
+    """Return the kernel's numbers of the processors that this process may use.
 
-    OpenMP may have pinned that to a single one: those of all threads count.
+    They are those of the thread that asks; where OpenMP pins threads, that one too, to processors of their
+    own, those of all threads.
     """
     if not hasattr(os, "sched_getaffinity"):
         return frozenset(range(os.cpu_count() or 1))
-    _have_threads_pinned()
     found = set(os.sched_getaffinity(0))
+    if not any(name in os.environ for name in _PINNING_VARIABLES):
+        return frozenset(found)
+    _have_threads_begin(os.getpid(), torch.get_num_threads())
     for thread in _threads_of_this_process():
         with contextlib.suppress(OSError):  # it has ended meanwhile
             found |= os.sched_getaffinity(thread)
@@ -93,9 +97,9 @@ def usable_processors() -> frozenset[int]:
 
 
 @functools.cache
-def _have_threads_pinned() -> None:
-    """Have OpenMP begin its threads, if it shall pin them: some do when they first have work for them."""
-    if any(name in os.environ for name in _PINNING_VARIABLES):
+def _have_threads_begin(process: int, threads: int) -> None:  # noqa: ARG001  # each process has its own
+    """Have OpenMP begin its threads, once: it may pin them and the caller when it first has work for them."""
+    with _disable_current_modes():
         ordinary_operation()()
 
 
