@@ -93,7 +93,8 @@ class Errand(NamedTuple):
 
     def timeout_s(self, left_s: float) -> float:
         """Return after how many seconds it is stopped then: when nothing is left, if not before."""
-        return min(left_s - _CONCLUDING_S - DYING_S, self.seconds(left_s) + self.processes_s + _PATIENCE_S)
+        beyond_s = self.processes_s + self.races_s + _PATIENCE_S
+        return min(left_s - _CONCLUDING_S - DYING_S, self.seconds(left_s) + beyond_s)
 
     def command(self, left_s: float, output: Path | None = None) -> list[str]:
         """Return how it is run then, and whereto its results go if that is said."""

@@ -61,7 +61,8 @@ def test_layers_have_the_time_to_start_and_to_end_their_last_case_however_little
 def test_steps_have_the_time_for_rounds_that_have_begun_however_little_is_left(left_s: float) -> None:
     for errand in ERRANDS:
         if errand.program == "bench.gpu.steps":
-            assert errand.timeout_s(left_s) - errand.seconds(left_s) >= 40.0
+            beyond_s = errand.timeout_s(left_s) - errand.seconds(left_s)
+            assert beyond_s >= (55.0 if left_s > errand.most_s + 70.0 else 40.0)  # import, and rounds
 
 
 def test_layers_have_the_time_to_end_a_process_that_hangs_before_they_are_ended() -> None:
