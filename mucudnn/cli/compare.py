@@ -124,10 +124,12 @@ def compare_command(
 
 def _keep(found: "StepComparison", output: Path | None, plot: Path | None) -> None:
     """Save the settled plan and draw the comparison, as far as that was asked for."""
-    if output is not None:
-        found.settled.save(output)
-    if plot is not None:
-        draw_comparison(found, plot)
+    try:
+        if output is not None:
+            found.settled.save(output)
+    finally:
+        if plot is not None:
+            draw_comparison(found, plot)
 
 
 def _print(found: "StepComparison", *, as_json: bool) -> None:

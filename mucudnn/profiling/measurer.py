@@ -250,7 +250,7 @@ def judged(record: Record, own: str, max_error: float | None) -> Record:
         return record
     reason = f"its error is {error:.1e}, and {max_error:.1e} are allowed"
     refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
-    return Record(trial, record.workspace_bytes, refusal=refusal)
+    return Record(trial, record.workspace_bytes, error=error, refusal=refusal)
 
 
 def fits_as_seen(seen_bytes: int | None, limit_bytes: int) -> bool:

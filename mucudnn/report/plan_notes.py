@@ -52,7 +52,7 @@ _ENDS = " ({:.2f} if each {} is at the lower end of its interval, {:.2f} if at t
 _SLOWER = "These convolutions take {:.2f} times as long as before."
 _SHARED = " In sharing mode each has but a share of the limit: a larger one, or mode reuse, may be faster."
 _NOT_COUNTED = "All but convolutions. What a whole step gains, mucudnn.compare(model, step) tells."
-_NO_GRADIENTS = "Gradients: the model was tuned for inference, or none were asked for."
+_NO_GRADIENTS = "Gradients: the model was tuned for inference, or none were needed or asked for."
 _NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "

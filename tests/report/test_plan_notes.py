@@ -337,7 +337,7 @@ def test_untouched_convolutions_are_listed_with_their_reasons() -> None:
 def test_a_plan_of_forward_passes_alone_says_that_gradients_are_not_tuned() -> None:
     forward = assigned("conv1", ConvOp.FPROP, WINOGRAD, FASTER)
     of_transposed = assigned("up", ConvOp.DGRAD, WINOGRAD, FASTER)
-    told = "Gradients: the model was tuned for inference, or none were asked for."
+    told = "Gradients: the model was tuned for inference, or none were needed or asked for."
 
     inference = a_plan(assignments=(forward, of_transposed), transposed=("up",))
     assert note(render_plan(inference), "not tuned") == told
