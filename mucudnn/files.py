@@ -10,16 +10,20 @@ from pathlib import Path
 
 import platformdirs
 
+from mucudnn.interruptions import pass_on_interruption
+
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)", re.ASCII)
 
 
 def cache_folder() -> Path:
     """Return the folder of the user's cache in which ours lie, or one that nobody can make without a home."""
+    nowhere = Path(os.devnull, "mucudnn")
     try:
-        return platformdirs.user_cache_path("mucudnn", appauthor=False)
+        found = platformdirs.user_cache_path("mucudnn", appauthor=False)
     except RuntimeError:  # neither a variable nor the system's list of users knows of a home
-        return Path(os.devnull, "mucudnn")
+        return nowhere
+    return found if found.is_absolute() else nowhere  # older releases give ~ as it is
 
 
 def is_device(path: str | os.PathLike[str]) -> bool:
@@ -47,6 +51,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
         else:
             _replace(Path(os.path.realpath(path)), content)
     except OSError as error:
+        pass_on_interruption(error)
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 

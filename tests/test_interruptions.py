@@ -1,40 +1,77 @@
 """Errors of signal handlers, and those of whatever runs."""
 
+import contextlib
 import functools
 import signal
 import sqlite3
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import filelock
 import pytest
+import torch
 
 import mucudnn
-from mucudnn.interruptions import is_interruption
-from mucudnn.store.memory import MemoryStore
+from mucudnn.algorithms.compiled import compiler as compilers
+from mucudnn.algorithms.scripts import Script, called_from_scripts
+from mucudnn.backends.cpu.footprint import FootprintMeter
+from mucudnn.examining import extraction
+from mucudnn.interruptions import interruption_of, pass_on_interruption
+from mucudnn.live.stand import Stand
 from tests.models import a_batch, a_chain
 
 
-class TimeIsOverError(Exception):
-    """What a handler raises."""
+class TimeIsOverError(TimeoutError):
+    """What a handler raises: to the system's errors it belongs, as many do."""
 
 
 def raises(*_: object) -> None:
     raise TimeIsOverError("the time is over")
 
 
+@torch.no_grad()
+def decorated(_number: int, _frame: object) -> None:
+    raise TimeIsOverError("the time is over")
+
+
+def resets(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raises()
+
+
 class Handler:
     def __call__(self, *_: object) -> None:
         raises()
 
-    def method(self, *_: object) -> None:
+    def method(self, _number: int, _frame: object) -> None:
         raises()
 
 
 @pytest.fixture(autouse=True)
 def former() -> Iterator[None]:
-    known = signal.getsignal(signal.SIGUSR1)
+    known = signal.signal(signal.SIGUSR1, raises)
     yield
     signal.signal(signal.SIGUSR1, known)
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+def wrapped() -> None:
+    try:
+        interrupt()
+    except TimeIsOverError as error:
+        raise RuntimeError("it failed") from error
+
+
+def in_the_wake() -> None:
+    try:
+        interrupt()
+    except TimeIsOverError:
+        raise RuntimeError("it failed")  # noqa: B904  # as libraries do
 
 
 def caught(run: Callable[[], object]) -> Exception:
@@ -43,60 +80,121 @@ def caught(run: Callable[[], object]) -> Exception:
     return raised.value
 
 
-def interrupted() -> None:
-    signal.raise_signal(signal.SIGUSR1)
+HANDLERS = {
+    "function": raises,
+    "decorated": decorated,
+    "resets": resets,
+    "object": Handler(),
+    "method": Handler().method,
+    "partial": functools.partial(raises, 1),
+    "lambda": lambda *_: raises(),
+}
 
 
-def wrapped() -> None:
-    try:
-        interrupted()
-    except TimeIsOverError as error:
-        raise RuntimeError("it failed") from error
-
-
-def in_the_wake() -> None:
-    try:
-        interrupted()
-    except TimeIsOverError:
-        raise RuntimeError("it failed")  # noqa: B904  # as libraries do
-
-
-@pytest.mark.parametrize("handler", [raises, Handler(), Handler().method, functools.partial(raises, 1)])
-@pytest.mark.parametrize("run", [interrupted, wrapped, in_the_wake])
+@pytest.mark.parametrize("handler", HANDLERS.values(), ids=HANDLERS)
+@pytest.mark.parametrize("run", [interrupt, wrapped, in_the_wake])
 def test_what_a_handler_raises_is_an_interruption(
     run: Callable[[], None], handler: Callable[..., None]
 ) -> None:
     signal.signal(signal.SIGUSR1, handler)
 
-    assert is_interruption(caught(run))
+    error = caught(run)
+
+    assert isinstance(interruption_of(error), TimeIsOverError)
+    with pytest.raises(TimeIsOverError):
+        pass_on_interruption(error)
 
 
-@pytest.mark.parametrize("handler", [Handler(), signal.SIG_IGN, signal.SIG_DFL])
-def test_what_anything_else_raises_is_none(handler: object) -> None:
-    signal.signal(signal.SIGUSR1, handler)  # type: ignore[arg-type]  # as typeshed has it
-
-    assert not is_interruption(caught(lambda: 1 // 0))
-    assert not is_interruption(caught(raises))
+@torch.no_grad()
+def fails() -> float:
+    return 1 / 0
 
 
-@pytest.fixture(scope="module")
-def imported() -> None:
-    """Nothing is imported any more: torch goes on with half of a package if that is interrupted."""
-    mucudnn.tune(a_chain(), a_batch(), "1MiB", policy="undivided", store=MemoryStore(), progress=False)
+@pytest.mark.parametrize("handler", [raises, decorated, Handler(), signal.SIG_IGN, signal.SIG_DFL])
+def test_what_anything_else_raises_is_none(handler: Any) -> None:
+    signal.signal(signal.SIGUSR1, handler)
+
+    assert interruption_of(caught(fails)) is None
+    assert interruption_of(caught(raises)) is None
 
 
-@pytest.mark.usefixtures("imported")
-@pytest.mark.parametrize("after_s", [0.01, 0.1, 0.3])
-def test_a_time_limit_ends_tuning_and_is_no_algorithms_fault(after_s: float, tmp_path: Path) -> None:
-    former = signal.signal(signal.SIGALRM, raises)
-    path = tmp_path / "store"
+def test_what_was_handled_before_is_none() -> None:
+    def fails_and_is_caught() -> Exception:
+        try:
+            fails()
+        except ZeroDivisionError as error:
+            return error
+        pytest.fail("It did not fail.")
+
     try:
-        signal.setitimer(signal.ITIMER_REAL, after_s)
-        with pytest.raises(TimeIsOverError):
-            mucudnn.tune(a_chain(), a_batch(), "1MiB", store=path, progress=False)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, former)
+        interrupt()
+    except TimeIsOverError:
+        error = fails_and_is_caught()
 
-    told = [*sqlite3.connect(path).execute("SELECT refusal_reason FROM records")] if path.exists() else []
-    assert ("the time is over",) not in told
+    assert isinstance(error.__context__, TimeIsOverError)
+    assert interruption_of(error) is None
+
+
+def interrupted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, interrupted whenever it is called."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        interrupt()
+        return function(*args, **kwargs)
+
+    return call
+
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "examining": (extraction, "run_without_arithmetic"),
+    "waiting": (filelock.FileLock, "acquire"),
+    "weighing": (FootprintMeter, "measure"),
+    "checking": (Stand, "run"),
+}
+
+
+@pytest.mark.parametrize("place", ["examining", "waiting", "weighing", "checking"])
+def test_an_interruption_ends_tuning_and_is_no_algorithms_fault(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = PLACES[place]
+    monkeypatch.setattr(owner, name, interrupted(getattr(owner, name)))
+    path = tmp_path / "store"
+
+    with pytest.raises(TimeIsOverError):
+        mucudnn.tune(a_chain(), a_batch(), "1MiB", policy="undivided", store=path, progress=False)
+
+    if path.exists():
+        with contextlib.closing(sqlite3.connect(path)) as store:
+            failed = "SELECT refusal_reason FROM records WHERE refusal_kind = 'failed'"
+            assert not store.execute(failed).fetchall()
+
+
+def test_an_interruption_of_a_compiler_is_not_kept_for_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compilers.needed_compiler()
+    source = "int of_an_interruption(void) { return 5; }"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", interrupted(subprocess.run))
+        with pytest.raises(TimeIsOverError):
+            compilers.library(source)
+
+    assert compilers.library(source).of_an_interruption() == 5
+
+
+@called_from_scripts
+def _interrupted_in_a_script(x: torch.Tensor) -> torch.Tensor:
+    interrupt()
+    return x
+
+
+def _calls(x: torch.Tensor) -> torch.Tensor:
+    return _interrupted_in_a_script(x)
+
+
+def test_an_interruption_within_a_script_comes_out_as_it_was_raised() -> None:
+    with pytest.raises(TimeIsOverError, match="the time is over"):
+        Script(_calls)(torch.zeros(2))

@@ -8,13 +8,14 @@ TorchScript is deprecated, not removed: what is passed here is ordinary Python a
 
 import functools
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Generic, ParamSpec, TypeVar
 
 import torch
 
-from mucudnn.interruptions import is_interruption
+from mucudnn.interruptions import interruption_of, pass_on_interruption
 from mucudnn.locks import ForkSafeLock
 
 Parameters = ParamSpec("Parameters")
@@ -48,9 +49,13 @@ class Script(Generic[Parameters, Result]):
                 of a signal meanwhile; TorchScript makes a RuntimeError of it, as of all that these raise.
         """
         compiled = self._compiled or self.compile()
+        _interrupted.by = None
         try:
             return compiled(*args, **kwargs)
         except RuntimeError as error:
+            by, _interrupted.by = _interrupted.by, None
+            if by is not None:
+                raise by from error
             text = str(error)
             if "KeyboardInterrupt" in text:
                 raise KeyboardInterrupt from error
@@ -66,12 +71,25 @@ class Script(Generic[Parameters, Result]):
             return self._compiled
 
 
+_interrupted = threading.local()
+"""By what a function of Python's was interrupted in a script, in this thread."""
+
 _scripts: list[Callable[[], object]] = []
 
 
 def called_from_scripts(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """Mark a function of Python's that scripts call as it is, for 3 microseconds and with the GIL."""
-    marked: Callable[Parameters, Result] = torch.jit.ignore(function)
+
+    @functools.wraps(function)
+    def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        """Call it, and keep what interrupts it, of which TorchScript keeps the text alone."""
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            _interrupted.by = interruption_of(error)
+            raise
+
+    marked: Callable[Parameters, Result] = torch.jit.ignore(called)
     return marked
 
 
@@ -91,8 +109,7 @@ def _compile(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
         warnings.simplefilter("ignore")  # of its deprecation, and of what it does without
         try:
             made: Callable[Parameters, Result] = torch.jit.script(function)
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, but an interruption
+            pass_on_interruption(error)
             return function  # whatever it cannot compile, and wherever it is no more
     return made

@@ -20,7 +20,7 @@ from mucudnn.examining.foreign import SCRIPTED, check_unscripted, check_unsharde
 from mucudnn.examining.passes import examined, make_parameters, run_in_earnest, run_without_arithmetic
 from mucudnn.examining.standins import StandIns
 from mucudnn.examining.undoing import forget
-from mucudnn.interruptions import is_interruption
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 
@@ -336,8 +336,7 @@ def _make_parameters(model: nn.Module, sample: CallArguments) -> None:
     try:
         make_parameters(model, sample)
     except Exception as error:
-        if is_interruption(error):
-            raise
+        pass_on_interruption(error)
         raise rejected(model, sample, error) from error
 
 
@@ -351,17 +350,15 @@ def _run(
             _start(recorders)
             run_without_arithmetic(model, sample, stand_ins)
             return
-        except Exception as error:
-            if is_interruption(error):
-                raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, but an interruption
+            pass_on_interruption(error)
             functions.forget()  # whatever a model cannot do without values, it may do with them
             _start(recorders)
         forget(stand_ins.alive)
         try:
             run_in_earnest(model, sample)
         except Exception as error:
-            if is_interruption(error):
-                raise
+            pass_on_interruption(error)
             raise rejected(model, sample, error) from error
 
 

@@ -23,7 +23,7 @@ from mucudnn.examining.arguments import CallArguments
 from mucudnn.examining.standins import StandIns, in_mode_of, out_of_inference_mode
 from mucudnn.examining.undoing import clear_caches, forget, left_as_they_were, random_state_kept
 from mucudnn.examining.writes import Writes, is_plain, tensors_in
-from mucudnn.interruptions import is_interruption
+from mucudnn.interruptions import interruption_of
 from mucudnn.locks import ForkSafeLock
 
 _NOTHING = contextlib.nullcontext()
@@ -98,7 +98,7 @@ def run_without_arithmetic(
             finally:
                 stand_ins.put_back()
     except BaseException as error:
-        if not isinstance(error, Exception) or is_interruption(error):
+        if not isinstance(error, Exception) or interruption_of(error) is not None:
             clear_caches(stand_ins.alive())  # nobody goes on who would forget them
         raise
     forget(stand_ins.alive)

@@ -29,7 +29,7 @@ from mucudnn.examining.passes import examined, run_in_earnest, run_without_arith
 from mucudnn.examining.standins import StandIns, in_pieces
 from mucudnn.examining.undoing import clear_caches, forget
 from mucudnn.forecast import Occurrence
-from mucudnn.interruptions import is_interruption
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, Layout, cudnn_layout, op_of, problems_of
 
@@ -97,8 +97,7 @@ def _run(model: nn.Module, sample: CallArguments, recorder: "_Recorder") -> None
             warn_user(_IN_EARNEST, ValuesWarning)
             run_in_earnest(model, sample, under=recorder)
     except Exception as error:
-        if is_interruption(error):
-            raise
+        pass_on_interruption(error)
         raise rejected(model, sample, error) from error
 
 

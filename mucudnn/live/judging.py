@@ -7,7 +7,7 @@ from mucudnn.backends.base import UnweighableError
 from mucudnn.backends.failures import is_lack_of_memory
 from mucudnn.division import undivided
 from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, UnmeasuredError, warn_user
-from mucudnn.interruptions import is_interruption
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.profile import Record, Refusal, RefusalKind
 
 OF_NO_TRIAL = (UnmeasuredError, DeviceLostError, UnweighableError)
@@ -36,7 +36,8 @@ class Judge:
             UnweighableError: nor does it say anything of this problem.
             Exception: what a signal handler has raised, unchanged.
         """
-        if isinstance(failure, OF_NO_TRIAL) or is_interruption(failure):
+        pass_on_interruption(failure)
+        if isinstance(failure, OF_NO_TRIAL):
             raise failure
         trial = record.trial
         reason = str(failure) or type(failure).__name__
@@ -57,8 +58,7 @@ class Judge:
         """Return whether the device still works: after a fault in its memory, every later call fails too."""
         try:
             self._backend.clock()
-        except Exception as failure:
-            if is_interruption(failure):
-                raise
+        except Exception as failure:  # noqa: BLE001  # whatever it is, but an interruption
+            pass_on_interruption(failure)
             return False  # whatever it says, it does not work
         return True

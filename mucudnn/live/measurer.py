@@ -17,7 +17,7 @@ from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, UnmeasuredError
 from mucudnn.evidence import WRONG_ERROR
-from mucudnn.interruptions import is_interruption
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.live.judging import OF_NO_TRIAL, Judge
 from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.live.turns import turn, turn_path
@@ -107,6 +107,7 @@ class LiveMeasurer:
         except OF_NO_TRIAL:
             raise
         except BackendError as error:
+            pass_on_interruption(error)
             raise UnmeasuredError(f"{problem} could not be measured: {error}") from error
 
     def declared_bytes(self, trial: Trial) -> int | None:
@@ -248,7 +249,8 @@ class LiveMeasurer:
         try:
             return Stand(self._backend, problem, buffer_bytes, seed=zlib.crc32(problem.key.encode()))
         except Exception as failure:
-            if is_interruption(failure) or not is_lack_of_memory(failure):
+            pass_on_interruption(failure)
+            if not is_lack_of_memory(failure):
                 raise
             raise UnmeasuredError(f"{problem} could not be measured: {failure}") from failure
 

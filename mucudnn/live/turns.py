@@ -14,6 +14,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 from mucudnn.errors import BusyWarning, warn_user
 from mucudnn.files import cache_folder
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.profile import Environment
 from mucudnn.timing import nothing
 
@@ -65,8 +66,9 @@ def _taken(lock: BaseFileLock, on_wait: Callable[[], None], patience_s: float) -
             return lock.release
         except Timeout:
             wait_s = _SLICE_S
-        except OSError:  # the folder cannot be made or written to, or its file system refuses to lock
-            return nothing
+        except OSError as error:
+            pass_on_interruption(error)
+            return nothing  # the folder cannot be made or written to, or its file system refuses to lock
         except UserWarning:  # of a file system without locks, where the user makes warnings errors
             return nothing
         if time.monotonic() > end_s:

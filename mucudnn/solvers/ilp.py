@@ -41,6 +41,7 @@ import pulp
 
 from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError, SolverWarning, warn_user
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.solvers.front import pareto
 from mucudnn.solvers.merging import Choices, Prices, Selection, TooManySumsError, best_selection
 from mucudnn.solvers.ticks import FloatArray
@@ -278,5 +279,6 @@ def _solved(problem: pulp.LpProblem, solver: pulp.LpSolver) -> Status:
     try:
         problem.solve(solver)
     except (pulp.PulpSolverError, OSError) as error:  # a program may be there, and made for another machine
+        pass_on_interruption(error)
         raise SolverError(f"{solver.name} must be able to run, but it failed: {error}.") from error
     return STATUSES[problem.sol_status]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mucudnn.errors import BackendError, BackendWarning, CompilationError, warn_user
 from mucudnn.files import cache_folder
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.locks import ForkSafeLock
 
 _OPTIONS = (
@@ -184,8 +185,10 @@ def _known(source: str, is_plain: bool) -> ctypes.CDLL | BackendError:
     try:
         return _loaded(source, needed_compiler().by_the_first_level if is_plain else needed_compiler())
     except BackendError as error:
+        pass_on_interruption(error)
         return error
     except OSError as error:
+        pass_on_interruption(error)
         return CompilationError(f"A compiled convolution could not be kept or loaded: {error}")
 
 
@@ -221,7 +224,8 @@ def _asked(command: tuple[str, ...]) -> Compiler | None:
     """
     try:
         said = _said([*command, "-dM", "-E", "-x", "c", "-"], "")
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        pass_on_interruption(error)
         return None
     kind = "clang" if "__clang__" in said else "gcc"
     version = re.search(r'__VERSION__ "(?:\D* )?([\d.]+)', said)
@@ -250,6 +254,7 @@ def _is_able(found: Compiler) -> bool:
     except CompilationError:
         raise
     except OSError as error:
+        pass_on_interruption(error)
         raise CompilationError(f"{found.name} could not be tried: {error}") from error
     except (BackendError, subprocess.SubprocessError):
         return False
@@ -257,11 +262,12 @@ def _is_able(found: Compiler) -> bool:
 
 def _can_be_loaded_where_kept(library: Path) -> bool:
     try:
-        compiled_folder().mkdir(parents=True, exist_ok=True)
+        compiled_folder().mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(prefix="trial-", dir=compiled_folder()) as folder:
             return _can_be_loaded(Path(shutil.copy(library, folder)))
-    except OSError:  # nothing can be kept
-        return False
+    except OSError as error:
+        pass_on_interruption(error)
+        return False  # nothing can be kept
 
 
 def _can_be_loaded(library: Path) -> bool:
@@ -278,6 +284,7 @@ def _compile(by: Compiler, source: str, place: Path) -> None:
         kind = CompilationError if is_for_now else BackendError
         raise kind(f"{by.name} could not compile a convolution: {first}") from error
     except (OSError, subprocess.SubprocessError) as error:
+        pass_on_interruption(error)
         raise CompilationError(f"{by.name} could not compile a convolution: {error}") from error
 
 
@@ -291,6 +298,7 @@ def _said(words: list[str], source: str) -> str:
     try:
         folder = tempfile.gettempdir()  # which has room, if any has
     except OSError as error:
+        pass_on_interruption(error)
         raise CompilationError(f"{words[0]} could not be run: {error}") from error
     return subprocess.run(
         words,

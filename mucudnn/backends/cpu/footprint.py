@@ -20,6 +20,7 @@ import torch
 
 from mucudnn.backends.base import Job, JobFailedError, UnweighableError
 from mucudnn.errors import CompilationError, UnmeasuredError
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.locks import ForkSafeLock
 
 CHILD_MODULE = "mucudnn.backends.cpu.footprint_child"
@@ -215,6 +216,7 @@ class _Child:
             )
         except OSError as error:
             self._errors.close()
+            pass_on_interruption(error)
             raise _unweighable(f"{sys.executable} cannot be run: {error.strerror}") from error
         self.end = weakref.finalize(self, _end, self._process, self._errors, os.getpid())
         self._owner = os.getpid()

@@ -12,7 +12,7 @@ import torch
 from mucudnn.backends.base import Result
 from mucudnn.backends.cpu.environment import usable_processors
 from mucudnn.backends.failures import is_lack_of_memory
-from mucudnn.interruptions import is_interruption
+from mucudnn.interruptions import pass_on_interruption
 
 _STAT = Path("/proc/stat")
 
@@ -106,7 +106,8 @@ class ProcessorNeighbours:
             try:
                 seen, again = self._tried(measure)
             except Exception as failure:
-                if is_interruption(failure) or not is_lack_of_memory(failure):
+                pass_on_interruption(failure)
+                if not is_lack_of_memory(failure):
                     raise
                 break
             self._waited_s += seen.elapsed_s + _PAUSE_S

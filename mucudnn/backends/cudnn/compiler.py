@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from mucudnn.errors import BackendError
+from mucudnn.interruptions import pass_on_interruption
 
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 """Names under which CuPy is installed; it is imported as cupy by all of them."""
@@ -68,6 +69,7 @@ def compiled(source: str, kernel: str) -> KernelLaunch:
 
         function = cupy.RawModule(code=source).get_function(kernel).kernel
     except Exception as error:
+        pass_on_interruption(error)
         raise BackendError(f"CuPy {version()} could not compile a kernel: {_first_line(error)}") from error
     return _Compiled(function)
 
@@ -117,6 +119,7 @@ class _Compiled:
                 known.values[:] = list(arguments)
                 self._put(self._function.ptr, blocks, 1, 1, threads, 1, 1, 0, stream, known.address, 0)
         except Exception as error:
+            pass_on_interruption(error)
             raise BackendError(f"A kernel could not be launched: {_first_line(error)}") from error
 
 
