@@ -5,7 +5,7 @@ Nothing is allocated on the way but results, and what PyTorch's own convolution 
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +38,24 @@ def _strides(shape: tuple[int, ...], order: torch.memory_format) -> tuple[int, .
 
 Ready = Callable[[Group], None]
 """Is told of each group before it runs."""
+
+
+_Form = tuple[tuple[int, ...], torch.dtype, Layout]
+"""Shape, type and layout of an operand."""
+
+
+def _forms(problem: ConvProblem) -> tuple[_Form, _Form]:
+    """Return those of the operands: of x or dy, and of w or, for wgrad, dy."""
+    dtype: torch.dtype = getattr(torch, problem.dtype)
+    x, y = ((shape, dtype, problem.layout) for shape in (problem.input_shape, problem.output_shape))
+    w = problem.filter_shape, dtype, problem.filter_layout
+    return (y if problem.op is ConvOp.DGRAD else x), (y if problem.op is ConvOp.WGRAD else w)
+
+
+def _largest_buffer(backend: Backend, groups: Sequence[Group]) -> int:
+    """Return the bytes of the buffer that a part needs at most."""
+    steps = (part.step for group in groups for part in group.parts)
+    return max((backend.buffer_bytes(step.problem, step.algorithm) for step in steps), default=0)
 
 
 class Runner:
@@ -74,12 +92,7 @@ class Runner:
         for step in dict.fromkeys(part.step for group in groups for part in group.parts):
             backend.get_ready(step.problem, step.algorithm)
         self.is_own = division.is_undivided and all(group.is_own for group in groups)
-        buffers = [
-            backend.buffer_bytes(part.step.problem, part.step.algorithm)
-            for group in groups
-            for part in group.parts
-        ]
-        self.buffer_bytes = sum_bytes + max(buffers, default=0)
+        self.buffer_bytes = sum_bytes + _largest_buffer(backend, groups)
         self._slices = _SliceParts(backend, problem, groups)
         self._sums = _SumParts(backend, problem, groups, sum_bytes)
         self._by_pages = backend.takes_memory_by_pages
@@ -100,11 +113,7 @@ class Runner:
             and len(groups) == 1  # each has its filter in the same place
             and any(part.setup_s > _WORTH_KEEPING * part.time_s for part in division.parts)
         )
-        dtype: torch.dtype = getattr(torch, problem.dtype)
-        x, y = ((shape, dtype, problem.layout) for shape in (problem.input_shape, problem.output_shape))
-        w = problem.filter_shape, dtype, problem.filter_layout
-        self._first_form = y if problem.op is ConvOp.DGRAD else x
-        self._second_form = y if problem.op is ConvOp.WGRAD else w
+        self._first_form, self._second_form = _forms(problem)
 
     def __call__(
         self,
