@@ -7,7 +7,9 @@ is continued by the next one. Lines and profiles lie in build/bench-cpu/, result
 """
 
 import argparse
+import dataclasses
 import datetime
+import functools
 import os
 import shlex
 import sys
@@ -15,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.arguments import seconds
+from bench.arguments import at_least_one, seconds
 from bench.commit import commit
 from bench.cpu import results, summary, targets, way_cases
 from bench.cpu.case_run import STEPS, WAYS, CaseRun
@@ -27,7 +29,7 @@ from bench.cpu.process import INTERRUPTED, ended
 from bench.cpu.schedule import Selection, Stage, pending, tiers
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import NETWORKS, cases_of
-from bench.cpu.step_child import StepTask
+from bench.cpu.step_child import PROCESSES, StepTask
 from bench.cpu.step_lines import StepCase
 from bench.cpu.way_cases import WAY_NETWORKS, WayCase
 from bench.cpu.way_child import WayTask
@@ -85,16 +87,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in others if _has_layers(options) else ():
             append(folder / LINES, line)
     run = Run(folder, limits, options.seconds)
-    step_run, way_run = CaseRun(STEPS, steps_folder, NETWORKS), CaseRun(WAYS, ways_folder, WAY_NETWORKS)
+    steps = dataclasses.replace(STEPS, task=functools.partial(StepTask, processes=options.processes))
+    step_run, way_run = CaseRun(steps, steps_folder, NETWORKS), CaseRun(WAYS, ways_folder, WAY_NETWORKS)
     status = _status_of(lambda: _measure(options, run, step_run, way_run))
     output = Path(options.output or Path("bench") / "results" / ground.slug)
-    lines, steps, ways = read(folder / LINES), step_run.lines(), way_run.lines()
-    if not (lines or steps or ways):
+    lines, step_lines, ways = read(folder / LINES), step_run.lines(), way_run.lines()
+    if not (lines or step_lines or ways):
         print(f"bench.cpu: nothing is known of this code here, so {output} stays as it is", file=sys.stderr)
         return status or 1
     command = shlex.join(["python", "-m", "bench.cpu", *given])
-    results.write(output, ground, lines, command, steps, version, ways)
-    rows = list(summary.target_rows(Recording.of([*lines, *steps]), ALL))
+    results.write(output, ground, lines, command, step_lines, version, ways)
+    rows = list(summary.target_rows(Recording.of([*lines, *step_lines]), ALL))
     print("\n" + "\n".join(table(targets.Row._fields, "<<<<", [("", rows)])))
     print(f"\nWritten to {output}.")
     return status
@@ -301,6 +304,12 @@ def _parser() -> argparse.ArgumentParser:
     layouts = [str(layout) for layout in Layout]
     add("--layouts", nargs="+", choices=layouts, default=layouts, help="of images and filters")
     add("--limits", nargs="+", default=list(_LIMITS), help="of layers' workspace (default: 4MiB 16MiB 64MiB)")
+    add(
+        "--processes",
+        type=at_least_one,
+        default=PROCESSES,
+        help="in how many each training step is timed, by one plan (default: %(default)s)",
+    )
     add(
         "--again",
         action="store_true",

@@ -14,6 +14,9 @@ from bench.cpu.steps import measure
 
 LINES = "steps.jsonl"
 
+PROCESSES = 5
+"""In which the steps of a row are timed, where no other number is asked for."""
+
 
 @dataclasses.dataclass(frozen=True)
 class StepTask:
@@ -23,11 +26,13 @@ class StepTask:
         case: which step.
         network: of the case.
         folder: of the lines, the profiles and the plans.
+        processes: in how many the steps are timed.
     """
 
     case: StepCase
     network: Network
     folder: str
+    processes: int = PROCESSES
 
 
 def work(task: StepTask) -> None:
@@ -36,7 +41,7 @@ def work(task: StepTask) -> None:
     case_child.work(
         task.case.setting,
         folder / LINES,
-        functools.partial(measure, task.case, task.network, folder),
+        functools.partial(measure, task.case, task.network, folder, task.processes),
         functools.partial(StepFailed, task.case),
         told,
     )

@@ -99,6 +99,8 @@ class StepMeasured:
         differences: after one pass of both models with equal weights, patched - unpatched; None, as the next
             one, in lines of older versions.
         rounding: the same of the unpatched model in float32 and in float64: what rounding alone does.
+        again: rounds of both steps by the same plan in other processes, one each; nothing in lines of older
+            versions.
     """
 
     case: StepCase
@@ -114,6 +116,7 @@ class StepMeasured:
     seconds: float
     differences: Differences | None = dataclasses.field(default=None, metadata=OPTIONAL)
     rounding: Differences | None = dataclasses.field(default=None, metadata=OPTIONAL)
+    again: tuple[Rounds, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
 
     def seconds_of(self, name: str) -> Estimate:
         """Return the median time of a step with its interval; `name` is `OWN` or `DIVIDED`."""
@@ -122,7 +125,12 @@ class StepMeasured:
     @property
     def speedup(self) -> Estimate:
         """The unpatched step's time over the patched one's: the median of the rounds' quotients."""
-        return ratio(self.rounds.samples_s(DIVIDED), self.rounds.samples_s(OWN))
+        return speedup_in(self.rounds)
+
+    @property
+    def speedups_elsewhere(self) -> list[float]:
+        """The same quotient in each of the other processes, in rising order."""
+        return sorted(speedup_in(rounds).median for rounds in self.again)
 
     @property
     def verdict(self) -> Verdict:
@@ -134,6 +142,11 @@ class StepMeasured:
         """Steps after which the time saved exceeds that of tuning; infinity where nothing is saved."""
         before_s, now_s = (self.rounds.samples_s(name) for name in (OWN, DIVIDED))
         return break_even(self.tuned.seconds, before_s, now_s)
+
+
+def speedup_in(rounds: Rounds) -> Estimate:
+    """Return how many times as fast the patched step is in the rounds of a process."""
+    return ratio(rounds.samples_s(DIVIDED), rounds.samples_s(OWN))
 
 
 @dataclasses.dataclass(frozen=True)

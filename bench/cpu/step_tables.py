@@ -20,7 +20,9 @@ _PREFACE = (
     "mode. `mucudnn.tune` and `mucudnn.apply` have patched a copy of the model; both are timed in",
     "interleaved rounds in one process, a process for each row, and **x** is the median of the rounds'",
     "quotients, unpatched over patched. The verdict is FASTER or SLOWER where the whole 95 % interval of",
-    "patched over unpatched lies beyond 2 %, SAME where it lies within, else AMBIGUOUS.",
+    "patched over unpatched lies beyond 2 %, SAME where it lies within, else AMBIGUOUS. All this is of the",
+    "process that tuned. An interval knows nothing of other processes, in which memory lies elsewhere: `in",
+    "others` is the least and the largest x of further ones, by the same plan, and how many they are.",
 )
 
 
@@ -118,9 +120,11 @@ def told(line: StepMeasured | StepFailed) -> str:
     """Return what a line of progress says of a case."""
     if isinstance(line, StepFailed):
         return f"failed: {line.reason}"
+    others = f", in others {elsewhere(line)}" if line.again else ""
     return (
         f"{milliseconds(line.seconds_of(OWN))} ms -> {milliseconds(line.seconds_of(DIVIDED))} ms, "
-        f"x{spread(line.speedup)} {line.verdict}, tuned in {seconds_told(line.tuned)}  ({line.seconds:.0f} s)"
+        f"x{spread(line.speedup)} {line.verdict}{others}, tuned in {seconds_told(line.tuned)}  "
+        f"({line.seconds:.0f} s)"
     )
 
 
@@ -149,8 +153,8 @@ _WHERE = ("network", "layout", "threads")
 def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
     wanted = {aim.case: f"{aim.wanted:.2f}" for aim in AIMS}
     headings = (
-        *(*_WHERE, "batch", "limit", "unpatched, ms", "patched, ms", "x", "verdict", "wanted", "rounds"),
-        "processors that others took",
+        *(*_WHERE, "batch", "limit", "unpatched, ms", "patched, ms", "x", "in others", "verdict"),
+        *("wanted", "rounds", "processors that others took"),
     )
     rows = [
         (
@@ -160,6 +164,7 @@ def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
             milliseconds(line.seconds_of(OWN)),
             milliseconds(line.seconds_of(DIVIDED)),
             spread(line.speedup),
+            elsewhere(line),
             str(line.verdict),
             wanted.get(line.case, "–"),
             str(line.speedup.samples),
@@ -168,6 +173,12 @@ def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
         for line in lines
     ]
     yield from markdown(headings, rows)
+
+
+def elsewhere(line: StepMeasured) -> str:
+    """Return what other processes found: "1.48 to 1.53 (4)"."""
+    found = line.speedups_elsewhere
+    return f"{found[0]:.2f} to {found[-1]:.2f} ({len(found)})" if found else "–"
 
 
 def _parts(lines: Sequence[StepMeasured]) -> Iterator[str]:

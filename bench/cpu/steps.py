@@ -4,7 +4,6 @@ What proves is the whole step alone: reading the batch, forward, loss, backward 
 none of those in which the tuner chose.
 """
 
-import math
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,34 +12,31 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.cpu.rounds import Rounds
 from bench.cpu.settings import SETTINGS
+from bench.cpu.step_again import AgainTask, rounds_again
 from bench.cpu.step_cases import LIMIT_BYTES, Network
-from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepMeasured, Tuned
+from bench.cpu.step_lines import SiteTime, StepCase, StepMeasured, Tuned
 from bench.cpu.step_models import ReadingStep, prepared
+from bench.cpu.step_rounds import timed
 from bench.cpu.using import casting_in
 from bench.steps import TrainingStep, copy_of, differences, double
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
-from mucudnn.backends.base import Neighbours
 from mucudnn.errors import BackendError
 from mucudnn.plan import Assignment, Plan
 from mucudnn.store import open_store
-from mucudnn.timing import SamplingRule
-
-STEPS = SamplingRule(looks=(15, 20, 30), precision=0.01, warmups=1)
-"""Of whole steps, which take seconds: with 15 rounds the interval leaves out three samples at either end."""
 
 _UNCAPPED = 1 << 50
 
 
-def measure(case: StepCase, network: Network, folder: Path) -> StepMeasured:
+def measure(case: StepCase, network: Network, folder: Path, processes: int) -> StepMeasured:
     """Return what is found of a training step.
 
     Args:
         case: its layout counts, and its name for files.
         network: of the case.
         folder: where profiles and plan are kept; profiles of an earlier run are used.
+        processes: in how many the steps are timed, this one among them.
 
     Raises:
         MucudnnError: the network cannot be tuned.
@@ -63,6 +59,10 @@ def measure(case: StepCase, network: Network, folder: Path) -> StepMeasured:
         changed, rounding = differences(present, copy_of(single)), differences(single, double(single))
     rounds = timed(own, divided, backend.neighbours())
     shares = _shares(own)
+    again = tuple(
+        rounds_again(AgainTask(case, network, str(_plan_file(place)), patches_first=number % 2 == 1))
+        for number in range(1, processes)
+    )
     payload = {"recipe": network.recipe, "layout": str(case.layout), "setting": case.setting}
     return StepMeasured(
         case=case,
@@ -78,6 +78,7 @@ def measure(case: StepCase, network: Network, folder: Path) -> StepMeasured:
         seconds=time.perf_counter() - start,
         differences=changed,
         rounding=rounding,
+        again=again,
     )
 
 
@@ -90,7 +91,7 @@ def tuned(
         plan = tune(model, sample, limit_bytes, store=store, progress=False)
         seconds = time.perf_counter() - start
         trials = store.count() - known
-    plan.save(path.with_name(f"{path.name}.json"))
+    plan.save(_plan_file(path))
     seen = [each.evidence.workspace_bytes for each in plan.assignments if each.evidence is not None]
     return plan, Tuned(
         seconds=seconds,
@@ -103,6 +104,10 @@ def tuned(
         seen_bytes=max((n_bytes for n_bytes in seen if n_bytes is not None), default=None),
         times=tuple(_time_of(assigned) for assigned in plan.assignments),
     )
+
+
+def _plan_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
 
 
 def _time_of(assigned: Assignment) -> SiteTime:
@@ -125,19 +130,6 @@ def _peak_bytes() -> int:
     """Return the most resident memory that this process has had, as the kernel tells it."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 2**10 for line in lines if line.startswith("VmHWM"))
-
-
-def timed(own: ReadingStep, divided: ReadingStep, neighbours: Neighbours) -> Rounds:
-    """Return the times of both steps in the same rounds; each goes on training as it is timed.
-
-    Raises:
-        ValueError: a loss is no number or infinite in the end.
-    """
-    rounds = Rounds.timed({OWN: own, DIVIDED: divided}, STEPS, neighbours)
-    for name, step in ((OWN, own), (DIVIDED, divided)):
-        if not math.isfinite(step.loss):
-            raise ValueError(f"The loss of the {name} model must be finite, but got {step.loss}.")
-    return rounds
 
 
 class _Shares(NamedTuple):

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +18,14 @@ from bench.cpu.ground import step_code
 from bench.cpu.lines import Line, Recording, append, read, to_text
 from bench.cpu.process import task_from, task_text
 from bench.cpu.rounds import Rounds
-from bench.cpu.settings import SETTINGS
+from bench.cpu.settings import REMOVED_PREFIXES, SETTINGS
+from bench.cpu.step_again import AgainTask, rounds_again
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, Network, cases_of
 from bench.cpu.step_child import LINES, StepTask, work
 from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
 from bench.cpu.step_models import Recipe, mosaics_of, prepared, stacks_of, unet_on_mosaics
-from bench.cpu.steps import measure, timed
+from bench.cpu.step_rounds import timed
+from bench.cpu.steps import measure
 from bench.differences import Differences
 from bench.networks import conv_norm
 from mucudnn import Plan
@@ -75,7 +79,7 @@ def measured(
     own_bytes: int | None = 3 * 2**30,
     times: tuple[SiteTime, ...] = (),
     others: float | None = None,
-    **changes: Differences,
+    **changes: Any,
 ) -> StepMeasured:
     spans = {OWN: [own_ms] * len(noise), DIVIDED: [divided_ms * each for each in noise]}
     runs = {"stem fprop": "cpu:aten@64*1", "stage1 fprop": "cpu:winograd4@64*1"}
@@ -207,7 +211,7 @@ def test_a_step_changes_the_weights() -> None:
 
 
 def test_a_step_in_16_bits_is_tuned_and_trained_in_them(tmp_path: Path) -> None:
-    line = measure(case("tiny", "2-threads-bf16"), TINY, tmp_path)
+    line = measure(case("tiny", "2-threads-bf16"), TINY, tmp_path, processes=1)
     (path,) = tmp_path.glob("*.json")
     assert {each.problem.dtype for each in Plan.load(path).assignments} == {"bfloat16"}
     assert line.limit_bytes == 64 * 2**20
@@ -218,9 +222,14 @@ def test_a_step_in_16_bits_is_tuned_and_trained_in_them(tmp_path: Path) -> None:
     assert line.own_bytes is not None
 
 
-def test_a_small_step_is_measured_from_end_to_end(tmp_path: Path) -> None:
-    line = measure(case("tiny"), TINY, tmp_path)
+def test_a_small_step_is_measured_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(REMOVED_PREFIXES)]:
+        monkeypatch.delenv(name)  # as in a process of the run
+    line = measure(case("tiny"), TINY, tmp_path, processes=2)
     assert len(line.rounds.samples_s(OWN)) == len(line.rounds.samples_s(DIVIDED)) >= 15
+    (again,) = line.again
+    assert len(again.samples_s(OWN)) == len(again.samples_s(DIVIDED)) >= 15
+    assert again.spans_ns != line.rounds.spans_ns
     assert line.tuned.known == 0
     assert line.tuned.trials > 0
     assert len(line.tuned.runs) == 5  # three ops of one convolution; the first one has no dgrad
@@ -237,6 +246,15 @@ def test_a_small_step_is_measured_from_end_to_end(tmp_path: Path) -> None:
     assert {str(site): division.key for site, division in plan.sites.items()} == line.tuned.runs
     append(tmp_path / LINES, line)
     assert read(tmp_path / LINES) == [line]
+
+
+def test_a_process_that_fails_to_time_the_steps_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    task = AgainTask(case("tiny"), TINY, str(tmp_path / "none.json"), patches_first=True)
+    with pytest.raises(RuntimeError, match=r"^The process of bench.cpu.step_again must answer, but: .* exit"):
+        rounds_again(task)
+    assert "none.json" in capfd.readouterr().err
 
 
 def test_others_are_watched_while_steps_are_timed() -> None:
@@ -374,6 +392,7 @@ def test_absolute_times_stand_first_and_shares_memory_and_tuning_follow() -> Non
         "2500 [2500, 2500]",
         "1250 [1250, 1250]",
         "2.00 [2.00, 2.00]",
+        "–",
         "FASTER",
         "1.35",
         "15",
@@ -389,8 +408,16 @@ def test_a_loss_stands_as_plainly_as_a_gain() -> None:
         ("vgg11", "contiguous", "2 threads"),
         shown(measured(case("vgg11", "2-threads", Layout.CONTIGUOUS), 600.0, 750.0)),
     )
-    assert times[5:10] == ["600 [600, 600]", "750 [750, 750]", "0.80 [0.80, 0.80]", "SLOWER", "–"]
+    assert times[5:11] == ["600 [600, 600]", "750 [750, 750]", "0.80 [0.80, 0.80]", "–", "SLOWER", "–"]
     assert tuning[-1] == "∞ [∞, ∞]"
+
+
+def test_what_other_processes_found_stands_beside_what_the_first_one_did() -> None:
+    again = tuple(measured(case(), 2500.0, now_ms).rounds for now_ms in (1250.0, 1000.0, 2000.0))
+    line = measured(case(), 2500.0, 1250.0, again=again)
+    times, *_ = row_of(("resnet18", "channels_last", "1 thread"), shown(line))
+    assert times[7:9] == ["2.00 [2.00, 2.00]", "1.25 to 2.50 (3)"]
+    assert "FASTER, in others 1.25 to 2.50 (3), tuned in" in step_tables.told(line)
 
 
 def test_what_others_took_and_what_changed_stand_beside_the_times() -> None:
