@@ -1,8 +1,8 @@
 """Knowing what is asked for: the store is asked first, and whoever measures only for what it lacks."""
 
-import contextlib
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
@@ -27,6 +27,8 @@ from mucudnn.profiling.measurer import (
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.store import Store
 from mucudnn.timing import nothing
+
+Known = TypeVar("Known")
 
 
 class Profiler:
@@ -92,36 +94,41 @@ class Profiler:
             BackendError: a candidate cannot be measured.
         """
         trials = self._trials(problem)
-        known = self._store.records(self.environment, trials)
-        if self._missing(trials, known):
-            known = self._measured(problem, trials)
-        records = [judged(known[trial], self.own, self.max_error) for trial in trials]
+        found = self._once(lambda: self._settled(trials), lambda: self._measured(problem, trials))
+        records = [judged(found[trial], self.own, self.max_error) for trial in trials]
         return _profile(problem, self.environment, records, self.limit_bytes)
+
+    def _once(self, known: Callable[[], Known | None], measure: Callable[[], Known]) -> Known:
+        """Return what is known, or else measure, unless somebody else has while this one waited its turn."""
+        found = known()
+        if found is not None:
+            return found
+        with self._measurer.alone(self.on_wait):
+            self.on_turn()
+            found = known()
+            return measure() if found is None else found
+
+    def _settled(self, trials: Sequence[Trial]) -> dict[Trial, Record] | None:
+        """Return the records of all trials; None if one is missing."""
+        known = self._store.records(self.environment, trials)
+        return None if self._missing(trials, known) else known
 
     def _missing(self, trials: Sequence[Trial], known: Mapping[Trial, Record]) -> list[Trial]:
         return [trial for trial in trials if not is_settled(known.get(trial), self.limit_bytes)]
 
     def _measured(self, problem: ConvProblem, trials: Sequence[Trial]) -> dict[Trial, Record]:
-        """Return the records of all trials, measured as far as nobody else has while this one waited."""
-        with self._alone():
-            known = self._store.records(self.environment, trials)
-            fresh = self._measure(problem, self._missing(trials, known))
-            self._keep(fresh)
-            # What is kept is what others may have written first, so that all plan from the same. What was
-            # known stays known, should the store have lost it since: one that measures anew forgets, too.
-            seen = known | {record.trial: record for record in fresh}
-            return seen | self._store.records(self.environment, trials)
+        """Measure what is missing, and return the records of all trials."""
+        known = self._store.records(self.environment, trials)
+        fresh = self._measure(problem, self._missing(trials, known))
+        self._keep(fresh)
+        # What is kept is what others may have written first, so that all plan from the same. What was
+        # known stays known, should the store have lost it since: one that measures anew forgets, too.
+        seen = known | {record.trial: record for record in fresh}
+        return seen | self._store.records(self.environment, trials)
 
     def _keep(self, records: Iterable[Record]) -> None:
         """Have the store keep those records that will hold in other processes, too."""
         self._store.add_records(self.environment, [each for each in records if each.lasts])
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Measure in the block, and nobody else."""
-        with self._measurer.alone(self.on_wait):
-            self.on_turn()
-            yield
 
     def _measure(self, problem: ConvProblem, missing: Sequence[Trial]) -> list[Record]:
         """Have `missing` measured; what has broken the device is kept as refused, at every size."""
@@ -181,16 +188,15 @@ class Profiler:
         whole = self._undisputed(problem, divisions, limits)
         if whole is not None:
             return Outcome.of(whole)
-        refused, fitting, outcome = self._known_outcome(problem, divisions, limits)
-        if outcome is None:
-            with self._alone():
-                refused, fitting, outcome = self._known_outcome(problem, divisions, limits)
-                if outcome is None:
-                    outcome, too_large = self._compare(problem, fitting, limits)
-                    refused |= too_large
+        refused, outcome = self._once(
+            lambda: self._known_outcome(problem, divisions, limits),
+            lambda: self._compare(problem, divisions, limits),
+        )
         seen = {key: n_bytes for key, n_bytes in refused.items() if n_bytes is not None}
         workspaces = {**seen, **outcome.workspaces}
-        unfit = [each.key for each in fitting if not fits_as_seen(workspaces.get(each.key), limits.of(each))]
+        unfit = [
+            each.key for each in divisions if not fits_as_seen(workspaces.get(each.key), limits.of(each))
+        ]
         return Outcome(outcome.estimates, workspaces, outcome.comparison).without(unfit)
 
     def _undisputed(
@@ -211,12 +217,11 @@ class Profiler:
 
     def _known_outcome(
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
-    ) -> tuple[dict[str, int | None], list[Division], Outcome | None]:
-        """Return what those take that are known to be refused, the others, and what is known of these."""
-        refused = self._refused(problem, divisions, limits)
-        fitting = [division for division in divisions if division.key not in refused]
+    ) -> tuple[dict[str, int | None], Outcome] | None:
+        """Return, by key, what those take that are known to be refused, and how the others do, if known."""
+        refused, fitting = self._refused(problem, divisions, limits)
         known = self._comparison(problem, fitting) if fitting else Comparison(problem, {}, {})
-        return refused, fitting, None if known is None else Outcome.of(known)
+        return None if known is None else (refused, Outcome.of(known))
 
     def compare_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions
@@ -229,34 +234,28 @@ class Profiler:
         Raises:
             DeviceLostError: the base, or the divisions, have broken the device.
         """
-        known = self._known_calls(call, base, divisions)
-        if known is None:
-            with self._alone():
-                known = self._compare_calls(call, base, divisions)
-        return known
+        return self._once(
+            lambda: self._known_calls(call, base, divisions),
+            lambda: self._compare_calls(call, base, divisions),
+        )
 
     def packed_bytes(self, problem: ConvProblem) -> int | None:
         """Return what PyTorch's own takes in a graph that torch.compile has frozen, beside its packed filter.
 
         None where such graphs pack none, it does not fit the limit, or it was not weighed and cannot be.
         """
-        known = self._known_packed(problem)
-        if not is_settled(known, self.limit_bytes):
-            with self._alone():
-                known = self._weigh_packed(problem)
+        known = self._once(lambda: self._known_packed(problem), lambda: self._weigh_packed(problem))
         if known is None or known.refusal is not None or known.workspace_bytes is None:
             return None
         return known.workspace_bytes if known.workspace_bytes <= self.limit_bytes else None
 
     def _known_packed(self, problem: ConvProblem) -> Record | None:
         trial = packed_trial(problem, self.own)
-        return self._store.records(self.environment, [trial]).get(trial)
+        known = self._store.records(self.environment, [trial]).get(trial)
+        return known if is_settled(known, self.limit_bytes) else None
 
     def _weigh_packed(self, problem: ConvProblem) -> Record | None:
-        """Have it weighed unless somebody else has, keep what was seen, and return it."""
-        known = self._known_packed(problem)
-        if is_settled(known, self.limit_bytes):
-            return known
+        """Have it weighed, keep what was seen, and return it."""
         try:
             seen = self._measurer.weigh_packed(problem, self.limit_bytes)
         except UnmeasuredError:
@@ -278,10 +277,7 @@ class Profiler:
     def _compare_calls(
         self, call: ModelCall, base: Divisions, divisions: Divisions
     ) -> Comparison | Record | None:
-        """Have such calls compared unless somebody else has, keep what was seen, and return it."""
-        known = self._known_calls(call, base, divisions)
-        if known is not None:
-            return known
+        """Have such calls compared, keep what was seen, and return it."""
         try:
             seen = self._measurer.compare_calls(call, base, divisions)
         except UnmeasuredError:
@@ -314,24 +310,26 @@ class Profiler:
 
     def _refused(
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
-    ) -> dict[str, int | None]:
-        """Return, by key, what those divisions take that are known to take too much, or to break."""
+    ) -> tuple[dict[str, int | None], list[Division]]:
+        """Return, by key, what those take that are known to take too much, or to break, and the others."""
         trials = {division_trial(problem, division): limits.of(division) for division in divisions}
         known = self._store.records(self.environment, trials)
-        return {
+        refused = {
             trial.algorithm: record.workspace_bytes
             for trial, record in known.items()
             if record.refusal is not None and is_settled(record, trials[trial])
         }
+        return refused, [division for division in divisions if division.key not in refused]
 
     def _compare(
         self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits
-    ) -> tuple[Outcome, dict[str, int | None]]:
-        """Have `divisions` compared, and keep what was seen; return it, and what the too large ones take."""
+    ) -> tuple[dict[str, int | None], Outcome]:
+        """Have those compared that are not refused, keep what was seen, and return what is known then."""
+        refused, fitting = self._refused(problem, divisions, limits)
         try:
-            outcome, refusals = self._measurer.compare(problem, divisions, limits)
+            outcome, refusals = self._measurer.compare(problem, fitting, limits)
         except DeviceLostError as lost:
-            trials = (division_trial(problem, division) for division in divisions)
+            trials = (division_trial(problem, division) for division in fitting)
             broken = [_broken(trial, lost) for trial in trials if trial.algorithm == lost.algorithm]
             self._keep(broken)
             raise
@@ -340,7 +338,8 @@ class Profiler:
             self._store.add_comparisons(self.environment, [outcome.comparison])
             kept = self._store.comparison(self.environment, problem, outcome.comparison.times)
             outcome = outcome if kept is None else Outcome.of(kept)
-        return outcome, {record.trial.algorithm: record.workspace_bytes for record in refusals}
+        too_large = {record.trial.algorithm: record.workspace_bytes for record in refusals}
+        return refused | too_large, outcome
 
 
 def _broken(trial: Trial, lost: DeviceLostError) -> Record:
