@@ -37,6 +37,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 MIB = 2**20
 UNLIMITED = 2**40
 
+GUARD_BYTES = 4096
+GUARD = 0xA5
+
 PROBLEMS = {
     "3x3": a_convolution(),
     "bias": a_convolution(bias=True),
@@ -118,6 +121,15 @@ def workspace(backend: Backend, n_bytes: int) -> Tensor:
     return torch.full((n_bytes,), 0xFF, dtype=torch.uint8, device=backend.device)
 
 
+@contextlib.contextmanager
+def guarded_workspace(backend: Backend, n_bytes: int) -> Iterator[Tensor]:
+    """Bytes that are no numbers, behind which nothing may be written in the block."""
+    whole = workspace(backend, n_bytes + GUARD_BYTES)
+    whole[n_bytes:] = GUARD
+    yield whole[:n_bytes]
+    assert (whole[n_bytes:] == GUARD).all()
+
+
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 def test_pytorchs_own_comes_first_for_every_problem(backend: Backend, problem: ConvProblem) -> None:
     for each in for_each_op(problem):
@@ -187,6 +199,57 @@ def test_a_slice_is_right_and_nothing_beside_it_is_touched(
         assert out[3:].isnan().all()
 
 
+@pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
+@pytest.mark.parametrize("problem", WITHOUT_16_BITS.values(), ids=WITHOUT_16_BITS)
+def test_parts_of_several_sizes_share_what_is_prepared_once(
+    backend: Backend, problem: ConvProblem, op: ConvOp
+) -> None:
+    whole = dataclasses.replace(problem, op=op, batch=5, bias=problem.bias and op is ConvOp.FPROP)
+    parts = {size: whole.part(size) for size in (3, 1)}
+    operands = operands_of(whole)
+    expected = reference(whole, *operands)
+    image, weight, *bias = on_device(backend, *operands)
+    algorithms = [name for name in backend.algorithms(parts[3])[1:] if backend.computes(parts[1], name)]
+    assert algorithms
+    for algorithm in algorithms:
+        n_bytes = max(backend.buffer_bytes(part, algorithm) for part in parts.values())
+        out = poisoned_result(whole).to(backend.device)
+        with guarded_workspace(backend, n_bytes) as buffer, backend.current():
+            kernels = {size: backend.slice_kernel(part, algorithm, buffer) for size, part in parts.items()}
+            kernels[3].prepare(weight)
+            for size, here in ((3, slice(0, 3)), (1, slice(3, 4)), (1, slice(4, 5))):
+                kernels[size].run(image, weight, out, *(bias or [None]), here)
+            kernels[1].finish(out, *(bias or [None]), slice(0, 5))
+
+        assert relative_error(out.cpu(), expected) <= backend.error_bound(parts[3], algorithm)
+
+
+NOT_FINITE = {"infinity": math.inf, "NaN": math.nan}
+
+
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("problem", WITHOUT_16_BITS.values(), ids=WITHOUT_16_BITS)
+@pytest.mark.parametrize("operand", [0, 1])
+@pytest.mark.parametrize("value", NOT_FINITE.values(), ids=NOT_FINITE)
+def test_on_a_processor_what_is_not_finite_comes_out_where_pytorchs_own_has_it(
+    problem: ConvProblem, op: ConvOp, operand: int, value: float
+) -> None:
+    backend = backend_of("cpu:")
+    whole = dataclasses.replace(problem, op=op, batch=3, bias=problem.bias and op is ConvOp.FPROP)
+    operands = operands_of(whole)
+    operands[operand].flatten()[0] = value
+    expected = backend.own_convolution(whole, *operands)
+    for algorithm in backend.algorithms(whole.part(2))[1:]:
+        if not backend.computes(whole.part(1), algorithm):
+            continue
+        division = Division((Candidate(algorithm, 2, 0.0, 0), Candidate(algorithm, 1, 0.0, 0)))
+
+        result = Runner(backend, whole, division)(Workspace(backend.device), *operands)
+
+        assert torch.equal(result.isnan(), expected.isnan())
+        assert torch.equal(result.isinf(), expected.isinf())
+
+
 @pytest.mark.parametrize("problem", WITHOUT_16_BITS.values(), ids=WITHOUT_16_BITS)
 def test_the_parts_of_a_weight_gradient_of_integers_add_up_to_the_same_integers(
     backend: Backend, problem: ConvProblem
@@ -199,13 +262,13 @@ def test_the_parts_of_a_weight_gradient_of_integers_add_up_to_the_same_integers(
     algorithms = [name for name in backend.algorithms(two)[1:] if backend.computes(one, name)]
     assert algorithms
     for algorithm in algorithms:
-        sizes = (backend.buffer_bytes(two, algorithm), backend.buffer_bytes(one, algorithm))
-        buffer, total = workspace(backend, max(sizes)), poisoned_result(whole).to(backend.device)
+        n_bytes = max(backend.buffer_bytes(part, algorithm) for part in (two, one))
+        total = poisoned_result(whole).to(backend.device)
 
         for into in (GradientSum(total), GradientSum(total, accumulate=True)):
-            first = backend.sum_kernel(two, algorithm, buffer)
-            last = backend.sum_kernel(one, algorithm, buffer)
-            with backend.current():
+            with guarded_workspace(backend, n_bytes) as buffer, backend.current():
+                first = backend.sum_kernel(two, algorithm, buffer)
+                last = backend.sum_kernel(one, algorithm, buffer)
                 first.add(image, gradient, into, first=True, here=slice(0, 2))
                 last.add(image, gradient, into, first=False, here=slice(2, 3))
                 assert last.finish(into)
