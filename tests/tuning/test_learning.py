@@ -137,7 +137,7 @@ def test_others_who_use_the_processors_are_told_of_once(monkeypatch: pytest.Monk
     with pytest.warns(BusyWarning):
         _meet(pickle.loads(pickle.dumps(learn)), batch=4)
 
-    assert len(told) == 1
+    assert len([each for each in told if each.category is BusyWarning]) == 1
 
 
 def test_that_pytorchs_own_is_wrong_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_that_pytorchs_own_is_wrong_is_told_once(monkeypatch: pytest.MonkeyPatch
         _meet(learn, batch=2)
     _meet(learn, batch=3)
 
-    assert len(told) == 1
+    assert len([each for each in told if each.category is AccuracyWarning]) == 1
 
 
 def test_what_is_met_under_autocast_is_measured_outside_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,15 @@ def test_a_division_that_is_faster_replaces_pytorchs_own() -> None:
     assert keys_of(plan) == ["scripted:rival@4*2"]
 
 
+def test_a_plan_holds_the_best_division_though_a_larger_part_costs_less_for_each_sample() -> None:
+    # The rival's set-up is paid once: 2 * 1.8 + 3 ms are more than 4 * 1.5, which are PyTorch's own in parts.
+    own_ms, rival_ms = {1: 1.0, 2: 1.5, 4: 4.0, 8: 20.0}, {1: 3.0, 2: 3.0, 4: 1.8, 8: 20.0}
+    rival = Recipe(lambda samples: rival_ms[samples] * MS, setup_ns=3 * MS)
+    backend = ScriptedBackend({"rival": rival}, own=Recipe(lambda samples: own_ms[samples] * MS))
+
+    assert keys_of(planned(backend, one_convolution())) == ["scripted:own@2*4"]
+
+
 def test_a_division_that_is_as_fast_to_two_percent_does_not() -> None:
     # The profile says that it wins, by about one percent.
     plan = planned(with_rival(affine(0.98, 0.02)), one_convolution())

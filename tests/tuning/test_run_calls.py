@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from mucudnn.choices import Mode, Policy
+from mucudnn.choices import Mode, Policy, Search
 from mucudnn.errors import UnmeasuredError
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.examining.extraction import extract
@@ -323,3 +323,43 @@ def test_ops_that_are_not_tuned_are_called_all_the_same(ops: str, mode: Mode) ->
     assert first[:3] == second[:3] == [f"{op}={name}" for op, name in expected.items()]
     assert ("sharing" in first) == ("sharing" in second) == (mode is Mode.SHARING)
     assert set(second) - set(first) == {"look2"}
+
+
+class _OnlyBehind(ScriptedBackend):
+    """A device whose rival computes what has four channels, and nothing else."""
+
+    def computes(self, problem: ConvProblem, algorithm: str) -> bool:
+        return super().computes(problem, algorithm) and (algorithm == self.own or problem.in_channels == 4)
+
+    def algorithms(
+        self, problem: ConvProblem, search: Search = Search.HEURISTIC, whole: bool = True
+    ) -> tuple[str, ...]:
+        every = super().algorithms(problem, search, whole)
+        return tuple(each for each in every if self.computes(problem, each))
+
+
+class _Watching(LiveMeasurer):
+    """Remembers what other layers take before each call."""
+
+    taken: set[int]
+
+    def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Comparison | Record:
+        self.taken.add(call.taken_bytes)
+        return super().compare_calls(call, base, divisions)
+
+
+@pytest.mark.parametrize(("limit_bytes", "expected"), [(11_000, {8000}), (12_000, {0})])
+def test_a_call_is_timed_after_what_the_layers_before_it_take_of_the_common_buffer(
+    limit_bytes: int, expected: set[int]
+) -> None:
+    # The first layer keeps PyTorch's own, in 8 kB; the second one's rival works in 4 kB.
+    backend = _OnlyBehind({"rival": Recipe(rate(MS / 2), sample_bytes=500)})
+    measurer = _Watching(backend)
+    measurer.taken = set()
+    extraction = extract(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).eval(), a_batch())
+    profiler = Profiler(measurer, MemoryStore(), limit_bytes, Policy.POWER_OF_TWO)
+
+    plan = Tuning(profiler, Mode.REUSE, extraction, Listener()).plan()
+
+    assert keys_of(plan) == ["scripted:own@8*1", "scripted:rival@8*1"]
+    assert measurer.taken == expected
