@@ -121,10 +121,11 @@ def common_buffer_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: 
 
 
 def block_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: str, limit_bytes: int) -> int:
-    """Return the size of one block that holds the common buffer, or what PyTorch's own takes in its place.
+    """Return the size of one block that holds the common buffer, or in its place what PyTorch's own takes.
 
-    The buffer is given back where both do not fit the limit at once. What fits beside the buffer alone, and
-    not beside the block, is no larger than what does not fit beside the buffer: the block holds it too.
+    Where both do not fit the limit at once, the buffer is given back before PyTorch's own runs. So the block
+    is as large as the larger of the buffer and of all workspaces that do not fit beside it. A workspace that
+    fits beside the buffer, but not beside such a block, is smaller than the block, and fits into it.
 
     Args:
         divisions: that run, with their problems.

@@ -76,10 +76,10 @@ class CallTimes:
 class CallEvidence(CallTimes):
     """What timing a whole convolution has shown: its forward pass and gradients, as the model calls it.
 
-    The second has the divisions that each were confirmed for themselves. The reference has PyTorch's own for
-    every op whose limit lets it run; the others run the same in both. Where PyTorch's own may run, and stays,
-    or may run nowhere, the reference has what may run undivided for the others. Unless the second is FASTER,
-    what the reference has runs.
+    Two calls were timed in turn. The second one runs what was confirmed op by op. The reference runs
+    PyTorch's own for every op for which the limit lets it, and the same as the second for the other ops.
+    If that is the same for all ops, the reference runs the best undivided algorithm for those other ops
+    instead. The plan has what the second one runs if it is FASTER, else what the reference runs.
 
     Attributes:
         path: the module's, as in `ConvSite`.

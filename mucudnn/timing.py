@@ -26,11 +26,11 @@ Clock = Callable[[], int]
 Key = TypeVar("Key", bound=Hashable)
 
 HOPELESS = {1: 8.0, 3: 2.0}
-"""By the rounds after which the hopeless leave the race, long before there is any interval: how many times
-slower than a rival's slowest sample the fastest sample of such an entrant is."""
+"""When an entrant leaves the race long before there is any interval: after so many rounds, if its fastest
+sample is this many times as long as a rival's slowest one."""
 
 _HOPELESS_THOUGH_SMALL = 8.0
-"""How many times as much that is of an entrant that needs less workspace than the rival."""
+"""By this an entrant that needs less workspace than the rival has to be slower still."""
 
 _EARLY_CONFIDENCE = 0.99
 """Of the interval by which a verdict is reached at a look that is not the last.
@@ -40,14 +40,15 @@ true quotient in up to 9 % of thousands of simulated comparisons.
 """
 
 _MOST_CALLS = 2**16
-"""Most calls in a span, whatever the clock says: a clock that stands still ends here."""
+"""The most calls in a span: with a clock that stands still no span would ever be long enough."""
 
 _MOST_MORE_CALLS = 64
-"""How many times as many calls as in a span that was too short are in the next one."""
+"""After a span that was too short, the next one has at most this many times as many calls."""
 
 
 _MOST_SPANS_AT_ONCE = 8
-"""How many times as many calls as fill its span a call has to run in one, for rivals that are far shorter."""
+"""Rivals run equally many calls in a span, as many as the shortest needs; a long one at most this many times
+as many as would fill its own span."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ float32, copies included: a depthwise filter of 15x15 taps on 2 images of 64x56x
 68 ms in contiguous tensors; dw of 32 to 32 channels with 15x15 taps on 2 images of 28x28 took 18 ms in place
 of 1936 ms in channels-last ones.
 
-A NaN or an infinity in x or dy comes out where PyTorch's own has it. One in the filter may not: padding that
+A NaN or an infinity in x or dy comes out where PyTorch's own has it, but in bfloat16: there oneDNN multiplies
+some pixels beside a window by zero, which ones depends on the layout. One in the filter may not: padding that
 one layout leaves out may be zeros in the other, and the product of zero and infinity is no number.
 """
 

@@ -81,7 +81,7 @@ class Job:
 
 
 class PartKernel(Protocol):
-    """Computes parts of y or dx, with addresses of whole tensors and the samples of the part."""
+    """Computes parts of y or dx; is given the whole tensors, and which samples the part has."""
 
     def prepare(self, weight: Tensor) -> None:
         """Transform the filter; once per mini-batch, before the first part."""
@@ -207,9 +207,9 @@ class Backend(Protocol):
 
     @property
     def alignment_bytes(self) -> int:
-        """What operands start at a multiple of, and parts as far as their sizes allow.
+        """Bytes: operands start at a multiple of this, and so do their parts if a sample's size is one.
 
-        1 for anywhere: then operands are read as they are, and nobody asks for `operand`.
+        With 1 they may start anywhere: they are read as they are, and nobody asks for `operand`.
         """
 
     @property

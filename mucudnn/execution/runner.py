@@ -22,7 +22,8 @@ from mucudnn.execution.workspace import Workspace, head
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _WORTH_KEEPING = 0.02
-"""Share of a part's time that its filter's transform must take, since to ask whether it stays takes some."""
+"""A filter's transform is kept if it takes at least this share of a part's time: asking whether the filter is
+still the same costs time, too."""
 
 
 def sum_dtype(problem: ConvProblem) -> torch.dtype:
@@ -69,7 +70,7 @@ class Runner:
         limit_bytes: int | None = None,
         capacity_bytes: int = 0,
     ) -> None:
-        """Work out the slices.
+        """Work out which samples each part computes, and the bytes that all need.
 
         Args:
             backend: that runs the parts.

@@ -214,12 +214,12 @@ def broken_call(
 
 
 def division_trial(problem: ConvProblem, division: Division) -> Trial:
-    """Return the trial as which a finished division that is too large, or breaks, is kept."""
+    """Return the trial under which a finished division that is too large, or breaks, is stored."""
     return Trial(problem, division.key, whole=True)
 
 
 def packed_trial(problem: ConvProblem, own: str) -> Trial:
-    """Return the trial as which it is kept what PyTorch's own takes with its filter packed beforehand."""
+    """Return the trial under which the workspace of PyTorch's own with a packed filter is stored."""
     return Trial(problem, f"{undivided(own, problem.batch).key} packed", whole=True)
 
 
