@@ -17,6 +17,7 @@ import mucudnn
 from mucudnn.algorithms.compiled import compiler as compilers
 from mucudnn.algorithms.scripts import Script, called_from_scripts
 from mucudnn.backends.cpu.footprint import FootprintMeter
+from mucudnn.backends.cudnn.discovery import System, opened_cudnn
 from mucudnn.examining import extraction
 from mucudnn.interruptions import interruption_of, pass_on_interruption
 from mucudnn.live.stand import Stand
@@ -198,3 +199,11 @@ def _calls(x: torch.Tensor) -> torch.Tensor:
 def test_an_interruption_within_a_script_comes_out_as_it_was_raised() -> None:
     with pytest.raises(TimeIsOverError, match="the time is over"):
         Script(_calls)(torch.zeros(2))
+
+
+@pytest.mark.parametrize("override", [None, "/named.so"])
+def test_the_search_for_cudnn_ends(override: str | None) -> None:
+    system = System(override=override, open_library=lambda *_: interrupt())
+
+    with pytest.raises(TimeIsOverError):
+        opened_cudnn(system)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mucudnn.errors import BackendError
+from mucudnn.interruptions import pass_on_interruption
 
 OVERRIDE = "MUCUDNN_CUDNN_LIBRARY"
 """The environment variable that names a libcudnn to be opened; what is in the process already goes first."""
@@ -87,7 +88,8 @@ def mapped_path(opened: ctypes.CDLL) -> str:
 def _opened(system: System, name: str, mode: int) -> ctypes.CDLL | None:
     try:
         return system.open_library(name, mode)
-    except OSError:
+    except OSError as error:
+        pass_on_interruption(error)
         return None
 
 
@@ -99,6 +101,7 @@ def _opened_override(system: System, path: str) -> ctypes.CDLL:
     try:
         return system.open_library(path, os.RTLD_NOW)
     except OSError as error:
+        pass_on_interruption(error)
         raise BackendError(
             f"{OVERRIDE} must be the path of a libcudnn that can be opened, but got {path!r}: {error}."
         ) from error
