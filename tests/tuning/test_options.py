@@ -1,6 +1,7 @@
 """What is made of the options before any work is done."""
 
 import copy
+import dataclasses
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -72,3 +73,11 @@ def test_a_copy_tells_nobody_that_was_passed_in(way: Callable[[Settings], Settin
 
     assert way(settings) == settings_of(progress=None)
     assert settings.progress is listener
+
+
+def test_every_option_is_one_on_which_ranks_agree_or_none_on_which_a_plan_depends() -> None:
+    names = {field.name for field in dataclasses.fields(Settings)}
+    agreed = {{"workspace_limit": "limit_bytes"}.get(name, name) for name in settings_of().asked}
+
+    # The ops choose problems, which ranks compare as such, and so is the device of the backend compared.
+    assert names - agreed == {"ops", "backend", "store", "progress", "again"}
