@@ -9,13 +9,17 @@ from typing import Generic, Protocol, TypeVar
 from bench.cpu import step_child, way_child
 from bench.cpu.lines import Line, Recording, append, read
 from bench.cpu.process import ended
+from bench.cpu.step_again import TIMEOUT_S
 from bench.cpu.step_cases import Network
+from bench.cpu.step_child import PROCESSES
 from bench.cpu.step_lines import StepCase, StepFailed
 from bench.cpu.way_cases import WayCase
 from bench.cpu.way_lines import WayFailed
 
-_PATIENCE_S = 1200.0
-"""By how much a process may pass the time that is left: tuning takes minutes. What it profiled is kept."""
+_PATIENCE_S = 1200.0 + PROCESSES * TIMEOUT_S
+"""By how much a process may pass the time that is left: tuning takes minutes, and so do the steps in other
+processes. What it profiled is kept.
+"""
 
 _LEAST_S = 10.0
 """With less time left no process is started."""

@@ -40,10 +40,13 @@ _STEP_CODE = (
 )
 """Files of mucudnn that also decide what a patched network runs, in graphs too."""
 
-_WAY_MODELS = ("cpu/rounds.py", "cpu/way_cases.py", "cpu/ways.py")
+_WAY_MODELS = ("cpu/way_cases.py", "cpu/ways.py")
 """Files of bench that define ways, and measure them."""
 
-_STEP_MODELS = ("networks.py", "depthwise_networks.py", "data.py", "cpu/step_models.py")
+_STEP_MODELS = (
+    *("networks.py", "depthwise_networks.py", "data.py"),
+    *("cpu/rounds.py", "cpu/step_again.py", "cpu/step_models.py", "cpu/step_rounds.py", "cpu/steps.py"),
+)
 """Files of bench that define the training steps."""
 
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from bench.cpu.settings import SETTINGS, environment_of
 from mucudnn.plan_file import decode, encode
@@ -26,41 +26,17 @@ def ended(module: str, task: object, setting: str, timeout_s: float) -> str | No
         timeout_s: seconds after which it is taken to hang, and killed.
     """
     try:
-        status = _run(module, task, setting, timeout_s, check=False).returncode
+        status = subprocess.run(
+            [sys.executable, "-m", module],
+            input=task_text(task),
+            text=True,
+            env=environment_of(SETTINGS[setting], os.environ),
+            timeout=timeout_s,
+            check=False,
+        ).returncode
     except subprocess.TimeoutExpired:
         return "its process was ended, since it did not end in time."
     return f"its process ended with status {status}." if status else None
-
-
-def answer(module: str, task: object, setting: str, timeout_s: float) -> str:
-    """Return what a process writes to standard output that does a task.
-
-    Args:
-        module: what it runs: a program that calls `done`.
-        task: a dataclass, its standard input.
-        setting: name of its thread setting.
-        timeout_s: seconds after which it is taken to hang, and killed.
-
-    Raises:
-        RuntimeError: it failed, or took too long.
-    """
-    try:
-        return _run(module, task, setting, timeout_s, stdout=subprocess.PIPE, check=True).stdout
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise RuntimeError(f"The process of {module} must answer, but: {error}") from error
-
-
-def _run(
-    module: str, task: object, setting: str, timeout_s: float, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module],
-        input=task_text(task),
-        text=True,
-        env=environment_of(SETTINGS[setting], os.environ),
-        timeout=timeout_s,
-        **options,
-    )
 
 
 def done(kind: type[Task], work: Callable[[Task], None]) -> int:

@@ -308,7 +308,8 @@ def _parser() -> argparse.ArgumentParser:
         "--processes",
         type=at_least_one,
         default=PROCESSES,
-        help="in how many each training step is timed, by one plan (default: %(default)s)",
+        help="in how many each training step is timed, by one plan; what is known is timed in more only with "
+        "--again (default: %(default)s)",
     )
     add(
         "--again",

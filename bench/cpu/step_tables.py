@@ -21,8 +21,9 @@ _PREFACE = (
     "interleaved rounds in one process, a process for each row, and **x** is the median of the rounds'",
     "quotients, unpatched over patched. The verdict is FASTER or SLOWER where the whole 95 % interval of",
     "patched over unpatched lies beyond 2 %, SAME where it lies within, else AMBIGUOUS. All this is of the",
-    "process that tuned. An interval knows nothing of other processes, in which memory lies elsewhere: `in",
-    "others` is the least and the largest x of further ones, by the same plan, and how many they are.",
+    "process that tuned. Times differ from one process to the next by more than an interval says: `in",
+    "others` has the least and the largest x that further processes found, by the same plan, and their",
+    "number.",
 )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bench.cpu.rounds import Rounds
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_again import AgainTask, rounds_again
 from bench.cpu.step_cases import LIMIT_BYTES, Network
@@ -59,10 +60,7 @@ def measure(case: StepCase, network: Network, folder: Path, processes: int) -> S
         changed, rounding = differences(present, copy_of(single)), differences(single, double(single))
     rounds = timed(own, divided, backend.neighbours())
     shares = _shares(own)
-    again = tuple(
-        rounds_again(AgainTask(case, network, str(_plan_file(place)), patches_first=number % 2 == 1))
-        for number in range(1, processes)
-    )
+    again = _again(case, network, place, processes)
     payload = {"recipe": network.recipe, "layout": str(case.layout), "setting": case.setting}
     return StepMeasured(
         case=case,
@@ -80,6 +78,16 @@ def measure(case: StepCase, network: Network, folder: Path, processes: int) -> S
         rounding=rounding,
         again=again,
     )
+
+
+def _again(case: StepCase, network: Network, place: Path, processes: int) -> tuple[Rounds, ...]:
+    """Return the rounds of the other processes but those that failed; models change places in turn."""
+    plan, answer = str(_plan_file(place)), str(place.with_name(f"{place.name}.rounds.json"))
+    found = (
+        rounds_again(AgainTask(case, network, plan, patches_first=number % 2 == 1, rounds=answer))
+        for number in range(1, processes)
+    )
+    return tuple(rounds for rounds in found if rounds is not None)
 
 
 def tuned(

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from bench.by_hand import a_plan_for
 from bench.commit import commit
-from bench.cpu import products, program, step_tables
+from bench.cpu import products, program, step_again, step_tables, steps
 from bench.cpu.case_run import STEPS, CaseRun
 from bench.cpu.ground import step_code
 from bench.cpu.lines import Line, Recording, append, read, to_text
@@ -28,8 +29,9 @@ from bench.cpu.step_rounds import timed
 from bench.cpu.steps import measure
 from bench.differences import Differences
 from bench.networks import conv_norm
-from mucudnn import Plan
+from mucudnn import Plan, plan_of
 from mucudnn.backends.base import NoNeighbours
+from mucudnn.errors import PlanError
 from mucudnn.intervals import Verdict
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.timing import SamplingRule
@@ -251,10 +253,46 @@ def test_a_small_step_is_measured_from_end_to_end(tmp_path: Path, monkeypatch: p
 def test_a_process_that_fails_to_time_the_steps_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    task = AgainTask(case("tiny"), TINY, str(tmp_path / "none.json"), patches_first=True)
-    with pytest.raises(RuntimeError, match=r"^The process of bench.cpu.step_again must answer, but: .* exit"):
-        rounds_again(task)
-    assert "none.json" in capfd.readouterr().err
+    task = AgainTask(
+        case("tiny"), TINY, str(tmp_path / "none.json"), patches_first=True, rounds=str(tmp_path / "rounds")
+    )
+    assert rounds_again(task) is None
+    told = capfd.readouterr()
+    assert told.out == "not timed in another process: its process ended with status 1.\n"
+    assert "none.json" in told.err
+
+
+@pytest.mark.parametrize("patches_first", [False, True])
+def test_the_patched_model_is_made_first_or_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patches_first: bool
+) -> None:
+    first = prepared(TINY.recipe, Layout.CHANNELS_LAST)
+    plan = a_plan_for(first.model, first.copy().read()[0])
+    plan.save(tmp_path / "plan.json")
+    monkeypatch.setattr(step_again, "prepared", lambda *_: first)
+    task = AgainTask(case("tiny"), TINY, str(tmp_path / "plan.json"), patches_first, rounds="")
+    own, patched = step_again.models(task)
+    assert (first is patched, first is own) == (patches_first, not patches_first)
+    assert plan_of(patched.model) == plan
+    with pytest.raises(PlanError):
+        plan_of(own.model)
+
+
+def test_a_process_that_fails_costs_no_rounds_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = measured(case()).rounds
+    answers = iter([None, rounds])
+    seen: list[AgainTask] = []
+
+    def again(task: AgainTask) -> Rounds | None:
+        seen.append(task)
+        return next(answers)
+
+    monkeypatch.setattr(steps, "rounds_again", again)
+    assert steps._again(case("tiny"), TINY, tmp_path / "tiny", 3) == (rounds,)
+    assert [task.patches_first for task in seen] == [True, False]
+    assert {task.plan for task in seen} == {str(tmp_path / "tiny.json")}
 
 
 def test_others_are_watched_while_steps_are_timed() -> None:
