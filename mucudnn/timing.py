@@ -30,7 +30,7 @@ HOPELESS = {1: 8.0, 3: 2.0}
 sample is this many times as long as a rival's slowest one."""
 
 _HOPELESS_THOUGH_SMALL = 8.0
-"""By this an entrant that needs less workspace than the rival has to be slower still."""
+"""An entrant that needs less workspace than the rival only leaves if it is slower by this factor besides."""
 
 _EARLY_CONFIDENCE = 0.99
 """Of the interval by which a verdict is reached at a look that is not the last.

@@ -84,7 +84,10 @@ class PartKernel(Protocol):
     """Computes parts of y or dx; is given the whole tensors, and which samples the part has."""
 
     def prepare(self, weight: Tensor) -> None:
-        """Transform the filter; once per mini-batch, before the first part."""
+        """Transform the filter; once per mini-batch, before the first part.
+
+        Kernels of other sizes that are bound to the same buffer, by the same algorithm, find it there.
+        """
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, here: slice) -> bool:
         """Write the result of the samples `here` of `image` to those of `out`; return whether it is sound.
@@ -93,7 +96,7 @@ class PartKernel(Protocol):
         """
 
     def finish(self, out: Tensor, bias: Tensor | None, here: slice) -> None:
-        """Do what is left for the samples `here`, which are those of all parts of one algorithm."""
+        """Do what is left for the samples `here`, of all parts of one algorithm, of whatever sizes."""
 
 
 class PartSumKernel(Protocol):
@@ -207,7 +210,7 @@ class Backend(Protocol):
 
     @property
     def alignment_bytes(self) -> int:
-        """Bytes: operands start at a multiple of this, and so do their parts if a sample's size is one.
+        """Bytes: operands start at a multiple of this, and so do parts where a sample's bytes are a multiple.
 
         With 1 they may start anywhere: they are read as they are, and nobody asks for `operand`.
         """

@@ -75,9 +75,9 @@ def test_a_copy_tells_nobody_that_was_passed_in(way: Callable[[Settings], Settin
     assert settings.progress is listener
 
 
-def test_every_option_is_one_on_which_ranks_agree_or_none_on_which_a_plan_depends() -> None:
+def test_ranks_agree_on_every_option_but_those_that_are_known_not_to_matter() -> None:
     names = {field.name for field in dataclasses.fields(Settings)}
     agreed = {{"workspace_limit": "limit_bytes"}.get(name, name) for name in settings_of().asked}
 
-    # The ops choose problems, which ranks compare as such, and so is the device of the backend compared.
+    # Ranks compare the problems, which `ops` choose, and the environment, which `backend` does.
     assert names - agreed == {"ops", "backend", "store", "progress", "again"}

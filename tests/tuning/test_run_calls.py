@@ -341,7 +341,9 @@ class _OnlyBehind(ScriptedBackend):
 class _Watching(LiveMeasurer):
     """Remembers what other layers take before each call."""
 
-    taken: set[int]
+    def __init__(self, backend: ScriptedBackend) -> None:
+        super().__init__(backend)
+        self.taken: set[int] = set()
 
     def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Comparison | Record:
         self.taken.add(call.taken_bytes)
@@ -355,7 +357,6 @@ def test_a_call_is_timed_after_what_the_layers_before_it_take_of_the_common_buff
     # The first layer keeps PyTorch's own, in 8 kB; the second one's rival works in 4 kB.
     backend = _OnlyBehind({"rival": Recipe(rate(MS / 2), sample_bytes=500)})
     measurer = _Watching(backend)
-    measurer.taken = set()
     extraction = extract(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).eval(), a_batch())
     profiler = Profiler(measurer, MemoryStore(), limit_bytes, Policy.POWER_OF_TWO)
 
