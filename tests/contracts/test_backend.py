@@ -238,8 +238,9 @@ def test_on_a_processor_what_is_not_finite_comes_out_where_pytorchs_own_has_it(
     backend = backend_of("cpu:")
     whole = dataclasses.replace(problem, op=op, batch=3, bias=problem.bias and op is ConvOp.FPROP)
     operands = operands_of(whole)
-    operands[operand].flatten()[0] = value
+    operands[operand][(0,) * operands[operand].dim()] = value
     expected = backend.own_convolution(whole, *operands)
+    assert not expected.isfinite().all()
     algorithms = backend.algorithms(whole.part(2))[1:]
     assert algorithms
     for algorithm in filter(functools.partial(backend.computes, whole.part(1)), algorithms):
