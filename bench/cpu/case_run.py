@@ -1,6 +1,7 @@
 """A run over cases that have a process each: training steps, and networks in all ways."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -11,15 +12,12 @@ from bench.cpu.lines import Line, Recording, append, read
 from bench.cpu.process import ended
 from bench.cpu.step_again import TIMEOUT_S
 from bench.cpu.step_cases import Network
-from bench.cpu.step_child import PROCESSES
 from bench.cpu.step_lines import StepCase, StepFailed
 from bench.cpu.way_cases import WayCase
 from bench.cpu.way_lines import WayFailed
 
-_PATIENCE_S = 1200.0 + PROCESSES * TIMEOUT_S
-"""By how much a process may pass the time that is left: tuning takes minutes, and so do the steps in other
-processes. What it profiled is kept.
-"""
+_PATIENCE_S = 1200.0
+"""By how much a process may pass the time that is left: tuning takes minutes. What it profiled is kept."""
 
 _LEAST_S = 10.0
 """With less time left no process is started."""
@@ -51,6 +49,7 @@ class Kind(Generic[AnyCase, Task]):
         task: makes what a process is told, of a case, its network and the folder.
         failed: makes the line of a case that could not be measured, of the case and the reason.
         known: returns the cases that were measured.
+        patience_s: by how many seconds a process may pass the time that is left.
     """
 
     module: str
@@ -58,11 +57,21 @@ class Kind(Generic[AnyCase, Task]):
     task: Callable[[AnyCase, Network, str], Task]
     failed: Callable[[AnyCase, str], Line]
     known: Callable[[Recording], Collection[AnyCase]]
+    patience_s: float = _PATIENCE_S
 
 
-STEPS = Kind[StepCase, step_child.StepTask](
-    "bench.cpu.step_child", step_child.LINES, step_child.StepTask, StepFailed, lambda found: found.steps
-)
+def steps_in(processes: int) -> Kind[StepCase, step_child.StepTask]:
+    """Return the kind of training steps, of which each is timed in so many processes."""
+    return Kind(
+        "bench.cpu.step_child",
+        step_child.LINES,
+        functools.partial(step_child.StepTask, processes=processes),
+        StepFailed,
+        lambda found: found.steps,
+        _PATIENCE_S + (processes - 1) * TIMEOUT_S,
+    )
+
+
 WAYS = Kind[WayCase, way_child.WayTask](
     "bench.cpu.way_child", way_child.LINES, way_child.WayTask, WayFailed, lambda found: found.ways
 )
@@ -111,7 +120,7 @@ class CaseRun(Generic[AnyCase, Task]):
         self._folder.mkdir(parents=True, exist_ok=True)
         task = self._kind.task(case, self._networks[case.network], str(self._folder))
         if self._process is None:
-            how = ended(self._kind.module, task, case.setting, left_s + _PATIENCE_S)
+            how = ended(self._kind.module, task, case.setting, left_s + self._kind.patience_s)
         else:
             how = self._process(task, left_s)
         if how is not None and case not in self._known():

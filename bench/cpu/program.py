@@ -7,9 +7,7 @@ is continued by the next one. Lines and profiles lie in build/bench-cpu/, result
 """
 
 import argparse
-import dataclasses
 import datetime
-import functools
 import os
 import shlex
 import sys
@@ -20,7 +18,7 @@ from pathlib import Path
 from bench.arguments import at_least_one, seconds
 from bench.commit import commit
 from bench.cpu import results, summary, targets, way_cases
-from bench.cpu.case_run import STEPS, WAYS, CaseRun
+from bench.cpu.case_run import WAYS, CaseRun, steps_in
 from bench.cpu.child import LINES, Task
 from bench.cpu.ground import Ground, step_code, way_code
 from bench.cpu.layers import ALL
@@ -29,7 +27,7 @@ from bench.cpu.process import INTERRUPTED, ended
 from bench.cpu.schedule import Selection, Stage, pending, tiers
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import NETWORKS, cases_of
-from bench.cpu.step_child import PROCESSES, StepTask
+from bench.cpu.step_child import StepTask
 from bench.cpu.step_lines import StepCase
 from bench.cpu.way_cases import WAY_NETWORKS, WayCase
 from bench.cpu.way_child import WayTask
@@ -51,6 +49,9 @@ _PATIENCE_S = 180.0
 
 _LEAST_S = 10.0
 """With less time left no process is started: it would import torch and end."""
+
+_PROCESSES = 5
+"""In which each training step is timed."""
 
 Process = Callable[[Task], str | None]
 
@@ -87,17 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in others if _has_layers(options) else ():
             append(folder / LINES, line)
     run = Run(folder, limits, options.seconds)
-    steps = dataclasses.replace(STEPS, task=functools.partial(StepTask, processes=options.processes))
-    step_run, way_run = CaseRun(steps, steps_folder, NETWORKS), CaseRun(WAYS, ways_folder, WAY_NETWORKS)
+    step_run = CaseRun(steps_in(options.processes), steps_folder, NETWORKS)
+    way_run = CaseRun(WAYS, ways_folder, WAY_NETWORKS)
     status = _status_of(lambda: _measure(options, run, step_run, way_run))
     output = Path(options.output or Path("bench") / "results" / ground.slug)
-    lines, step_lines, ways = read(folder / LINES), step_run.lines(), way_run.lines()
-    if not (lines or step_lines or ways):
+    lines, steps, ways = read(folder / LINES), step_run.lines(), way_run.lines()
+    if not (lines or steps or ways):
         print(f"bench.cpu: nothing is known of this code here, so {output} stays as it is", file=sys.stderr)
         return status or 1
     command = shlex.join(["python", "-m", "bench.cpu", *given])
-    results.write(output, ground, lines, command, step_lines, version, ways)
-    rows = list(summary.target_rows(Recording.of([*lines, *step_lines]), ALL))
+    results.write(output, ground, lines, command, steps, version, ways)
+    rows = list(summary.target_rows(Recording.of([*lines, *steps]), ALL))
     print("\n" + "\n".join(table(targets.Row._fields, "<<<<", [("", rows)])))
     print(f"\nWritten to {output}.")
     return status
@@ -307,7 +308,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--processes",
         type=at_least_one,
-        default=PROCESSES,
+        default=_PROCESSES,
         help="in how many each training step is timed, by one plan; what is known is timed in more only with "
         "--again (default: %(default)s)",
     )

@@ -14,9 +14,6 @@ from bench.cpu.steps import measure
 
 LINES = "steps.jsonl"
 
-PROCESSES = 5
-"""In which the steps of a row are timed, where no other number is asked for."""
-
 
 @dataclasses.dataclass(frozen=True)
 class StepTask:
@@ -32,7 +29,7 @@ class StepTask:
     case: StepCase
     network: Network
     folder: str
-    processes: int = PROCESSES
+    processes: int
 
 
 def work(task: StepTask) -> None:

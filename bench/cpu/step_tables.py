@@ -121,7 +121,7 @@ def told(line: StepMeasured | StepFailed) -> str:
     """Return what a line of progress says of a case."""
     if isinstance(line, StepFailed):
         return f"failed: {line.reason}"
-    others = f", in others {elsewhere(line)}" if line.again else ""
+    others = f", in others {_elsewhere(line)}" if line.again else ""
     return (
         f"{milliseconds(line.seconds_of(OWN))} ms -> {milliseconds(line.seconds_of(DIVIDED))} ms, "
         f"x{spread(line.speedup)} {line.verdict}{others}, tuned in {seconds_told(line.tuned)}  "
@@ -165,7 +165,7 @@ def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
             milliseconds(line.seconds_of(OWN)),
             milliseconds(line.seconds_of(DIVIDED)),
             spread(line.speedup),
-            elsewhere(line),
+            _elsewhere(line),
             str(line.verdict),
             wanted.get(line.case, "–"),
             str(line.speedup.samples),
@@ -176,7 +176,7 @@ def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
     yield from markdown(headings, rows)
 
 
-def elsewhere(line: StepMeasured) -> str:
+def _elsewhere(line: StepMeasured) -> str:
     """Return what other processes found: "1.48 to 1.53 (4)"."""
     found = line.speedups_elsewhere
     return f"{found[0]:.2f} to {found[-1]:.2f} ({len(found)})" if found else "–"

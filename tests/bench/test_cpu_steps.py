@@ -3,7 +3,10 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,14 @@ from torch import nn
 
 from bench.by_hand import a_plan_for
 from bench.commit import commit
-from bench.cpu import products, program, step_again, step_tables, steps
-from bench.cpu.case_run import STEPS, CaseRun
+from bench.cpu import case_run, products, program, step_again, step_tables, steps
+from bench.cpu.case_run import CaseRun, steps_in
 from bench.cpu.ground import step_code
 from bench.cpu.lines import Line, Recording, append, read, to_text
 from bench.cpu.process import task_from, task_text
 from bench.cpu.rounds import Rounds
 from bench.cpu.settings import REMOVED_PREFIXES, SETTINGS
-from bench.cpu.step_again import AgainTask, rounds_again
+from bench.cpu.step_again import TIMEOUT_S, AgainTask, rounds_again
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, Network, cases_of
 from bench.cpu.step_child import LINES, StepTask, work
 from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
@@ -48,6 +51,13 @@ def tiny() -> Recipe:
     )
     images = torch.randn(12, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     return Recipe(model, images, torch.arange(12) % 2, batch=2)
+
+
+def waiting() -> Recipe:
+    """One whose process says which it is, and then takes its time."""
+    Path(os.environ["MUCUDNN_TEST_PROCESS"]).write_text(str(os.getpid()), encoding="utf-8")
+    time.sleep(300)
+    return tiny()
 
 
 def diverging() -> Recipe:
@@ -262,6 +272,41 @@ def test_a_process_that_fails_to_time_the_steps_says_so(
     assert "none.json" in told.err
 
 
+def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
+    network, told = Network("waiting", f"{HERE}:waiting", "made up", "nothing"), tmp_path / "process"
+    task = AgainTask(case("waiting"), network, "", patches_first=False, rounds=str(tmp_path / "rounds.json"))
+    program = "import sys; from bench.cpu.process import task_from; from bench.cpu.step_again import *; "
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"{program} rounds_again(task_from(AgainTask, sys.stdin.read()))"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "MUCUDNN_TEST_PROCESS": str(told)},
+        text=True,
+    )
+    parent.stdin.write(task_text(task))
+    parent.stdin.close()
+    child = until(lambda: told.exists() and told.read_text(encoding="utf-8"))
+    parent.kill()
+    parent.wait()
+    assert until(lambda: not _is_running(child))
+
+
+def until(found: Callable[[], Any]) -> Any:
+    """What is found within a minute."""
+    end = time.monotonic() + 60
+    while not (seen := found()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return seen
+
+
+def _is_running(process: str) -> bool:
+    """Whether a process is there, and is no zombie that nobody has waited for."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
 @pytest.mark.parametrize("patches_first", [False, True])
 def test_the_patched_model_is_made_first_or_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patches_first: bool
@@ -324,7 +369,7 @@ def test_a_task_survives_its_text_and_its_process_writes_what_it_is_and_what_it_
 ) -> None:
     monkeypatch.setattr(products, "_SIZE", 64)
     broken = Network("broken", f"{HERE}:mistaken", "made up", "nothing")
-    task = StepTask(case("broken"), broken, str(tmp_path))
+    task = StepTask(case("broken"), broken, str(tmp_path), processes=1)
     assert task_from(StepTask, task_text(task)) == task
     work(task)
     recording = Recording.of(read(tmp_path / LINES))
@@ -365,7 +410,7 @@ def run_of(folder: Path, lines: Sequence[Line], seen: list[StepTask], how: str |
             break
         return how
 
-    return CaseRun(STEPS, folder, [TINY], process)
+    return CaseRun(steps_in(5), folder, [TINY], process)
 
 
 CASES = cases_of([TINY], ("1-thread",), tuple(Layout))
@@ -576,6 +621,24 @@ def test_the_program_writes_the_steps_that_it_knows_beside_the_layers(
     assert json.loads((tmp_path / "second" / "env.json").read_text())["step code"] == step_code()
     assert json.loads((tmp_path / "second" / "env.json").read_text())["commit"] == commit()
     assert "reached, 48.1% above" in capsys.readouterr().out
+
+
+def test_a_step_is_timed_in_as_many_processes_as_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[StepTask, float]] = []
+
+    def ended(_module: str, task: StepTask, _setting: str, timeout_s: float) -> None:
+        seen.append((task, timeout_s))
+
+    monkeypatch.setattr(case_run, "ended", ended)
+    monkeypatch.chdir(tmp_path)
+    steps = ("--steps", "vgg11", "--settings", "1-thread", "--layouts", "contiguous", "--seconds", "100")
+    for more in ((), ("--processes", "1"), ("--processes", "3")):
+        program.main([*steps, *more, "--output", "out"])
+
+    assert [task.processes for task, _ in seen] == [5, 1, 3]
+    assert seen[2][1] - seen[1][1] == pytest.approx(2 * TIMEOUT_S, abs=10)
 
 
 @pytest.mark.parametrize(
