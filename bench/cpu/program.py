@@ -32,6 +32,7 @@ from bench.cpu.step_lines import StepCase
 from bench.cpu.way_cases import WAY_NETWORKS, WayCase
 from bench.cpu.way_child import WayTask
 from mucudnn.errors import BackendError, MucudnnError
+from mucudnn.intervals import FEWEST_SAMPLES
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.report import check_matplotlib
 from mucudnn.report.table import table
@@ -50,8 +51,8 @@ _PATIENCE_S = 180.0
 _LEAST_S = 10.0
 """With less time left no process is started: it would import torch and end."""
 
-_PROCESSES = 5
-"""In which each training step is timed."""
+_PROCESSES = FEWEST_SAMPLES
+"""In which each training step is timed: of six there is an interval."""
 
 Process = Callable[[Task], str | None]
 
@@ -309,8 +310,8 @@ def _parser() -> argparse.ArgumentParser:
         "--processes",
         type=at_least_one,
         default=_PROCESSES,
-        help="in how many each training step is timed, by one plan; what is known is timed in more only with "
-        "--again (default: %(default)s)",
+        help="in how many each training step is timed, by one plan; of fewer than the default there is no "
+        "interval; what is known is timed in more only with --again (default: %(default)s)",
     )
     add(
         "--again",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from bench.cpu.rounds import Rounds
 from bench.differences import Differences
 from mucudnn.comparing.step_comparison import break_even
-from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
+from mucudnn.intervals import FEWEST_SAMPLES, Estimate, Verdict, estimate, median, ratio, verdict_of
 from mucudnn.plan_file import OPTIONAL
 from mucudnn.problem import ConvOp, Layout
 
@@ -82,12 +82,15 @@ class Tuned:
 class StepMeasured:
     """What was measured of a training step: reading the batch, forward, loss, backward, update.
 
+    Of six processes and more each is one sample, as its rounds tell nothing of the others; an interval of
+    fewer could not be given, and what is said is of the process that tuned.
+
     Attributes:
         case: which.
         batch: samples in a step.
         limit_bytes: of each convolution's workspace.
         tuned: what tuning cost.
-        rounds: interleaved spans of both steps.
+        rounds: interleaved spans of both steps, in the process that tuned.
         convolutions: their share of a step of the unpatched model, from 0 to 1.
         reading: the share of reading the batch, from 0 to 1.
         difference: largest difference between the scores of both models with equal weights, relative to the
@@ -118,33 +121,50 @@ class StepMeasured:
     rounding: Differences | None = dataclasses.field(default=None, metadata=OPTIONAL)
     again: tuple[Rounds, ...] = dataclasses.field(default=(), metadata=OPTIONAL)
 
+    @property
+    def is_of_processes(self) -> bool:
+        """Whether there are enough processes for intervals of them."""
+        return 1 + len(self.again) >= FEWEST_SAMPLES
+
     def seconds_of(self, name: str) -> Estimate:
         """Return the median time of a step with its interval; `name` is `OWN` or `DIVIDED`."""
-        return estimate(self.rounds.samples_s(name))
+        return estimate(self._samples_s(name))
 
     @property
     def speedup(self) -> Estimate:
-        """The unpatched step's time over the patched one's: the median of the rounds' quotients."""
-        return speedup_in(self.rounds)
+        """The unpatched step's time over the patched one's: the median of the processes' quotients."""
+        return estimate(self.speedups) if self.is_of_processes else _speedup_in(self.rounds)
 
     @property
-    def speedups_elsewhere(self) -> list[float]:
-        """The same quotient in each of the other processes, in rising order."""
-        return sorted(speedup_in(rounds).median for rounds in self.again)
+    def speedups(self) -> list[float]:
+        """The median of the rounds' quotients in each process; that of the one that tuned stands first."""
+        return [_speedup_in(rounds).median for rounds in (self.rounds, *self.again)]
+
+    @property
+    def others(self) -> float | None:
+        """How many processors others took on average while a process timed, the most; None if unknown."""
+        known = [each.others for each in (self.rounds, *self.again) if each.others is not None]
+        return max(known, default=None)
 
     @property
     def verdict(self) -> Verdict:
-        """What the rounds say of the patched step."""
-        return compare(self.rounds.samples_s(OWN), self.rounds.samples_s(DIVIDED))
+        """What the times say of the patched step."""
+        speedup = self.speedup
+        return verdict_of(1 / speedup.high, 1 / speedup.low)
 
     @property
     def break_even(self) -> Estimate:
         """Steps after which the time saved exceeds that of tuning; infinity where nothing is saved."""
-        before_s, now_s = (self.rounds.samples_s(name) for name in (OWN, DIVIDED))
-        return break_even(self.tuned.seconds, before_s, now_s)
+        return break_even(self.tuned.seconds, self._samples_s(OWN), self._samples_s(DIVIDED))
+
+    def _samples_s(self, name: str) -> list[float]:
+        """Return seconds of a step: each process's median, or of too few the rounds of the first."""
+        if not self.is_of_processes:
+            return self.rounds.samples_s(name)
+        return [median(rounds.samples_s(name)) for rounds in (self.rounds, *self.again)]
 
 
-def speedup_in(rounds: Rounds) -> Estimate:
+def _speedup_in(rounds: Rounds) -> Estimate:
     """Return how many times as fast the patched step is in the rounds of a process."""
     return ratio(rounds.samples_s(DIVIDED), rounds.samples_s(OWN))
 

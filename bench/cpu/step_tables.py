@@ -11,19 +11,20 @@ from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, StepAim, cases_of
 from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
 from bench.cpu.targets import LEAST_SPEEDUP, Row, counted, judged
-from mucudnn.intervals import Estimate
+from mucudnn.intervals import FEWEST_SAMPLES, Estimate
 from mucudnn.problem import Layout
 from mucudnn.sizes import format_bytes
 
 _PREFACE = (
     "Reading the batch, forward, loss, backward and update of whole networks with batch norm, in training",
     "mode. `mucudnn.tune` and `mucudnn.apply` have patched a copy of the model; both are timed in",
-    "interleaved rounds in one process, a process for each row, and **x** is the median of the rounds'",
-    "quotients, unpatched over patched. The verdict is FASTER or SLOWER where the whole 95 % interval of",
-    "patched over unpatched lies beyond 2 %, SAME where it lies within, else AMBIGUOUS. All this is of the",
-    "process that tuned. Times differ from one process to the next by more than an interval says: `in",
-    "others` has the least and the largest x that further processes found, by the same plan, and their",
-    "number.",
+    "interleaved rounds, and **x** is the median of the rounds' quotients, unpatched over patched. Times",
+    "differ from one process to the next by more than such rounds can tell, so they are taken in several,",
+    "by the same plan: `x by process` has the one that tuned first, then the others in rising order.",
+    f"From {FEWEST_SAMPLES} processes on each is one sample of times and x, and the intervals are of these;",
+    "of fewer, all is of the one that tuned, and the intervals of its rounds (`of` says which). The verdict",
+    "is FASTER or SLOWER where the whole 95 % interval of patched over unpatched lies beyond 2 %, SAME where",
+    "it lies within, else AMBIGUOUS.",
 )
 
 
@@ -121,10 +122,10 @@ def told(line: StepMeasured | StepFailed) -> str:
     """Return what a line of progress says of a case."""
     if isinstance(line, StepFailed):
         return f"failed: {line.reason}"
-    others = f", in others {_elsewhere(line)}" if line.again else ""
+    each = f" (by process {_by_process(line)})" if line.again else ""
     return (
         f"{milliseconds(line.seconds_of(OWN))} ms -> {milliseconds(line.seconds_of(DIVIDED))} ms, "
-        f"x{spread(line.speedup)} {line.verdict}{others}, tuned in {seconds_told(line.tuned)}  "
+        f"x{spread(line.speedup)} {line.verdict}{each}, tuned in {seconds_told(line.tuned)}  "
         f"({line.seconds:.0f} s)"
     )
 
@@ -154,8 +155,8 @@ _WHERE = ("network", "layout", "threads")
 def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
     wanted = {aim.case: f"{aim.wanted:.2f}" for aim in AIMS}
     headings = (
-        *(*_WHERE, "batch", "limit", "unpatched, ms", "patched, ms", "x", "in others", "verdict"),
-        *("wanted", "rounds", "processors that others took"),
+        *(*_WHERE, "batch", "limit", "unpatched, ms", "patched, ms", "x", "verdict"),
+        *("wanted", "of", "x by process", "processors that others took"),
     )
     rows = [
         (
@@ -165,21 +166,21 @@ def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
             milliseconds(line.seconds_of(OWN)),
             milliseconds(line.seconds_of(DIVIDED)),
             spread(line.speedup),
-            _elsewhere(line),
             str(line.verdict),
             wanted.get(line.case, "–"),
-            str(line.speedup.samples),
-            "–" if line.rounds.others is None else f"{line.rounds.others:.2f}",
+            f"{line.speedup.samples} {'processes' if line.is_of_processes else 'rounds'}",
+            _by_process(line),
+            "–" if line.others is None else f"{line.others:.2f}",
         )
         for line in lines
     ]
     yield from markdown(headings, rows)
 
 
-def _elsewhere(line: StepMeasured) -> str:
-    """Return what other processes found: "1.48 to 1.53 (4)"."""
-    found = line.speedups_elsewhere
-    return f"{found[0]:.2f} to {found[-1]:.2f} ({len(found)})" if found else "–"
+def _by_process(line: StepMeasured) -> str:
+    """Return what each process found, the one that tuned first: "1.51; 1.48, 1.49, 1.53"."""
+    first, *others = line.speedups
+    return f"{first:.2f}; {', '.join(f'{each:.2f}' for each in sorted(others))}" if others else "–"
 
 
 def _parts(lines: Sequence[StepMeasured]) -> Iterator[str]:

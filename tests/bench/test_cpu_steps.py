@@ -475,10 +475,10 @@ def test_absolute_times_stand_first_and_shares_memory_and_tuning_follow() -> Non
         "2500 [2500, 2500]",
         "1250 [1250, 1250]",
         "2.00 [2.00, 2.00]",
-        "–",
         "FASTER",
         "1.35",
-        "15",
+        "15 rounds",
+        "–",
         "–",
     ]
     assert parts[3:] == ["80%", "5.00", "0.1%", "3 GiB", "1 GiB", "12 MiB", "1 of 2"]
@@ -491,16 +491,44 @@ def test_a_loss_stands_as_plainly_as_a_gain() -> None:
         ("vgg11", "contiguous", "2 threads"),
         shown(measured(case("vgg11", "2-threads", Layout.CONTIGUOUS), 600.0, 750.0)),
     )
-    assert times[5:11] == ["600 [600, 600]", "750 [750, 750]", "0.80 [0.80, 0.80]", "–", "SLOWER", "–"]
+    assert times[5:10] == ["600 [600, 600]", "750 [750, 750]", "0.80 [0.80, 0.80]", "SLOWER", "–"]
     assert tuning[-1] == "∞ [∞, ∞]"
 
 
-def test_what_other_processes_found_stands_beside_what_the_first_one_did() -> None:
-    again = tuple(measured(case(), 2500.0, now_ms).rounds for now_ms in (1250.0, 1000.0, 2000.0))
-    line = measured(case(), 2500.0, 1250.0, again=again)
+def in_others(*now_ms: float, others: float | None = None) -> tuple[Rounds, ...]:
+    """The rounds of further processes, in which an unpatched step takes 2500 ms."""
+    return tuple(measured(case(), 2500.0, each, others=others).rounds for each in now_ms)
+
+
+def test_few_processes_stand_beside_the_intervals_of_the_one_that_tuned() -> None:
+    line = measured(case(), 2500.0, 1250.0, again=in_others(1250.0, 1000.0, 200.0, 2000.0))
     times, *_ = row_of(("resnet18", "channels_last", "1 thread"), shown(line))
-    assert times[7:9] == ["2.00 [2.00, 2.00]", "1.25 to 2.50 (3)"]
-    assert "FASTER, in others 1.25 to 2.50 (3), tuned in" in step_tables.told(line)
+    assert times[7] == "2.00 [2.00, 2.00]"
+    assert times[10:12] == ["15 rounds", "2.00; 1.25, 2.00, 2.50, 12.50"]
+    assert "FASTER (by process 2.00; 1.25, 2.00, 2.50, 12.50), tuned in" in step_tables.told(line)
+
+
+def test_of_six_processes_each_is_a_sample() -> None:
+    again = in_others(1250.0, 1000.0, 2000.0, 1000.0, 1250.0, others=0.5)
+    line = measured(case(), 2500.0, 1250.0, others=0.25, again=again)
+    times, _, _, tuning = row_of(("resnet18", "channels_last", "1 thread"), shown(line))
+    assert times[5:] == [
+        "2500 [2500, 2500]",
+        "1250 [1000, 2000]",
+        "2.00 [1.25, 2.50]",
+        "FASTER",
+        "1.35",
+        "6 processes",
+        "2.00; 1.25, 2.00, 2.00, 2.50, 2.50",
+        "0.50",
+    ]
+    assert tuning[-1] == "80 [67, 200]"
+
+
+def test_a_gain_that_one_of_six_processes_does_not_see_is_no_gain() -> None:
+    line = measured(case(), 2500.0, 1250.0, again=in_others(1250.0, 1250.0, 1250.0, 1250.0, 2500.0))
+    assert line.verdict is Verdict.AMBIGUOUS
+    assert line.break_even.high == float("inf")
 
 
 def test_what_others_took_and_what_changed_stand_beside_the_times() -> None:
@@ -637,7 +665,7 @@ def test_a_step_is_timed_in_as_many_processes_as_are_asked_for(
     for more in ((), ("--processes", "1"), ("--processes", "3")):
         program.main([*steps, *more, "--output", "out"])
 
-    assert [task.processes for task, _ in seen] == [5, 1, 3]
+    assert [task.processes for task, _ in seen] == [6, 1, 3]
     assert seen[2][1] - seen[1][1] == pytest.approx(2 * TIMEOUT_S, abs=10)
 
 
