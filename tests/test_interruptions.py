@@ -21,6 +21,9 @@ from mucudnn.backends.cudnn.discovery import System, opened_cudnn
 from mucudnn.examining import extraction
 from mucudnn.interruptions import interruption_of, pass_on_interruption
 from mucudnn.live.stand import Stand
+from mucudnn.store import SqliteStore, rows
+from mucudnn.store.steadfast import SteadfastStore
+from tests.examples import a_record, a_trial, an_environment
 from tests.models import a_batch, a_chain
 
 
@@ -184,6 +187,21 @@ def test_an_interruption_of_a_compiler_is_not_kept_for_later(
             compilers.library(source)
 
     assert compilers.library(source).of_an_interruption() == 5
+
+
+@pytest.mark.parametrize("error", [TimeIsOverError, sqlite3.OperationalError, ValueError])
+def test_an_interruption_says_nothing_against_a_store(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupts(*_: object) -> None:
+        raise error("the time is over")
+
+    signal.signal(signal.SIGUSR1, interrupts)
+    monkeypatch.setattr(rows, "environment_to_row", interrupted(rows.environment_to_row))
+    with SteadfastStore(SqliteStore(tmp_path / "profiles.sqlite3")) as store:
+        with pytest.raises(error, match="the time is over"):
+            store.add_records(an_environment(), [a_record(a_trial())])
+        assert store.is_kept
 
 
 @called_from_scripts

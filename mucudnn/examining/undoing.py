@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.errors import ValuesWarning, warn_user
+from mucudnn.interruptions import pass_on_interruption
 
 _MOST = 100_000
 """Things that are looked at in search of containers, the nearest first."""
@@ -191,7 +192,8 @@ def _inside(thing: object) -> Iterable[object]:
         return [thing.func, *thing.args, *thing.keywords.values()]  # type: ignore[attr-defined]
     try:
         attributes = object.__getattribute__(thing, "__dict__")
-    except Exception:  # noqa: BLE001  # whatever a class makes of it, there is nothing to be seen
+    except Exception as error:  # noqa: BLE001  # whatever a class makes of it, there is nothing to be seen
+        pass_on_interruption(error)
         return []
     return [attributes] if type(attributes) is dict else []
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from mucudnn.backends import Backend, Queue
 from mucudnn.backends.failures import is_lack_of_memory
 from mucudnn.errors import BackendWarning, warn_user
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.locks import ForkSafeLock
 
 Bound = TypeVar("Bound", covariant=True)
@@ -156,7 +157,8 @@ class Workspace:
             another = None if by_pages else self._another_block(result_bytes)
             try:
                 backend.release(self._buffer[kept_bytes:taken_bytes])
-            except OSError:
+            except OSError as error:
+                pass_on_interruption(error)
                 if is_in_use:
                     self._tell_of_locks()
                 else:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mucudnn.errors import StoreError
+from mucudnn.interruptions import pass_on_interruption
 
 PACKED = ".gz"
 """What the name of a file ends with that holds a store in compressed form, to be read only."""
@@ -44,13 +45,16 @@ def errors_naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        pass_on_interruption(error)
         raise UnusableFileError(f"{path} cannot be used as a store: {error}.") from error
     except sqlite3.Error as error:
+        pass_on_interruption(error)
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits tell variants apart
         kind = UnusableFileError if code in _UNUSABLE else StoreError
         advice = "; move it away, or choose another store" if code in _DAMAGED else ""
         raise kind(f"{path} cannot be used as a store: {error}{advice}.") from error
     except (LookupError, RecursionError, TypeError, ValueError) as error:
+        pass_on_interruption(error)
         raise StoreError(f"{path} is damaged, a row cannot be read: {error!r}.") from error
 
 
