@@ -45,7 +45,7 @@ class LiveMeasurer:
 
     Attributes:
         own: id of PyTorch's own convolution on this backend.
-        measured: trials and divisions that were really run, so far.
+        measured: trials, divisions and pairs of whole calls that were begun, so far.
     """
 
     def __init__(
@@ -200,8 +200,12 @@ class LiveMeasurer:
                 return record
         return Comparison(call.problem, times, {})
 
-    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
-        """Weigh PyTorch's own with its filter packed beforehand, where frozen graphs pack it.
+    def packs(self, problem: ConvProblem) -> bool:
+        """Return whether frozen graphs pack the filter of PyTorch's own."""
+        return self._backend.packing(problem) is not None
+
+    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record:
+        """Weigh PyTorch's own with its filter packed beforehand.
 
         Raises:
             UnmeasuredError: it fails, or memory is lacking.

@@ -50,10 +50,8 @@ class Scales:
             return _too_large(trial, weight, limit_bytes, limits.bound_of(division))
         return Record(trial, weight)
 
-    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
-        """Return the same of PyTorch's own with its filter packed; None where it is not packed beforehand."""
-        if self._backend.packing(problem) is None:
-            return None
+    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record:
+        """Return the same of PyTorch's own with its filter packed."""
         trial = packed_trial(problem, self._backend.own)
         try:
             needed = self._backend.footprint(packed_job(problem), limit_bytes)

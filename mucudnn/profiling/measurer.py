@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mucudnn.choices import Search
-from mucudnn.division import Division, Room, common_buffer_bytes, running_sum_bytes, undivided
+from mucudnn.division import Division, Room, common_buffer_bytes, undivided
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.outcome import Outcome
@@ -75,13 +75,8 @@ class ModelCall(NamedTuple):
 
     def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
         """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
-        problems = problems_of(self.problem)
         room = Room(self.own, self.limit_bytes, None if self.is_sharing else self._common_bytes(divisions))
-        bounds = {
-            op: room.bound(division, running_sum_bytes(problems[op], division))
-            for op, division in divisions.items()
-        }
-        return {op: bound for op, bound in bounds.items() if bound is not None}
+        return room.bounds(self.problem, divisions)
 
 
 class Compared(NamedTuple):
@@ -112,7 +107,7 @@ class Measurer(Protocol):
 
     @property
     def measured(self) -> int:
-        """Trials and divisions that were really run, so far."""
+        """Trials, divisions and pairs of whole calls that were begun, so far, rather than known."""
 
     def environment(self) -> Environment:
         """Return all that the times depend on."""
@@ -162,14 +157,24 @@ class Measurer(Protocol):
             DeviceLostError: one of them has broken the device; its key stands for the algorithm.
         """
 
-    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
-        """Return what PyTorch's own takes in a graph that torch.compile has frozen, beside its packed filter.
-
-        Its trial is `packed_trial`. None where such graphs pack none, or nothing was measured and can be.
+    def packs(self, problem: ConvProblem) -> bool:
+        """Return whether PyTorch's own may have its filter packed in a graph that torch.compile has frozen.
 
         Args:
             problem: of a forward pass: fprop, or dgrad of a transposed convolution.
+        """
+
+    def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
+        """Return what PyTorch's own takes in such a graph, beside its packed filter.
+
+        Its trial is `packed_trial`. None where nothing was measured, and nothing can be.
+
+        Args:
+            problem: of a forward pass whose filter may be packed.
             limit_bytes: above which it is not run.
+
+        Raises:
+            UnmeasuredError: it fails, or memory is lacking.
         """
 
     def compare(self, problem: ConvProblem, divisions: Sequence[Division], limits: Limits) -> Compared:

@@ -1,5 +1,6 @@
 """Knowing what is asked for: the store is asked first, and whoever measures only for what it lacks."""
 
+import logging
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
@@ -7,6 +8,7 @@ from typing import TypeVar
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, DeviceLostError, UnmeasuredError
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.intervals import median
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
@@ -29,6 +31,8 @@ from mucudnn.store import Store
 from mucudnn.timing import nothing
 
 Known = TypeVar("Known")
+
+_log = logging.getLogger(__name__)
 
 
 class Profiler:
@@ -68,7 +72,7 @@ class Profiler:
 
     @property
     def measured(self) -> int:
-        """Trials and divisions that were really run, so far."""
+        """Trials, divisions and pairs of whole calls that were begun, so far, rather than known."""
         return self._measurer.measured
 
     def complaint(self) -> str | None:
@@ -165,7 +169,8 @@ class Profiler:
         """Return the bytes that `trial` needs; None where that is not known or cannot be told."""
         try:
             return self._measurer.declared_bytes(trial)
-        except (RuntimeError, BackendError):
+        except (RuntimeError, BackendError) as error:
+            pass_on_interruption(error)
             return None
 
     def compare(
@@ -244,6 +249,8 @@ class Profiler:
 
         None where such graphs pack none, it does not fit the limit, or it was not weighed and cannot be.
         """
+        if not self._measurer.packs(problem):
+            return None  # without waiting for whoever measures
         known = self._once(lambda: self._known_packed(problem), lambda: self._weigh_packed(problem))
         if known is None or known.refusal is not None or known.workspace_bytes is None:
             return None
@@ -258,7 +265,8 @@ class Profiler:
         """Have it weighed, keep what was seen, and return it."""
         try:
             seen = self._measurer.weigh_packed(problem, self.limit_bytes)
-        except UnmeasuredError:
+        except UnmeasuredError as error:
+            _log.warning("What frozen graphs take is not known: %s", error)
             return None
         if seen is None:
             return None
@@ -280,7 +288,8 @@ class Profiler:
         """Have such calls compared, keep what was seen, and return it."""
         try:
             seen = self._measurer.compare_calls(call, base, divisions)
-        except UnmeasuredError:
+        except UnmeasuredError as error:
+            _log.warning("A whole call is not timed: %s", error)
             return None
         except DeviceLostError as lost:
             self._keep([_broken(Trial(call.problem, lost.algorithm, whole=True), lost)])
@@ -338,8 +347,8 @@ class Profiler:
             self._store.add_comparisons(self.environment, [outcome.comparison])
             kept = self._store.comparison(self.environment, problem, outcome.comparison.times)
             outcome = outcome if kept is None else Outcome.of(kept)
-        too_large = {record.trial.algorithm: record.workspace_bytes for record in refusals}
-        return refused | too_large, outcome
+        refused_now = {record.trial.algorithm: record.workspace_bytes for record in refusals}
+        return refused | refused_now, outcome
 
 
 def _broken(trial: Trial, lost: DeviceLostError) -> Record:

@@ -138,6 +138,10 @@ class Replay:
         outcome = recorded or self._predict(problem, fitting, comparisons)
         return Compared(outcome, tuple(refusals))
 
+    def packs(self, problem: ConvProblem) -> bool:  # noqa: ARG002  # the device is not there to be asked
+        """Return that it may be so: where no filter was packed, nothing is recorded of one."""
+        return True
+
     def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Record | None:
         """Return what was recorded of it; None where nothing was, or a smaller limit than this forbade it."""
         record = self._records_of(problem).get(packed_trial(problem, self.own))

@@ -138,6 +138,7 @@ def test_algorithms_other_than_pytorchs_own_have_a_set_up(measurer: Measurer) ->
 
 
 def test_it_knows_what_pytorchs_own_takes_in_frozen_graphs(measurer: Measurer) -> None:
+    assert measurer.packs(PROBLEM)
     record = measurer.weigh_packed(PROBLEM, LIMIT)
 
     assert record is not None

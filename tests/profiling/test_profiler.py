@@ -3,11 +3,12 @@
 import contextlib
 import dataclasses
 import itertools
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Never, cast
 
 import pytest
 from torch import Tensor
@@ -20,7 +21,7 @@ from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, Un
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import ModelCall, call_key, call_trial, division_trial
+from mucudnn.profiling.measurer import Divisions, ModelCall, call_key, call_trial, division_trial
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
@@ -587,6 +588,23 @@ def test_what_another_process_measured_while_this_one_waited_is_not_measured_aga
     assert (profiler.measured, backend.weighed) == (0, 0)
 
 
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """Yield the lines of the profiler's log."""
+    lines: list[str] = []
+    log = logging.getLogger(Profiler.__module__)
+
+    def keeps(record: logging.LogRecord) -> bool:
+        lines.append(record.getMessage())
+        return False
+
+    log.addFilter(keeps)
+    try:
+        yield lines
+    finally:
+        log.removeFilter(keeps)
+
+
 def _packing(n_bytes: int, own: Recipe | None = None) -> ScriptedBackend:
     """PyTorch's own takes so many bytes for 8 samples where its filter is packed."""
     backend = ScriptedBackend({}, own)
@@ -611,15 +629,40 @@ def test_what_was_too_large_for_frozen_graphs_is_weighed_under_a_larger_limit() 
     assert backend.weighed == 2
 
 
-def test_where_no_filter_is_packed_or_it_cannot_be_weighed_nothing_is_known() -> None:
-    class Failing(ScriptedBackend):
-        def footprint(self, job: Job, limit_bytes: int) -> int | None:
-            raise RuntimeError("no engine")
+def test_where_a_packed_filter_cannot_be_weighed_the_log_says_why() -> None:
+    class Failing(LiveMeasurer):
+        def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Never:
+            raise UnmeasuredError("no engine")
 
-    failing = Failing({})
-    failing.packed = Recipe(rate(MS))
+    profiler = Profiler(Failing(_packing(80)), MemoryStore(), MIB, Policy.POWER_OF_TWO)
 
-    assert [_profiler(each).packed_bytes(_problem()) for each in (ScriptedBackend({}), failing)] == [None] * 2
+    with logged() as lines:
+        assert profiler.packed_bytes(_problem()) is None
+    assert lines == ["What frozen graphs take is not known: no engine"]
+
+
+def test_where_no_filter_is_packed_nobody_waits_for_a_turn() -> None:
+    class Waiting(LiveMeasurer):
+        def alone(self, on_wait: Callable[[], None]) -> Never:
+            raise AssertionError("there is nothing to measure")
+
+    profiler = Profiler(Waiting(ScriptedBackend({})), MemoryStore(), MIB, Policy.POWER_OF_TWO)
+
+    assert profiler.packed_bytes(_problem()) is None
+
+
+def test_where_a_whole_call_cannot_be_timed_the_log_says_why() -> None:
+    class Failing(LiveMeasurer):
+        def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Never:
+            raise UnmeasuredError("no memory")
+
+    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    whole, parts = ({ConvOp.FPROP: _division("scripted:own", 8 // n, n)} for n in (1, 2))
+    profiler = Profiler(Failing(ScriptedBackend({})), MemoryStore(), MIB, Policy.POWER_OF_TWO)
+
+    with logged() as lines:
+        assert profiler.compare_calls(call, whole, parts) is None
+    assert lines == ["A whole call is not timed: no memory"]
 
 
 def test_a_division_that_broke_after_it_was_timed_does_not_answer_by_these_times() -> None:
