@@ -3,10 +3,10 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Candidate
 
 
@@ -179,6 +179,20 @@ class Room:
         if self.common_bytes is None:
             return taken_bytes if buffer_bytes(division, self.own, sum_bytes) else None
         return self.limit_bytes if taken_bytes + self.common_bytes > self.limit_bytes else None
+
+    def bounds(self, problem: ConvProblem, divisions: Mapping[ConvOp, Division]) -> dict[ConvOp, int]:
+        """Return the same for what the ops of a convolution run, but for those that always fit.
+
+        Args:
+            problem: of the forward pass.
+            divisions: what some of the ops run.
+        """
+        problems = problems_of(problem)
+        found = {
+            op: self.bound(division, running_sum_bytes(problems[op], division))
+            for op, division in divisions.items()
+        }
+        return {op: n_bytes for op, n_bytes in found.items() if n_bytes is not None}
 
     def is_unpatched(self, division: Division) -> bool:
         """Return whether a division is PyTorch's own as it comes, beside which memory always suffices."""

@@ -19,8 +19,8 @@ class Evidence:
         verdict: the division against the reference; None without one.
         reference_workspace_bytes: what PyTorch's own takes beside its operands; None without one.
         workspace_bytes: what the division was seen to take, at most.
-        error: largest relative error of its algorithms against float64; `plan_file.LARGEST` if that is no
-            number.
+        error: largest relative error of its algorithms against float64; `plan_file.LARGEST_NUMBER` if that is
+            no number.
         rejected: keys of the divisions that were timed too and not chosen, with their estimates.
         speedups: keys of all but the reference, with how many times as fast as that they are: the median of
             the rounds' quotients, which decides, with its interval. Empty without a reference, or predicted.

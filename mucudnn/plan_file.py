@@ -15,7 +15,7 @@ from mucudnn.errors import PlanFormatError
 from mucudnn.intervals import Estimate
 from mucudnn.profile import Candidate
 
-LARGEST = 1e100
+LARGEST_NUMBER = 1e100
 """No number of a plan is larger, so that sums and products of a few stay finite."""
 _LEAST_SECONDS = 1e-100
 """No time that was measured is less, unless it is 0, so that ratios stay finite."""
@@ -90,9 +90,11 @@ def _whole(text: str) -> int:
 
 def _real(text: str) -> float:
     number = float(text)
-    if not abs(number) <= LARGEST:
+    if not abs(number) <= LARGEST_NUMBER:
         shown = text if len(text) <= 20 else f"{text[:20]}..."
-        raise PlanFormatError(f"A plan's numbers must be at most {LARGEST:g} in size, but got {shown}.")
+        raise PlanFormatError(
+            f"A plan's numbers must be at most {LARGEST_NUMBER:g} in size, but got {shown}."
+        )
     return number
 
 

@@ -90,7 +90,7 @@ CONFIRMING = SamplingRule(looks=(10, 15, 20, 30, 45), precision=0.01)
 
 
 def nothing() -> None:
-    """Do nothing before a span."""
+    """Do nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +205,6 @@ def compare_runs(
     calls: Mapping[str, Callable[[], None]],
     rule: SamplingRule = CONFIRMING,
     clock: Clock = time.perf_counter_ns,
-    seed: int = 0,
     before: Callable[[], None] = nothing,
 ) -> dict[str, Measurement]:
     """Return the times of finished divisions: sample i of every call comes from round i, none is dropped.
@@ -221,7 +220,6 @@ def compare_runs(
             span of the shortest, unless that were more than eight spans of the longest.
         rule: when to look, and what suffices.
         clock: nanoseconds.
-        seed: of the order within each round.
         before: runs before every span, warm-up too, and is not in its time.
 
     Raises:
@@ -229,7 +227,7 @@ def compare_runs(
     """
     if not calls:
         return {}
-    order = random.Random(seed)
+    order = random.Random(0)
     stopwatch = _Stopwatch(clock, before)
     fills = [_calls_per_span(call, rule, stopwatch)[0] for call in calls.values()]
     repeats = min(max(fills), _MOST_SPANS_AT_ONCE * min(fills))

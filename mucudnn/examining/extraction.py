@@ -236,7 +236,7 @@ class _Functions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _note_caller(self) -> None:
-        """Remember whom a call is of: the innermost convolution, if it is within any, or else module."""
+        """Remember whom a call is of: the innermost convolution around it, or else the innermost module."""
         inside = [*reversed(self._running)]
         convolution = next((module for module in inside if kind_of(module) is not None), None)
         if convolution is not None:

@@ -14,7 +14,6 @@ from mucudnn.division import (
     buffer_bytes,
     common_buffer_bytes,
     own_bytes,
-    running_sum_bytes,
 )
 from mucudnn.errors import BackendError
 from mucudnn.execution.workspace import Owner
@@ -121,11 +120,7 @@ def divided(
     problems = problems_of(problem)
     for op, division in divisions.items():
         _check_permitted(backend, problems[op], division)
-    bounds = {
-        op: memory.room.bound(division, running_sum_bytes(problems[op], division))
-        for op, division in divisions.items()
-    }
-    limits = {op: bound for op, bound in bounds.items() if bound is not None}
+    limits = memory.room.bounds(problem, divisions)
     result = DividedConvolution(
         backend, problem, divisions, owners, limits, memory.capacity_bytes, tell_untuned
     )

@@ -33,10 +33,10 @@ class Totals:
         without_base_s: what runs now, over the sites without a base.
         predicted: number of paired sites whose times were predicted, not measured.
         calls: number of convolutions that were timed as whole calls, all of whose ops PyTorch's own may run.
-        calls_over: number of those that were, though there is an op that it may not run: before is no base.
-        uncalled: number of those that were not, though another division might have run for its whole calls.
-        calls_undone: number of those that were not faster so, and stay PyTorch's own.
-        calls_before_s: what they took before.
+        calls_undone: number of those that were not faster and stay PyTorch's own.
+        calls_over: number of others that were timed so, though it may not run some op: before is no base.
+        uncalled: number of those that were not timed so, though it might have been of use to them.
+        calls_before_s: what the `calls` took before.
         calls_now_s: what they take now, which of those undone is what they took before.
         calls_ends: their speedup likewise, if each was at the lower end, or at the upper.
     """

@@ -148,26 +148,26 @@ def _shortest(times: Mapping[str, float]) -> str:
     return best
 
 
-def evidence_of(chosen: Division, outcome: Outcome, own: str, error: float | None) -> Evidence:
+def evidence_of(chosen: Division, outcome: Outcome, base: str, error: float | None) -> Evidence:
     """Return what an outcome shows for what was chosen.
 
     Args:
         chosen: one of its divisions.
         outcome: of the rounds, or a prediction.
-        own: key of PyTorch's own convolution, undivided.
+        base: key of PyTorch's own, undivided.
         error: largest of the chosen algorithms' errors; None if one is not known.
     """
     estimates, workspaces = outcome.estimates, outcome.workspaces
-    has_reference = own in estimates
+    has_reference = base in estimates
     return Evidence(
-        reference=estimates.get(own),
+        reference=estimates.get(base),
         chosen=estimates[chosen.key],
-        verdict=outcome.verdict(own, chosen.key) if has_reference else None,
-        reference_workspace_bytes=workspaces.get(own) if has_reference else None,
+        verdict=outcome.verdict(base, chosen.key) if has_reference else None,
+        reference_workspace_bytes=workspaces.get(base) if has_reference else None,
         workspace_bytes=workspaces.get(chosen.key),
         error=error,
-        rejected=tuple((key, estimates[key]) for key in sorted(estimates) if key not in (own, chosen.key)),
-        speedups=outcome.speedups(own),
+        rejected=tuple((key, estimates[key]) for key in sorted(estimates) if key not in (base, chosen.key)),
+        speedups=outcome.speedups(base),
         is_predicted=outcome.is_predicted,
         others=outcome.others,
     )

@@ -17,7 +17,7 @@ from mucudnn.errors import (
 from mucudnn.evidence import FrozenEvidence
 from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.plan import Assignment, ConvSite, Plan
-from mucudnn.plan_file import LARGEST, printable
+from mucudnn.plan_file import LARGEST_NUMBER, printable
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Candidate, Profile
 from mucudnn.profiling.measurer import fits_as_seen
@@ -313,18 +313,14 @@ class Tuning:
                 raise self._nothing_fits(site, outcome)
             smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
             return self._confirm(site, smaller, less, profile, room_bytes)
-        chosen = winner(fits, outcome, undivided(self._profiler.own, problem.batch).key)
+        base_key = undivided(self._profiler.own, problem.batch).key
+        chosen = winner(fits, outcome, base_key)
         others = (chosen, *fits.values()) if base is None or base.key not in fits else (base,)
-        whole = next((self._proven(profile, each, outcome) for each in others if each.is_undivided), None)
-        return Confirmed(self._proven(profile, chosen, outcome), whole)
-
-    def _proven(self, profile: Profile, division: Division, outcome: Outcome) -> Proven:
-        errors = profile.errors
-        known = [errors[key] for part in division.parts if (key := (part.algorithm, part.batch)) in errors]
-        is_known = len(known) == len(division.parts)
-        worst = max(min(LARGEST, error) for error in known) if is_known else None  # LARGEST for no number
-        own = undivided(self._profiler.own, profile.problem.batch).key
-        return Proven(division, evidence_of(division, outcome, own, worst))
+        whole = next((each for each in others if each.is_undivided), None)
+        return Confirmed(
+            _proven(chosen, profile, outcome, base_key),
+            None if whole is None else _proven(whole, profile, outcome, base_key),
+        )
 
     def _nothing_fits(self, site: ConvSite, outcome: Outcome) -> InfeasibleError:
         limit_bytes, problem = self._profiler.limit_bytes, str(self._problems[site])
@@ -333,6 +329,17 @@ class Tuning:
         larger = (seen for seen in outcome.workspaces.values() if not fits_as_seen(seen, limit_bytes))
         least_bytes = min(larger, default=None)  # others fit, but broke
         return InfeasibleError(limit_bytes, least_bytes, str(site), problem=problem)
+
+
+def _proven(division: Division, profile: Profile, outcome: Outcome, base: str) -> Proven:
+    """Return a division with what was seen of it; `base` is the key of PyTorch's own, undivided."""
+    errors = profile.errors
+    known = [errors[key] for part in division.parts if (key := (part.algorithm, part.batch)) in errors]
+    is_known = len(known) == len(division.parts)
+    worst = (
+        max(min(LARGEST_NUMBER, error) for error in known) if is_known else None
+    )  # LARGEST_NUMBER for no number
+    return Proven(division, evidence_of(division, outcome, base, worst))
 
 
 def _step(call: SiteCall, look: int) -> Hashable:
