@@ -196,6 +196,19 @@ class Refusal:
     reason: str
 
 
+_OWN = ":aten"
+
+
+def own_of(backend: str) -> str:
+    """Return the id of PyTorch's own convolution on the backend of that name: "cpu:aten"."""
+    return backend + _OWN
+
+
+def is_own(algorithm: str) -> bool:
+    """Return whether an id is that of PyTorch's own convolution, whatever the backend."""
+    return algorithm.endswith(_OWN)
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """What is measured at once, and what the store looks up: one algorithm at one size, in one role.

@@ -20,7 +20,7 @@ from mucudnn.backends.own import packed_job
 from mucudnn.choices import Search
 from mucudnn.execution.runner import sum_dtype
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Environment, Trial
+from mucudnn.profile import Environment, Trial, own_of
 from mucudnn.timing import Clock
 from tests.worlds import World
 
@@ -74,7 +74,7 @@ class ScriptedBackend:
     """
 
     name = "scripted"
-    own = "scripted:own"
+    own = own_of(name)
     device = torch.device("cpu")
     alignment_bytes = 1
     least_span_ns = 50_000

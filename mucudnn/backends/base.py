@@ -190,7 +190,7 @@ class Backend(Protocol):
 
     @property
     def own(self) -> str:
-        """Id of PyTorch's own convolution, which computes every problem."""
+        """Id of PyTorch's own convolution, which computes every problem: `own_of` the name."""
 
     @property
     def device(self) -> torch.device:

@@ -11,7 +11,7 @@ from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import FACTS, Comparison, Environment, Record, Trial
+from mucudnn.profile import FACTS, Comparison, Environment, Record, Trial, own_of
 from mucudnn.profiling.measurer import (
     Compared,
     Divisions,
@@ -41,29 +41,18 @@ class Replay:
     """Measures nothing: all that it says stands in a recording.
 
     Attributes:
-        own: id of PyTorch's own convolution: the one algorithm that was timed and has no set-up. Where it was
-            never timed, nothing depends on its name, and this is the name of none.
+        own: id of PyTorch's own convolution.
         measured: nothing, ever.
     """
 
     measured = 0
 
     def __init__(self, store: SqliteStore, environment: Environment) -> None:
-        """Answer for one environment of a store.
-
-        Raises:
-            StoreError: the store is damaged, or does not tell which algorithm is PyTorch's own.
-        """
+        """Answer for one environment of a store."""
         self._store = store
         self._environment = environment
         self._known: dict[ConvProblem, dict[Trial, Record]] = {}
-        without_setup = store.timed_without_setup(environment)
-        if len(without_setup) > 1:
-            raise StoreError(
-                f"One algorithm at most, PyTorch's own, must have times without a set-up in {store.path}, "
-                f"but got {', '.join(without_setup)}."
-            )
-        self.own = without_setup[0] if without_setup else f"{environment.backend}:"
+        self.own = own_of(environment.backend)
 
     def environment(self) -> Environment:
         """Return the recorded environment."""

@@ -2,8 +2,7 @@
 
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import Environment
-from mucudnn.report.words import is_own
+from mucudnn.profile import Environment, is_own
 from mucudnn.standing import seen_at
 
 _LAYOUT = (

@@ -9,9 +9,10 @@ from mucudnn.evidence import FrozenEvidence
 from mucudnn.intervals import TOLERANCE, median
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp
+from mucudnn.profile import is_own
 from mucudnn.report.plan_advice import compiler_notes, host_notes, layout_notes, waiting_notes
 from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
-from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, is_own, render_notes
+from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, render_notes
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import seen_at
 

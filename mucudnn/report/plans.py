@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from mucudnn.division import Division
 from mucudnn.evidence import CallEvidence, Evidence
 from mucudnn.plan import Assignment, Plan
+from mucudnn.profile import is_own
 from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.report.plan_notes import (
     AS_BEFORE,
@@ -26,7 +27,6 @@ from mucudnn.report.words import (
     check_told,
     describe_ms,
     describe_shape,
-    is_own,
 )
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import is_kept, may_stay, seen_at

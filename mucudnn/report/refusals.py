@@ -8,9 +8,9 @@ from mucudnn.choices import Mode
 from mucudnn.errors import StoreError
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Record, Refusal, RefusalKind
+from mucudnn.profile import Record, Refusal, RefusalKind, is_own
 from mucudnn.profiling.measurer import is_composed, is_settled, judged
-from mucudnn.report.words import DEFAULT_WIDTH, describe_shape, is_own
+from mucudnn.report.words import DEFAULT_WIDTH, describe_shape
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore
 

@@ -67,11 +67,6 @@ def describe_shape(problem: ConvProblem, is_transposed: bool = False) -> str:
     return ", ".join([*words, *transposed, problem.dtype, *layout])
 
 
-def is_own(algorithm: str) -> bool:
-    """Return whether an id is that of PyTorch's own convolution, whatever the backend."""
-    return algorithm.endswith(":aten")
-
-
 def describe_environment(environment: Environment) -> dict[str, str]:
     """Return what times depend on, as texts by label; equal environments give equal texts."""
     device = {name: fact for name, fact in environment.device.items() if name not in _SAID_BY_THE_NAME}

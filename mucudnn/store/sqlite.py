@@ -61,10 +61,6 @@ _ADD_COMPARISON = f"""
     INSERT INTO comparisons (environment, problem, divisions) VALUES ({_ENVIRONMENT}, ?, ?)
     ON CONFLICT DO NOTHING"""
 
-_FIND_WITHOUT_SETUP = f"""
-    SELECT algorithm FROM records WHERE environment = {_ENVIRONMENT} AND times IS NOT NULL
-    GROUP BY algorithm HAVING count(setup) = 0 ORDER BY algorithm"""
-
 _FORGET_PARTS = (f"DELETE FROM records WHERE environment = {_ENVIRONMENT} AND problem = ? AND whole = 0",)
 _FORGET_WHOLE = (
     f"DELETE FROM records WHERE environment = {_ENVIRONMENT} AND problem = ? AND whole = 1",
@@ -228,11 +224,6 @@ class SqliteStore:
         with self._transaction("DEFERRED") as database:
             found = database.execute(_FIND_COMPARISONS, (environment.key, problem.key)).fetchall()
             return [_comparison_of(database, row) for row in found]
-
-    def timed_without_setup(self, environment: Environment) -> list[str]:
-        """Return the ids of the algorithms that have times in `environment`, but no set-up in any of them."""
-        with self._transaction("DEFERRED") as database:
-            return [row["algorithm"] for row in database.execute(_FIND_WITHOUT_SETUP, (environment.key,))]
 
     def copy_into(self, store: Store, number: int | None = None) -> None:
         """Add all that is here to `store`, under its rules; or the environment of that number alone, from 1.

@@ -24,7 +24,7 @@ LIMIT = 10_000
 
 PROBLEM: ConvProblem = a_convolution(batch=8, input_size=(4, 5))
 
-OWN = "scripted:own"
+OWN = "scripted:aten"
 FAST = "scripted:fast"
 LARGE = "scripted:large"
 """Needs 2000 bytes a sample."""

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROBLEM = a_convolution(batch=4)
 LIMIT = 2**20
-NAMES = ("scripted:own", "scripted:fast")
+NAMES = ("scripted:aten", "scripted:fast")
 
 
 def test_a_failure_that_shows_when_the_device_is_waited_for_is_that_of_who_ran_last() -> None:
@@ -106,7 +106,7 @@ def test_a_division_that_cannot_be_made_ready_is_refused_and_the_others_are_time
     kind: type[Exception],
 ) -> None:
     measurer = LiveMeasurer(_Failing("get_ready", kind("no plan can be built")))
-    names = ("scripted:own", "scripted:bad", "scripted:fast")
+    names = ("scripted:aten", "scripted:bad", "scripted:fast")
     own, bad, fast = (Division((Candidate(name, 2, 0.0, 0),) * 2) for name in names)
 
     compared = measurer.compare(PROBLEM, [own, bad, fast], Limits(LIMIT))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROBLEM = a_convolution(batch=4)
 LIMIT = 2**20
-NAMES = ("scripted:own", "scripted:fast")
+NAMES = ("scripted:aten", "scripted:fast")
 
 
 class _Operations(TorchDispatchMode):

@@ -55,7 +55,7 @@ def own_of(backend: Backend, *ops: ConvOp) -> dict[ConvOp, Division]:
 
 
 def everything(problem: ConvProblem, *, is_sharing: bool = False, limit_bytes: int = 2**40) -> ModelCall:
-    return ModelCall(problem, "scripted:own", is_sharing, limit_bytes)
+    return ModelCall(problem, "scripted:aten", is_sharing, limit_bytes)
 
 
 def called(
@@ -99,7 +99,7 @@ def test_inference_runs_the_forward_pass_alone(problem: ConvProblem) -> None:
     called(backend, problem, {problem.op: parts("scripted:fast", 4, 4)})()
     called(backend, problem, own_of(backend, problem.op))()
 
-    assert computed(backend) == ["scripted:fast@4", "scripted:fast@4", "scripted:own@8"]
+    assert computed(backend) == ["scripted:fast@4", "scripted:fast@4", "scripted:aten@8"]
 
 
 @both
@@ -212,7 +212,7 @@ def a_breakable(*, is_fatal: bool) -> BreakableBackend:
 
 
 def test_what_decides_a_call_s_time_is_in_its_name() -> None:
-    own = Division((Candidate("scripted:own", 8, 0.0, 60),))
+    own = Division((Candidate("scripted:aten", 8, 0.0, 60),))
     divisions = {ConvOp.FPROP: Division((Candidate("scripted:a", 8, 0.0, 50),)), ConvOp.WGRAD: own}
 
     names = [
@@ -221,9 +221,9 @@ def test_what_decides_a_call_s_time_is_in_its_name() -> None:
     ]
 
     assert names == [
-        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1",
-        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1 wgrad<=109",
-        "fprop=scripted:a@8*1 wgrad=scripted:own@8*1 sharing fprop<=50",
+        "fprop=scripted:a@8*1 wgrad=scripted:aten@8*1",
+        "fprop=scripted:a@8*1 wgrad=scripted:aten@8*1 wgrad<=109",
+        "fprop=scripted:a@8*1 wgrad=scripted:aten@8*1 sharing fprop<=50",
     ]
 
 

@@ -133,12 +133,12 @@ def test_every_algorithm_is_tried_at_every_size_of_the_policy() -> None:
     profile = _profiler(backend, policy=Policy.ALL).profile(_problem().with_batch(3))
 
     assert {(each.algorithm, each.batch) for each in profile.candidates} == set(
-        itertools.product(["scripted:own", "scripted:other"], [1, 2, 3])
+        itertools.product(["scripted:aten", "scripted:other"], [1, 2, 3])
     )
 
 
 @pytest.mark.parametrize(
-    ("search", "names"), [(Search.HEURISTIC, ["own"]), (Search.EXHAUSTIVE, ["own", "rare"])]
+    ("search", "names"), [(Search.HEURISTIC, ["aten"]), (Search.EXHAUSTIVE, ["aten", "rare"])]
 )
 def test_the_search_decides_which_algorithms_are_tried(search: Search, names: list[str]) -> None:
     class Library(ScriptedBackend):
@@ -173,7 +173,7 @@ def test_what_was_refused_for_another_reason_than_its_size_does_not_tell_what_is
 
     known = _profiler(backend, store=store).known_workspaces(_problem())
 
-    assert {each.algorithm for each in known} == {"scripted:own", "scripted:right"}
+    assert {each.algorithm for each in known} == {"scripted:aten", "scripted:right"}
 
 
 def test_parts_are_measured_with_the_alignment_of_their_slices() -> None:
@@ -184,7 +184,7 @@ def test_parts_are_measured_with_the_alignment_of_their_slices() -> None:
 
     alignments = {1: 4, 2: 8, 4: 16, 8: 16}
     trials = [
-        Trial(dataclasses.replace(problem, batch=size, alignment_bytes=alignment), "scripted:own", size == 8)
+        Trial(dataclasses.replace(problem, batch=size, alignment_bytes=alignment), "scripted:aten", size == 8)
         for size, alignment in alignments.items()
     ]
     assert list(store.records(profiler.environment, trials)) == trials
@@ -231,14 +231,14 @@ def test_nothing_above_the_limit_is_ever_run(op: ConvOp) -> None:
     profiler = _profiler(backend, limit_bytes=2500)
 
     profiler.profile(_problem(op=op))
-    profiler.compare(_problem(op=op), [_division("scripted:own", 2, 4), _division("scripted:large", 2, 4)])
+    profiler.compare(_problem(op=op), [_division("scripted:aten", 2, 4), _division("scripted:large", 2, 4)])
 
     assert 0 < backend.largest_bytes <= 2500
 
 
 def test_a_division_is_held_to_its_room_and_that_is_told() -> None:
     backend, store = ScriptedBackend({"fast": Recipe(rate(0.5 * MS), sample_bytes=10**5)}), MemoryStore()
-    own, fast = _division("scripted:own", 8, 1), _division("scripted:fast", 8, 1)
+    own, fast = _division("scripted:aten", 8, 1), _division("scripted:fast", 8, 1)
     profiler = _profiler(backend, MIB, store)
 
     narrow = profiler.compare(_problem(), [own, fast], {fast.key: 700_000})
@@ -302,7 +302,7 @@ def test_a_bad_algorithm_is_refused_with_its_reason(
 
     assert _refused(profile) == {("scripted:bad", size): kind for size in (1, 2, 4, 8)}
     assert all(re.fullmatch(reason, refusal.reason) for refusal in profile.refusals)
-    assert {each.algorithm for each in profile.candidates} == {"scripted:own", "scripted:right"}
+    assert {each.algorithm for each in profile.candidates} == {"scripted:aten", "scripted:right"}
 
 
 def _fail_to_compile(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
@@ -318,9 +318,13 @@ def test_what_cannot_be_compiled_is_refused_for_this_process_alone() -> None:
 
     assert len(warned) == 1
     assert _refused(refused) == {("scripted:bad", size): RefusalKind.NOT_COMPILED for size in (1, 2, 4, 8)}
-    assert {each.algorithm for each in refused.candidates} == {"scripted:own", "scripted:right"}
+    assert {each.algorithm for each in refused.candidates} == {"scripted:aten", "scripted:right"}
     assert not later.refusals
-    assert {each.algorithm for each in later.candidates} == {"scripted:own", "scripted:right", "scripted:bad"}
+    assert {each.algorithm for each in later.candidates} == {
+        "scripted:aten",
+        "scripted:right",
+        "scripted:bad",
+    }
 
 
 @pytest.mark.parametrize("op", ConvOp)
@@ -332,9 +336,9 @@ def test_an_algorithm_less_exact_than_is_wanted_is_refused_from_what_is_known(op
     found = {error: profiler.profile(_problem(op=op)) for error, profiler in profilers.items()}
 
     names = {error: {each.algorithm for each in profile.candidates} for error, profile in found.items()}
-    assert names[1.0] == names[4e-6] == {"scripted:own", "scripted:right", "scripted:bad"}
-    assert names[2e-6] == {"scripted:own", "scripted:right"}
-    assert names[0.0] == {"scripted:own"}  # there must be something
+    assert names[1.0] == names[4e-6] == {"scripted:aten", "scripted:right", "scripted:bad"}
+    assert names[2e-6] == {"scripted:aten", "scripted:right"}
+    assert names[0.0] == {"scripted:aten"}  # there must be something
     assert _refused(found[2e-6]) == {("scripted:bad", size): RefusalKind.WRONG for size in (1, 2, 4, 8)}
     assert re.fullmatch(r"its error is 3\.\de-06, and 2\.0e-06 are allowed", found[2e-6].refusals[0].reason)
     assert not any(profiler.measured for profiler in profilers.values())
@@ -356,7 +360,7 @@ def test_an_algorithm_that_cannot_be_built_is_refused() -> None:
     profile = _profiler(Unbuildable({"other": Recipe(rate(MS))})).profile(_problem())
 
     assert {refusal.reason for refusal in profile.refusals} == {"no kernel for this shape"}
-    assert {each.algorithm for each in profile.candidates} == {"scripted:own"}
+    assert {each.algorithm for each in profile.candidates} == {"scripted:aten"}
 
 
 @pytest.mark.parametrize("error", [CompilationError("no space left"), RuntimeError("an internal error")])
@@ -394,7 +398,7 @@ def test_an_algorithm_has_one_set_up_time_at_all_sizes(op: ConvOp) -> None:
     profile = _profiler(backend).profile(_problem(op=op))
 
     assert {(each.algorithm, round(each.setup_s, 9)) for each in profile.candidates} == {
-        ("scripted:own", 0.0),
+        ("scripted:aten", 0.0),
         ("scripted:winograd", 0.00025),
     }
 
@@ -465,8 +469,8 @@ def test_what_is_forgotten_of_a_mini_batch_stays_known_of_a_part_as_large() -> N
 
 
 def test_calls_are_timed_by_the_base_first() -> None:
-    own, parts = ({ConvOp.FPROP: _division("scripted:own", batch, 8 // batch)} for batch in (8, 4))
-    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    own, parts = ({ConvOp.FPROP: _division("scripted:aten", batch, 8 // batch)} for batch in (8, 4))
+    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
 
     comparison = _profiler(ScriptedBackend({})).compare_calls(call, own, parts)
 
@@ -476,8 +480,8 @@ def test_calls_are_timed_by_the_base_first() -> None:
 
 def test_calls_that_break_are_not_made_again() -> None:
     store, backend = MemoryStore(), _with(_break)
-    own, bad = ({ConvOp.FPROP: _division(f"scripted:{name}", 8, 1)} for name in ("own", "bad"))
-    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    own, bad = ({ConvOp.FPROP: _division(f"scripted:{name}", 8, 1)} for name in ("aten", "bad"))
+    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
     profilers = [_profiler(backend, store=store) for _ in range(2)]
 
     first, second = (profiler.compare_calls(call, own, bad) for profiler in profilers)
@@ -489,8 +493,8 @@ def test_calls_that_break_are_not_made_again() -> None:
 
 def test_of_calls_that_break_by_either_the_record_is_that_of_the_divisions() -> None:
     store, backend = MemoryStore(), ScriptedBackend({})
-    own, parts = ({ConvOp.FPROP: _division("scripted:own", batch, 8 // batch)} for batch in (8, 4))
-    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    own, parts = ({ConvOp.FPROP: _division("scripted:aten", batch, 8 // batch)} for batch in (8, 4))
+    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
     for trial in (call_trial(call, own), call_trial(call, parts)):
         refusal = Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device")
         store.add_records(backend.environment(), [Record(trial, refusal=refusal)])
@@ -503,8 +507,8 @@ def test_of_calls_that_break_by_either_the_record_is_that_of_the_divisions() -> 
 
 def _asked(way: Callable[..., object]) -> tuple[object, ...]:
     """What one way of asking a profiler is given."""
-    whole, parts = _division("scripted:own", 8, 1), _division("scripted:own", 4, 2)
-    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    whole, parts = _division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)
+    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
     asked: dict[Callable[..., object], tuple[object, ...]] = {
         Profiler.compare: (_problem(), [whole, parts]),
         Profiler.compare_calls: (call, {ConvOp.FPROP: whole}, {ConvOp.FPROP: parts}),
@@ -560,9 +564,9 @@ def test_what_was_measured_under_a_larger_limit_changes_no_profile() -> None:
 @pytest.mark.parametrize("what", ["profile", "compare", "compare_calls", "packed_bytes"])
 def test_what_another_process_measured_while_this_one_waited_is_not_measured_again(what: str) -> None:
     store = MemoryStore()
-    divisions = [_division("scripted:own", 8, 1), _division("scripted:own", 4, 2)]
+    divisions = [_division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)]
     whole, parts = ({ConvOp.FPROP: division} for division in divisions)
-    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
     ways: dict[str, Callable[[Profiler], object]] = {
         "profile": lambda profiler: profiler.profile(_problem()),
         "compare": lambda profiler: profiler.compare(_problem(), divisions),
@@ -656,8 +660,8 @@ def test_where_a_whole_call_cannot_be_timed_the_log_says_why() -> None:
         def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Never:
             raise UnmeasuredError("no memory")
 
-    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
-    whole, parts = ({ConvOp.FPROP: _division("scripted:own", 8 // n, n)} for n in (1, 2))
+    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
+    whole, parts = ({ConvOp.FPROP: _division("scripted:aten", 8 // n, n)} for n in (1, 2))
     profiler = Profiler(Failing(ScriptedBackend({})), MemoryStore(), MIB, Policy.POWER_OF_TWO)
 
     with logged() as lines:
@@ -667,7 +671,7 @@ def test_where_a_whole_call_cannot_be_timed_the_log_says_why() -> None:
 
 def test_a_division_that_broke_after_it_was_timed_does_not_answer_by_these_times() -> None:
     backend, store = ScriptedBackend({}), MemoryStore()
-    divisions = [_division("scripted:own", 8, 1), _division("scripted:own", 4, 2)]
+    divisions = [_division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)]
     timed = _profiler(backend, store=store).compare(_problem(), divisions)
     trial = division_trial(_problem(), divisions[1])
     broken = Record(trial, refusal=Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device"))
@@ -697,7 +701,7 @@ def test_what_the_store_loses_while_something_is_measured_stays_known_to_who_mea
 
     trials = {(each.algorithm, each.batch) for each in profile.candidates}
     assert trials == {
-        (f"scripted:{name}", size) for name in ("own", "small", "large") for size in (1, 2, 4, 8)
+        (f"scripted:{name}", size) for name in ("aten", "small", "large") for size in (1, 2, 4, 8)
     }
     assert profile.errors.keys() == trials
 
@@ -723,7 +727,7 @@ def test_what_the_store_has_lost_at_once_is_answered_as_it_was_seen(way: Callabl
 
 
 def test_a_division_that_broke_the_device_of_another_process_meanwhile_is_not_run() -> None:
-    store, divisions = MemoryStore(), [_division("scripted:own", 8, 1), _division("scripted:own", 4, 2)]
+    store, divisions = MemoryStore(), [_division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)]
     trial = division_trial(_problem(), divisions[1])
     broken = Record(trial, refusal=Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device"))
     backend = ScriptedBackend({})
@@ -762,19 +766,19 @@ def test_whatever_is_timed_is_watched() -> None:
 
     backend, store = Watching({}), MemoryStore()
     profiler = _profiler(backend, store=store)
-    own = {ConvOp.FPROP: _division("scripted:own", 8, 1)}
-    parts = {ConvOp.FPROP: _division("scripted:own", 4, 2)}
+    own = {ConvOp.FPROP: _division("scripted:aten", 8, 1)}
+    parts = {ConvOp.FPROP: _division("scripted:aten", 4, 2)}
 
     profiler.profile(_problem())
     found = profiler.compare(_problem(), [own[ConvOp.FPROP]])
-    call = ModelCall(_problem(), "scripted:own", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
     called = profiler.compare_calls(call, own, parts)
 
     assert profiler.complaint() == "3 watches"
     assert found.others == 0.5
     assert isinstance(called, Comparison)
     assert called.others == 0.75
-    trial = Trial(_problem(), "scripted:own", whole=True)
+    trial = Trial(_problem(), "scripted:aten", whole=True)
     known = store.records(backend.environment(), [trial])[trial]
     assert known.times is not None
     assert known.times.others == 0.25
@@ -797,7 +801,7 @@ def test_threads_with_one_store_share_the_work() -> None:
 
 def test_divisions_are_compared_by_the_time_of_the_whole() -> None:
     backend = ScriptedBackend({"winograd": Recipe(rate(0.5 * MS), setup_ns=MS)})
-    divisions = [_division("scripted:own", 8, 1), _division("scripted:winograd", 4, 2)]
+    divisions = [_division("scripted:aten", 8, 1), _division("scripted:winograd", 4, 2)]
 
     outcome = _profiler(backend).compare(_problem(), divisions)
 
@@ -807,7 +811,7 @@ def test_divisions_are_compared_by_the_time_of_the_whole() -> None:
 
 def test_a_second_comparison_measures_nothing() -> None:
     backend, store = ScriptedBackend({}), MemoryStore()
-    divisions = [_division("scripted:own", 8, 1), _division("scripted:own", 4, 2)]
+    divisions = [_division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)]
     first = _profiler(backend, store=store).compare(_problem(), divisions)
     profiler = _profiler(backend, store=store)
 
@@ -817,18 +821,18 @@ def test_a_second_comparison_measures_nothing() -> None:
 
 def test_a_division_that_takes_more_than_it_declares_is_not_timed() -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
-    divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
+    divisions = [_division("scripted:aten", 8, 1), _division("scripted:greedy", 4, 2)]
 
     outcome = _profiler(backend).compare(_problem(), divisions)
 
-    assert list(outcome.estimates) == ["scripted:own@8*1"]
-    assert outcome.workspaces == {"scripted:own@8*1": 8000}
+    assert list(outcome.estimates) == ["scripted:aten@8*1"]
+    assert outcome.workspaces == {"scripted:aten@8*1": 8000}
 
 
 def test_a_division_that_takes_more_than_the_limit_is_weighed_once() -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
     store = MemoryStore()
-    divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
+    divisions = [_division("scripted:aten", 8, 1), _division("scripted:greedy", 4, 2)]
     first = _profiler(backend, store=store).compare(_problem(), divisions)
     profiler = _profiler(backend, store=store)
 
@@ -856,23 +860,23 @@ def test_where_all_divisions_are_too_large_nothing_is_measured_again(
 def test_a_division_that_was_too_large_is_weighed_again_under_a_larger_limit() -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
     store = MemoryStore()
-    divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
+    divisions = [_division("scripted:aten", 8, 1), _division("scripted:greedy", 4, 2)]
     _profiler(backend, MIB, store).compare(_problem(), divisions)
 
     outcome = _profiler(backend, 3 * MIB, store).compare(_problem(), divisions)
 
-    assert list(outcome.estimates) == ["scripted:own@8*1", "scripted:greedy@4*2"]
+    assert list(outcome.estimates) == ["scripted:aten@8*1", "scripted:greedy@4*2"]
 
 
 def test_what_was_compared_under_a_larger_limit_is_held_to_the_present_one() -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
     store = MemoryStore()
-    divisions = [_division("scripted:own", 8, 1), _division("scripted:greedy", 4, 2)]
+    divisions = [_division("scripted:aten", 8, 1), _division("scripted:greedy", 4, 2)]
     _profiler(backend, 3 * MIB, store).compare(_problem(), divisions)
 
     outcome = _profiler(backend, MIB, store).compare(_problem(), divisions)
 
-    assert list(outcome.estimates) == ["scripted:own@8*1"]
+    assert list(outcome.estimates) == ["scripted:aten@8*1"]
     assert outcome.workspaces["scripted:greedy@4*2"] == 2 * MIB
 
 
@@ -915,28 +919,28 @@ def test_an_algorithm_that_broke_the_device_is_not_tried_again() -> None:
 
     fatal = {("scripted:fatal", size): RefusalKind.FAILED for size in (1, 2, 4, 8)}
     assert _refused(profile) == fatal
-    assert {each.algorithm for each in profile.candidates} == {"scripted:own", "scripted:fine"}
+    assert {each.algorithm for each in profile.candidates} == {"scripted:aten", "scripted:fine"}
 
 
 def test_a_division_that_broke_the_device_is_not_tried_again() -> None:
-    store, divisions = MemoryStore(), [_division("scripted:own", 8, 1), _division("scripted:fatal", 4, 2)]
+    store, divisions = MemoryStore(), [_division("scripted:aten", 8, 1), _division("scripted:fatal", 4, 2)]
     with pytest.raises(DeviceLostError, match=r"scripted:fatal@4\*2 with 8 samples has broken the device"):
         _profiler(_breakable(), store=store).compare(_problem(), divisions)
 
     outcome = _profiler(_breakable(), store=store).compare(_problem(), divisions)
 
-    assert outcome.estimates.keys() == {"scripted:own@8*1"}
+    assert outcome.estimates.keys() == {"scripted:aten@8*1"}
 
 
 def test_a_division_that_breaks_is_refused_and_the_others_are_compared() -> None:
     store, backend = MemoryStore(), ScriptedBackend({"fine": Recipe(rate(MS)), "bad": BREAKING})
-    divisions = [_division(name, 4, 2) for name in ("scripted:own", "scripted:bad", "scripted:fine")]
+    divisions = [_division(name, 4, 2) for name in ("scripted:aten", "scripted:bad", "scripted:fine")]
 
     outcomes = [_profiler(backend, store=store).compare(_problem(), divisions) for _ in range(2)]
 
     trial = division_trial(_problem(), divisions[1])
     refusal = store.records(backend.environment(), [trial])[trial].refusal
-    assert [[*outcome.estimates] for outcome in outcomes] == [["scripted:own@4*2", "scripted:fine@4*2"]] * 2
+    assert [[*outcome.estimates] for outcome in outcomes] == [["scripted:aten@4*2", "scripted:fine@4*2"]] * 2
     assert refusal is not None
     assert (refusal.kind, refusal.reason) == (RefusalKind.FAILED, "could not create a primitive")
 
@@ -949,9 +953,9 @@ def test_a_division_that_breaks_when_it_is_weighed_is_refused() -> None:
             return super().footprint(job, limit_bytes)
 
     backend = Unweighable({"bad": Recipe(rate(MS))})
-    divisions = [_division(name, 4, 2) for name in ("scripted:own", "scripted:bad")]
+    divisions = [_division(name, 4, 2) for name in ("scripted:aten", "scripted:bad")]
 
-    assert [*_profiler(backend).compare(_problem(), divisions).estimates] == ["scripted:own@4*2"]
+    assert [*_profiler(backend).compare(_problem(), divisions).estimates] == ["scripted:aten@4*2"]
 
 
 @pytest.mark.parametrize("failure", [RuntimeError("no engine"), MemoryError("out of memory")])
@@ -964,7 +968,7 @@ def test_where_pytorchs_own_breaks_a_convolution_is_unmeasured(failure: Exceptio
     with pytest.raises(UnmeasuredError, match=f"could not be measured: {failure}"):
         profiler.profile(_problem())
     with pytest.raises(UnmeasuredError, match=f"could not be measured: {failure}"):
-        profiler.compare(_problem(), [_division("scripted:own", 8, 1)])
+        profiler.compare(_problem(), [_division("scripted:aten", 8, 1)])
 
 
 def test_where_pytorchs_own_breaks_when_it_is_weighed_a_convolution_is_unmeasured() -> None:

@@ -217,7 +217,7 @@ def test_a_prediction_within_the_recorded_noise_replaces_nothing(tmp_path: Path)
     plan = _replayed_alone(_forget_comparisons(path))
 
     (evidence,) = _evidence(plan)
-    assert _keys(plan) == ["scripted:own@8*1"]
+    assert _keys(plan) == ["scripted:aten@8*1"]
     assert (evidence.verdict, evidence.is_predicted) == (Verdict.SAME, True)
     assert [key for key, _ in evidence.rejected] == ["scripted:rival@4*2"]
 
@@ -266,7 +266,7 @@ def test_a_division_that_was_seen_to_be_too_large_is_not_predicted(tmp_path: Pat
 
     plan = _replayed_alone(_forget_comparisons(path))
 
-    assert _keys(plan) == ["scripted:own@8*1"]
+    assert _keys(plan) == ["scripted:aten@8*1"]
 
 
 def test_a_division_that_broke_when_it_was_timed_is_not_predicted(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_division_that_broke_when_it_was_timed_is_not_predicted(tmp_path: Path
         [environment] = store.environments()
         store.add_records(environment, [Record(broken, 800, refusal=refusal)])
 
-    assert _keys(_replayed_alone(path)) == ["scripted:own@8*1"]
+    assert _keys(_replayed_alone(path)) == ["scripted:aten@8*1"]
 
 
 def test_a_division_that_was_refused_for_less_room_is_not_where_it_has_fitted(tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_a_division_that_was_refused_for_less_room_is_not_where_it_has_fitted(tm
 def test_a_call_that_broke_after_it_was_timed_does_not_answer_by_these_times(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     (assigned,) = record(path, a_backend(), a_convolution_extraction()).assignments
-    call = ModelCall(assigned.problem, "scripted:own", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(assigned.problem, "scripted:aten", is_sharing=False, limit_bytes=MIB)
     base, divisions = (
-        {assigned.problem.op: each} for each in (undivided("scripted:own", 8), assigned.division)
+        {assigned.problem.op: each} for each in (undivided("scripted:aten", 8), assigned.division)
     )
     trial = call_trial(call, divisions)
     refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, "no engine runs it")
@@ -322,12 +322,12 @@ def test_a_prediction_counts_what_a_division_was_seen_to_take_in_other_rounds(tm
     backend = ScriptedBackend({"greedy": Recipe(_parts, sample_bytes=100, unforeseen_bytes=2 * MIB)})
     path = tmp_path / "recording"
     (assigned,) = record(path, backend, a_convolution_extraction(), 4 * MIB).assignments
-    never_run = Division((Candidate("scripted:own", 4, 0.0, 0),) * 2)
+    never_run = Division((Candidate("scripted:aten", 4, 0.0, 0),) * 2)
     with replaying(str(path)) as replay:
         outcome, _ = replay.compare(assigned.problem, [assigned.division, never_run], Limits(4 * MIB))
 
     assert outcome.is_predicted
-    assert outcome.workspaces == {"scripted:greedy@4*2": 400 + 2 * MIB, "scripted:own@4*2": 4000}
+    assert outcome.workspaces == {"scripted:greedy@4*2": 400 + 2 * MIB, "scripted:aten@4*2": 4000}
 
 
 def test_what_was_compared_under_a_larger_limit_is_held_to_the_present_one(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_what_was_compared_under_a_larger_limit_is_held_to_the_present_one(tmp_p
 
     plan = _replayed_alone(path, MIB)
 
-    assert _keys(plan) == ["scripted:own@8*1"]
+    assert _keys(plan) == ["scripted:aten@8*1"]
     assert [each.is_predicted for each in _evidence(plan)] == [False]
 
 
@@ -413,7 +413,7 @@ def test_what_was_too_large_then_is_refused_under_a_larger_limit(tmp_path: Path)
         BackendError,
         match=(
             r"The recording .* answers limits up to 2000 bytes .* for fprop 8x.*, but not 1048576 bytes "
-            r"\(1 MiB\): scripted:own was too large then, and its time is not known\."
+            r"\(1 MiB\): scripted:aten was too large then, and its time is not known\."
         ),
     ):
         _replayed_alone(path, policy="undivided")
@@ -426,7 +426,7 @@ def test_what_is_known_to_be_too_large_for_both_limits_stays_refused(tmp_path: P
     path = tmp_path / "recording"
     record(path, backend, a_convolution_extraction(), 100)
 
-    assert _keys(_replayed_alone(path, 9999)) == ["scripted:own@8*1"]
+    assert _keys(_replayed_alone(path, 9999)) == ["scripted:aten@8*1"]
     with pytest.raises(
         BackendError, match=r"for fprop 1x.* scripted:large was too large then, and its time is not known"
     ):
@@ -534,26 +534,13 @@ def test_a_damaged_row_is_refused_with_the_name_of_the_file(tmp_path: Path) -> N
         _replayed_alone(path)
 
 
-def test_who_cannot_be_pytorchs_own_alone_makes_no_recording(tmp_path: Path) -> None:
-    path = tmp_path / "recording"
-    with SqliteStore(path) as store:
-        records = [dataclasses.replace(a_record(a_trial(name)), setup=None) for name in ("cpu:a", "cpu:b")]
-        store.add_records(an_environment(), records)
-
-    with (
-        pytest.raises(StoreError, match=r"must have times without a set-up in .*, but got cpu:a, cpu:b"),
-        replaying(str(path)),
-    ):
-        pass
-
-
-def test_where_pytorchs_own_was_never_timed_none_has_its_name(tmp_path: Path) -> None:
+def test_pytorchs_own_need_not_have_been_timed(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     backend = ScriptedBackend({"small": Recipe(rate(MS))}, own=Recipe(rate(MS), sample_bytes=MIB))
     recorded = record(path, backend, a_convolution_extraction(), 1000)
 
     with SqliteStore(path, read_only=True) as store:
-        assert Replay(store, backend.environment()).own == "scripted:"
+        assert Replay(store, backend.environment()).own == backend.own
     assert _replayed_alone(path, 1000).to_text() == recorded.to_text()
 
 
@@ -594,4 +581,4 @@ def test_pytorchs_own_comes_first_whatever_the_others_are_called(tmp_path: Path)
         replay = Replay(store, store.environments()[0])
         names = replay.algorithms(extraction.calls[0].problem, Search.HEURISTIC, whole=True)
 
-    assert names == ("scripted:own", "scripted:a", "scripted:z")
+    assert names == ("scripted:aten", "scripted:a", "scripted:z")

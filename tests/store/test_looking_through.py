@@ -1,6 +1,5 @@
 """What a file holds is listed: its environments, and the problems and records of one."""
 
-import dataclasses
 from pathlib import Path
 
 from mucudnn.profile import Comparison, Measurement
@@ -53,26 +52,3 @@ def test_comparisons_are_listed_in_the_order_of_adding_and_each_by_its_base_firs
         found = store.comparisons_of(an_environment(), a_problem())
 
         assert ["".join(each.times) for each in found] == ["ba", "cd", "ac"]
-
-
-def test_algorithms_that_have_times_but_no_set_up_in_one_environment_are_listed_by_name(
-    tmp_path: Path,
-) -> None:
-    times, setup = Measurement((1,)), Measurement((2,))
-    untimed = dataclasses.replace(a_record(a_trial("untimed")), times=None, setup=None)
-    records = [
-        dataclasses.replace(a_record(a_trial(name, batch=batch)), times=times, setup=each)
-        for name, batch, each in (
-            ("z", 1, None),
-            ("b", 1, None),
-            ("b", 2, None),
-            ("a", 1, None),
-            ("a", 2, setup),
-        )
-    ]
-    with SqliteStore(tmp_path / "store") as store:
-        store.add_records(an_environment(), [*records, untimed])
-        other = dataclasses.replace(a_record(a_trial("other")), setup=None)
-        store.add_records(an_environment(backend="other"), [other])
-
-        assert store.timed_without_setup(an_environment()) == ["b", "z"]

@@ -51,14 +51,14 @@ def test_a_plan_holds_the_best_division_though_a_larger_part_costs_less_for_each
     rival = Recipe(lambda samples: rival_ms[samples] * MS, setup_ns=3 * MS)
     backend = ScriptedBackend({"rival": rival}, own=Recipe(lambda samples: own_ms[samples] * MS))
 
-    assert keys_of(planned(backend, one_convolution())) == ["scripted:own@2*4"]
+    assert keys_of(planned(backend, one_convolution())) == ["scripted:aten@2*4"]
 
 
 def test_a_division_that_is_as_fast_to_two_percent_does_not() -> None:
     # The profile says that it wins, by about one percent.
     plan = planned(with_rival(affine(0.98, 0.02)), one_convolution())
 
-    assert keys_of(plan) == ["scripted:own@8*1"]
+    assert keys_of(plan) == ["scripted:aten@8*1"]
 
 
 def test_a_division_that_may_or_may_not_be_faster_does_not() -> None:
@@ -71,7 +71,7 @@ def test_a_division_that_may_or_may_not_be_faster_does_not() -> None:
     plan = planned(with_rival(wavering), one_convolution())
 
     evidence = plan.assignments[0].evidence
-    assert keys_of(plan) == ["scripted:own@8*1"]
+    assert keys_of(plan) == ["scripted:aten@8*1"]
     assert evidence is not None
     assert [key for key, _ in evidence.rejected] == ["scripted:rival@4*2"]
 
@@ -257,7 +257,9 @@ def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
     tuning.forget()
     anew = tuning.plan()
 
-    assert [keys_of(plan) for plan in (*plans, anew)] == [["scripted:own@8*1"]] * 2 + [["scripted:rival@8*1"]]
+    assert [keys_of(plan) for plan in (*plans, anew)] == [["scripted:aten@8*1"]] * 2 + [
+        ["scripted:rival@8*1"]
+    ]
     times = {c.batch: c.time_s for c in anew.assignments[0].candidates if c.algorithm == "scripted:rival"}
     assert times == pytest.approx({size: size * 0.5e-3 for size in (1, 2, 4, 8)})  # of parts, too
     assert anew == planned(busy, convolution, store=store)
@@ -371,7 +373,7 @@ def _has_errors(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
     monkeypatch.setattr(
         Profiler,
         "profile",
-        lambda *args: dataclasses.replace(profile(*args), errors={("scripted:own", 8): error}),
+        lambda *args: dataclasses.replace(profile(*args), errors={("scripted:aten", 8): error}),
     )
 
 
@@ -384,7 +386,7 @@ def test_pytorchs_own_that_is_wrong_stays_and_is_told_of(
     with pytest.warns(AccuracyWarning, match="^At 1 of 1 sites, the first of them .* fprop, PyTorch's own "):
         plan = planned(ScriptedBackend({}), one_convolution())
 
-    assert keys_of(plan) == ["scripted:own@8*1"]
+    assert keys_of(plan) == ["scripted:aten@8*1"]
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
 
@@ -400,9 +402,9 @@ def test_a_part_of_pytorchs_own_that_is_wrong_is_refused_though_the_whole_is_not
     def keys(backend: ScriptedBackend, limit_bytes: int) -> list[str]:
         return keys_of(planned(backend, one_convolution(), limit_bytes))
 
-    assert keys(ScriptedBackend(recipes), 7000) == ["scripted:own@2*4"]
+    assert keys(ScriptedBackend(recipes), 7000) == ["scripted:aten@2*4"]
     assert keys(WrongInParts(recipes), 7000) == ["scripted:slow@8*1"]
-    assert keys(WrongInParts(recipes), 8000) == ["scripted:own@8*1"]
+    assert keys(WrongInParts(recipes), 8000) == ["scripted:aten@8*1"]
 
 
 def test_an_error_that_was_not_recorded_is_none_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ class QuickTogether(ScriptedBackend):
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize(
-    ("fraction", "expected"), [(1.0, {"scripted:rival@8*1"}), (0.3, {"scripted:own@8*1"})]
+    ("fraction", "expected"), [(1.0, {"scripted:rival@8*1"}), (0.3, {"scripted:aten@8*1"})]
 )
 def test_what_is_not_faster_as_a_model_calls_it_goes_back(
     fraction: float, expected: set[str], mode: Mode
@@ -137,7 +137,7 @@ def test_what_parts_gain_where_pytorchs_own_may_not_run_hides_no_loss_where_it_m
 
     plan = Tuning(profiler, Mode.REUSE, extraction, Listener()).plan()
 
-    assert keys_of(plan) == ["scripted:own@8*1", "scripted:rival@4*2"]
+    assert keys_of(plan) == ["scripted:aten@8*1", "scripted:rival@4*2"]
     (call,) = plan.calls
     assert not call.is_faster
 
@@ -240,7 +240,7 @@ def test_pytorchs_own_is_weighed_for_frozen_graphs_where_it_makes_room_elsewhere
 
     plan = planned(backend, extraction, limit_bytes=8000, may_be_frozen=True)
 
-    assert keys_of(plan) == ["scripted:rival@8*1", "scripted:own@8*1"]
+    assert keys_of(plan) == ["scripted:rival@8*1", "scripted:aten@8*1"]
     assert [(seen.path, seen.workspace_bytes, seen.times is None) for seen in plan.frozen] == [
         ("0", 0, False),
         ("1", 0, True),
@@ -252,7 +252,7 @@ def test_pytorchs_own_is_weighed_for_frozen_graphs_where_it_makes_room_elsewhere
     assert [seen.path for seen in roomy.frozen] == ["0"]
 
 
-@pytest.mark.parametrize(("answer", "key"), [(None, "scripted:rival@8*1"), ("broken", "scripted:own@8*1")])
+@pytest.mark.parametrize(("answer", "key"), [(None, "scripted:rival@8*1"), ("broken", "scripted:aten@8*1")])
 def test_divisions_stay_where_calls_cannot_be_timed_but_not_where_they_break(
     answer: str | None, key: str
 ) -> None:
@@ -299,7 +299,7 @@ def test_a_recording_replays_what_went_back(tmp_path: Path) -> None:
         profiler = Profiler(replay, MemoryStore(), plan.limit_bytes, plan.policy)
         replayed = Tuning(profiler, Mode.REUSE, extraction, Listener()).plan()
 
-    assert {*keys_of(plan)} == {"scripted:own@8*1"}
+    assert {*keys_of(plan)} == {"scripted:aten@8*1"}
     assert replayed.sites == plan.sites
 
 
@@ -318,7 +318,7 @@ def test_ops_that_are_not_tuned_are_called_all_the_same(ops: str, mode: Mode) ->
     profiler = Profiler(Listening(backend), MemoryStore(), 2**20, Policy.UNDIVIDED)
     Tuning(profiler, mode, extraction, Listener()).plan()
 
-    expected = {op: "scripted:rival@8*1" if op == ops else "scripted:own@8*1" for op in map(str, ConvOp)}
+    expected = {op: "scripted:rival@8*1" if op == ops else "scripted:aten@8*1" for op in map(str, ConvOp)}
     first, second = (key.split() for key in asked)
     assert first[:3] == second[:3] == [f"{op}={name}" for op, name in expected.items()]
     assert ("sharing" in first) == ("sharing" in second) == (mode is Mode.SHARING)
@@ -362,5 +362,5 @@ def test_a_call_is_timed_after_what_the_layers_before_it_take_of_the_common_buff
 
     plan = Tuning(profiler, Mode.REUSE, extraction, Listener()).plan()
 
-    assert keys_of(plan) == ["scripted:own@8*1", "scripted:rival@8*1"]
+    assert keys_of(plan) == ["scripted:aten@8*1", "scripted:rival@8*1"]
     assert measurer.taken == expected

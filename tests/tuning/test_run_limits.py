@@ -265,7 +265,7 @@ def test_in_sharing_mode_pytorchs_own_is_timed_to_compare_though_no_share_has_ro
 
     plan = planned(backend, _two_alike(), 1_300_000, Mode.SHARING)
 
-    assert keys_of(plan) == ["scripted:own@4*2"] * 2
+    assert keys_of(plan) == ["scripted:aten@4*2"] * 2
     for evidence in (each.evidence for each in plan.assignments):
         assert evidence is not None
         assert evidence.reference is not None
@@ -357,7 +357,7 @@ def test_in_reuse_mode_buffer_and_elsewhere_are_within_the_limit_together() -> N
     profiler = Profiler(Weighed(backend), MemoryStore(), 7500, Policy.POWER_OF_TWO)
     plan = Tuning(profiler, Mode.REUSE, extraction, Listener()).plan()
 
-    assert keys_of(plan) == ["scripted:rival@8*1"] * 2 + ["scripted:own@8*1"]
+    assert keys_of(plan) == ["scripted:rival@8*1"] * 2 + ["scripted:aten@8*1"]
     assert [division.workspace_bytes for division in plan.sites.values()] == [7200] * 3
     assert seen == [7500, 7500]  # what is above was given back
 

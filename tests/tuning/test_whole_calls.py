@@ -64,7 +64,7 @@ def test_a_call_against_pytorchs_own_of_any_op_stands_before_one_against_others(
     asked = ModelCall(PROBLEM, profiler.own, is_sharing=False, limit_bytes=limit_bytes)
     called, best = Called(profiler, Mode.REUSE), by(fprop="best", dgrad="best")
 
-    for base, others in ((by(fprop="own", dgrad="good"), 0.5), (by(fprop="good", dgrad="good"), 0.25)):
+    for base, others in ((by(fprop="aten", dgrad="good"), 0.5), (by(fprop="good", dgrad="good"), 0.25)):
         times = {
             call_key(asked, each): Measurement((span_ns,) * 6, others=others)
             for each, span_ns in ((base, 200), (best, 100))
@@ -84,7 +84,7 @@ def test_a_call_is_timed_with_what_other_layers_take_before_it(is_frozen: bool) 
     backend.packed = Recipe(rate(MS))
     profiler = Profiler(LiveMeasurer(backend), store, limit_bytes, Policy.UNDIVIDED)
     site, called = SiteCall("here", 0, PROBLEM, *2 * [(ConvOp.FPROP,)]), Called(profiler, Mode.REUSE)
-    base, best = by(fprop="own"), Division((Candidate("scripted:best", PROBLEM.batch, 1.0, 1000),))
+    base, best = by(fprop="aten"), Division((Candidate("scripted:best", PROBLEM.batch, 1.0, 1000),))
     asked = ModelCall(
         PROBLEM,
         profiler.own,

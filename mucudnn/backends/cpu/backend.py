@@ -26,7 +26,7 @@ from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Environment, Trial
+from mucudnn.profile import Environment, Trial, own_of
 from mucudnn.timing import Clock
 
 _PREFIX = "cpu:"
@@ -45,7 +45,7 @@ class CpuBackend:
     """The processor."""
 
     name = "cpu"
-    own = _PREFIX + "aten"
+    own = own_of(name)
     device = torch.device("cpu")
     alignment_bytes = 1
     least_span_ns = 50_000

@@ -22,7 +22,7 @@ from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError, BackendWarning, warn_user
 from mucudnn.problem import ConvProblem, Layout, cudnn_layout
-from mucudnn.profile import Environment, Trial
+from mucudnn.profile import Environment, Trial, own_of
 from mucudnn.timing import Clock
 
 _ERROR_BOUNDS = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
@@ -48,7 +48,7 @@ class CudnnBackend:
     """
 
     name = "cudnn"
-    own = "cudnn:aten"
+    own = own_of(name)
     alignment_bytes = _ALIGNMENT_BYTES
     takes_memory_by_pages = False
     least_span_ns = 1_000_000  # waiting for a card takes some 10 µs, alike for all that are compared
