@@ -37,7 +37,7 @@ class Picture:
     asked: Mapping[str, str]
 
 
-def agreed(look: Callable[[], tuple[Picture, Callable[[], Plan]]]) -> Plan:
+def agreed(find: Callable[[], tuple[Picture, Callable[[], Plan]]]) -> Plan:
     """Return the plan for what is found; of several ranks, that of the first one, in all of them.
 
     All ranks of the default process group have to call this, at the same point of their programs: the others
@@ -45,18 +45,18 @@ def agreed(look: Callable[[], tuple[Picture, Callable[[], Plan]]]) -> Plan:
     current device of every rank before.
 
     Args:
-        look: finds what this rank computes, and what makes a plan of that, which only the first rank calls.
+        find: finds what this rank computes, and what makes a plan of that, which only the first rank calls.
             Where it fails, all ranks raise.
 
     Raises:
         PlanMismatchError: some rank computes something else than the first, or elsewhere, or asks for another
             plan; all ranks raise it, before anything is tuned.
-        MucudnnError: what looking has raised in some rank, or tuning in the first; all ranks raise the same.
+        MucudnnError: what finding has raised in some rank, or tuning in the first; all ranks raise the same.
     """
     if not is_distributed():
-        _, make = look()
+        _, make = find()
         return make()
-    here, make = _together(look)
+    here, make = _together(find)
     objections: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(objections, _objection(of_the_first(here), here))
     said = [f"rank {rank} {reason}" for rank, reason in enumerate(objections) if reason is not None]

@@ -221,7 +221,7 @@ def divided_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         return next((each for each in rivals.values() if each not in own), own[0])
 
     monkeypatch.setattr(run, "winner", quickest)
-    monkeypatch.setattr(run.Called, "is_worth_it", lambda *_: True)
+    monkeypatch.setattr(run.WholeCalls, "is_worth_it", lambda *_: True)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ class Reason(enum.Enum):
     """Its shape was tuned, in another type or layout."""
     OTHER_BIAS = "optimize it as it is now: folding batch norm gives a bias, so fold before"
     """Its shape was tuned, with a bias where it has none now, or without one."""
-    UNFROZEN = "optimize again as it is now, or before anything is frozen"
+    TRAINED_AFTER_ALL = "optimize again as it is now, or before anything is frozen"
     """The gradient of its weight was not needed when it was tuned."""
     ELSEWHERE = "go back to that environment, or optimize again in this one"
     """The plan's times are those of another environment."""

@@ -251,14 +251,14 @@ class TunedShapes:
         owners = {}
         if self._memory.is_sharing:
             owners = {op: self._owners.setdefault((number, op), Owner()) for op in variant.assignments}
-        is_unfrozen = self._has_weight_gradients and ConvOp.WGRAD not in variant.assignments
-        tell = self._tell_unfrozen if is_unfrozen else None
+        is_trained_after_all = self._has_weight_gradients and ConvOp.WGRAD not in variant.assignments
+        tell = self._tell_trained_after_all if is_trained_after_all else None
         return divided(backend, problem, variant.assignments, self._memory, owners, tell)
 
-    def _tell_unfrozen(self) -> None:
+    def _tell_trained_after_all(self) -> None:
         """Warn that the gradient of a weight is needed which needed none when the module was tuned."""
-        how = "was tuned while its weight needed no gradient, and now needs it"
-        self._notice.give(Reason.UNFROZEN, f"{self._whose} {how}", "PyTorch's own convolution computes that")
+        what = f"{self._whose} was tuned while its weight needed no gradient, and now needs it"
+        self._notice.give(Reason.TRAINED_AFTER_ALL, what, "PyTorch's own convolution computes that")
 
 
 def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:

@@ -36,7 +36,7 @@ from mucudnn.tuning.confirming import (
     winner,
 )
 from mucudnn.tuning.solving import Solution, solve
-from mucudnn.tuning.whole_calls import LOOKS, Called, taken_before
+from mucudnn.tuning.whole_calls import LOOKS, WholeCalls, taken_before
 from mucudnn.version import __version__
 
 _ADVICE = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
@@ -80,7 +80,7 @@ class Tuning:
         self._may_be_frozen = may_be_frozen
         self._warn = warn
         self._is_sharing = mode is Mode.SHARING
-        self._called = Called(profiler, mode)
+        self._called = WholeCalls(profiler, mode)
         self._work = Work(progress, self._steps())
         profiler.on_wait, profiler.on_turn = self._wait, self._work.go_on
 

@@ -22,7 +22,7 @@ of U-Nets that had been FASTER, 23 did not find them so, and 12 found them SLOWE
 alone, as `autotune` and `dynamic=True` do, is looked at again at once, in memory of its own."""
 
 
-class Called:
+class WholeCalls:
     """Has whole calls timed, PyTorch's own against divisions."""
 
     def __init__(self, profiler: Profiler, mode: Mode) -> None:

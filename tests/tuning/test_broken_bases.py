@@ -15,7 +15,7 @@ from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import Replay
 from mucudnn.store import SqliteStore
 from mucudnn.store.memory import MemoryStore
-from mucudnn.tuning.whole_calls import Called
+from mucudnn.tuning.whole_calls import WholeCalls
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution
 
@@ -42,7 +42,7 @@ def test_a_base_that_broke_the_device_is_not_asked_about_without_what_others_tak
         store.add_comparisons(environment, [each for each in seen if isinstance(each, Comparison)])
         store.add_records(environment, [Record(trial, refusal=refusal)])
         asked, known = (Replay(store, environment), MemoryStore()) if is_replayed else (live, store)
-        called = Called(Profiler(asked, known, 1000, Policy.ALL), Mode.REUSE)
+        called = WholeCalls(Profiler(asked, known, 1000, Policy.ALL), Mode.REUSE)
 
         site = SiteCall("", 0, PROBLEM, tuple(ConvOp), tuple(ConvOp))
         times = called.times(site, base, divisions, look=1, taken_bytes=500)

@@ -12,7 +12,7 @@ from mucudnn.profile import Candidate, Comparison, Measurement
 from mucudnn.profiling.measurer import ModelCall, call_key
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store import MemoryStore
-from mucudnn.tuning.whole_calls import Called, taken_before
+from mucudnn.tuning.whole_calls import WholeCalls, taken_before
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.examples import a_problem
 
@@ -62,7 +62,7 @@ def test_a_call_against_pytorchs_own_of_any_op_stands_before_one_against_others(
     profiler = Profiler(LiveMeasurer(ScriptedBackend({})), store, limit_bytes, Policy.UNDIVIDED)
     site = SiteCall("here", 0, PROBLEM, *2 * [(ConvOp.FPROP, ConvOp.DGRAD)])
     asked = ModelCall(PROBLEM, profiler.own, is_sharing=False, limit_bytes=limit_bytes)
-    called, best = Called(profiler, Mode.REUSE), by(fprop="best", dgrad="best")
+    called, best = WholeCalls(profiler, Mode.REUSE), by(fprop="best", dgrad="best")
 
     for base, others in ((by(fprop="aten", dgrad="good"), 0.5), (by(fprop="good", dgrad="good"), 0.25)):
         times = {
@@ -83,7 +83,7 @@ def test_a_call_is_timed_with_what_other_layers_take_before_it(is_frozen: bool) 
     backend = ScriptedBackend({}, own=Recipe(rate(MS), sample_bytes=0))
     backend.packed = Recipe(rate(MS))
     profiler = Profiler(LiveMeasurer(backend), store, limit_bytes, Policy.UNDIVIDED)
-    site, called = SiteCall("here", 0, PROBLEM, *2 * [(ConvOp.FPROP,)]), Called(profiler, Mode.REUSE)
+    site, called = SiteCall("here", 0, PROBLEM, *2 * [(ConvOp.FPROP,)]), WholeCalls(profiler, Mode.REUSE)
     base, best = by(fprop="aten"), Division((Candidate("scripted:best", PROBLEM.batch, 1.0, 1000),))
     asked = ModelCall(
         PROBLEM,
