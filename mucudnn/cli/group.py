@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from mucudnn.cli.output import Failure, sentence, warnings_as_lines
-from mucudnn.errors import MucudnnError
+from mucudnn.cli.output import Failure, Mistake, sentence, warnings_as_lines
+from mucudnn.errors import MucudnnError, OptionError
 from mucudnn.version import __version__
 
 _INTERRUPTED = 130
@@ -27,7 +27,10 @@ class _Commands(click.Group):
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; what it cannot do ends it with a sentence and status 1, an interrupt with 130."""
+        """Run a command; what ends it early is told in a sentence, and by its status.
+
+        1 is for what cannot be done, 2, as click's own, for what cannot be meant, 130 for an interrupt.
+        """
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal that knows no "×" shows a question mark
         try:
@@ -35,6 +38,8 @@ class _Commands(click.Group):
                 return super().invoke(ctx)
         except BrokenPipeError:
             raise  # whoever reads our output has seen enough; click ends quietly
+        except OptionError as error:
+            raise Mistake(sentence(error)) from error
         except (MucudnnError, OSError) as error:
             raise Failure(sentence(error)) from error
         except SystemExit as error:  # of the user's model, say: ours is another one

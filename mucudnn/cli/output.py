@@ -26,6 +26,12 @@ class Failure(click.ClickException):
         tell(self.format_message(), file)
 
 
+class Mistake(Failure):
+    """What cannot be meant, in a sentence; it ends the program with status 2, as click's own do."""
+
+    exit_code = click.UsageError.exit_code
+
+
 def say(line: str, as_json: bool) -> None:
     """Print a line to standard output or, where that is JSON, to standard error."""
     if as_json:

@@ -7,6 +7,7 @@ import click
 from mucudnn.cli.options import FILE, brief_option, json_option, plot_option
 from mucudnn.cli.output import print_json, report_width, say
 from mucudnn.plan import Plan
+from mucudnn.profiling.replay import PREFIX, recorded_store
 from mucudnn.report import (
     draw_plan,
     plan_as_json,
@@ -15,7 +16,7 @@ from mucudnn.report import (
     render_plan,
     render_refusals,
 )
-from mucudnn.store import default_path, expanded, readable_store
+from mucudnn.store import SqliteStore, default_path, expanded, readable_store
 
 
 @click.command("show", short_help="Show or draw a saved plan.")
@@ -26,7 +27,8 @@ from mucudnn.store import default_path, expanded, readable_store
 @click.option(
     "--store",
     type=FILE,
-    help="For --refusals: the store that the plan was made from.  [default: as mucudnn info says]",
+    help="For --refusals: the store that the plan was made from, or the recording, such as replay:h200.  "
+    "[default: as mucudnn info says]",
 )
 @plot_option
 @brief_option
@@ -50,7 +52,7 @@ def show_command(
     if not with_refusals:
         print_plan(plan, as_json, brief=brief)
     else:
-        with readable_store(expanded(store or default_path())) as opened:
+        with _opened(store or default_path()) as opened:
             refusals = refusals_of(plan, opened)
         if as_json:
             print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
@@ -58,6 +60,14 @@ def show_command(
             click.echo(f"{_rendered(plan, brief)}\n\n{render_refusals(plan, refusals, report_width())}")
     if plot is not None:
         say(f"It is drawn in {plot}.", as_json)
+
+
+def _opened(store: Path) -> SqliteStore:
+    """Return the store in a file, or of a recording."""
+    name = str(store)
+    if name.startswith(PREFIX):
+        return recorded_store(name.removeprefix(PREFIX))
+    return readable_store(expanded(store))
 
 
 def print_plan(plan: Plan, as_json: bool, *, brief: bool = False) -> None:

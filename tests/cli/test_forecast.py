@@ -164,6 +164,7 @@ def test_an_unknown_device_is_answered_with_those_that_there_are() -> None:
     assert_one_sentence(
         forecast("conv", "--input", "4x3x8x8", "--device", "tpu"),
         "mucudnn: A device must be one of h200, h100, a100 or the path of a JSON file, but got 'tpu'.",
+        status=2,
     )
 
 

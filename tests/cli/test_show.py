@@ -188,6 +188,28 @@ def test_what_was_refused_is_told_as_json(plan_path: Path, filled: Path) -> None
     assert {each["path"] for each in refusals} == {"layer1.conv"}
 
 
+@pytest.mark.parametrize("number", ["", "#1"])
+def test_what_was_refused_in_a_recording_is_read_as_the_plan_was(
+    plan_path: Path, filled: Path, number: str
+) -> None:
+    result = run("show", plan_path, "--refusals", "--store", f"replay:{filled}{number}")
+
+    assert result.stdout == run("show", plan_path, "--refusals", "--store", filled).stdout
+    assert result.exit_code == 0
+
+
+def test_what_was_refused_in_a_recording_that_comes_with_the_package_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    model = ("bench.networks:alexnet", "--input", "256x3x224x224", "--limit", "64MiB")
+    run("tune", *model, "--backend", "replay:h200", "-o", path)
+
+    result = run("show", path, "--refusals", "--store", "replay:h200")
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "Refused when the plan was made" in result.stdout
+    assert ", it needs " in result.stdout
+
+
 @pytest.mark.parametrize("options", [[], ["--refusals"]])
 @pytest.mark.usefixtures("filled")
 def test_a_report_is_not_taken_for_a_plan(plan_path: Path, tmp_path: Path, options: list[str]) -> None:
