@@ -33,6 +33,8 @@ from mucudnn.store import SqliteStore, readable_store
 PREFIX = "replay:"
 """What the name of a backend begins with that is a recording."""
 
+_SIZES = " Recordings hold the sizes of the policy that they were made with, of most power_of_two."
+
 _FEW = 4
 """How many sizes are named one by one."""
 
@@ -81,7 +83,7 @@ class Replay:
             role = "whole mini-batch" if whole else "micro-batch"
             raise BackendError(
                 f"{problem} must have been measured as a {role}, but the recording {self._store.path} never "
-                f"saw it.{self._contents() if whole else ''}"
+                f"saw it.{self._contents(problem) if whole else _SIZES}"
             )
         return tuple(sorted(found, key=lambda name: (name != self.own, name)))
 
@@ -150,11 +152,16 @@ class Replay:
             self._known[problem] = {record.trial: record for record in records}
         return self._known[problem]
 
-    def _contents(self) -> str:
+    def _contents(self, problem: ConvProblem) -> str:
         """Return a sentence on the whole mini-batches recorded: of how many samples, types and layouts."""
         batches: dict[str, set[int]] = {}
-        for problem in self._store.problems_of(self._environment):
-            batches.setdefault(problem.form, set()).add(problem.batch)
+        for each in self._store.problems_of(self._environment):
+            batches.setdefault(each.form, set()).add(each.batch)
+        if problem.batch in batches.get(problem.form, ()):
+            return (
+                f" It holds others of {problem.batch} samples in {problem.form}: those of other networks, or "
+                "of other images."
+            )
         forms: dict[str, list[str]] = {}
         for form, sizes in sorted(batches.items()):
             forms.setdefault(_in_words(sizes), []).append(form)
@@ -212,10 +219,8 @@ def replaying(name: str) -> Iterator[Replay]:
         StoreError: there is no such file or recording, or it is no store, damaged, newer or empty.
         OptionError: the file has several environments and `name` chooses none, or has fewer than it says.
     """
-    file, _, number = name.rpartition("#")
-    if not (file and number.isdecimal()):
-        file, number = name, ""
-    with _store_of(file) as store:
+    file, number = _parsed(name)
+    with recorded_store(name) as store:
         environments = store.environments()
         if not environments:
             raise StoreError(f"{store.path} must hold a recording, but got a store without records.")
@@ -228,21 +233,28 @@ def replaying(name: str) -> Iterator[Replay]:
         yield Replay(store, environments[place - 1])
 
 
-def _store_of(name: str) -> SqliteStore:
-    """Return the store that a file or the name of a recording means.
+def recorded_store(name: str) -> SqliteStore:
+    """Return the store that `name` stands for, as for `replaying`, with all its environments.
 
     Raises:
         StoreError: neither is there, or it cannot be read.
     """
+    file, _ = _parsed(name)
     try:
-        path = recording_file(name)
+        path = recording_file(file)
         if path.exists():
             return readable_store(path)
         reason = f"{path} cannot be used as a store: there is no such file."
     except OSError as error:  # a name may be too long for a file's
-        reason = f"{name} cannot be used as a store: {error}."
+        reason = f"{file} cannot be used as a store: {error}."
     names = ", ".join(shipped()) or "none"
     raise StoreError(f"{reason} Recordings that come with the package: {names}.")
+
+
+def _parsed(name: str) -> tuple[str, str]:
+    """Return the file, or the name of a recording, and the number behind it; "" if there is none."""
+    file, _, number = name.rpartition("#")
+    return (file, number) if file and number.isdecimal() else (name, "")
 
 
 def _is_refused(
