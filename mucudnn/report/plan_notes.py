@@ -22,8 +22,8 @@ OVER_LIMIT = "over limit"
 """Verdict where PyTorch's own may not run."""
 OVER_SHARE = "share"
 """Mark of a verdict where PyTorch's own takes more than the site has in sharing mode."""
-PARTLY = "*"
-"""Mark of a call some of whose ops PyTorch's own may not run."""
+PARTLY = "partly"
+"""Mark of a verdict on a call of which PyTorch's own may not run every op, so that its time is not known."""
 PREDICTED = "predicted"
 """Mark of a verdict that no run stands behind."""
 AS_BEFORE = "as before"
@@ -74,10 +74,11 @@ _VERDICTS = (
 )
 _CALLS = (
     "call is the forward pass, and what gradients the model needs, with what Python costs. Before, PyTorch's "
-    f"own runs every op that it may run (call{PARTLY}: but not all; the others run the same before and now, "
-    f"or in one part before if they alone differ). Unless the call is FASTER, it stays {AS_BEFORE} ({TRIED}: "
-    "the time of what was not kept). What was FASTER was timed once more, after all others, and the row "
-    "shows these rounds; of what compare has taken back it shows all calls of a step. Calls compared: {}."
+    f"own runs every op ({PARTLY}: but those that it may not run; these run the same before and now, or in "
+    "one part before if they alone differ, so that PyTorch's own alone may be faster). Unless the call is "
+    f"FASTER, it stays {AS_BEFORE} ({TRIED}: the time of what was not kept). What was FASTER was timed once "
+    "more, after all others, and the row shows these rounds; of what compare has taken back it shows all "
+    "calls of a step. Calls compared: {}."
 )
 _FROZEN = (
     "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "

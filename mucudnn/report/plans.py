@@ -114,11 +114,11 @@ def _call_cells(call: CallEvidence, *, is_partly: bool, undone: str) -> Row:
         is_partly: whether PyTorch's own may not run one of its ops.
         undone: verdict if it is not faster.
     """
-    name, before = f"  call{PARTLY * is_partly}", describe_ms(call.reference)
+    name, before, mark = "  call", describe_ms(call.reference), f", {PARTLY}" * is_partly
     if not call.is_faster:
-        return name, before, "", f"{TRIED}: {describe_ms(call.divided)}", before, "", "1.00", undone
+        return name, before, "", f"{TRIED}: {describe_ms(call.divided)}", before, "", "1.00", undone + mark
     speedup = f"{call.speedup.median:.2f}"
-    return name, before, "", "", describe_ms(call.divided), "", speedup, str(call.verdict)
+    return name, before, "", "", describe_ms(call.divided), "", speedup, f"{call.verdict}{mark}"
 
 
 def _verdict(assigned: Assignment, plan: Plan) -> str:

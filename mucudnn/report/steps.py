@@ -175,7 +175,7 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
             "The plan leaves PyTorch's own convolutions everywhere, so the same ran both times: what these "
             "differ by is chance.",
         )
-    elif found.layers or found.unseen:
+    elif found.layers or (found.unseen and found.step.verdict in (Verdict.FASTER, Verdict.SLOWER)):
         yield "tuning", _pay_back(found.step)
         if found.slower:
             yield "slower", _about_slower(found)
@@ -315,9 +315,9 @@ def _about_unseen(found: StepComparison) -> str:
     if found.layers:
         return f"{_listed(found.unseen)}: not called in each step, or only in a compiled graph."
     return (
-        f"{_listed(found.unseen)}. The step does not call this model, or in a compiled graph, where single "
-        "convolutions cannot be timed. The times of the whole step hold, unless it replays a graph that was "
-        "captured before: both are of the same graph then."
+        f"{_listed(found.unseen)}. Either the step does not call this model: then the same ran both times. "
+        "Or it does so in a compiled graph, where single convolutions cannot be timed: then the times of the "
+        "whole step hold, unless it replays a graph that was captured before, the same both times."
     )
 
 

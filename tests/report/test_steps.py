@@ -143,6 +143,14 @@ def test_where_no_convolution_was_seen_that_is_told_before_what_the_step_is_wort
     assert alone.index("\nnot seen ") < alone.index("\ntuning ")
 
 
+def test_a_step_that_shows_no_convolution_and_no_difference_is_given_no_advice() -> None:
+    chance = PairedTimes((100,) * 10, (90, 110) * 5)
+    alone = render_comparison(dataclasses.replace(FOUND, step=chance, layers=()), width=10_000)
+
+    assert "Either the step does not call this model: then the same ran both times." in alone
+    assert not {"tuning", "advice"} & {line.split(" ")[0] for line in alone.splitlines()}
+
+
 def test_convolutions_that_take_more_than_the_step_are_told_to_be_disturbed() -> None:
     disturbed = dataclasses.replace(FOUND, step=PairedTimes((100 * MS,) * 10, (40 * MS,) * 10))
 
