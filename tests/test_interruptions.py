@@ -21,6 +21,7 @@ from mucudnn.backends.cudnn.discovery import System, opened_cudnn
 from mucudnn.examining import extraction
 from mucudnn.interruptions import interruption_of, pass_on_interruption
 from mucudnn.live.stand import Stand
+from mucudnn.profiling import replay
 from mucudnn.store import SqliteStore, rows
 from mucudnn.store.steadfast import SteadfastStore
 from tests.examples import a_record, a_trial, an_environment
@@ -202,6 +203,13 @@ def test_an_interruption_says_nothing_against_a_store(
         with pytest.raises(error, match="the time is over"):
             store.add_records(an_environment(), [a_record(a_trial())])
         assert store.is_kept
+
+
+def test_an_interruption_says_nothing_against_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "readable_store", interrupted(replay.readable_store))
+
+    with pytest.raises(TimeIsOverError), replay.replaying("xeon"):
+        pass
 
 
 @called_from_scripts

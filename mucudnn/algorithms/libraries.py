@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from mucudnn.algorithms.processor import processor_facts
+from mucudnn.interruptions import pass_on_interruption
 
 _PRODUCTS = {"float32": "sgemm_", "float64": "dgemm_"}
 
@@ -21,7 +22,8 @@ def library_of_torch() -> ctypes.CDLL | None:
     """Return it, or None where it has another name; its names are also those of all that it depends on."""
     try:
         return ctypes.CDLL(str(_PATH))
-    except OSError:
+    except OSError as error:
+        pass_on_interruption(error)
         return None
 
 

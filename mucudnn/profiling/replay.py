@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import FACTS, Comparison, Environment, Record, Trial, own_of
 from mucudnn.profiling.measurer import (
@@ -33,7 +34,9 @@ from mucudnn.store import SqliteStore, readable_store
 PREFIX = "replay:"
 """What the name of a backend begins with that is a recording."""
 
-_SIZES = " Recordings hold the sizes of the policy that they were made with, of most power_of_two."
+_SIZES = (
+    " A recording has only the sizes of the policy that it was made with, mostly power_of_two: ask for that."
+)
 
 _FEW = 4
 """How many sizes are named one by one."""
@@ -159,8 +162,8 @@ class Replay:
             batches.setdefault(each.form, set()).add(each.batch)
         if problem.batch in batches.get(problem.form, ()):
             return (
-                f" It holds others of {problem.batch} samples in {problem.form}: those of other networks, or "
-                "of other images."
+                f" It holds others of {problem.batch} samples in {problem.form}: those of other networks, of "
+                "other images, or other ops of these (training, or --eval)."
             )
         forms: dict[str, list[str]] = {}
         for form, sizes in sorted(batches.items()):
@@ -246,6 +249,7 @@ def recorded_store(name: str) -> SqliteStore:
             return readable_store(path)
         reason = f"{path} cannot be used as a store: there is no such file."
     except OSError as error:  # a name may be too long for a file's
+        pass_on_interruption(error)
         reason = f"{file} cannot be used as a store: {error}."
     names = ", ".join(shipped()) or "none"
     raise StoreError(f"{reason} Recordings that come with the package: {names}.")

@@ -11,6 +11,7 @@ from mucudnn.backends import BACKENDS
 from mucudnn.choices import Mode, Policy, Search, choice, described, lacking, offers
 from mucudnn.errors import OptionError, SizeError
 from mucudnn.examining.extraction import wanted_ops
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.profiling.measurer import Measurer
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import PREFIX
@@ -153,6 +154,7 @@ def _settled(store: StoreOption) -> StoreOption:
             return None if default_path().is_absolute() else default_path().absolute()
         return expanded(store).absolute() if isinstance(store, str | os.PathLike) else store
     except (OSError, TypeError) as error:
+        pass_on_interruption(error)
         raise OptionError(
             f"store must be a path that leads somewhere, but got {store!r}: {error}."
         ) from error

@@ -16,6 +16,7 @@ from mucudnn.algorithms.processor import processor_facts
 from mucudnn.algorithms.scripts import interpreter
 from mucudnn.algorithms.workers import worker_scheme
 from mucudnn.backends.cpu.spinning import ordinary_operation
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.profile import Environment
 
 _PINNING_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "KMP_AFFINITY", "GOMP_CPU_AFFINITY")
@@ -106,7 +107,8 @@ def _have_threads_begin(process: int, threads: int) -> None:  # noqa: ARG001  # 
 def _threads_of_this_process() -> list[int]:
     try:
         return [int(path.name) for path in Path("/proc/self/task").iterdir()]
-    except OSError:
+    except OSError as error:
+        pass_on_interruption(error)
         return []
 
 
@@ -114,7 +116,8 @@ def _quota() -> dict[str, str]:
     """Microseconds of processors that a container may take in each period, and the period, if it is bound."""
     try:
         text = _QUOTA.read_text(encoding="ascii").strip()
-    except OSError:
+    except OSError as error:
+        pass_on_interruption(error)
         return {}
     return {} if text.startswith("max") else {"processor quota": text}
 

@@ -173,7 +173,8 @@ class ProcessorNeighbours:
         """Return the seconds that others have taken so far; None where the kernel does not tell."""
         try:
             lines = self._stat.read_text(encoding="ascii").splitlines()
-        except OSError:
+        except OSError as error:
+            pass_on_interruption(error)
             return None
         fields = [line.split() for line in lines if line.startswith("cpu")]
         usable = {f"cpu{number}" for number in usable_processors()}
