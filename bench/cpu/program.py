@@ -1,9 +1,10 @@
 """`make bench-cpu`: layers and whole training steps against PyTorch's own convolution, and the targets.
 
 With `--ways` networks, in training and inference, in several ways of PyTorch's own, and patched. A process
-for each thread setting, training step, or network in all ways, in which all is interleaved. What was measured
-by the same code on the same machine is not measured again: a run that was interrupted, or whose time was up,
-is continued by the next one. Lines and profiles lie in build/bench-cpu/, results in bench/results/.
+for each thread setting, or network in all ways, and several for each training step; in each all is
+interleaved. What was measured by the same code on the same machine is not measured again: a run that was
+interrupted, or whose time was up, is continued by the next one. Lines and profiles lie in build/bench-cpu/,
+results in bench/results/.
 """
 
 import argparse

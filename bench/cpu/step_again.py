@@ -1,8 +1,8 @@
 """The same two steps in one more process: `python -m bench.cpu.step_again`, its task on standard input.
 
-An interval is of the process whose rounds it holds, and times of equal programs differ by more than it says
-from one process to the next: memory lies elsewhere in each, and the machine may be busier. So a step is
-timed in several.
+Rounds tell of their own process alone, and times of equal programs differ by more than they show from one
+process to the next: memory lies elsewhere in each, and the machine may be busier. So a step is timed in
+several.
 """
 
 import ctypes

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from bench.cpu.rounds import Rounds
 from bench.differences import Differences
 from mucudnn.comparing.step_comparison import break_even
-from mucudnn.intervals import FEWEST_SAMPLES, Estimate, Verdict, estimate, median, ratio, verdict_of
+from mucudnn.intervals import FEWEST_SAMPLES, Estimate, Verdict, estimate, median, verdict_of
 from mucudnn.plan_file import OPTIONAL
 from mucudnn.problem import ConvOp, Layout
 
@@ -133,29 +133,34 @@ class StepMeasured:
     @property
     def speedup(self) -> Estimate:
         """The unpatched step's time over the patched one's: the median of the processes' quotients."""
-        return estimate(self.speedups) if self.is_of_processes else _speedup_in(self.rounds)
+        return estimate(self._quotients)
 
     @property
     def speedups(self) -> list[float]:
         """The median of the rounds' quotients in each process; that of the one that tuned stands first."""
-        return [_speedup_in(rounds).median for rounds in (self.rounds, *self.again)]
+        return [median(_quotients_in(rounds)) for rounds in (self.rounds, *self.again)]
 
     @property
     def others(self) -> float | None:
         """How many processors others took on average while a process timed, the most; None if unknown."""
-        known = [each.others for each in (self.rounds, *self.again) if each.others is not None]
-        return max(known, default=None)
+        counted = (self.rounds, *self.again) if self.is_of_processes else (self.rounds,)
+        return max((each.others for each in counted if each.others is not None), default=None)
 
     @property
     def verdict(self) -> Verdict:
         """What the times say of the patched step."""
-        speedup = self.speedup
-        return verdict_of(1 / speedup.high, 1 / speedup.low)
+        relative = estimate([1 / each for each in self._quotients])
+        return verdict_of(relative.low, relative.high)
 
     @property
     def break_even(self) -> Estimate:
         """Steps after which the time saved exceeds that of tuning; infinity where nothing is saved."""
         return break_even(self.tuned.seconds, self._samples_s(OWN), self._samples_s(DIVIDED))
+
+    @property
+    def _quotients(self) -> list[float]:
+        """How many times as fast the patched step is: in each process, or each of the first one's rounds."""
+        return self.speedups if self.is_of_processes else _quotients_in(self.rounds)
 
     def _samples_s(self, name: str) -> list[float]:
         """Return seconds of a step: each process's median, or of too few the rounds of the first."""
@@ -164,9 +169,9 @@ class StepMeasured:
         return [median(rounds.samples_s(name)) for rounds in (self.rounds, *self.again)]
 
 
-def _speedup_in(rounds: Rounds) -> Estimate:
-    """Return how many times as fast the patched step is in the rounds of a process."""
-    return ratio(rounds.samples_s(DIVIDED), rounds.samples_s(OWN))
+def _quotients_in(rounds: Rounds) -> list[float]:
+    """Return how many times as fast the patched step is, in each round."""
+    return [own / now for own, now in zip(rounds.samples_s(OWN), rounds.samples_s(DIVIDED), strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)

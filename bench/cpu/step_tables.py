@@ -19,12 +19,12 @@ _PREFACE = (
     "Reading the batch, forward, loss, backward and update of whole networks with batch norm, in training",
     "mode. `mucudnn.tune` and `mucudnn.apply` have patched a copy of the model; both are timed in",
     "interleaved rounds, and **x** is the median of the rounds' quotients, unpatched over patched. Times",
-    "differ from one process to the next by more than such rounds can tell, so they are taken in several,",
-    "by the same plan: `x by process` has the one that tuned first, then the others in rising order.",
-    f"From {FEWEST_SAMPLES} processes on each is one sample of times and x, and the intervals are of these;",
-    "of fewer, all is of the one that tuned, and the intervals of its rounds (`of` says which). The verdict",
-    "is FASTER or SLOWER where the whole 95 % interval of patched over unpatched lies beyond 2 %, SAME where",
-    "it lies within, else AMBIGUOUS.",
+    "differ from one process to the next by more than such rounds can tell, so newer versions take them in",
+    "several, by the same plan: `x by process` has the one that tuned first, then the others in rising",
+    f"order. From {FEWEST_SAMPLES} processes on each is one sample of times and x, and the intervals are of",
+    "these; of fewer, as where some have failed, all is of the one that tuned, and the intervals of its",
+    "rounds (`of` says which). The verdict is FASTER or SLOWER where the whole 95 % interval of patched over",
+    "unpatched lies beyond 2 %, SAME where it lies within, else AMBIGUOUS.",
 )
 
 
@@ -156,7 +156,7 @@ def _times(lines: Sequence[StepMeasured]) -> Iterator[str]:
     wanted = {aim.case: f"{aim.wanted:.2f}" for aim in AIMS}
     headings = (
         *(*_WHERE, "batch", "limit", "unpatched, ms", "patched, ms", "x", "verdict"),
-        *("wanted", "of", "x by process", "processors that others took"),
+        *("wanted", "of", "x by process", "processors that others took, at most"),
     )
     rows = [
         (

@@ -9,6 +9,7 @@ from bench.cpu.lines import Case, Choice, Measured, Recording
 from bench.cpu.markdown import markdown, milliseconds, spread
 from bench.cpu.means import geometric_mean, pair, total
 from bench.cpu.settings import SETTINGS
+from mucudnn.division import is_of_one_part
 from mucudnn.intervals import estimate
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.sizes import format_bytes
@@ -190,15 +191,10 @@ def what_runs(
         for limit in common_limits(lines):
             keys = [choice.key for line in lines if (choice := line.choice(limit)) is not None]
             own = sum(key == line.own for key, line in zip(keys, lines, strict=True))
-            divided = sum(_is_divided(key) for key in keys)
+            divided = sum(not is_of_one_part(key) for key in keys)
             counts = (own, len(keys) - own - divided, divided)
             rows.append((title, format_bytes(limit), str(len(keys)), *map(str, counts)))
     yield from markdown(headings, rows)
-
-
-def _is_divided(key: str) -> bool:
-    """Return whether a division's key, such as "cpu:aten@8*2+cpu:gemm@4*1", names more than one part."""
-    return "+" in key or not key.endswith("*1")
 
 
 def _against_undivided(line: Measured) -> float | None:

@@ -501,10 +501,11 @@ def in_others(*now_ms: float, others: float | None = None) -> tuple[Rounds, ...]
 
 
 def test_few_processes_stand_beside_the_intervals_of_the_one_that_tuned() -> None:
-    line = measured(case(), 2500.0, 1250.0, again=in_others(1250.0, 1000.0, 200.0, 2000.0))
+    again = in_others(1250.0, 1000.0, 200.0, 2000.0, others=0.5)
+    line = measured(case(), 2500.0, 1250.0, others=0.25, again=again)
     times, *_ = row_of(("resnet18", "channels_last", "1 thread"), shown(line))
     assert times[7] == "2.00 [2.00, 2.00]"
-    assert times[10:12] == ["15 rounds", "2.00; 1.25, 2.00, 2.50, 12.50"]
+    assert times[10:] == ["15 rounds", "2.00; 1.25, 2.00, 2.50, 12.50", "0.25"]
     assert "FASTER (by process 2.00; 1.25, 2.00, 2.50, 12.50), tuned in" in step_tables.told(line)
 
 
@@ -523,6 +524,10 @@ def test_of_six_processes_each_is_a_sample() -> None:
         "0.50",
     ]
     assert tuning[-1] == "80 [67, 200]"
+
+
+def test_of_rounds_too_few_for_an_interval_there_is_no_verdict() -> None:
+    assert measured(case(), 2500.0, 1250.0, noise=(1.0,) * 5).verdict is Verdict.AMBIGUOUS
 
 
 def test_a_gain_that_one_of_six_processes_does_not_see_is_no_gain() -> None:

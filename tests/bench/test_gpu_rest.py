@@ -49,6 +49,15 @@ def test_every_errand_is_a_command_that_finds_something_to_measure(errand: Erran
         assert chosen(options.networks, NETWORKS)
 
 
+def test_the_largest_networks_have_more_time_for_their_races() -> None:
+    steps = [errand for errand in ERRANDS if errand.program == "bench.gpu.steps"]
+    large = {errand for errand in steps if {"vgg16", "resnet50"} & {*errand.arguments}}
+
+    assert len(large) == 2
+    assert {errand.races_s for errand in large} == {60.0}
+    assert {errand.races_s for errand in steps if errand not in large} == {30.0}
+
+
 @pytest.mark.parametrize("left_s", [80.0, 150.0, 480.0])
 def test_layers_have_the_time_to_start_and_to_end_their_last_case_however_little_is_left(
     left_s: float,
