@@ -286,8 +286,12 @@ class _SumRun:
             self.ready_for_setup()
 
     def ready_for_setup(self) -> None:
-        """Have sums that are nothing, which are finished."""
-        self._stand.buffer.first(self._n_bytes).zero_()
+        """Have sums that are nothing, which are finished: what others have left there may be slow numbers.
+
+        A card computes with all as fast, and writing so much before each span would empty its caches.
+        """
+        if self._stand.backend.device.type == "cpu":
+            self._stand.buffer.first(self._n_bytes).zero_()
 
     def part(self) -> None:
         """Add the next part to the sum; the whole overwrites it."""
