@@ -86,6 +86,11 @@ class Division:
         return "+".join(f"{name}@{batch}*{len(list(run))}" for (name, batch), run in runs)
 
 
+def is_of_one_part(key: str) -> bool:
+    """Return whether the division of that key runs its mini-batch at once."""
+    return "+" not in key and key.endswith("*1")
+
+
 def running_sum_bytes(problem: ConvProblem, division: Division) -> int:
     """Return the bytes of the sum in which 16-bit weight gradients add up; a single part needs none."""
     if division.is_undivided:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mucudnn.division import Division, Room
+from mucudnn.division import Division, Room, is_of_one_part
 from mucudnn.profile import Candidate
 from tests.examples import a_candidate
 
@@ -40,6 +40,21 @@ def test_the_key_of_a_division_counts_equal_parts() -> None:
     )
 
     assert division.key == "cpu:direct@16*2+cpu:direct@8*1+cpu:fft@16*1"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [a_candidate(batch=64)],
+        [a_candidate()] * 2,
+        [a_candidate(), a_candidate(batch=8)],
+        [a_candidate(), a_candidate(algorithm="cpu:fft")],
+    ],
+)
+def test_the_key_tells_whether_there_is_one_part(parts: list[Candidate]) -> None:
+    division = Division.of(parts)
+
+    assert is_of_one_part(division.key) is division.is_undivided
 
 
 def test_parts_of_one_algorithm_must_not_be_torn_apart() -> None:

@@ -52,7 +52,7 @@ def show_command(
     if not with_refusals:
         print_plan(plan, as_json, brief=brief)
     else:
-        with _opened(store or default_path()) as opened:
+        with _opened(store) as opened:
             refusals = refusals_of(plan, opened)
         if as_json:
             print_json({**plan_as_json(plan), **refusals_as_json(plan, refusals)})
@@ -62,12 +62,11 @@ def show_command(
         say(f"It is drawn in {plot}.", as_json)
 
 
-def _opened(store: Path) -> SqliteStore:
-    """Return the store in a file, or of a recording."""
-    name = str(store)
-    if name.startswith(PREFIX):
-        return recorded_store(name.removeprefix(PREFIX))
-    return readable_store(expanded(store))
+def _opened(store: Path | None) -> SqliteStore:
+    """Return the store that --store names, a file or a recording, or the user's."""
+    if store is not None and str(store).startswith(PREFIX):
+        return recorded_store(str(store).removeprefix(PREFIX))
+    return readable_store(expanded(store or default_path()))
 
 
 def print_plan(plan: Plan, as_json: bool, *, brief: bool = False) -> None:

@@ -122,8 +122,8 @@ def break_even(cost_s: float, before_s: Sequence[float], now_s: Sequence[float])
 
     Args:
         cost_s: seconds, such as those that tuning took.
-        before_s: seconds of a step before, one for each round.
-        now_s: seconds of a step now, from the same rounds.
+        before_s: seconds of a step before, one for each round, or each process.
+        now_s: seconds of a step now, from the same ones.
     """
     saved = estimate([before - now for before, now in zip(before_s, now_s, strict=True)])
     median, low, high = (

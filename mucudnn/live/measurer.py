@@ -296,7 +296,7 @@ class LiveMeasurer:
         """Race all runs against one another, then time each algorithm's set-up.
 
         The set-up is the algorithm's and not the size's, so every record gets it: a profile of any sizes
-        then knows it. PyTorch's own alone has none, which is how a recording tells it from the others.
+        then knows it. PyTorch's own alone has none.
         """
         last = LastTrial()
         parts: dict[Trial, Entrant] = {}

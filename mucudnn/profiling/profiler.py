@@ -266,7 +266,7 @@ class Profiler:
         try:
             seen = self._measurer.weigh_packed(problem, self.limit_bytes)
         except UnmeasuredError as error:
-            _log.warning("What frozen graphs take is not known: %s", error)
+            _log.info("What frozen graphs take is not known: %s", error)
             return None
         if seen is None:
             return None
@@ -289,7 +289,7 @@ class Profiler:
         try:
             seen = self._measurer.compare_calls(call, base, divisions)
         except UnmeasuredError as error:
-            _log.warning("A whole call is not timed: %s", error)
+            _log.info("A whole call is not timed: %s", error)
             return None
         except DeviceLostError as lost:
             self._keep([_broken(Trial(call.problem, lost.algorithm, whole=True), lost)])

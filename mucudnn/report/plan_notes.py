@@ -74,8 +74,8 @@ _VERDICTS = (
 )
 _CALLS = (
     "call is the forward pass, and what gradients the model needs, with what Python costs. Before, PyTorch's "
-    f"own runs every op ({PARTLY}: but those that it may not run; these run the same before and now, or in "
-    "one part before if they alone differ, so that PyTorch's own alone may be faster). Unless the call is "
+    f"own runs every op. {PARTLY} is a call in which it may not run some: these run the same before and now, "
+    "or in one part before if they alone differ, so that PyTorch's own may be faster. Unless the call is "
     f"FASTER, it stays {AS_BEFORE} ({TRIED}: the time of what was not kept). What was FASTER was timed once "
     "more, after all others, and the row shows these rounds; of what compare has taken back it shows all "
     "calls of a step. Calls compared: {}."

@@ -34,7 +34,7 @@ def refusals_of(plan: Plan, store: SqliteStore) -> dict[ConvProblem, list[Refusa
     if not any(records.values()):
         raise StoreError(
             f"{store.path} must hold what the plan was made from, but has nothing of its convolutions in its "
-            "environment. Of a plan from a recording that is the recording."
+            "environment. For a plan from a recording name that: --store replay:NAME."
         )
     return {problem: [*_refusals(plan, found)] if found else None for problem, found in records.items()}
 

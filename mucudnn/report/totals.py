@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 from mucudnn.choices import Mode
+from mucudnn.division import is_of_one_part
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, Plan
 from mucudnn.standing import is_kept, may_stay, seen_at
@@ -35,7 +36,7 @@ class Totals:
         calls: number of convolutions that were timed as whole calls, all of whose ops PyTorch's own may run.
         calls_undone: number of those that were not faster and stay PyTorch's own.
         calls_over: number of others that were timed so, though it may not run some op: before is no base.
-        uncalled: number of those that were not timed so, though it might have been of use to them.
+        uncalled: number of convolutions that were not timed so, though it might have been of use to them.
         calls_before_s: what the `calls` took before.
         calls_now_s: what they take now, which of those undone is what they took before.
         calls_ends: their speedup likewise, if each was at the lower end, or at the upper.
@@ -137,9 +138,8 @@ def _uncalled(plan: Plan) -> set[tuple[str, int]]:
 
 def _has_undivided_rival(assigned: Assignment) -> bool:
     """Return whether a site runs in parts, and something undivided, other than PyTorch's own, might have."""
-    whole = f"@{assigned.problem.batch}*1"
     rivals = (key for key, _ in seen_at(assigned).rejected)
-    return not assigned.division.is_undivided and any(key.endswith(whole) for key in rivals)
+    return not assigned.division.is_undivided and any(map(is_of_one_part, rivals))
 
 
 def _ends(

@@ -336,9 +336,8 @@ def _proven(division: Division, profile: Profile, outcome: Outcome, base: str) -
     errors = profile.errors
     known = [errors[key] for part in division.parts if (key := (part.algorithm, part.batch)) in errors]
     is_known = len(known) == len(division.parts)
-    worst = (
-        max(min(LARGEST_NUMBER, error) for error in known) if is_known else None
-    )  # LARGEST_NUMBER for no number
+    # What is no number counts as the largest of a plan.
+    worst = max(min(LARGEST_NUMBER, error) for error in known) if is_known else None
     return Proven(division, evidence_of(division, outcome, base, worst))
 
 

@@ -603,9 +603,11 @@ def logged() -> Iterator[list[str]]:
         return False
 
     log.addFilter(keeps)
+    log.setLevel(logging.INFO)
     try:
         yield lines
     finally:
+        log.setLevel(logging.NOTSET)
         log.removeFilter(keeps)
 
 
@@ -634,15 +636,18 @@ def test_what_was_too_large_for_frozen_graphs_is_weighed_under_a_larger_limit() 
 
 
 def test_where_a_packed_filter_cannot_be_weighed_the_log_says_why() -> None:
-    class Failing(LiveMeasurer):
-        def weigh_packed(self, problem: ConvProblem, limit_bytes: int) -> Never:
-            raise UnmeasuredError("no engine")
+    class Failing(ScriptedBackend):
+        def footprint(self, job: Job, limit_bytes: int) -> int | None:
+            raise RuntimeError("no engine")
 
-    profiler = Profiler(Failing(_packing(80)), MemoryStore(), MIB, Policy.POWER_OF_TWO)
+    failing = Failing({})
+    failing.packed = Recipe(rate(MS))
 
     with logged() as lines:
-        assert profiler.packed_bytes(_problem()) is None
-    assert lines == ["What frozen graphs take is not known: no engine"]
+        assert _profiler(failing).packed_bytes(_problem()) is None
+    (line,) = lines
+    assert line.startswith("What frozen graphs take is not known: ")
+    assert line.endswith(" could not be measured: no engine")
 
 
 def test_where_no_filter_is_packed_nobody_waits_for_a_turn() -> None:
