@@ -172,7 +172,8 @@ def test_what_is_stopped_and_what_it_has_begun_may_say_what_they_were_at(
 
 def test_who_is_interrupted_and_waits_for_the_deaf_says_so_before_it_is_killed(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from bench.gpu.hanging import status_of; "
+        "import os, signal, sys; from bench.gpu.hanging import status_of; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell's background may ignore
         f"os.chdir({str(tmp_path)!r}); deaf = ['import time; ' + {DEAF!r}]\n"
         "try: status_of([sys.executable, '-c', *deaf], None, interrupted_s=1.0)\n"
         "except KeyboardInterrupt: open('done', 'w').close()"
