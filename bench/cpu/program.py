@@ -311,8 +311,8 @@ def _parser() -> argparse.ArgumentParser:
         "--processes",
         type=at_least_one,
         default=_PROCESSES,
-        help="in how many each training step is timed, by one plan; of fewer than the default there is no "
-        "interval; what is known is timed in more only with --again (default: %(default)s)",
+        help="in how many each training step is timed, by one plan; of fewer than the default intervals are "
+        "those of one's rounds; what is known is timed in more only with --again (default: %(default)s)",
     )
     add(
         "--again",

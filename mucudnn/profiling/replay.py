@@ -35,7 +35,8 @@ PREFIX = "replay:"
 """What the name of a backend begins with that is a recording."""
 
 _SIZES = (
-    " A recording has only the sizes of the policy that it was made with, mostly power_of_two: ask for that."
+    " A recording has only the sizes of the policy that it was made with; of those that come with the "
+    "package that is power_of_two."
 )
 
 _FEW = 4
