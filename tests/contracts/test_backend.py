@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -173,16 +174,30 @@ def test_pytorchs_own_computes_every_op(backend: Backend, problem: ConvProblem) 
         )
 
 
+class Given(NamedTuple):
+    """A mini-batch of five samples, what its op has to come to, and what it has on the device for that."""
+
+    whole: ConvProblem
+    expected: Tensor
+    image: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, backend: Backend, problem: ConvProblem, op: ConvOp) -> "Given":
+        whole = dataclasses.replace(problem, op=op, batch=5, bias=problem.bias and op is ConvOp.FPROP)
+        operands = operands_of(whole)
+        image, weight, *bias = on_device(backend, *operands)
+        return cls(whole, reference(whole, *operands), image, weight, bias[0] if bias else None)
+
+
 @pytest.mark.parametrize("op", [ConvOp.FPROP, ConvOp.DGRAD])
 @pytest.mark.parametrize("problem", WITHOUT_16_BITS.values(), ids=WITHOUT_16_BITS)
 def test_a_slice_is_right_and_nothing_beside_it_is_touched(
     backend: Backend, problem: ConvProblem, op: ConvOp
 ) -> None:
-    whole = dataclasses.replace(problem, op=op, batch=5, bias=problem.bias and op is ConvOp.FPROP)
+    whole, expected, image, weight, bias = Given.of(backend, problem, op)
     part, here = dataclasses.replace(whole.part(1), batch=2), slice(1, 3)  # which starts at an odd sample
-    operands = operands_of(whole)
-    expected = reference(whole, *operands)[here]
-    image, weight, *bias = on_device(backend, *operands)
     algorithms = backend.algorithms(part)[1:]
     assert algorithms
     for algorithm in algorithms:
@@ -192,10 +207,10 @@ def test_a_slice_is_right_and_nothing_beside_it_is_touched(
 
         with backend.current():
             kernel.prepare(weight)
-            kernel.run(image, weight, out, *(bias or [None]), here)
-            kernel.finish(out, *(bias or [None]), here)
+            kernel.run(image, weight, out, bias, here)
+            kernel.finish(out, bias, here)
 
-        assert relative_error(out[here].cpu(), expected) <= backend.error_bound(part, algorithm)
+        assert relative_error(out[here].cpu(), expected[here]) <= backend.error_bound(part, algorithm)
         assert out[:1].isnan().all()
         assert out[3:].isnan().all()
 
@@ -205,11 +220,8 @@ def test_a_slice_is_right_and_nothing_beside_it_is_touched(
 def test_parts_of_several_sizes_share_what_is_prepared_once(
     backend: Backend, problem: ConvProblem, op: ConvOp
 ) -> None:
-    whole = dataclasses.replace(problem, op=op, batch=5, bias=problem.bias and op is ConvOp.FPROP)
+    whole, expected, image, weight, bias = Given.of(backend, problem, op)
     parts = {size: whole.part(size) for size in (3, 1)}
-    operands = operands_of(whole)
-    expected = reference(whole, *operands)
-    image, weight, *bias = on_device(backend, *operands)
     algorithms = [name for name in backend.algorithms(parts[3])[1:] if backend.computes(parts[1], name)]
     assert algorithms
     for algorithm in algorithms:
@@ -219,8 +231,8 @@ def test_parts_of_several_sizes_share_what_is_prepared_once(
             kernels = {size: backend.slice_kernel(part, algorithm, buffer) for size, part in parts.items()}
             kernels[3].prepare(weight)
             for size, here in ((3, slice(0, 3)), (1, slice(3, 4)), (1, slice(4, 5))):
-                kernels[size].run(image, weight, out, *(bias or [None]), here)
-            kernels[1].finish(out, *(bias or [None]), slice(0, 5))
+                kernels[size].run(image, weight, out, bias, here)
+            kernels[1].finish(out, bias, slice(0, 5))
 
         assert relative_error(out.cpu(), expected) <= backend.error_bound(parts[3], algorithm)
 
