@@ -304,7 +304,7 @@ class Comparison:
         workspaces: bytes that each division was seen to take at most, by its key.
 
     Raises:
-        ValueError: a workspace is no whole number, or negative.
+        ValueError: a workspace is no whole number, or negative; or divisions have unequal numbers of samples.
     """
 
     problem: ConvProblem
@@ -313,6 +313,9 @@ class Comparison:
 
     def __post_init__(self) -> None:
         _check_bytes(*self.workspaces.values())
+        rounds = {len(times.spans_ns) for times in self.times.values()}
+        if len(rounds) > 1:
+            raise ValueError(f"Divisions must be timed in the same rounds, but got {sorted(rounds)} samples.")
 
     @property
     def others(self) -> float:

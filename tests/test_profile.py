@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from mucudnn.intervals import Estimate
-from mucudnn.profile import Candidate, Environment, Measurement
-from tests.examples import a_candidate, an_environment
+from mucudnn.profile import Candidate, Comparison, Environment, Measurement
+from tests.examples import a_candidate, a_problem, an_environment
 
 DECIDING_CHANGES: dict[str, Any] = {
     "backend": "cudnn",
@@ -166,3 +166,9 @@ def test_a_candidate_may_cost_nothing() -> None:
 def test_what_no_candidate_has_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         a_candidate(**changes)
+
+
+def test_divisions_that_were_not_timed_in_the_same_rounds_are_not_compared() -> None:
+    times = {"cpu:aten@2": Measurement((7, 8, 9)), "cpu:im2col@2": Measurement((7, 8))}
+    with pytest.raises(ValueError, match=r"timed in the same rounds, but got \[2, 3\] samples"):
+        Comparison(a_problem(), times, {})

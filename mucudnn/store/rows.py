@@ -106,8 +106,10 @@ def comparison_from_rows(problem: ConvProblem, rows: Sequence[sqlite3.Row]) -> C
 def _refusal_from_row(trial: Trial, row: sqlite3.Row) -> Refusal | None:
     if row["refusal_kind"] is None:
         return None
-    kind = RefusalKind(row["refusal_kind"])
-    return Refusal(trial.algorithm, trial.problem.batch, kind, row["refusal_reason"])
+    kind, reason = RefusalKind(row["refusal_kind"]), row["refusal_reason"]
+    if not isinstance(reason, str):
+        raise TypeError(f"The reason of a refusal must be a text, but got {reason!r}.")
+    return Refusal(trial.algorithm, trial.problem.batch, kind, reason)
 
 
 def _error_to_column(error: float | None) -> float | str | None:

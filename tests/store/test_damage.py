@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from mucudnn.errors import StoreError
+from mucudnn.profile import Comparison, Measurement
 from mucudnn.store import MemoryStore, SqliteStore, connections, open_store, schema
 from tests.data import make_store_schema_1 as former
-from tests.examples import a_trial, an_environment
+from tests.examples import a_problem, a_trial, an_environment
 from tests.store.files import execute, filled
 
 
@@ -103,6 +104,7 @@ def test_a_refused_file_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         pytest.param(f"times = '{'[' * 100_000}'", id="nested too deeply"),
         "times = '{}'",
         "refusal_kind = 'bad luck'",
+        "refusal_kind = 'failed', refusal_reason = NULL",
         "times = '[]'",
         "times = times || times",
         "error = 'much'",
@@ -118,6 +120,18 @@ def test_a_damaged_row_is_refused_when_it_is_looked_up(tmp_path: Path, damage: s
 
     with SqliteStore(path) as store, pytest.raises(StoreError, match=r"profiles\.sqlite3 is damaged, a row"):
         store.records(an_environment(), [a_trial("cpu:0")])
+
+
+def test_a_comparison_that_has_lost_rounds_is_refused_when_it_is_looked_up(tmp_path: Path) -> None:
+    path, keys = tmp_path / "profiles.sqlite3", ("cpu:aten@2", "cpu:im2col@2")
+    with SqliteStore(path) as store:
+        times = dict.fromkeys(keys, Measurement((7, 8, 9)))
+        store.add_comparisons(an_environment(), [Comparison(a_problem(), times, {})])
+    shorter = "replace(times, '[7, 8, 9]', '[7, 8]')"
+    execute(path, f"UPDATE compared SET times = {shorter} WHERE division = '{keys[0]}'")
+
+    with SqliteStore(path) as store, pytest.raises(StoreError, match=r"profiles\.sqlite3 is damaged, a row"):
+        store.comparison(an_environment(), a_problem(), keys)
 
 
 def test_a_damaged_problem_is_refused_when_it_is_copied(tmp_path: Path) -> None:
