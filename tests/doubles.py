@@ -46,6 +46,7 @@ class Recipe:
         sample_bytes: of workspace for each sample of a part.
         setup_ns: once per mini-batch; of nothing at all, a span would hold tens of thousands.
         damage: done after every part.
+        harm: done to both operands after every part.
         unforeseen_bytes: what a finished division that has a part of it takes beyond what is declared.
         is_deterministic: whether it gives equal bits in every run.
     """
@@ -54,6 +55,7 @@ class Recipe:
     sample_bytes: int = 0
     setup_ns: float = 0.1 * MS
     damage: Damage | None = None
+    harm: Callable[[Tensor, Tensor], None] | None = None
     unforeseen_bytes: int = 0
     is_deterministic: bool = True
 
@@ -259,7 +261,10 @@ class _Kernel:
 
     def _compute(self, first: Tensor, second: Tensor, bias: Tensor | None = None) -> Tensor:
         self._backend.ran(self._problem, self._algorithm, self._needed)
-        return own_convolution(self._problem, first, second, bias)
+        result = own_convolution(self._problem, first, second, bias)
+        if self._recipe.harm is not None:
+            self._recipe.harm(first, second)
+        return result
 
     def _set_up(self) -> None:
         self._backend.world.now_ns += round(self._recipe.setup_ns)

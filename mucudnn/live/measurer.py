@@ -270,14 +270,24 @@ class LiveMeasurer:
             run = stand.run(trial)
             error = run.error()
         except Exception as failure:  # noqa: BLE001  # it is judged there
-            return self._judge.failed(record, failure), None
-        is_own = trial.algorithm == self.own
-        bound = WRONG_ERROR if is_own else self._backend.error_bound(trial.problem, trial.algorithm)
-        if not (is_own and trial.whole) and not error <= min(bound, WRONG_ERROR):
-            reason = f"its relative error is {error:.1e}, the bound is {bound:.0e}"
-            refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)
+            record = self._judge.failed(record, failure)
+            stand.mend()
+            return record, None
+        wrong = self._wrong(trial, error, is_harmful=stand.mend())
+        if wrong is not None:
+            refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, wrong)
             return dataclasses.replace(record, error=error, refusal=refusal), None
         return dataclasses.replace(record, error=error), run
+
+    def _wrong(self, trial: Trial, error: float, *, is_harmful: bool) -> str | None:
+        """Return why the result of a trial is refused, or what it does to its operands; None if it is not."""
+        is_own = trial.algorithm == self.own
+        if is_own and trial.whole:
+            return None
+        bound = WRONG_ERROR if is_own else self._backend.error_bound(trial.problem, trial.algorithm)
+        if not error <= min(bound, WRONG_ERROR):
+            return f"its relative error is {error:.2e}, the bound is {min(bound, WRONG_ERROR):.2g}"
+        return "it writes to its operands" if is_harmful else None
 
     def _time(
         self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]

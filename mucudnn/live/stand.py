@@ -82,11 +82,12 @@ class Stand:
         """
         self.backend = backend
         self.problem = problem
-        generator = torch.Generator(backend.device).manual_seed(seed)
-        self.first, self.second, self.bias = operands(problem, generator, backend.device)
+        self._seed = seed
+        self.first, self.second, self.bias = self._given()
+        self._hashes = self._present_hashes()
         self.buffer = GuardedBuffer(buffer_bytes, backend.device)
         self.out = self._poisoned_result()
-        self.reference = Reference(backend, problem, (self.first, self.second, self.bias), self.out)
+        self.reference = self._new_reference()
         self._workspace = Workspace(backend.device)
         self._owners = {op: Owner() for op in ConvOp}  # of workspaces in rehearsed calls
 
@@ -112,6 +113,19 @@ class Stand:
         they compute nothing, it does nothing.
         """
         return ordinary_operation() if self.backend.device.type == "cpu" else nothing
+
+    def mend(self) -> bool:
+        """Have the operands as they were, should somebody have written to them; return whether one has."""
+        if self._present_hashes() == self._hashes:
+            return False
+        is_harmed = False
+        for operand, given in zip((self.first, self.second, self.bias), self._given(), strict=True):
+            if operand is not None and given is not None and not torch.equal(operand, given):
+                operand.copy_(given)
+                is_harmed = True
+        if is_harmed:
+            self.reference = self._new_reference()
+        return is_harmed
 
     def run(self, trial: Trial) -> TrialRun:
         """Return the calls of one trial, in a workspace of exactly the bytes that it declares."""
@@ -140,6 +154,18 @@ class Stand:
         common = self._owners[ConvOp.FPROP]
         owners = self._owners if call.is_sharing else dict.fromkeys(ConvOp, common)
         return rehearsed(self.backend, call, divisions, operands, owners)
+
+    def _given(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        generator = torch.Generator(self.backend.device).manual_seed(self._seed)
+        return operands(self.problem, generator, self.backend.device)
+
+    def _present_hashes(self) -> list[int]:
+        """Return a hash of each operand, for which nothing is copied."""
+        given = (each for each in (self.first, self.second, self.bias) if each is not None and each.numel())
+        return [int(torch.hash_tensor(each).item()) for each in given]
+
+    def _new_reference(self) -> Reference:
+        return Reference(self.backend, self.problem, (self.first, self.second, self.bias), self.out)
 
     def _poisoned_result(self) -> Tensor:
         problem = self.problem

@@ -294,6 +294,21 @@ def test_an_ordinary_operation_is_nothing_on_another_device() -> None:
     assert not recording.events()
 
 
+@pytest.mark.parametrize("op", ConvOp)
+def test_operands_that_somebody_wrote_to_are_what_they_were_again_and_the_reference_too(op: ConvOp) -> None:
+    stand, untouched = (Stand(BACKEND, for_op(PROBLEM, op), buffer_bytes=0) for _ in range(2))
+    assert not stand.mend()
+    for operand in (stand.first, stand.second):
+        operand.mul_(2)
+        stand.reference.of(slice(0, 1))
+
+        assert stand.mend()
+        assert not stand.mend()
+        assert torch.equal(stand.first, untouched.first)
+        assert torch.equal(stand.second, untouched.second)
+        assert torch.equal(stand.reference.of(slice(0, 1)), untouched.reference.of(slice(0, 1)))
+
+
 # What is wrong.
 
 

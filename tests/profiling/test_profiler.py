@@ -305,6 +305,37 @@ def test_a_bad_algorithm_is_refused_with_its_reason(
     assert {each.algorithm for each in profile.candidates} == {"scripted:aten", "scripted:right"}
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("op", ConvOp)
+def test_who_writes_to_its_operands_is_refused_and_those_after_it_find_them_as_they_were(
+    op: ConvOp, which: int
+) -> None:
+    def harm(*operands: Tensor) -> None:
+        operands[which].mul_(1.5)
+
+    def harm_and_break(*operands: Tensor) -> None:
+        harm(*operands)
+        raise RuntimeError("could not create a primitive")
+
+    recipes = {
+        "harmful": Recipe(rate(0.1 * MS), harm=harm),
+        "breaking": Recipe(rate(0.1 * MS), harm=harm_and_break),
+        "right": Recipe(rate(0.5 * MS)),
+    }
+
+    profile = _profiler(ScriptedBackend(recipes)).profile(_problem(op=op))
+
+    assert {each.algorithm for each in profile.candidates} == {"scripted:aten", "scripted:right"}
+    assert _refused(profile) == {
+        (f"scripted:{name}", size): kind
+        for name, kind in (("harmful", RefusalKind.WRONG), ("breaking", RefusalKind.FAILED))
+        for size in (1, 2, 4, 8)
+    }
+    if op is not ConvOp.WGRAD:  # of which a part is added twice, the second time of other operands
+        reasons = {each.reason for each in profile.refusals if each.kind is RefusalKind.WRONG}
+        assert reasons == {"it writes to its operands"}
+
+
 def _fail_to_compile(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
     raise CompilationError("no space left on device")
 
