@@ -2,7 +2,7 @@
 
 from mucudnn.choices import Mode
 from mucudnn.evidence import Evidence
-from mucudnn.plan import Assignment
+from mucudnn.plan import Assignment, Plan
 
 
 def is_kept(assigned: Assignment) -> bool:
@@ -22,6 +22,18 @@ def may_stay(assigned: Assignment, mode: Mode) -> bool:
     base_bytes = seen.reference_workspace_bytes
     is_within = base_bytes is None or base_bytes <= assigned.division.workspace_bytes
     return mode is not Mode.SHARING or is_kept(assigned) or is_within
+
+
+def partly_called(plan: Plan) -> set[tuple[str, int]]:
+    """Return path and variant of what has an op that PyTorch's own may not run; what was not timed has none.
+
+    A whole call of such a convolution runs that op the same before and now.
+    """
+    return {
+        (assigned.site.path, assigned.site.variant)
+        for assigned in plan.assignments
+        if assigned.evidence is not None and not may_stay(assigned, plan.mode)
+    }
 
 
 def seen_at(assigned: Assignment) -> Evidence:

@@ -2,23 +2,28 @@
 
 import dataclasses
 import math
+from collections.abc import Set
 
 from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
 from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, Plan
 from mucudnn.report.totals import Totals, is_base_over_share, speedup_at
 from mucudnn.report.words import PLAN_SOURCE, check_told
-from mucudnn.standing import is_kept, seen_at
+from mucudnn.standing import is_kept, partly_called, seen_at
 
 
 def plan_as_json(plan: Plan) -> dict[str, object]:
     """Return what `render_plan` tells, as JSON values: seconds and bytes, null where nothing is known.
 
+    `totals` are those of `Totals`; what the profiles predict, `predicted_s`, is of all sites, more than those
+    whose times before and now are known. A site's verdict is null where PyTorch's own stays (`is_kept`) and
+    where it was not timed, as beyond the limit (`before`).
+
     Raises:
         OptionError: it is no plan.
     """
     check_told(plan, Plan, PLAN_SOURCE)
-    totals = Totals.of(plan)
+    totals, partly = Totals.of(plan), partly_called(plan)
     return {
         "report": "plan",
         "version": plan.version,
@@ -35,7 +40,7 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
             "predicted_s": plan.time_s,
         },
         "sites": [_site_as_json(assigned, plan) for assigned in plan.assignments],
-        "calls": [_call_as_json(call) for call in plan.calls],
+        "calls": [_call_as_json(call, partly) for call in plan.calls],
         "frozen": [_frozen_as_json(seen) for seen in plan.frozen],
         "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
     }
@@ -72,9 +77,10 @@ def _site_as_json(assigned: Assignment, plan: Plan) -> dict[str, object]:
     }
 
 
-def _call_as_json(call: CallEvidence) -> dict[str, object]:
+def _call_as_json(call: CallEvidence, partly: Set[tuple[str, int]]) -> dict[str, object]:
     place = {"path": call.path, "variant": call.variant}
-    return {**place, **_times_as_json(call), "is_undone": not call.is_faster}
+    is_partly = (call.path, call.variant) in partly
+    return {**place, **_times_as_json(call), "is_undone": not call.is_faster, "is_partly": is_partly}
 
 
 def _frozen_as_json(seen: FrozenEvidence) -> dict[str, object]:

@@ -29,7 +29,7 @@ from mucudnn.report.words import (
     describe_shape,
 )
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import is_kept, may_stay, seen_at
+from mucudnn.standing import is_kept, partly_called, seen_at
 
 _TITLE = (
     f"Before: PyTorch's own convolution. Times: median and {PERCENT} interval in ms. "
@@ -66,6 +66,7 @@ def _table(plan: Plan) -> list[str]:
     A last row is that of the whole call, if it was timed.
     """
     calls = {(call.path, call.variant): call for call in plan.calls}
+    partly = partly_called(plan)
     first_places: dict[tuple[str, tuple[Row, ...]], str] = {}
     groups: list[tuple[str, Sequence[Row]]] = []
     for (place, shape), assignments in itertools.groupby(plan.assignments, key=_place_and_shape(plan)):
@@ -73,8 +74,8 @@ def _table(plan: Plan) -> list[str]:
         rows = [_cells(assigned, plan) for assigned in sites]
         call = calls.get((sites[0].site.path, sites[0].site.variant))
         if call is not None:
-            is_partly = not all(may_stay(each, plan.mode) for each in sites)
             runs_own = any(is_own(part.algorithm) for each in sites for part in each.division.parts)
+            is_partly = (call.path, call.variant) in partly
             rows.append(_call_cells(call, is_partly=is_partly, undone=KEPT if runs_own else AS_BEFORE))
         first = first_places.setdefault((shape, tuple(rows)), place)
         groups.append((f"{place}  {shape}", rows) if first == place else (f"{place}  as {first}", ()))

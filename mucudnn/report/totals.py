@@ -8,7 +8,7 @@ from mucudnn.choices import Mode
 from mucudnn.division import is_of_one_part
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, Plan
-from mucudnn.standing import is_kept, may_stay, seen_at
+from mucudnn.standing import is_kept, may_stay, partly_called, seen_at
 
 _UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)
 """How many times as fast as before runs what ran before."""
@@ -76,7 +76,7 @@ class Totals:
         ]
         pairs = [(before, now) for _, before, now in paired]
         speedups = [_interval_at(assigned) for assigned, _, _ in paired]
-        over = _over_limit(plan)
+        over = partly_called(plan)
         calls = [call for call in plan.calls if (call.path, call.variant) not in over]
         called = [
             (call.reference.median, (call.divided if call.is_faster else call.reference).median)
@@ -115,15 +115,6 @@ class Totals:
     def calls_speedup(self) -> float | None:
         """The same of the calls."""
         return self.calls_before_s / self.calls_now_s if self.calls_now_s > 0 else None
-
-
-def _over_limit(plan: Plan) -> set[tuple[str, int]]:
-    """Return which convolutions have an op that PyTorch's own may not run; what was not timed has none."""
-    return {
-        (assigned.site.path, assigned.site.variant)
-        for assigned in plan.assignments
-        if assigned.evidence is not None and not may_stay(assigned, plan.mode)
-    }
 
 
 def _uncalled(plan: Plan) -> set[tuple[str, int]]:

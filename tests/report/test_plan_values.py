@@ -46,9 +46,16 @@ def test_json_has_whole_calls_and_their_totals() -> None:
     }  # fmt: skip
     assert (value["totals"]["calls"], value["totals"]["calls_undone"]) == (2, 1)
     assert value["totals"]["calls_speedup"] == pytest.approx(4 / 3)
-    totals = Totals.of(a_plan_with_calls())
-    assert (totals.calls, totals.calls_over, totals.calls_undone) == (1, 1, 1)
+    assert [each["is_partly"] for each in value["calls"]] == [False, False]
     assert plan_as_json(a_mixed_plan())["calls"] == []
+
+
+def test_json_marks_calls_of_which_some_op_may_not_run_as_before() -> None:
+    value = plan_as_json(a_plan_with_calls())
+
+    assert [each["is_partly"] for each in value["calls"]] == [True, False]
+    totals = value["totals"]
+    assert (totals["calls"], totals["calls_over"], totals["calls_undone"]) == (1, 1, 1)
 
 
 def test_json_has_what_frozen_graphs_run() -> None:

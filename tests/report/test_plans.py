@@ -162,7 +162,7 @@ def test_a_call_that_was_not_kept_shows_what_runs_now_and_what_was_tried() -> No
     text = render_plan(a_plan_with_calls())
 
     assert row(text.partition("\nconv2")[2], "call")[1:] == [
-        "10.00 [9.90, 10.20]", "tried: 11.00 [10.89, 11.22]", "10.00 [9.90, 10.20]", "1.00", "own, partly"
+        "10.00 [9.90, 10.20]", "tried: 11.00 [10.89, 11.22]", "10.00 [9.90, 10.20]", "1.00", "own"
     ]  # fmt: skip
 
 
