@@ -10,6 +10,9 @@ a kernel bound to a buffer. A kernel runs one micro-batch after another:
   `into.accumulate` that is added to what it held. The sum is held in float32 or wider: in the workspace, or
   in `into.total` from the first part on.
 
+Images, results and their gradients are slices of batches that are dense in the problem's layout, wherever in
+memory these begin; a filter may lie in any strides. Nobody writes to an operand.
+
 All kernels of one (algorithm, problem apart from its batch) may be bound to one buffer: what outlives a
 part (the transformed filter, the running sum) lies at its start, in the same place for every batch size.
 

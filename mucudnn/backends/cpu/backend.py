@@ -76,7 +76,7 @@ class CpuBackend:
         return present_flags()
 
     def operand(self, tensor: Tensor, *_: object) -> Tensor:
-        """Return `tensor`: these algorithms read any strides, from anywhere, and look for themselves."""
+        """Return `tensor`: images are laid out before they come here, a filter is read however it lies."""
         return tensor
 
     @cached_property
