@@ -1,7 +1,5 @@
 """`mucudnn compare`: what a saved plan is worth in a whole pass of its model."""
 
-import contextlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +28,7 @@ from mucudnn.cli.options import (
     plot_option,
     target_argument,
 )
-from mucudnn.cli.output import failing_as, print_json, report_width, say
+from mucudnn.cli.output import failing_as, others_on_standard_error, print_json, report_width, say
 from mucudnn.intervals import FEWEST_SAMPLES
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
@@ -91,7 +89,7 @@ def compare_command(
     check_files(output, plot)
     check_types(dtype, autocast)
     plan = Plan.load(path)
-    with contextlib.redirect_stdout(sys.stderr):  # whatever the model prints, stdout has the table alone
+    with others_on_standard_error():
         # here, so that help and other commands do not wait for torch
         from mucudnn.comparing.steps import compare
         from mucudnn.patching.applying import apply

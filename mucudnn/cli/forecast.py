@@ -1,7 +1,5 @@
 """`mucudnn forecast`: workspaces of a model on a GPU that need not be there."""
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +21,7 @@ from mucudnn.cli.options import (
     size,
     target_argument,
 )
-from mucudnn.cli.output import columns, print_json, say
+from mucudnn.cli.output import columns, others_on_standard_error, print_json, say
 from mucudnn.forecast import Occurrence, forecast
 from mucudnn.progress import progress_for
 from mucudnn.report import DEFAULT_WIDTH, draw_forecast, forecast_as_json, render_forecast
@@ -121,7 +119,7 @@ def _occurrences(
     """Return what the user's model computes; whatever it prints goes to standard error."""
     from mucudnn.examining.tracing import trace
 
-    with contextlib.redirect_stdout(sys.stderr):
+    with others_on_standard_error():
         model = load_model(target)
         refuse_lazy(model, target)
         prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)

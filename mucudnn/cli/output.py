@@ -1,7 +1,9 @@
 """What commands print, and errors as sentences."""
 
 import contextlib
+import ctypes
 import json
+import os
 import shutil
 import sys
 import sysconfig
@@ -16,6 +18,9 @@ import click
 import mucudnn
 from mucudnn.errors import MucudnnWarning, SampleError
 from mucudnn.report import DEFAULT_WIDTH
+
+_STDOUT, _STDERR = 1, 2
+"""Their descriptors, which what is written in C knows."""
 
 
 class Failure(click.ClickException):
@@ -49,6 +54,28 @@ def _to_standard_error(line: str, file: IO[Any] | None = None) -> None:
     """Print a line; where its reader has left or a disk is full, hours of work go on without."""
     with contextlib.suppress(OSError):
         click.echo(line, file=file, err=True)
+
+
+@contextlib.contextmanager
+def others_on_standard_error() -> Iterator[None]:
+    """Have whatever others print for a while, from Python or from C, leave standard output to the report.
+
+    The user's model may print, and HiGHS 1.16 names itself.
+    """
+    with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # one of them is closed
+            before = os.dup(_STDOUT)
+            stack.callback(os.close, before)
+            stack.callback(os.dup2, before, _STDOUT)
+            _flush_all()
+            os.dup2(_STDERR, _STDOUT)
+            stack.callback(_flush_all)
+        yield
+
+
+def _flush_all() -> None:
+    """Write out what C has in its buffers."""
+    ctypes.CDLL(None).fflush(None)
 
 
 def print_json(value: dict[str, object]) -> None:

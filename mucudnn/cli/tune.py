@@ -1,7 +1,6 @@
 """`mucudnn tune`: from a model to a plan."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +35,7 @@ from mucudnn.cli.options import (
     size,
     target_argument,
 )
-from mucudnn.cli.output import say, tell
+from mucudnn.cli.output import others_on_standard_error, say, tell
 from mucudnn.cli.show import print_plan
 from mucudnn.errors import OptionError
 from mucudnn.plan import Plan
@@ -122,8 +121,7 @@ def tune_command(
     start = time.perf_counter()
     is_replay = backend.startswith(PREFIX)
     kept: Store = MemoryStore() if is_replay else open_store(store)
-    to_stderr = contextlib.redirect_stdout(sys.stderr)  # whatever the model prints, stdout has the plan alone
-    with kept as opened, _telling_what_is_kept(opened, again=again), to_stderr:
+    with kept as opened, _telling_what_is_kept(opened, again=again), others_on_standard_error():
         from mucudnn.tuner import tune  # here, so that help and other commands do not wait for torch
 
         device = device_of_backend(backend)

@@ -1,6 +1,8 @@
 """What commands print beside their results."""
 
 import io
+import os
+import subprocess
 import sys
 import warnings
 
@@ -69,3 +71,37 @@ def test_a_warning_that_nobody_can_read_ends_nothing(monkeypatch: pytest.MonkeyP
 
     with warnings_as_lines():
         warnings.warn("something is the matter", errors.BusyWarning, stacklevel=1)
+
+
+def _run(script: str) -> "subprocess.CompletedProcess[str]":
+    """Run a script whose standard output C keeps in a buffer, as it does where that is no terminal."""
+    lines = "import ctypes, os, sys\nfrom mucudnn.cli.output import others_on_standard_error as apart\n"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", lines + script]
+    return subprocess.run(command, capture_output=True, check=True, text=True, env=environment)
+
+
+def test_what_others_write_from_python_and_from_c_leaves_standard_output_to_the_report() -> None:
+    ended = _run("""if True:
+        libc = ctypes.CDLL(None)
+        libc.printf(b"before\\n")
+        with apart():
+            print("a model is made")
+            libc.printf(b"a solver names itself\\n")
+            os.write(1, b"a library too\\n")
+        print("the report")
+        libc.printf(b"later\\n")
+    """)
+
+    assert sorted(ended.stdout.splitlines()) == ["before", "later", "the report"]
+    assert sorted(ended.stderr.splitlines()) == ["a library too", "a model is made", "a solver names itself"]
+
+
+def test_others_may_write_where_standard_output_is_closed() -> None:
+    ended = _run("""if True:
+        os.close(1)
+        with apart():
+            os.write(2, b"done")
+    """)
+
+    assert ended.stderr == "done"
