@@ -10,7 +10,7 @@ from torch import nn
 
 from mucudnn.backends import Backend, backend_for
 from mucudnn.choices import Mode
-from mucudnn.convolutions.modules import check_is_module, home_of
+from mucudnn.convolutions.modules import check_is_module, tuned_device
 from mucudnn.convolutions.surroundings import autocast_dtype, is_traced, watcher, without_autocast
 from mucudnn.errors import (
     BackendError,
@@ -172,7 +172,7 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
     # What a recording says stands there already, and predictions must not be taken for measurements.
     kept = opened(settings.store) if settings.recording is None else MemoryStore()
     # Whoever tunes under autocast wants problems in its type, and measurements of just these.
-    device = home_of(model)
+    device = tuned_device(model)
     plain = without_autocast(autocast_dtype(device))
 
     def make(measurer: Measurer, extraction: Extraction) -> Plan:
@@ -241,7 +241,7 @@ class _FirstCall:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_examining():
             return
-        if home_of(model).type == "meta":  # where there are shapes alone
+        if tuned_device(model).type == "meta":  # where there are shapes alone
             self._stay_armed("while it lies on the meta device")
             return
         if is_traced():
@@ -299,7 +299,7 @@ def _keep_uncompiled() -> None:
 def _measurer(settings: Settings, model: nn.Module) -> Iterator[Measurer]:
     """Yield who measures: the recording that is named, or the device where the model lies."""
     if settings.recording is None:
-        yield LiveMeasurer(_backend_at(settings.backend, home_of(model)))
+        yield LiveMeasurer(_backend_at(settings.backend, tuned_device(model)))
     else:
         with replaying(settings.recording) as replay:
             yield replay

@@ -17,7 +17,7 @@ from mucudnn.choices import late_function
 from mucudnn.comparing.clocks import CardClock, HostClock, ModuleClocks
 from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes, StepComparison
 from mucudnn.comparing.taking_back import taken_back
-from mucudnn.convolutions.modules import home_of
+from mucudnn.convolutions.modules import tuned_device
 from mucudnn.errors import OptionError
 from mucudnn.intervals import FEWEST_SAMPLES, Verdict, median
 from mucudnn.patching.applying import applied_plan, noted, patched_modules, unpatched
@@ -98,7 +98,7 @@ def compare(
             f"but got {rounds!r}."
         )
     check_progress(progress)
-    return compared(model, step, rounds, progress, backend_for("auto", home_of(model)))
+    return compared(model, step, rounds, progress, backend_for("auto", tuned_device(model)))
 
 
 def compared(

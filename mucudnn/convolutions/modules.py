@@ -24,10 +24,28 @@ def check_is_module(model: object) -> None:
     raise OptionError(f"A model must be a torch.nn.Module, but got {got}.")
 
 
+def tuned_device(model: nn.Module) -> torch.device:
+    """Return where the model's convolutions are tuned: where its first one lies, or else the model."""
+    places = map(_place_of, convolutions(model).values())
+    return next((place for place in places if place is not None), home_of(model))
+
+
+def elsewhere(module: nn.Module, device: torch.device) -> str | None:
+    """Return that a module lies on another kind of device than that on which others are tuned."""
+    place = _place_of(module)
+    if place is None or place.type == device.type:
+        return None
+    return f"it lies on {place}, and the model is tuned on {device}"
+
+
 def home_of(model: nn.Module) -> torch.device:
     """Return where the model's first parameter or buffer lies; the processor if it has none."""
-    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
-    return torch.device("cpu") if tensor is None else tensor.device
+    return _place_of(model) or torch.device("cpu")
+
+
+def _place_of(module: nn.Module) -> torch.device | None:
+    tensor = next(iter([*module.parameters(), *module.buffers()]), None)
+    return None if tensor is None else tensor.device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from mucudnn.convolutions.calls import FUNCTIONS, obstacle, problem_of
-from mucudnn.convolutions.modules import Call, Kind, call_of, convolutions, kind_of, padded, undividable
+from mucudnn.convolutions.modules import (
+    Call,
+    Kind,
+    call_of,
+    convolutions,
+    elsewhere,
+    kind_of,
+    padded,
+    tuned_device,
+    undividable,
+)
 from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError
 from mucudnn.examining.arguments import CallArguments, rejected
@@ -132,8 +142,8 @@ def _extracted(
     model: nn.Module, arguments: CallArguments, wanted: frozenset[ConvOp], *, is_inference: bool
 ) -> Extraction:
     _make_parameters(model, arguments)
-    modules = convolutions(model)
-    refused = {path: undividable(module) for path, module in modules.items()}
+    modules, device = convolutions(model), tuned_device(model)
+    refused = {path: undividable(module) or elsewhere(module, device) for path, module in modules.items()}
     recorders = {
         path: _Recorder(module, kind, wanted, is_inference=is_inference)
         for path, module in modules.items()

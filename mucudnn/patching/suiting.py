@@ -1,6 +1,7 @@
 """Whether a plan suits a model: its modules, the algorithms that they need here, and the environment."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,15 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from mucudnn.backends import Backend, backend_for, backend_of
-from mucudnn.convolutions.modules import Call, Kind, arguments_of, kind_of, padded, undividable
+from mucudnn.convolutions.modules import (
+    Call,
+    Kind,
+    arguments_of,
+    kind_of,
+    padded,
+    tuned_device,
+    undividable,
+)
 from mucudnn.errors import BackendError, OptionError, PlanMismatchError
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
@@ -149,7 +158,7 @@ def get_ready(assigned: Assignment, backend: Backend) -> None:
 
 
 def backend_at_home(model: nn.Module, plan: Plan) -> Backend:
-    """Return the backend where the model lies, if its environment is the plan's.
+    """Return the backend where the model's convolutions lie, if its environment is the plan's.
 
     Of a model without parameters and buffers, whose weights are computed, it is the plan's, on a card the
     current one.
@@ -157,12 +166,11 @@ def backend_at_home(model: nn.Module, plan: Plan) -> Backend:
     Raises:
         PlanMismatchError: it is another one, or there is none.
     """
-    tensor = next(iter([*model.parameters(), *model.buffers()]), None)
     try:
-        if tensor is None:
-            backend = backend_of(f"{plan.environment.backend}:")
+        if any(True for _ in itertools.chain(model.parameters(), model.buffers())):
+            backend = backend_for("auto", tuned_device(model))
         else:
-            backend = backend_for("auto", tensor.device)
+            backend = backend_of(f"{plan.environment.backend}:")
     except (BackendError, OptionError) as error:
         raise PlanMismatchError(f"The plan cannot be used here: {error}") from error
     present = backend.environment()

@@ -1,13 +1,15 @@
 """What convolution modules say of themselves, and where models lie."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from mucudnn.convolutions.calls import ConvArguments
-from mucudnn.convolutions.modules import arguments_of, home_of, undividable
+from mucudnn.convolutions.modules import arguments_of, elsewhere, home_of, tuned_device, undividable
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,27 @@ def test_a_model_lies_where_its_first_parameter_does_else_its_first_buffer(
         model.weight = nn.Parameter(torch.zeros(1, device=parameter))
 
     assert home_of(model) == torch.device(home)
+
+
+def test_convolutions_are_tuned_where_the_first_of_them_lies_wherever_other_parameters_do() -> None:
+    first, second = nn.Conv2d(3, 4, 3, device="meta"), nn.Conv2d(4, 4, 3)
+    model = nn.Sequential(nn.Embedding(8, 3), first, second)
+    device = tuned_device(model)
+
+    assert device == torch.device("meta")
+    assert elsewhere(first, device) is None
+    assert elsewhere(second, device) == "it lies on cpu, and the model is tuned on meta"
+    assert tuned_device(model[0]) == torch.device("cpu")
+    assert elsewhere(nn.ReLU(), device) is None
+
+
+def test_to_ask_where_a_convolution_lies_computes_no_weight() -> None:
+    model = nn.Sequential(parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)))
+    before = copy.deepcopy(model.state_dict())  # computing it in training mode would iterate once more
+
+    assert tuned_device(model) == torch.device("cpu")
+    assert elsewhere(model[0], torch.device("cpu")) is None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["stride", "padding", "dilation", "output_padding"])

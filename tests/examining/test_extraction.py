@@ -262,6 +262,23 @@ def test_every_shape_that_a_module_meets_is_a_variant() -> None:
     ]
 
 
+def test_what_lies_on_another_kind_of_device_is_left_out_with_the_reason() -> None:
+    class Split(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.here, self.there = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, device="meta")
+
+        def forward(self, images: Tensor) -> Tensor:
+            result = self.here(images)
+            self.there(result.to("meta"))
+            return result
+
+    extraction = extract(Split(), torch.randn(2, 3, 8, 8))
+
+    assert {site.path for site in extraction.problems} == {"here"}
+    assert extraction.untouched == (("there", "it lies on meta, and the model is tuned on cpu"),)
+
+
 def test_parametrised_weights_are_divided_as_others_are() -> None:
     model = nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 4, 3)))
 
