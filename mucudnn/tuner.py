@@ -220,9 +220,9 @@ class _FirstCall:
     Where the call has nothing to tune, the model is disarmed, with a warning, and runs as before. Where
     tuning fails the model stays armed; arguments that the model rejects are left to its own error. Should it
     reject them only while it is examined, the second such call says so. Other threads that call the model
-    meanwhile wait, and find it patched. On the meta device, and where it is traced, transformed or seen by a
-    dispatch mode, it stays armed; the second call there, or in such a mode, says so, as there may be no
-    other.
+    meanwhile wait, and find it patched. On the meta device, and where it is captured, traced, transformed or
+    seen by a dispatch mode, it stays armed; the second call there, or in such a mode, says so, as there may
+    be no other.
     """
 
     def __init__(self, settings: Settings, learn: Learner | None, is_training: bool) -> None:
@@ -241,12 +241,16 @@ class _FirstCall:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_examining():
             return
-        if tuned_device(model).type == "meta":  # where there are shapes alone
+        home = tuned_device(model)
+        if home.type == "meta":  # where there are shapes alone
             self._stay_armed("while it lies on the meta device")
             return
         if is_traced():
             watched = watcher()
             self._stay_armed(None if watched is None else watched[1])
+            return
+        if _backend_at(self._settings.backend, home).is_capturing:
+            self._stay_armed("while it is captured in a CUDA graph")
             return
         with self._turn:
             if applying.is_armed(model):  # else it has waited until it was tuned

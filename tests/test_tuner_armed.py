@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import mucudnn
+from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.errors import InfeasibleError, NothingToTuneError, OptionError, PlanError, UntunedWarning
 from mucudnn.examining import passes
 from mucudnn.patching.applying import is_armed, plan_of
@@ -432,6 +433,23 @@ def test_an_armed_model_without_values_is_tuned_once_it_has_some(tmp_path: Path)
     assert is_armed(model)
 
     model.to_empty(device="cpu").load_state_dict(values)
+    model(a_batch())
+    assert not is_armed(model)
+
+
+def test_an_armed_model_is_not_tuned_while_its_call_is_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = a_chain().eval()
+    mucudnn.optimize(model, LIMIT, store=tmp_path / "s", policy="undivided", progress=False)
+
+    with monkeypatch.context() as capture:
+        capture.setattr(CpuBackend, "is_capturing", True)
+        model(a_batch())
+        with pytest.warns(UntunedWarning, match="called while it is captured in a CUDA graph; the"):
+            model(a_batch())
+        assert is_armed(model)
+
     model(a_batch())
     assert not is_armed(model)
 
