@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.convolutions.calls import ConvArguments, explicit_padding, numbers
@@ -44,8 +45,14 @@ def home_of(model: nn.Module) -> torch.device:
 
 
 def _place_of(module: nn.Module) -> torch.device | None:
+    """Return where the first parameter or buffer lies, also while another thread examines the model.
+
+    A stand-in says that it lies on the meta device as long as whoever made it computes with any of them.
+    """
     tensor = next(iter([*module.parameters(), *module.buffers()]), None)
-    return None if tensor is None else tensor.device
+    if tensor is None:
+        return None
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_manager
 from torch.nn.utils import parametrizations
 
 from mucudnn.convolutions.calls import ConvArguments
@@ -47,6 +48,17 @@ def test_to_ask_where_a_convolution_lies_computes_no_weight() -> None:
     assert tuned_device(model) == torch.device("cpu")
     assert elsewhere(model[0], torch.device("cpu")) is None
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_whose_parameters_are_stand_ins_lies_where_they_stand_for_while_they_are_computed_with() -> (
+    None
+):
+    with FakeTensorMode() as mode:
+        model = nn.Conv2d(3, 4, 3)
+
+    with in_kernel_invocation_manager(mode):
+        assert model.weight.device == torch.device("meta")
+        assert home_of(model) == tuned_device(model) == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["stride", "padding", "dilation", "output_padding"])
