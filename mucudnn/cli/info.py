@@ -78,9 +78,10 @@ def _check_idle(**given: bool) -> None:
 
 
 class _Here(NamedTuple):
-    """What is shown: this machine, the store at a path, and the library."""
+    """What is shown: this machine, its card if there is one, the store at a path, and the library."""
 
     environment: Environment
+    card: Environment | None
     path: Path
     kept: "_Kept"
     compiled: Path
@@ -94,13 +95,14 @@ class _Here(NamedTuple):
         import torch
 
         from mucudnn.algorithms.compiled.compiler import compiled_folder
-        from mucudnn.backends import backend_for
+        from mucudnn.backends import backend_for, backend_of
         from mucudnn.backends.cudnn.devices import DEVICES
 
         environment = backend_for("auto", torch.device("cpu")).environment()
+        card = backend_of("cudnn:").environment() if torch.cuda.is_available() else None
         cudnn = _Cudnn.here()
         spinning, devices = _spinning_cost(), tuple(DEVICES)
-        return cls(environment, path, _Kept.of(path), compiled_folder(), cudnn, spinning, devices)
+        return cls(environment, card, path, _Kept.of(path), compiled_folder(), cudnn, spinning, devices)
 
     def as_json(self) -> dict[str, object]:
         """Return it as JSON values."""
@@ -108,6 +110,7 @@ class _Here(NamedTuple):
             "report": "info",
             "version": __version__,
             "environment": self.environment.to_json(),
+            "card": None if self.card is None else self.card.to_json(),
             "store": {
                 "path": str(self.path),
                 "records": self.kept.records,
@@ -125,8 +128,8 @@ class _Here(NamedTuple):
         spinning, cudnn = self.spinning, self.cudnn
         return [
             ("mucudnn", __version__),
-            *describe_environment(self.environment).items(),
-            ("system", describe_facts(self.environment.soft)),
+            *_described(self.environment),
+            *([] if self.card is None else _described(self.card)),
             *([] if spinning is None else [("idle threads", describe_spinning(spinning, self.environment))]),
             ("store", f"{self.path}, {self.kept}"),
             *(("", each) for each in self.kept.numbered),
@@ -135,6 +138,11 @@ class _Here(NamedTuple):
             ("recordings", f"{', '.join(shipped())} (for mucudnn tune --backend replay:NAME)"),
             ("described GPUs", f"{', '.join(self.devices)} (for mucudnn forecast --device)"),
         ]
+
+
+def _described(environment: Environment) -> list[tuple[str, str]]:
+    """Return what times there depend on, and what else is known, as labels and texts."""
+    return [*describe_environment(environment).items(), ("system", describe_facts(environment.soft))]
 
 
 def _spinning_cost() -> Estimate | None:

@@ -4,10 +4,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from mucudnn import backends
 from mucudnn.algorithms.compiled.compiler import compiled_folder
 from mucudnn.backends.cudnn.devices import device_described
 from mucudnn.cli.info import describe_spinning
@@ -64,6 +67,36 @@ def test_info_tells_version_environment_and_store(store_path: Path) -> None:
     assert recordings in " ".join(result.stdout.split())
     assert f"compiled code {compiled_folder()} (which may" in " ".join(result.stdout.split())
     assert f"{store_path}, 1 records" in " ".join(result.stdout.split())  # a long path breaks the line
+
+
+def test_info_tells_of_the_processor_and_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = an_environment(backend="cudnn", device={"name": "NVIDIA H200"}, soft={"driver": "580"})
+    backend_of = backends.backend_of
+
+    def stand_in(algorithm: str, *device: torch.device) -> Any:
+        is_card = algorithm == "cudnn:"
+        return SimpleNamespace(environment=lambda: card) if is_card else backend_of(algorithm, *device)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(backends, "backend_of", stand_in)
+
+    lines = run("info").stdout.splitlines()
+    value = json.loads(run("info", "--json").stdout)
+
+    places = [line for line in lines if line.startswith(("device", "system"))]
+    assert [line.split()[0] for line in places] == ["device", "system", "device", "system"]
+    assert places[2].split()[1:] == ["cudnn:", "name", "NVIDIA", "H200"]
+    assert places[3].split()[1:] == ["driver", "580"]
+    assert value["environment"]["backend"] == "cpu"
+    assert value["card"] == card.to_json()
+
+
+@pytest.mark.gpu
+def test_info_tells_of_the_card_that_is_there() -> None:
+    card = json.loads(run("info", "--json").stdout)["card"]
+
+    assert card["device"]["name"] == torch.cuda.get_device_name()
+    assert card["policy"]["TF32"] in ("True", "False")
 
 
 def test_info_makes_no_store(store_path: Path) -> None:
