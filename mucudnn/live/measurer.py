@@ -250,13 +250,8 @@ class LiveMeasurer:
         Raises:
             UnmeasuredError: memory is lacking for them.
         """
-        try:
+        with _memory_for(problem):
             return Stand(self._backend, problem, buffer_bytes, seed=zlib.crc32(problem.key.encode()))
-        except Exception as failure:
-            pass_on_interruption(failure)
-            if not is_lack_of_memory(failure):
-                raise
-            raise UnmeasuredError(f"{problem} could not be measured: {failure}") from failure
 
     def _check(self, record: Record, stand: Stand) -> tuple[Record, TrialRun | None]:
         """Run once against the reference; what is wrong or breaks is refused, and has no run to be timed.
@@ -271,9 +266,12 @@ class LiveMeasurer:
             error = run.error()
         except Exception as failure:  # noqa: BLE001  # it is judged there
             record = self._judge.failed(record, failure)
-            stand.mend()
+            with _memory_for(stand.problem):
+                stand.mend()
             return record, None
-        wrong = self._wrong(trial, error, is_harmful=stand.mend())
+        with _memory_for(stand.problem):
+            is_harmful = stand.mend()
+        wrong = self._wrong(trial, error, is_harmful=is_harmful)
         if wrong is not None:
             refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, wrong)
             return dataclasses.replace(record, error=error, refusal=refusal), None
@@ -340,6 +338,22 @@ class LiveMeasurer:
 def _beside(times: Mapping[Key, Measurement], others: float) -> dict[Key, Measurement]:
     """Return times with how many processors others took meanwhile."""
     return {key: dataclasses.replace(each, others=others) for key, each in times.items()}
+
+
+@contextlib.contextmanager
+def _memory_for(problem: ConvProblem) -> Iterator[None]:
+    """Have operands of a problem made.
+
+    Raises:
+        UnmeasuredError: memory is lacking for them.
+    """
+    try:
+        yield
+    except Exception as failure:
+        pass_on_interruption(failure)
+        if not is_lack_of_memory(failure):
+            raise
+        raise UnmeasuredError(f"{problem} could not be measured: {failure}") from failure
 
 
 def _with_span(rule: SamplingRule, least_span_ns: int) -> SamplingRule:

@@ -84,7 +84,7 @@ class Stand:
         self.problem = problem
         self._seed = seed
         self.first, self.second, self.bias = self._given()
-        self._hashes = self._present_hashes()
+        self._given_traits = self._traits()
         self.buffer = GuardedBuffer(buffer_bytes, backend.device)
         self.out = self._poisoned_result()
         self.reference = self._new_reference()
@@ -115,8 +115,11 @@ class Stand:
         return ordinary_operation() if self.backend.device.type == "cpu" else nothing
 
     def mend(self) -> bool:
-        """Have the operands as they were, should somebody have written to them; return whether one has."""
-        if self._present_hashes() == self._hashes:
+        """Have the operands as they were, should somebody have written to them; return whether one has.
+
+        Who has only put their values in another order is not seen.
+        """
+        if self._traits() == self._given_traits:
             return False
         is_harmed = False
         for operand, given in zip((self.first, self.second, self.bias), self._given(), strict=True):
@@ -159,10 +162,13 @@ class Stand:
         generator = torch.Generator(self.backend.device).manual_seed(self._seed)
         return operands(self.problem, generator, self.backend.device)
 
-    def _present_hashes(self) -> list[int]:
-        """Return a hash of each operand, for which nothing is copied."""
+    def _traits(self) -> list[tuple[float, float]]:
+        """Return numbers that change with the operands, for which nothing is copied.
+
+        A hash of each, in which equal changes of two values cancel, as of all signs, and a sum.
+        """
         given = (each for each in (self.first, self.second, self.bias) if each is not None and each.numel())
-        return [int(torch.hash_tensor(each).item()) for each in given]
+        return [(torch.hash_tensor(each).item(), each.sum().item()) for each in given]
 
     def _new_reference(self) -> Reference:
         return Reference(self.backend, self.problem, (self.first, self.second, self.bias), self.out)

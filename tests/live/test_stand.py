@@ -299,7 +299,7 @@ def test_operands_that_somebody_wrote_to_are_what_they_were_again_and_the_refere
     stand, untouched = (Stand(BACKEND, for_op(PROBLEM, op), buffer_bytes=0) for _ in range(2))
     assert not stand.mend()
     for operand in (stand.first, stand.second):
-        operand.mul_(2)
+        operand.mul_(2 if operand is stand.first else -1)
         stand.reference.of(slice(0, 1))
 
         assert stand.mend()
