@@ -60,21 +60,26 @@ def _to_standard_error(line: str, file: IO[Any] | None = None) -> None:
 def others_on_standard_error() -> Iterator[None]:
     """Have whatever others print for a while, from Python or from C, leave standard output to the report.
 
-    The user's model may print, and HiGHS 1.16 names itself.
+    The user's model may print, and HiGHS 1.16 names itself. Where standard output was closed at the start,
+    its descriptor may be that of any file by now, and stays.
     """
     with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # one of them is closed
-            before = os.dup(_STDOUT)
-            stack.callback(os.close, before)
-            stack.callback(os.dup2, before, _STDOUT)
-            _flush_all()
-            os.dup2(_STDERR, _STDOUT)
-            stack.callback(_flush_all)
+        if sys.__stdout__ is not None:
+            with contextlib.suppress(OSError):  # one of them was closed since
+                before = os.dup(_STDOUT)
+                stack.callback(os.close, before)
+                stack.callback(os.dup2, before, _STDOUT)
+                _write_out()
+                os.dup2(_STDERR, _STDOUT)
+                stack.callback(_write_out)
         yield
 
 
-def _flush_all() -> None:
-    """Write out what C has in its buffers."""
+def _write_out() -> None:
+    """Write out what Python and C have in their buffers for standard output."""
+    if sys.__stdout__ is not None:
+        with contextlib.suppress(OSError, ValueError):  # it was closed since
+            sys.__stdout__.flush()
     ctypes.CDLL(None).fflush(None)
 
 

@@ -83,23 +83,28 @@ def _run(script: str) -> "subprocess.CompletedProcess[str]":
 
 def test_what_others_write_from_python_and_from_c_leaves_standard_output_to_the_report() -> None:
     ended = _run("""if True:
-        libc = ctypes.CDLL(None)
+        libc, stdout = ctypes.CDLL(None), sys.stdout
         libc.printf(b"before\\n")
+        print("long before")
         with apart():
             print("a model is made")
+            print("a log", file=stdout)
             libc.printf(b"a solver names itself\\n")
             os.write(1, b"a library too\\n")
         print("the report")
         libc.printf(b"later\\n")
     """)
 
-    assert sorted(ended.stdout.splitlines()) == ["before", "later", "the report"]
-    assert sorted(ended.stderr.splitlines()) == ["a library too", "a model is made", "a solver names itself"]
+    assert sorted(ended.stdout.splitlines()) == ["before", "later", "long before", "the report"]
+    assert sorted(ended.stderr.splitlines()) == [
+        *("a library too", "a log", "a model is made", "a solver names itself"),
+    ]
 
 
-def test_others_may_write_where_standard_output_is_closed() -> None:
-    ended = _run("""if True:
-        os.close(1)
+@pytest.mark.parametrize("closing", ["os.close(1)", "sys.__stdout__ = None"])
+def test_others_may_write_where_standard_output_is_closed(closing: str) -> None:
+    ended = _run(f"""if True:
+        {closing}
         with apart():
             os.write(2, b"done")
     """)
