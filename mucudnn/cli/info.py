@@ -12,6 +12,7 @@ from mucudnn.cli.options import FILE, json_option
 from mucudnn.cli.output import print_json, report_width
 from mucudnn.errors import BackendError, StoreError
 from mucudnn.files import write_whole
+from mucudnn.interruptions import pass_on_interruption
 from mucudnn.intervals import Estimate
 from mucudnn.profile import Environment
 from mucudnn.profiling.replay import numbered
@@ -78,10 +79,10 @@ def _check_idle(**given: bool) -> None:
 
 
 class _Here(NamedTuple):
-    """What is shown: this machine, its card if there is one, the store at a path, and the library."""
+    """What is shown: this machine, its current card or why it has none, the store at a path, the library."""
 
     environment: Environment
-    card: Environment | None
+    card: Environment | str | None
     path: Path
     kept: "_Kept"
     compiled: Path
@@ -95,14 +96,13 @@ class _Here(NamedTuple):
         import torch
 
         from mucudnn.algorithms.compiled.compiler import compiled_folder
-        from mucudnn.backends import backend_for, backend_of
+        from mucudnn.backends import backend_for
         from mucudnn.backends.cudnn.devices import DEVICES
 
         environment = backend_for("auto", torch.device("cpu")).environment()
-        card = backend_of("cudnn:").environment() if torch.cuda.is_available() else None
         cudnn = _Cudnn.here()
         spinning, devices = _spinning_cost(), tuple(DEVICES)
-        return cls(environment, card, path, _Kept.of(path), compiled_folder(), cudnn, spinning, devices)
+        return cls(environment, _card(), path, _Kept.of(path), compiled_folder(), cudnn, spinning, devices)
 
     def as_json(self) -> dict[str, object]:
         """Return it as JSON values."""
@@ -110,7 +110,7 @@ class _Here(NamedTuple):
             "report": "info",
             "version": __version__,
             "environment": self.environment.to_json(),
-            "card": None if self.card is None else self.card.to_json(),
+            "card": self.card.to_json() if isinstance(self.card, Environment) else self.card,
             "store": {
                 "path": str(self.path),
                 "records": self.kept.records,
@@ -129,7 +129,8 @@ class _Here(NamedTuple):
         return [
             ("mucudnn", __version__),
             *_described(self.environment),
-            *([] if self.card is None else _described(self.card)),
+            *(_described(self.card) if isinstance(self.card, Environment) else []),
+            *([("card", self.card)] if isinstance(self.card, str) else []),
             *([] if spinning is None else [("idle threads", describe_spinning(spinning, self.environment))]),
             ("store", f"{self.path}, {self.kept}"),
             *(("", each) for each in self.kept.numbered),
@@ -138,6 +139,21 @@ class _Here(NamedTuple):
             ("recordings", f"{', '.join(shipped())} (for mucudnn tune --backend replay:NAME)"),
             ("described GPUs", f"{', '.join(self.devices)} (for mucudnn forecast --device)"),
         ]
+
+
+def _card() -> Environment | str | None:
+    """Return what times on the current card depend on, or why it cannot be used; None where there is none."""
+    import torch
+
+    from mucudnn.backends import backend_of
+
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return backend_of("cudnn:").environment()
+    except RuntimeError as error:  # as where another process has it for itself
+        pass_on_interruption(error)
+        return f"It cannot be used: {error}".splitlines()[0]
 
 
 def _described(environment: Environment) -> list[tuple[str, str]]:

@@ -91,6 +91,18 @@ def test_info_tells_of_the_processor_and_of_the_card(monkeypatch: pytest.MonkeyP
     assert value["card"] == card.to_json()
 
 
+def test_info_tells_why_a_card_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> int:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", broken)
+
+    why = "It cannot be used: CUDA error: all CUDA-capable devices are busy or unavailable"
+    assert f"card {why}" in " ".join(run("info").stdout.split())
+    assert json.loads(run("info", "--json").stdout)["card"] == why
+
+
 @pytest.mark.gpu
 def test_info_tells_of_the_card_that_is_there() -> None:
     card = json.loads(run("info", "--json").stdout)["card"]
