@@ -249,12 +249,19 @@ class _FirstCall:
             watched = watcher()
             self._stay_armed(None if watched is None else watched[1])
             return
-        if _backend_at(self._settings.backend, home).is_capturing:
+        if self._is_captured(home):
             self._stay_armed("while it is captured in a CUDA graph")
             return
         with self._turn:
             if applying.is_armed(model):  # else it has waited until it was tuned
                 self._tune(model, CallArguments(args, kwargs))
+
+    def _is_captured(self, device: torch.device) -> bool:
+        """Return whether the call is captured in a CUDA graph; that nobody serves the device tuning says."""
+        try:
+            return _backend_at(self._settings.backend, device).is_capturing
+        except (BackendError, OptionError):
+            return False
 
     def _stay_armed(self, where: str | None) -> None:
         """Wait for a call elsewhere; the second one of those that say where they are is told."""
