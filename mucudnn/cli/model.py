@@ -3,7 +3,6 @@
 import contextlib
 import importlib
 import inspect
-import itertools
 import sys
 from operator import attrgetter
 from pathlib import Path
@@ -85,10 +84,11 @@ def autocasting(model: "nn.Module", dtype: str | None) -> contextlib.AbstractCon
     """Return a context in which a model runs in autocast to a type; None changes nothing."""
     import torch
 
+    from mucudnn.convolutions.modules import tuned_device
+
     if dtype is None:
         return contextlib.nullcontext()
-    first = next(itertools.chain(model.parameters(), model.buffers()), None)
-    return torch.autocast("cpu" if first is None else first.device.type, getattr(torch, dtype))
+    return torch.autocast(tuned_device(model).type, getattr(torch, dtype))
 
 
 def make_lazy(model: "nn.Module", inputs: "tuple[Tensor, ...]", *, channels_last: bool) -> None:

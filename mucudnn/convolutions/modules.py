@@ -1,6 +1,7 @@
 """Convolution modules: which of them can be divided, and what a call of one asks for."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,17 +27,23 @@ def check_is_module(model: object) -> None:
 
 
 def tuned_device(model: nn.Module) -> torch.device:
-    """Return where the model's convolutions are tuned: where its first one lies, or else the model."""
-    places = map(_place_of, convolutions(model).values())
-    return next((place for place in places if place is not None), home_of(model))
+    """Return where a model is tuned: where the first convolution lies that can be divided, or else the model.
+
+    Those on the meta device, of which there are shapes alone, do not count.
+    """
+    for module in convolutions(model).values():
+        place = None if undividable(module) else _place_of(module)
+        if place is not None and place.type != "meta":
+            return place
+    return home_of(model)
 
 
 def elsewhere(module: nn.Module, device: torch.device) -> str | None:
-    """Return that a module lies on another kind of device than that on which others are tuned."""
+    """Return why a module is not tuned on `device`, if it lies on another kind; None if not."""
     place = _place_of(module)
     if place is None or place.type == device.type:
         return None
-    return f"it lies on {place}, and the model is tuned on {device}"
+    return f"it lies on {place}, and those that are tuned on {device}"
 
 
 def home_of(model: nn.Module) -> torch.device:
@@ -49,7 +56,7 @@ def _place_of(module: nn.Module) -> torch.device | None:
 
     A stand-in says that it lies on the meta device as long as whoever made it computes with any of them.
     """
-    tensor = next(iter([*module.parameters(), *module.buffers()]), None)
+    tensor = next(itertools.chain(module.parameters(), module.buffers()), None)
     if tensor is None:
         return None
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device

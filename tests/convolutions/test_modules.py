@@ -29,16 +29,37 @@ def test_a_model_lies_where_its_first_parameter_does_else_its_first_buffer(
     assert home_of(model) == torch.device(home)
 
 
-def test_convolutions_are_tuned_where_the_first_of_them_lies_wherever_other_parameters_do() -> None:
-    first, second = nn.Conv2d(3, 4, 3, device="meta"), nn.Conv2d(4, 4, 3)
-    model = nn.Sequential(nn.Embedding(8, 3), first, second)
-    device = tuned_device(model)
+class _Own(nn.Conv2d):
+    def _conv_forward(self, *args: Any) -> Any:
+        return super()._conv_forward(*args)
 
-    assert device == torch.device("meta")
-    assert elsewhere(first, device) is None
-    assert elsewhere(second, device) == "it lies on cpu, and the model is tuned on meta"
-    assert tuned_device(model[0]) == torch.device("cpu")
-    assert elsewhere(nn.ReLU(), device) is None
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([nn.Conv2d(3, 3, 3, device="meta")], id="one without values"),
+        pytest.param([_Own(3, 3, 3, device="meta")], id="one that computes itself"),
+        pytest.param([nn.Embedding(8, 3, device="meta")], id="another parameter"),
+    ],
+)
+def test_a_model_is_tuned_where_the_first_convolution_lies_that_can_be_divided(
+    others: list[nn.Module],
+) -> None:
+    assert tuned_device(nn.Sequential(*others, nn.Conv2d(3, 4, 3))) == torch.device("cpu")
+
+
+def test_a_model_without_such_a_convolution_is_tuned_where_it_lies() -> None:
+    assert tuned_device(nn.Sequential(nn.Embedding(8, 3, device="meta"))) == torch.device("meta")
+    assert tuned_device(nn.Conv2d(3, 4, 3, device="meta")) == torch.device("meta")
+    assert tuned_device(nn.ReLU()) == torch.device("cpu")
+
+
+def test_what_lies_on_another_kind_of_device_says_so() -> None:
+    module = nn.Conv2d(3, 4, 3, device="meta")
+
+    assert elsewhere(module, torch.device("meta")) is None
+    assert elsewhere(module, torch.device("cpu")) == "it lies on meta, and those that are tuned on cpu"
+    assert elsewhere(nn.ReLU(), torch.device("meta")) is None
 
 
 def test_to_ask_where_a_convolution_lies_computes_no_weight() -> None:

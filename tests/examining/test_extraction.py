@@ -276,7 +276,7 @@ def test_what_lies_on_another_kind_of_device_is_left_out_with_the_reason() -> No
     extraction = extract(Split(), torch.randn(2, 3, 8, 8))
 
     assert {site.path for site in extraction.problems} == {"here"}
-    assert extraction.untouched == (("there", "it lies on meta, and the model is tuned on cpu"),)
+    assert extraction.untouched == (("there", "it lies on meta, and those that are tuned on cpu"),)
 
 
 def test_parametrised_weights_are_divided_as_others_are() -> None:
