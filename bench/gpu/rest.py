@@ -218,6 +218,8 @@ def run(
         command = errand.command(left_s, output)
         print(f"\n{left_s:.0f} s left: {errand.about}\n{_told(command)}", flush=True)
         status = call(command, errand.timeout_s(left_s))
+        if status:  # a process that was killed says nothing itself
+            print(f"That ended with status {status}: {errand.about}.", flush=True)
         first = first or status
     return first
 

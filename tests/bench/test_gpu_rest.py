@@ -132,7 +132,9 @@ def test_errands_share_the_time_in_their_order(capsys: pytest.CaptureFixture[str
 
     assert status == 3
     assert called == [("bench.a", "40", 62.0), ("bench.c", "10", 22.0)]  # what is left, less 13 s
-    assert "55 s left, too few for b." in capsys.readouterr().out
+    told = capsys.readouterr().out.splitlines()
+    assert "55 s left, too few for b." in told
+    assert [line for line in told if "status" in line] == ["That ended with status 3: a."]
 
 
 @given(st.floats(0.0, 1000.0))
