@@ -79,10 +79,10 @@ def _check_idle(**given: bool) -> None:
 
 
 class _Here(NamedTuple):
-    """What is shown: this machine, its current card or why it has none, the store at a path, the library."""
+    """What is shown: this machine, its current card if it has one, the store at a path, and the library."""
 
     environment: Environment
-    card: Environment | str | None
+    card: "_Card | None"
     path: Path
     kept: "_Kept"
     compiled: Path
@@ -100,9 +100,9 @@ class _Here(NamedTuple):
         from mucudnn.backends.cudnn.devices import DEVICES
 
         environment = backend_for("auto", torch.device("cpu")).environment()
-        cudnn = _Cudnn.here()
+        card, cudnn = _Card.here(), _Cudnn.here()
         spinning, devices = _spinning_cost(), tuple(DEVICES)
-        return cls(environment, _card(), path, _Kept.of(path), compiled_folder(), cudnn, spinning, devices)
+        return cls(environment, card, path, _Kept.of(path), compiled_folder(), cudnn, spinning, devices)
 
     def as_json(self) -> dict[str, object]:
         """Return it as JSON values."""
@@ -110,7 +110,7 @@ class _Here(NamedTuple):
             "report": "info",
             "version": __version__,
             "environment": self.environment.to_json(),
-            "card": self.card.to_json() if isinstance(self.card, Environment) else self.card,
+            "card": None if self.card is None else self.card.as_json(),
             "store": {
                 "path": str(self.path),
                 "records": self.kept.records,
@@ -129,8 +129,7 @@ class _Here(NamedTuple):
         return [
             ("mucudnn", __version__),
             *_described(self.environment),
-            *(_described(self.card) if isinstance(self.card, Environment) else []),
-            *([("card", self.card)] if isinstance(self.card, str) else []),
+            *([] if self.card is None else self.card.notes()),
             *([] if spinning is None else [("idle threads", describe_spinning(spinning, self.environment))]),
             ("store", f"{self.path}, {self.kept}"),
             *(("", each) for each in self.kept.numbered),
@@ -139,21 +138,6 @@ class _Here(NamedTuple):
             ("recordings", f"{', '.join(shipped())} (for mucudnn tune --backend replay:NAME)"),
             ("described GPUs", f"{', '.join(self.devices)} (for mucudnn forecast --device)"),
         ]
-
-
-def _card() -> Environment | str | None:
-    """Return what times on the current card depend on, or why it cannot be used; None where there is none."""
-    import torch
-
-    from mucudnn.backends import backend_of
-
-    if not torch.cuda.is_available():
-        return None
-    try:
-        return backend_of("cudnn:").environment()
-    except RuntimeError as error:  # as where another process has it for itself
-        pass_on_interruption(error)
-        return f"It cannot be used: {error}".splitlines()[0]
 
 
 def _described(environment: Environment) -> list[tuple[str, str]]:
@@ -180,6 +164,36 @@ def describe_spinning(cost: Estimate, environment: Environment) -> str:
     told = _TEAM if environment.policy.get("workers") == "team" else _POOL
     advice = _ADVICE if cost.low > _COSTLY and waits_by_default(environment) else ""
     return told.format(f"{cost.median:.2f} [{cost.low:.2f}, {cost.high:.2f}]") + advice
+
+
+class _Card(NamedTuple):
+    """What times on the current card depend on, or why it cannot be used."""
+
+    environment: Environment | None = None
+    problem: str = ""
+
+    @classmethod
+    def here(cls) -> "_Card | None":
+        """Return what it is now; None where there is no card."""
+        import torch
+
+        from mucudnn.backends import backend_of
+
+        if not torch.cuda.is_available():
+            return None
+        try:
+            return cls(backend_of("cudnn:").environment())
+        except RuntimeError as error:  # as where another process has it for itself
+            pass_on_interruption(error)
+            return cls(problem=f"It cannot be used: {error}".splitlines()[0])
+
+    def as_json(self) -> dict[str, object]:
+        """Return it as JSON values."""
+        return {"problem": self.problem} if self.environment is None else self.environment.to_json()
+
+    def notes(self) -> list[tuple[str, str]]:
+        """Return it as labels and texts."""
+        return [("card", self.problem)] if self.environment is None else _described(self.environment)
 
 
 class _Cudnn(NamedTuple):

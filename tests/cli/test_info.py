@@ -100,7 +100,7 @@ def test_info_tells_why_a_card_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -
 
     why = "It cannot be used: CUDA error: all CUDA-capable devices are busy or unavailable"
     assert f"card {why}" in " ".join(run("info").stdout.split())
-    assert json.loads(run("info", "--json").stdout)["card"] == why
+    assert json.loads(run("info", "--json").stdout)["card"] == {"problem": why}
 
 
 @pytest.mark.gpu
