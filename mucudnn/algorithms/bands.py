@@ -15,13 +15,14 @@ here, and the product of zero and infinity is no number.
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from mucudnn.algorithms.base import Region, SliceKernel, SumKernel, carve, total_bytes
 from mucudnn.algorithms.cutting import band_problems, bands_of
 from mucudnn.algorithms.layouts import laid_out
+from mucudnn.algorithms.names import Names
 from mucudnn.algorithms.own import are_finite, find_extremes, own_convolution
 from mucudnn.problem import ConvOp, ConvProblem
 
@@ -55,6 +56,8 @@ class BandAlgorithm:
     Attributes:
         rows: of y that are computed at once, at most.
     """
+
+    names: ClassVar[Names] = Names(r"aten_rows(?P<rows>[1-9][0-9]*)")
 
     rows: int
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Sequence
 
 from mucudnn.algorithms.bands import BandAlgorithm
@@ -21,33 +20,6 @@ from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tiles import FOURIER_INPUTS, TileAlgorithm
 from mucudnn.problem import ConvProblem, Layout
-
-_TILES = re.compile(
-    r"(?P<family>winograd(?P<outputs>[2456])|fft(?P<inputs>[1-9]\d))"
-    r"(_images(?P<images>[1-9]\d*))?(_slices(?P<slices>[1-9]\d*))?(_rows(?P<rows>[1-9]\d*))?"
-    r"(_k(?P<channels>[1-9]\d*))?(_c(?P<summed>[1-9]\d*))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
-    re.ASCII,
-)
-
-_COMPILED = re.compile(
-    r"cc_winograd(?P<outputs>[2456])(?P<fma>_fma)?(_rows(?P<lines>[1-9]\d*))?(_k(?P<channels>[1-9]\d*))?"
-    r"(_mt(?P<workers>[2-9]|[1-9]\d+))?",
-    re.ASCII,
-)
-
-_MATRIX = re.compile(
-    r"bf16x(?P<addends>[123])(_slices(?P<slices>[1-9]\d*))?(_rows(?P<rows>[1-9]\d*))?"
-    r"(_images(?P<images>[2-9]|[1-9]\d+))?(_mt(?P<workers>[2-9]|[1-9]\d+))?",
-    re.ASCII,
-)
-
-_DEPTHWISE = re.compile(r"cc_depthwise(?:_mt([2-9]|[1-9]\d+))?", re.ASCII)
-
-_PANELS = re.compile(r"cc_gemm(?:_mt([2-9]|[1-9]\d+))?", re.ASCII)
-
-_COLUMNS = re.compile(r"im2col_rows([1-9]\d*)", re.ASCII)
-
-_BANDS = re.compile(r"aten_rows([1-9]\d*)", re.ASCII)
 
 _COLUMN_BYTES = 2**22
 """Of columns that are made at once, where those of an image take more than twice as much.
@@ -98,34 +70,28 @@ _OTHERS: tuple[Algorithm, ...] = (
     OtherLayoutAlgorithm(Layout.CONTIGUOUS),
 )
 
+_FAMILIES = (
+    BandAlgorithm,
+    ColumnAlgorithm,
+    CompiledTiles,
+    DepthwiseAlgorithm,
+    MatrixAlgorithm,
+    PanelAlgorithm,
+    TileAlgorithm,
+)
+"""Those whose names tell a form."""
+
 
 def named(name: str) -> Algorithm | None:
     """Return the algorithm of that name, without the backend's prefix; None if there is none."""
     for each in _OTHERS:
         if each.name == name:
             return each
-    if found := _BANDS.fullmatch(name):
-        return BandAlgorithm(int(found[1]))
-    if found := _COLUMNS.fullmatch(name):
-        return ColumnAlgorithm(int(found[1]))
-    if found := _DEPTHWISE.fullmatch(name):
-        return DepthwiseAlgorithm(int(found[1] or 1))
-    if found := _PANELS.fullmatch(name):
-        return PanelAlgorithm(int(found[1] or 1))
-    if found := _COMPILED.fullmatch(name):
-        numbers = {key: int(value or 0) for key, value in found.groupdict().items() if key != "fma"}
-        return CompiledTiles(**{**numbers, "workers": numbers["workers"] or 1}, fma=found["fma"] is not None)
-    if found := _MATRIX.fullmatch(name):
-        numbers = {key: int(value or 0) for key, value in found.groupdict().items()}
-        least_one = {key: max(numbers[key], 1) for key in ("images", "workers")}
-        return MatrixAlgorithm(**{**numbers, **least_one})
-    found = _TILES.fullmatch(name)
-    if found is None:
-        return None
-    if found["inputs"] and int(found["inputs"]) not in FOURIER_INPUTS:
-        return None
-    numbers = {key: int(value or 0) for key, value in found.groupdict().items() if key != "family"}
-    return TileAlgorithm(**{**numbers, "workers": numbers["workers"] or 1})
+    for family in _FAMILIES:
+        if (fields := family.names.fields(name)) is not None:
+            found = family(**fields)
+            return found if found.name == name else None
+    return None
 
 
 def offered(

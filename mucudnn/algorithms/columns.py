@@ -16,12 +16,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, Region, SliceKernel, SumKernel, carve, total_bytes
 from mucudnn.algorithms.cutting import Band, band_problems, bands_of
+from mucudnn.algorithms.names import Names
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _DTYPES = ("float32", "float64")
@@ -35,12 +37,14 @@ class ColumnAlgorithm:
         rows: of a result, in three dimensions slices, whose columns are made at once; 0 for all.
     """
 
+    names: ClassVar[Names] = Names("im2col", rows="rows")
+
     rows: int = 0
 
     @property
     def name(self) -> str:
         """Id without the backend's prefix, such as im2col_rows8."""
-        return f"im2col_rows{self.rows}" if self.rows else "im2col"
+        return self.names.name("im2col", self)
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""

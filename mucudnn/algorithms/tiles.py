@@ -1,10 +1,12 @@
 """Convolution by tiles as algorithms: which problems they compute, and their names."""
 
 import dataclasses
+from typing import ClassVar
 
 from torch import Tensor
 
 from mucudnn.algorithms.base import SliceKernel, SumKernel, total_bytes
+from mucudnn.algorithms.names import Names
 from mucudnn.algorithms.tile_geometry import TileGeometry
 from mucudnn.algorithms.tile_kernels import GroupedTileSumKernel, TileSliceKernel, TileSumKernel
 from mucudnn.algorithms.tiling import Tiling
@@ -40,23 +42,21 @@ def refusal_of_tiles(problem: ConvProblem) -> str | None:
 class TileAlgorithm(Tiling):
     """Convolution by tiles of one family, in blocks of one kind."""
 
+    names: ClassVar[Names] = Names(
+        rf"winograd(?P<outputs>[2456])|fft(?P<inputs>{'|'.join(map(str, FOURIER_INPUTS))})",
+        images="images",
+        slices="slices",
+        rows="rows",
+        channels="k",
+        summed="c",
+        workers="mt",
+    )
+
     @property
     def name(self) -> str:
         """Id without the backend's prefix, such as winograd4_rows8_mt2."""
         family = f"fft{self.inputs}" if self.inputs else f"winograd{self.outputs}"
-        parts = [
-            f"{word}{number}"
-            for word, number in (
-                ("images", self.images),
-                ("slices", self.slices),
-                ("rows", self.rows),
-                ("k", self.channels),
-                ("c", self.summed),
-            )
-            if number
-        ]
-        threads = [f"mt{self.workers}"] if self.workers > 1 else []
-        return "_".join([family, *parts, *threads])
+        return self.names.name(family, self)
 
     @property
     def taps_range(self) -> range:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from mucudnn.algorithms.compiled.kernels import (
 )
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.libraries import product_of_matrices
+from mucudnn.algorithms.names import Names
 from mucudnn.algorithms.tiles import WINOGRAD_TAPS, refusal_of_tiles
 from mucudnn.problem import ConvProblem
 
@@ -51,6 +53,10 @@ class CompiledTiles(AlgorithmInC):
         fma: whether products of matrices are in C too, or else BLAS's.
     """
 
+    names: ClassVar[Names] = Names(
+        r"cc_winograd(?P<outputs>[2456])(?P<fma>_fma)?", lines="rows", channels="k", workers="mt"
+    )
+
     outputs: int
     lines: int = 0
     channels: int = 0
@@ -60,9 +66,7 @@ class CompiledTiles(AlgorithmInC):
     @property
     def name(self) -> str:
         """Id without the backend's prefix, such as cc_winograd4_fma_rows8_mt2."""
-        parts = [f"{word}{number}" for word, number in (("rows", self.lines), ("k", self.channels)) if number]
-        threads = [f"mt{self.workers}"] if self.workers > 1 else []
-        return "_".join([f"cc_winograd{self.outputs}", *(["fma"] if self.fma else []), *parts, *threads])
+        return self.names.name(f"cc_winograd{self.outputs}{'_fma' if self.fma else ''}", self)
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""

@@ -1,6 +1,7 @@
 """Depthwise convolution as an algorithm: which problems it computes, and its workspace."""
 
 import dataclasses
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from mucudnn.algorithms.compiled.compiler import compiler, needed_compiler
 from mucudnn.algorithms.depthwise.kernels import DepthwiseSliceKernel, DepthwiseSumKernel, functions
 from mucudnn.algorithms.depthwise.shares import Shares
 from mucudnn.algorithms.depthwise.source import ELEMENTS
+from mucudnn.algorithms.names import Names
 from mucudnn.problem import ConvProblem
 
 
@@ -21,12 +23,14 @@ class DepthwiseAlgorithm(AlgorithmInC):
         workers: threads.
     """
 
+    names: ClassVar[Names] = Names("cc_depthwise", workers="mt")
+
     workers: int = 1
 
     @property
     def name(self) -> str:
         """Id without the backend's prefix, such as cc_depthwise_mt2."""
-        return f"cc_depthwise_mt{self.workers}" if self.workers > 1 else "cc_depthwise"
+        return self.names.name("cc_depthwise", self)
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""

@@ -1,6 +1,7 @@
 """Convolution by a matrix unit as an algorithm: which problems it computes, its units, and its workspace."""
 
 import dataclasses
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -9,6 +10,7 @@ from mucudnn.algorithms.compiled.algorithm import AlgorithmInC
 from mucudnn.algorithms.matrix.kernels import MatrixSliceKernel, MatrixSumKernel, functions
 from mucudnn.algorithms.matrix.shares import Shares
 from mucudnn.algorithms.matrix.unit import refusal_of_processor
+from mucudnn.algorithms.names import Names
 from mucudnn.problem import ConvProblem
 
 
@@ -23,6 +25,10 @@ class MatrixAlgorithm(AlgorithmInC):
         workers: threads.
     """
 
+    names: ClassVar[Names] = Names(
+        r"bf16x(?P<addends>[123])", slices="slices", rows="rows", images="images", workers="mt"
+    )
+
     addends: int
     slices: int = 0
     rows: int = 0
@@ -32,10 +38,7 @@ class MatrixAlgorithm(AlgorithmInC):
     @property
     def name(self) -> str:
         """Id without the backend's prefix, such as bf16x2_rows8_mt2."""
-        numbers = (("slices", self.slices), ("rows", self.rows), ("images", self.images))
-        parts = [f"{word}{number}" for word, number in numbers if number > (word == "images")]
-        threads = [f"mt{self.workers}"] if self.workers > 1 else []
-        return "_".join([f"bf16x{self.addends}", *parts, *threads])
+        return self.names.name(f"bf16x{self.addends}", self)
 
     @property
     def dtype(self) -> str:

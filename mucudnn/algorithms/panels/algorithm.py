@@ -1,12 +1,14 @@
 """Convolution by filters of one tap, in C, as an algorithm: which problems it computes, and its workspace."""
 
 import dataclasses
+from typing import ClassVar
 
 from torch import Tensor
 
 from mucudnn.algorithms.base import SliceKernel, SumKernel
 from mucudnn.algorithms.compiled.algorithm import AlgorithmInC
 from mucudnn.algorithms.compiled.compiler import compiler, needed_compiler
+from mucudnn.algorithms.names import Names
 from mucudnn.algorithms.panels.kernels import (
     ColumnSliceKernel,
     PanelSumKernel,
@@ -28,12 +30,14 @@ class PanelAlgorithm(AlgorithmInC):
         workers: threads.
     """
 
+    names: ClassVar[Names] = Names("cc_gemm", workers="mt")
+
     workers: int = 1
 
     @property
     def name(self) -> str:
         """Id without the backend's prefix, such as cc_gemm_mt2."""
-        return f"cc_gemm_mt{self.workers}" if self.workers > 1 else "cc_gemm"
+        return self.names.name("cc_gemm", self)
 
     def refusal(self, problem: ConvProblem) -> str | None:
         """Return why the problem cannot be computed this way, or None if it can."""
