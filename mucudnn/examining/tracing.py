@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.algorithms.base import memory_format
-from mucudnn.convolutions.calls import ConvArguments, problem_of
+from mucudnn.convolutions.calls import ConvArguments, numbers, problem_of
 from mucudnn.convolutions.strides import layout_of
-from mucudnn.errors import NothingToTuneError, ProblemError, ValuesWarning, warn_user
+from mucudnn.errors import NothingToTuneError, ValuesWarning, warn_user
 from mucudnn.examining.arguments import CallArguments, rejected
 from mucudnn.examining.extraction import wanted_ops
 from mucudnn.examining.passes import examined, run_in_earnest, run_without_arithmetic
@@ -31,7 +31,7 @@ from mucudnn.examining.undoing import clear_caches, forget
 from mucudnn.forecast import Occurrence
 from mucudnn.interruptions import pass_on_interruption
 from mucudnn.plan import ConvSite
-from mucudnn.problem import ConvOp, ConvProblem, Layout, cudnn_layout, op_of, problems_of
+from mucudnn.problem import ConvOp, ConvProblem, cudnn_layout, op_of, problems_of
 
 _CONVOLUTION = torch.ops.aten.convolution.default
 
@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):
     def __init__(self, wanted: frozenset[ConvOp]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # not in torch's hints
         self.paths: list[str] = []
-        self.found: dict[tuple[str, ConvProblem, bool], frozenset[ConvOp]] = {}
+        self.found: dict[tuple[str, ConvProblem], frozenset[ConvOp]] = {}
         self._wanted = wanted
 
     def __torch_dispatch__(
@@ -164,7 +164,8 @@ class _Recorder(TorchDispatchMode):
         """Return what was found: first the forward pass of a convolution, then its gradients."""
         variants: dict[str, int] = {}
         occurrences: list[Occurrence] = []
-        for (path, problem, is_transposed), needed in self.found.items():
+        for (path, problem), needed in self.found.items():
+            is_transposed = problem.op is ConvOp.DGRAD
             variant = variants[path] = variants.get(path, -1) + 1
             for op in ConvOp:
                 if op in needed:
@@ -189,36 +190,17 @@ class _Recorder(TorchDispatchMode):
         )
         layout = cudnn_layout(layout_of(image, weight), str(image.dtype).removeprefix("torch."))
         arguments = ConvArguments.of(image.dim() - 2, stride, padding, dilation, groups)
-        has_bias = bias is not None and not is_transposed  # dgrad adds none
-        x, y = (result, image) if is_transposed else (image, result)
-        self._note(_problem(x, y, weight, arguments, layout, has_bias), image, weight, is_transposed)
+        if is_transposed:
+            arguments = arguments._replace(output_padding=numbers(tuple(output_padding), image.dim() - 2))
+        problem = problem_of(image, weight, bias is not None, arguments)
+        # cuDNN gets the filter in the layout of the others.
+        self._note(dataclasses.replace(problem, layout=layout, filter_layout=layout), image, weight)
         return result.contiguous(memory_format=memory_format(layout, result.dim()))
 
-    def _note(self, problem: ConvProblem, image: Tensor, weight: Tensor, is_transposed: bool) -> None:
+    def _note(self, problem: ConvProblem, image: Tensor, weight: Tensor) -> None:
         needed = {ConvOp.FPROP}
         if torch.is_grad_enabled():
             needed |= {ConvOp.DGRAD} if image.requires_grad else set()
             needed |= {ConvOp.WGRAD} if weight.requires_grad else set()
-        key = (self.paths[-1] if self.paths else "", problem, is_transposed)
+        key = (self.paths[-1] if self.paths else "", problem)
         self.found[key] = self.found.get(key, frozenset()) | (needed & self._wanted)
-
-
-def _problem(
-    x: Tensor, y: Tensor, weight: Tensor, arguments: ConvArguments, layout: Layout, has_bias: bool
-) -> ConvProblem:
-    """Return the fprop problem with image `x` and output `y`; a transposed convolution is its dgrad.
-
-    The filter is brought into the layout of the others before cuDNN sees it.
-
-    Raises:
-        ProblemError: a transposed convolution with an output padding that makes it no gradient of another.
-    """
-    problem = dataclasses.replace(
-        problem_of(x, weight, has_bias, arguments), layout=layout, filter_layout=layout
-    )
-    if problem.output_shape != tuple(y.shape):
-        raise ProblemError(
-            "The output padding of a transposed convolution must be smaller than its stride, "
-            f"but got an output of size {problem.input_size} from {tuple(y.shape[2:])}."
-        )
-    return problem
