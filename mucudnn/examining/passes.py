@@ -199,9 +199,17 @@ def _quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Have nothing compiled, in any thread: where Dynamo meets a mode it never compiles that code again."""
-    if "torch._dynamo" not in sys.modules:  # importing it takes seconds, and without it nothing is compiled
-        yield
+    """Have nothing compiled, in any thread: where Dynamo meets a mode it never compiles that code again.
+
+    Importing it takes seconds, so that is left to those who need it, such as `torch.cond`; if a model does
+    within the pass, what Dynamo has learnt there is forgotten.
+    """
+    if "torch._dynamo" not in sys.modules:
+        try:
+            yield
+        finally:
+            if "torch._dynamo" in sys.modules:
+                torch.compiler.reset()
         return
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(RuntimeError):  # this is called from what is being compiled

@@ -18,6 +18,7 @@ from mucudnn.errors import SampleError
 from mucudnn.examining.extraction import extract
 from mucudnn.examining.passes import unhooked
 from mucudnn.problem import ConvOp, Layout
+from tests.alone import Server
 from tests.examining.models import ALL, ChangesItsInput, DependsOnValues, Remembers, RunningMean, ops_of
 from tests.models import a_batch, a_chain
 
@@ -283,3 +284,28 @@ def test_a_model_that_raises_is_left_as_it_was() -> None:
         extract(model, a_batch(channels=5))
 
     assert [dict(module.__dict__) for module in model.modules()] == before
+
+
+_BRANCHING = """
+import torch
+from torch import nn
+
+from mucudnn.examining.extraction import extract
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return torch.cond(y.sum() > 0, lambda each: each * 2, lambda each: each * 1, (y,))
+
+found = extract(Branching(), torch.ones(2, 3, 8, 8))
+results = [Branching()(torch.ones(2, 3, 8, 8)) for _ in range(2)]
+print(len(found.calls), *(tuple(each.shape) == (2, 4, 6, 6) for each in results))
+"""
+
+
+def test_what_compiles_by_itself_does_so_afterwards_where_nothing_was_compiled_before(alone: Server) -> None:
+    assert alone.run(_BRANCHING) == "1 True True"
