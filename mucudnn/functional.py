@@ -148,25 +148,51 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         """Return y, shape (n, k, *size), and keep x and w for the gradients."""
         ctx.save_for_backward(image, weight)
+        ctx.set_materialize_grads(False)
         ctx.convolution = convolution
         return convolution.forward(image, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return dx, dw and the bias's gradient, in the shapes of x, w and (k,); None where nobody asks.
 
-        `gradients` is dy alone, shape (n, k, *size). The last None stands for the convolution itself.
+        `gradients` is dy alone, shape (n, k, *size), or None where there is none, as of what is detached
+        behind. The last None stands for the convolution itself.
         """
+        (gradient,) = gradients
+        if gradient is None:
+            return (None,) * 4
         image, weight = ctx.saved_tensors
         # Gradients that are differentiated again, or batched, only PyTorch's own can compute; hooks of saved
         # tensors may have made others of them.
-        again = torch.is_grad_enabled() or is_traced(gradients[0], image, weight)
+        again = torch.is_grad_enabled() or is_traced(gradient, image, weight)
         convolution: DividedConvolution = ctx.convolution
-        needed = ctx.needs_input_grad[:3]
+        needed = _wanted(ctx)
         with without_autocast(autocast_dtype(image.device)):  # of who calls backward in it
             if again:
-                return (*own_gradients(gradients[0], image, weight, convolution.arguments, needed), None)
-            return (*convolution.gradients(gradients[0], image, weight, needed), None)
+                return (*own_gradients(gradient, image, weight, convolution.arguments, needed), None)
+            return (*convolution.gradients(gradient, image, weight, needed), None)
+
+
+def _wanted(ctx: Any) -> tuple[bool, bool, bool]:
+    """Return of which of x, w and the bias this backward pass uses the gradients.
+
+    `needs_input_grad` tells who may have one. `torch.autograd.grad` of the input alone uses no weight's, and
+    PyTorch's own would compute none.
+    """
+    nodes = [*(node for node, _ in ctx.next_functions), None]  # without a bias there are two
+    x, w, bias = (
+        needs and _is_reached(node) for needs, node in zip(ctx.needs_input_grad, nodes[:3], strict=False)
+    )
+    return x, w, bias
+
+
+def _is_reached(node: Any) -> bool:
+    """Return whether the backward pass that runs goes on to a node."""
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # no pass runs, or it ends there and returns the gradient
+        return True
 
 
 def divided_conv(

@@ -236,6 +236,65 @@ def test_a_gradient_that_nobody_wants_is_not_computed(wanting: tuple[int, ...], 
     assert backend.ops == ops
 
 
+def counting_convolution(backend: CountingBackend, *, bias: bool = True) -> DividedConvolution:
+    problem = dataclasses.replace(plain_problem(), bias=bias)
+    return DividedConvolution(backend, problem, dict.fromkeys(ConvOp, a_division("cpu:im2col", 3, 2)))
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("wanted", "op"), [((0,), {ConvOp.DGRAD}), ((1,), {ConvOp.WGRAD}), ((0, 1), {ConvOp.DGRAD, ConvOp.WGRAD})]
+)
+def test_a_gradient_that_a_pass_does_not_use_is_not_computed(
+    wanted: tuple[int, ...], op: set[ConvOp], bias: bool, is_leaf: bool
+) -> None:
+    given = [tensor if is_leaf else tensor.clone() for tensor in tensors(PLAIN)][: 2 + bias]
+    used = [given[place] for place in wanted]
+    backend = CountingBackend()
+    convolution = counting_convolution(backend, bias=bias)
+
+    results = torch.autograd.grad(convolution(*given, *(() if bias else (None,))).square().sum(), used)
+
+    expected = torch.autograd.grad(torch_conv(*given, **PLAIN.arguments).square().sum(), used)
+    assert backend.ops == {ConvOp.FPROP} | op
+    for result, gradient in zip(results, expected, strict=True):
+        assert_close(result, gradient)
+
+
+def test_a_pass_into_some_tensors_computes_what_leads_to_them() -> None:
+    x, w, bias = tensors(PLAIN)
+    image = x * 2
+    backend = CountingBackend()
+
+    counting_convolution(backend)(image, w, bias).sum().backward(inputs=[x])
+
+    assert backend.ops == {ConvOp.FPROP, ConvOp.DGRAD}
+    assert [tensor.grad is None for tensor in (x, w, bias)] == [False, True, True]
+
+
+class Ended(torch.autograd.Function):
+    """The identity, through which no gradient flows."""
+
+    @staticmethod
+    def forward(_ctx: Any, y: Tensor) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, *_gradients: Tensor) -> None:
+        return None
+
+
+def test_where_no_gradient_comes_none_is_made_of_it() -> None:
+    given = tensors(PLAIN)
+    backend = CountingBackend()
+
+    Ended.apply(counting_convolution(backend)(*given)).sum().backward()
+
+    assert backend.ops == {ConvOp.FPROP}
+    assert [tensor.grad for tensor in given] == [None, None, None]
+
+
 def test_every_op_works_in_the_workspace_of_its_owner() -> None:
     release_workspaces()
     owners = {op: Owner() for op in ConvOp}
