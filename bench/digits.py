@@ -21,6 +21,7 @@ from bench.steps import TrainingStep, copy_of, differences, digits_step, double,
 from mucudnn import apply, compare, tune
 from mucudnn.backends import Backend, Job, backend_of
 from mucudnn.choices import Policy
+from mucudnn.comparing.step_comparison import PairedTimes
 from mucudnn.division import undivided
 from mucudnn.errors import MucudnnError
 from mucudnn.evidence import Evidence
@@ -34,9 +35,10 @@ from mucudnn.report import (
     draw_comparison,
     draw_plan,
     render_comparison,
-    render_notes,
     render_plan,
 )
+from mucudnn.report.steps import describe_factor
+from mucudnn.report.words import describe_ms
 from mucudnn.sizes import format_bytes, parse_bytes
 from mucudnn.store import Store, open_store
 
@@ -112,25 +114,20 @@ def _demonstrate(options: argparse.Namespace) -> None:
         )
         tuning_s = time.perf_counter() - start
         measured = store.count() - known
-        _say(f"Tuned in {tuning_s:.0f} s: {measured} trials were measured, {known} were known.")
+        _say(f"Tuned in {tuning_s:.0f} s: {measured} candidates were measured, {known} were in the store.")
         _keep(plan, options.plan)
         shown = _with_bases(plan, store)
     _say(render_plan(shown))
-    without = sum(each.evidence is None or each.evidence.reference is None for each in plan.assignments)
-    if without:
-        text = (
-            f"At {without} sites PyTorch's own needs more than the limit. It ran here all the same, to "
-            "compare; what runs now is the fastest that fits, and may be SLOWER."
-        )
-        _say("\n".join(render_notes([("before", text)])))
     page = options.plan.with_suffix(".html")
     draw_plan(shown, page)
     _say(f"Drawn, with that table: {page}.")
     patched = copy_of(step)
     apply(patched.model, plan)
-    _show_step(patched, tuning_s if measured else None, page.with_stem(f"{page.stem}-step"))
-    _show_memory(plan, options)
-    _show_proof(step, patched, plan)
+    times = _show_step(patched, page.with_stem(f"{page.stem}-step"))
+    memory = _show_memory(plan, options)
+    exact = _show_proof(step, patched, plan)
+    _say(f"\nIn short: {_time_in_short(times, tuning_s if measured else None)}")
+    _say(f"Peak memory: {memory}. Largest difference in float64: {exact:.1e} of the largest value.")
 
 
 def _keep(plan: Plan, path: Path) -> None:
@@ -172,26 +169,40 @@ def _against(own: str, division: str, seen: Outcome, evidence: Evidence) -> Evid
     )
 
 
-def _show_step(patched: TrainingStep, tuning_s: float | None, page: Path) -> None:
-    """Time a step with the plan and without it, and tell when tuning, if it was done, is paid back."""
+def _show_step(patched: TrainingStep, page: Path) -> PairedTimes:
+    """Time a step with the plan and without it, show and draw it, and return the times of the whole step."""
     step = copy_of(patched)
     found = compare(step.model, step)
     _say("\nThe whole training step: forward, loss, backward, update.")
     _say(render_comparison(found))
     draw_comparison(found, page)
     _say(f"Drawn, with that table: {page}.")
+    return found.step
+
+
+def _time_in_short(times: PairedTimes, tuning_s: float | None) -> str:
+    """Return what the step takes, and when tuning, if it was done, is paid back."""
+    told = (
+        f"a training step takes {describe_ms(times.now)} ms instead of {describe_ms(times.before)}, "
+        f"{describe_factor(times.speedup)} times as fast."
+    )
     if tuning_s is None:
-        _say("Tuning was done in an earlier run: that one tells after how many steps it is paid back.")
-        return
-    paid = found.step.break_even(tuning_s)
+        return (
+            f"{told}\nTuning was done in an earlier run: that one tells after how many steps it is paid back."
+        )
+    paid = times.break_even(tuning_s)
     steps, low, high = (
         f"{each:.0f}" if math.isfinite(each) else "∞" for each in (paid.median, paid.low, paid.high)
     )
-    _say(f"The {tuning_s:.0f} s of tuning are paid back after {steps} [{low}, {high}] steps.")
+    return f"{told}\nThe {tuning_s:.0f} s of tuning are paid back after {steps} [{low}, {high}] steps."
 
 
-def _show_memory(plan: Plan, options: argparse.Namespace) -> None:
-    """Weigh both steps in a process of their own: the most memory beside what stood there before."""
+def _show_memory(plan: Plan, options: argparse.Namespace) -> str:
+    """Weigh both steps in a process of their own: the most memory beside what stood there before.
+
+    Returns:
+        Both weights, in short.
+    """
     backend = backend_of(f"{plan.environment.backend}:")
     payload = {"batch": options.batch, "channels_last": options.layout == Layout.CHANNELS_LAST}
     unpatched = _weigh(backend, {**payload, "plan": None})
@@ -203,6 +214,7 @@ def _show_memory(plan: Plan, options: argparse.Namespace) -> None:
         f"  largest workspace of a convolution, as measured: {format_bytes(max(workspaces, default=0))}, "
         f"limit {format_bytes(parse_bytes(options.limit))}"
     )
+    return f"{patched} instead of {unpatched}"
 
 
 def _weigh(backend: Backend, payload: dict[str, object]) -> str:
@@ -210,11 +222,14 @@ def _weigh(backend: Backend, payload: dict[str, object]) -> str:
     return "could not be measured" if weight is None else format_bytes(weight)
 
 
-def _show_proof(unpatched: TrainingStep, patched: TrainingStep, plan: Plan) -> None:
+def _show_proof(unpatched: TrainingStep, patched: TrainingStep, plan: Plan) -> float:
     """Compare both models after one forward and backward pass, and tell what rounding alone does.
 
     A ReLU turns a rounding into a jump, so in float32 gradients differ by far more than their rounding,
     between any two ways to compute them. In float64 the same divisions show that nothing else differs.
+
+    Returns:
+        The largest difference in float64.
     """
     exact = double(unpatched)
     exact_patched = double(unpatched)
@@ -231,10 +246,13 @@ def _show_proof(unpatched: TrainingStep, patched: TrainingStep, plan: Plan) -> N
         numbers = [getattr(column, name) for column in columns.values()]
         _say(f"  {label:22}{numbers[0]:12.1e}{numbers[1]:12.1e}{numbers[2]:32.1e}")
     _say(
-        "  The column of float64 is the proof: the same divisions, and nothing but rounding differs.\n"
-        "  (What is for float32 alone, bf16x3 and bf16x2, runs as PyTorch's own there.)\n"
-        "  In float32 a ReLU turns a rounding into a jump, patched or not: see the last column."
+        "  The proof is the column of float64: there the plan runs too, and nothing but rounding differs\n"
+        "  (what is for float32 alone, bf16x3 and bf16x2, is PyTorch's own there). In float32 rounding also\n"
+        "  decides which ReLUs pass a value near zero, so gradients differ more. Those of the unpatched\n"
+        "  model differ as much from its own in float64: see the last column."
     )
+    found = columns["float64"]
+    return max(found.outputs, found.gradients, found.statistics)
 
 
 def _say(line: str) -> None:

@@ -10,11 +10,18 @@ from mucudnn.intervals import TOLERANCE, median
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import is_own
+from mucudnn.report.algorithm_words import meanings
 from mucudnn.report.plan_advice import compiler_notes, host_notes, layout_notes, waiting_notes
-from mucudnn.report.totals import Totals, comparisons_at, is_base_over_share, workspace_at
+from mucudnn.report.totals import (
+    Totals,
+    comparisons_at,
+    is_base_over_limit,
+    is_base_over_share,
+    workspace_at,
+)
 from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, render_notes
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import seen_at
+from mucudnn.standing import partly_called, seen_at
 
 KEPT = "own"
 """Verdict on what stays PyTorch's own."""
@@ -69,16 +76,22 @@ _TIMES = (
 _VERDICTS = (
     f"FASTER or SLOWER if the {PERCENT} interval of now / before lies wholly more than {BOUND} from 1, "
     f"SAME if wholly within, else AMBIGUOUS. {KEPT}: PyTorch's own stays, as nothing was FASTER{{}}. "
-    f"{OVER_LIMIT}: PyTorch's own may not run, as it needs more than the limit{{}}. Comparisons made: {{}}; "
-    f"at {PERCENT}, one in twenty may be wrong by chance."
+    f"{OVER_LIMIT}: {{}}{{}}. Comparisons made: {{}}; at {PERCENT}, one in twenty may be wrong by chance."
+)
+_FORBIDDEN = "PyTorch's own may not run, as it needs more than the limit"
+_BEYOND = (
+    "PyTorch's own needs more than the limit, and ran all the same here, to compare; what runs now is the "
+    "fastest that fits, and may be SLOWER"
 )
 _CALLS = (
     "call is the forward pass, and what gradients the model needs, with what Python costs. Before, PyTorch's "
-    f"own runs every op. {PARTLY} is a call in which it may not run some: these run the same before and now, "
-    "or in one part before if they alone differ, so that PyTorch's own may be faster. Unless the call is "
-    f"FASTER, it stays {AS_BEFORE} ({TRIED}: the time of what was not kept). What was FASTER was timed once "
-    "more, after all others, and the row shows these rounds; of what compare has taken back it shows all "
-    "calls of a step. Calls compared: {}."
+    f"own runs every op.{{}} Unless the call is FASTER, it stays {AS_BEFORE} ({TRIED}: the time of what was "
+    "not kept). What was FASTER was timed once more, after all others, and the row shows these rounds; of "
+    "what compare has taken back it shows all calls of a step. Calls compared: {}."
+)
+_PARTLY = (
+    f" {PARTLY}: the limit forbids it some ops of the call. Before, these run what they run now, or "
+    "undivided if nothing else differs; PyTorch's own may be faster than both."
 )
 _FROZEN = (
     "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "
@@ -125,6 +138,7 @@ def plan_notes(plan: Plan, width: int, *, brief: bool = False) -> list[str]:
         [
             *found,
             ("now runs", _RUNS),
+            *_name_notes(plan),
             *_predicted_notes(plan),
             *_evidence_notes(plan),
             ("chosen in", _chosen_note(plan)),
@@ -226,6 +240,12 @@ def _untouched_notes(plan: Plan) -> list[tuple[str, str]]:
 # How it came about
 
 
+def _name_notes(plan: Plan) -> list[tuple[str, str]]:
+    ids = {part.algorithm for assigned in plan.assignments for part in assigned.division.parts}
+    told = meanings(each.partition(":")[2] for each in ids)
+    return [] if told is None else [("names", told)]
+
+
 def _predicted_notes(plan: Plan) -> list[tuple[str, str]]:
     predicted = [assigned for assigned in plan.assignments if seen_at(assigned).is_predicted]
     if not predicted:
@@ -258,7 +278,10 @@ def _verdict_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple
         return []
     alone = " both alone and in the whole call" if plan.calls else ""
     comparisons = sum(map(comparisons_at, measurements))
-    return [("verdicts", _VERDICTS.format(alone, _share_note(plan, plan.assignments), comparisons))]
+    is_beyond = any(is_base_over_limit(seen_at(each), plan.limit_bytes) for each in plan.assignments)
+    over_limit = _BEYOND if is_beyond else _FORBIDDEN
+    told = _VERDICTS.format(alone, over_limit, _share_note(plan, plan.assignments), comparisons)
+    return [("verdicts", told)]
 
 
 def _time_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple[str, str]]:
@@ -288,7 +311,7 @@ def _others_notes(plan: Plan) -> list[tuple[str, str]]:
 def _error_notes(plan: Plan) -> list[tuple[str, str]]:
     """Tell the largest error of what was chosen, and apart where PyTorch's own runs, which has no bound.
 
-    Where that is wrong is told instead of by how much.
+    Sites where it is wrong are named instead.
 
     Of sites with equal errors, such as those of equal problems, the first is named.
     """
@@ -309,7 +332,7 @@ def _error_notes(plan: Plan) -> list[tuple[str, str]]:
 
 def _call_notes(plan: Plan) -> list[tuple[str, str]]:
     calls = {(call.reference, call.divided) for call in plan.calls}  # equal ones were timed once
-    return [("calls", _CALLS.format(len(calls)))] if calls else []
+    return [("calls", _CALLS.format(_PARTLY if partly_called(plan) else "", len(calls)))] if calls else []
 
 
 def _measurements(plan: Plan) -> list[Assignment]:

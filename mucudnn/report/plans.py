@@ -4,10 +4,9 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from mucudnn.division import Division
-from mucudnn.evidence import CallEvidence, Evidence
+from mucudnn.evidence import CallEvidence
 from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import is_own
-from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.report.plan_notes import (
     AS_BEFORE,
     KEPT,
@@ -19,7 +18,7 @@ from mucudnn.report.plan_notes import (
     plan_notes,
 )
 from mucudnn.report.table import Row, table
-from mucudnn.report.totals import is_base_over_share, speedup_at, workspace_at
+from mucudnn.report.totals import is_base_over_limit, is_base_over_share, speedup_at, workspace_at
 from mucudnn.report.words import (
     DEFAULT_WIDTH,
     PERCENT,
@@ -130,16 +129,8 @@ def _verdict(assigned: Assignment, plan: Plan) -> str:
         return ", ".join([KEPT, *predicted])
     verdict = OVER_LIMIT if seen.reference is None else str(seen.verdict or "-")
     share = [OVER_SHARE] if is_base_over_share(assigned, plan.mode) else []
-    limit = [OVER_LIMIT] if _was_timed_beyond(seen, plan.limit_bytes) else []
+    limit = [OVER_LIMIT] if is_base_over_limit(seen, plan.limit_bytes) else []
     return ", ".join([verdict, *share, *limit, *predicted])
-
-
-def _was_timed_beyond(evidence: Evidence, limit_bytes: int) -> bool:
-    """Return whether PyTorch's own was timed to compare, though it takes more than the limit."""
-    base_bytes = evidence.reference_workspace_bytes
-    if evidence.reference is None or base_bytes is None:
-        return False
-    return not fits_as_seen(base_bytes, limit_bytes)
 
 
 def _why_no_base(assigned: Assignment) -> str:

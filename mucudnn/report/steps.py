@@ -329,8 +329,8 @@ def _about_pages(found: StepComparison, before: float, now: float) -> str:
     """Return what it means that a step takes many pages of memory anew, and what helps."""
     cost_ms = max(before, now) * _PAGE_S * 1e3
     told = (
-        f"Each step takes pages of memory anew from the system, {before:.0f} before and {now:.0f} now: some "
-        f"{cost_ms:{'.0f' if cost_ms >= 1 else '.1g'}} ms of it."
+        f"Each step takes pages of memory anew from the system, {before:.0f} before and {now:.0f} now, "
+        f"which takes some {cost_ms:{'.0f' if cost_ms >= 1 else '.1g'}} ms of it."
     )
     if _GLIBC_SETTINGS.isdisjoint(found.plan.environment.policy):
         advice = " and ".join(f"{name}=2000000000" for name in sorted(_GLIBC_SETTINGS))

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from mucudnn.choices import Mode
 from mucudnn.division import is_of_one_part
+from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, Plan
+from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.standing import is_kept, may_stay, partly_called, seen_at
 
 _UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)
@@ -158,6 +160,14 @@ def _interval_at(assigned: Assignment) -> Estimate | None:
     if is_kept(assigned):
         return _UNCHANGED
     return dict(seen_at(assigned).speedups).get(assigned.division.key)
+
+
+def is_base_over_limit(seen: Evidence, limit_bytes: int) -> bool:
+    """Return whether PyTorch's own was timed to compare, though it takes more than the limit."""
+    base_bytes = seen.reference_workspace_bytes
+    if seen.reference is None or base_bytes is None:
+        return False
+    return not fits_as_seen(base_bytes, limit_bytes)
 
 
 def is_base_over_share(assigned: Assignment, mode: Mode) -> bool:

@@ -84,7 +84,10 @@ def test_a_base_that_ran_beyond_the_limit_to_compare_is_marked(beyond_bytes: int
     seen = dataclasses.replace(FASTER, reference_workspace_bytes=8 * MIB + beyond_bytes)  # weighed to 32 KiB
     plan = a_plan(limit_bytes=8 * MIB, assignments=(assigned("conv1", ConvOp.FPROP, WINOGRAD, seen),))
 
-    assert row(render_plan(plan), "fprop")[-1] == f"FASTER{mark}"
+    text = render_plan(plan)
+    assert row(text, "fprop")[-1] == f"FASTER{mark}"
+    assert ("and ran all the same here, to compare" in note(text, "verdicts")) == bool(mark)
+    assert ("may not run" in note(text, "verdicts")) != bool(mark)
 
 
 def test_in_sharing_mode_too_it_is_the_limit_that_forbids_to_run_the_base() -> None:
@@ -172,7 +175,9 @@ def test_a_call_is_marked_unless_all_of_it_was_timed_before() -> None:
     over_limit = assigned("conv", ConvOp.WGRAD, WINOGRAD, OVER_LIMIT)
 
     for rows, verdict in (((timed,), "FASTER"), ((timed, over_limit), "FASTER, partly")):
-        assert row(render_plan(a_plan(assignments=rows, calls=(call,))), "call")[-1] == verdict
+        text = render_plan(a_plan(assignments=rows, calls=(call,)))
+        assert row(text, "call")[-1] == verdict
+        assert ("partly:" in note(text, "calls")) == ("partly" in verdict)
 
 
 def test_a_convolution_whose_rows_are_anothers_names_that_one() -> None:

@@ -200,7 +200,8 @@ def test_who_has_set_glibc_already_is_not_told_to_and_only_more_pages_are_the_pl
     told = note(dataclasses.replace(FOUND, plan=plan, pages=(2000.0, float(now))), "memory")
 
     assert told == (
-        f"Each step takes pages of memory anew from the system, 2000 before and {now} now: some 2 ms of it."
+        f"Each step takes pages of memory anew from the system, 2000 before and {now} now, which takes some "
+        "2 ms of it."
     )
 
 
