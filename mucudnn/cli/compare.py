@@ -47,13 +47,15 @@ if TYPE_CHECKING:
     "--plan", "path", type=click.Path(path_type=Path), required=True, metavar="PLAN",
     help="What mucudnn tune -o has saved, for the same model, inputs, type and layout.",
 )  # fmt: skip
-@click.option("--eval", "must_infer", is_flag=True, help="Refuse a plan that is not for inference.")
+@click.option(
+    "--eval", "must_infer", is_flag=True, help="Refuse a plan for training; without this either is taken."
+)
 @dtype_option
 @autocast_option
 @channels_last_option
 @click.option(
     "--rounds", type=click.IntRange(min=FEWEST_SAMPLES),
-    help="Rounds, each a pass with the plan and one without; as many more look into them.  "
+    help="Rounds, each a pass with the plan and one without; as many more time each convolution.  "
     "[default: as many as take 10 s, 20 to 200]",
 )  # fmt: skip
 @click.option(

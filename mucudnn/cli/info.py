@@ -46,9 +46,10 @@ _COSTLY = 1.05
 )
 @json_option
 def info_command(exported: str | None, store: Path | None, as_json: bool) -> None:
-    """Show what a time measured here and now depends on, where profiles are kept, and what cuDNN there is.
+    """Show what times measured here depend on, where they are stored, and which cuDNN was found.
 
-    Where PyTorch computes with several threads, it also measures what an operation costs workers after it.
+    Where PyTorch computes with several threads, it also measures by how much an ordinary operation slows
+    the worker threads that run right after it.
     Several environments of a store are numbered, as mucudnn tune --backend replay:FILE#2 numbers them.
 
     \b

@@ -171,8 +171,8 @@ def _dtype(_context: click.Context, _parameter: click.Parameter, name: str | Non
 target_argument = click.argument("target", type=_target, metavar="PACKAGE.MODULE:CALLABLE")
 inputs_option = click.option(
     "--input", "shapes", type=_shape, multiple=True, required=True, metavar="SHAPE",
-    help="Shape of an input, such as 64x3x32x32, or 64:int64 with a type of its own (integers are 0 and 1); "
-    "once for each positional argument of the model.",
+    help="Shape of an input, such as 64x3x32x32, or 64:int64 with a type of its own (integers are "
+    "zeros and ones at random); once for each positional argument of the model.",
 )  # fmt: skip
 policy_option = click.option(
     "--policy", type=click.Choice([str(policy).replace("_", "-") for policy in Policy]),

@@ -6,6 +6,7 @@ import click
 
 from mucudnn.cli.options import FILE, brief_option, json_option, plot_option
 from mucudnn.cli.output import print_json, report_width, say
+from mucudnn.errors import StoreError
 from mucudnn.plan import Plan
 from mucudnn.profiling.replay import PREFIX, recorded_store
 from mucudnn.report import (
@@ -66,7 +67,11 @@ def _opened(store: Path | None) -> SqliteStore:
     """Return the store that --store names, a file or a recording, or the user's."""
     if store is not None and str(store).startswith(PREFIX):
         return recorded_store(str(store).removeprefix(PREFIX))
-    return readable_store(expanded(store or default_path()))
+    try:
+        return readable_store(expanded(store or default_path()))
+    except StoreError as error:
+        hint = " For a plan from a recording give --store replay:NAME." if store is None else ""
+        raise StoreError(f"{error}{hint}") from error
 
 
 def print_plan(plan: Plan, as_json: bool, *, brief: bool = False) -> None:

@@ -233,7 +233,10 @@ def test_a_store_of_something_else_ends_with_a_sentence(plan_path: Path, store_p
 
 
 def test_a_store_that_is_not_there_is_not_made(plan_path: Path, store_path: Path) -> None:
-    assert_one_sentence(run("show", plan_path, "--refusals"), f"mucudnn: {store_path}")
+    result = run("show", plan_path, "--refusals")
+
+    assert_one_sentence(result, f"mucudnn: {store_path}")
+    assert "from a recording give --store replay:NAME." in result.stderr
     assert not store_path.exists()
 
 
