@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
-from mucudnn.convolutions.calls import ConvArguments, explicit_padding, numbers
-from mucudnn.errors import OptionError
+from mucudnn.convolutions.calls import ConvArguments, explicit_padding, numbers, obstacle, problem_of
+from mucudnn.convolutions.surroundings import as_autocast
+from mucudnn.errors import OptionError, ProblemError
+from mucudnn.problem import ConvProblem
 
 
 def check_is_module(model: object) -> None:
@@ -196,3 +198,34 @@ def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
         arguments = arguments._replace(padding=(0,) * len(arguments.stride))
     # A weight of a class of its own may refuse to be asked.
     return explicit_padding(image, weight.shape[2:] if isinstance(arguments.padding, str) else (), arguments)
+
+
+def problem_of_call(module: Any, call: Call, dtype: torch.dtype | None) -> tuple[ConvProblem, bool]:
+    """Return the problem of a call's forward pass, and whether its image is padded before.
+
+    Args:
+        module: whose call it is; None for a function's.
+        call: of a batch, or of one sample.
+        dtype: what autocast casts the tensors to; None where there is no autocast.
+
+    Raises:
+        OptionError: its padding is a word that names none.
+        ProblemError: its shapes fit no convolution, or it must be left to PyTorch as it is; then the message
+            is the reason alone.
+    """
+    image, weight, bias, *_ = call
+    reason = obstacle(*_as_computed(image, weight, bias, dtype))
+    if reason is not None:
+        raise ProblemError(reason)
+    batch = image if image.dim() == weight.dim() else image.unsqueeze(0)
+    with torch.no_grad():  # a checkpoint counts what is saved, and knows nothing of this
+        image, arguments = padded(module, call._replace(image=batch))
+    is_padded = image is not batch
+    image, weight, bias = _as_computed(image, weight, bias, dtype)
+    return problem_of(image, weight, bias is not None, arguments), is_padded
+
+
+def _as_computed(
+    image: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    return (image, weight, bias) if dtype is None else as_autocast(image, weight, bias, dtype)

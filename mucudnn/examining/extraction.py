@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mucudnn.convolutions.calls import FUNCTIONS, obstacle, problem_of
+from mucudnn.convolutions.calls import FUNCTIONS
 from mucudnn.convolutions.modules import (
     Call,
     Kind,
@@ -19,11 +19,11 @@ from mucudnn.convolutions.modules import (
     convolutions,
     elsewhere,
     kind_of,
-    padded,
+    problem_of_call,
     tuned_device,
     undividable,
 )
-from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype
+from mucudnn.convolutions.surroundings import autocast_dtype
 from mucudnn.errors import NothingToTuneError, OptionError, ProblemError
 from mucudnn.examining.arguments import CallArguments, rejected
 from mucudnn.examining.foreign import SCRIPTED, check_unscripted, check_unsharded, scripted_paths
@@ -302,22 +302,12 @@ class _Recorder:
             _here.recorded -= 1
 
     def _note(self, call: Call) -> None:
-        image, weight, bias, *_ = call
+        image, weight = call.image, call.weight
         are_tensors = isinstance(image, Tensor) and isinstance(weight, Tensor)
         if not are_tensors:  # PyTorch's own says what is wrong, right after this
             return
-        dtype = autocast_dtype(image.device)
-        cast = (image, weight, bias) if dtype is None else as_autocast(image, weight, bias, dtype)
-        reason = obstacle(*cast)
-        if reason is not None:
-            self._obstacle = reason
-            return
-        batched = image if image.dim() == weight.dim() else image.unsqueeze(0)
         try:
-            image, arguments = padded(self.module, call._replace(image=batched))
-            if dtype is not None:
-                image, weight, bias = as_autocast(image, weight, bias, dtype)
-            problem = problem_of(image, weight, bias is not None, arguments)
+            problem, _ = problem_of_call(self.module, call, autocast_dtype(image.device))
         except (OptionError, ProblemError) as error:  # unless PyTorch's own says so, right after this
             self._obstacle = str(error).removesuffix(".")
             return

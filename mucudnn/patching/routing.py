@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from mucudnn.backends import Backend, backend_name, backend_of
-from mucudnn.convolutions.calls import has_its_bias, obstacle, problem_of
-from mucudnn.convolutions.modules import Call, padded, pads_of
+from mucudnn.convolutions.calls import has_its_bias
+from mucudnn.convolutions.modules import Call, padded, pads_of, problem_of_call
 from mucudnn.convolutions.surroundings import as_autocast, autocast_dtype, without_autocast
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.functional import DividedConvolution
@@ -140,20 +140,11 @@ class Router:
 
     def _route(self, backend: Backend, call: Call, dtype: torch.dtype | None, decide: Decide) -> Route | None:
         """Return what runs such calls, or None for PyTorch's own."""
-        image, weight, bias, *_ = call
-        cast = (image, weight, bias) if dtype is None else as_autocast(image, weight, bias, dtype)
-        if obstacle(*cast) is not None:
-            return None
         try:
-            with torch.no_grad():  # a checkpoint counts what is saved, and knows nothing of this call
-                image, arguments = padded(self._module, call)
-            is_padded = image is not call.image
-            if dtype is not None:
-                image, weight, bias = as_autocast(image, weight, bias, dtype)
-            problem = problem_of(image, weight, bias is not None, arguments)
+            problem, is_padded = problem_of_call(self._module, call, dtype)
         except (OptionError, ProblemError):
             return None  # PyTorch's own says what is wrong, if anything is
-        if not has_its_bias(problem, bias):
+        if not has_its_bias(problem, call.bias):
             return None
         convolution = decide(backend, problem)
         if convolution is None or convolution.is_own:

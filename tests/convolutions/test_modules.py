@@ -10,7 +10,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode, in_kernel_invocation_m
 from torch.nn.utils import parametrizations
 
 from mucudnn.convolutions.calls import ConvArguments
-from mucudnn.convolutions.modules import arguments_of, elsewhere, home_of, tuned_device, undividable
+from mucudnn.convolutions.modules import (
+    Call,
+    arguments_of,
+    elsewhere,
+    home_of,
+    problem_of_call,
+    tuned_device,
+    undividable,
+)
+from mucudnn.errors import ProblemError
 
 
 @pytest.mark.parametrize(
@@ -100,3 +109,35 @@ def test_what_imitates_a_quantised_convolution_is_not_divided() -> None:
     module.weight_fake_quant = nn.Identity()
 
     assert undividable(module) == "Conv2d imitates a quantised convolution"
+
+
+@pytest.mark.parametrize(
+    ("padding_mode", "image_size", "padding", "is_padded"),
+    [("zeros", (8, 8), (1, 1), False), ("reflect", (10, 10), (0, 0), True)],
+)
+def test_a_call_with_pixels_beside_zeros_has_the_problem_of_what_is_padded_before(
+    padding_mode: Any, image_size: tuple[int, ...], padding: tuple[int, ...], is_padded: bool
+) -> None:
+    conv = nn.Conv2d(3, 4, 3, padding=1, padding_mode=padding_mode)
+    call = Call(torch.ones(2, 3, 8, 8), conv.weight, conv.bias, arguments_of(conv), padding_mode)
+
+    problem, found = problem_of_call(conv, call, None)
+
+    assert (problem.input_size, problem.padding, found) == (image_size, padding, is_padded)
+
+
+def test_one_sample_has_the_problem_of_a_batch_of_one_and_autocast_decides_its_type() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    call = Call(torch.ones(3, 8, 8), conv.weight, conv.bias, arguments_of(conv))
+
+    problem, is_padded = problem_of_call(conv, call, torch.bfloat16)
+
+    assert (problem.batch, problem.dtype, is_padded) == (1, "bfloat16", False)
+
+
+def test_a_call_that_must_be_left_to_pytorch_has_no_problem_but_the_reason() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    call = Call(torch.ones(0, 3, 8, 8), conv.weight, conv.bias, arguments_of(conv))
+
+    with pytest.raises(ProblemError, match=r"^its tensors are empty$"):
+        problem_of_call(conv, call, None)
