@@ -144,8 +144,9 @@ def _extracted(
     _make_parameters(model, arguments)
     modules, device = convolutions(model), tuned_device(model)
     refused = {path: undividable(module) or elsewhere(module, device) for path, module in modules.items()}
+    met: dict[str, None] = {}
     recorders = {
-        path: _Recorder(module, kind, wanted, is_inference=is_inference)
+        path: _Recorder(path, module, kind, wanted, met, is_inference=is_inference)
         for path, module in modules.items()
         if refused[path] is None and (kind := kind_of(module)) is not None
     }
@@ -159,11 +160,10 @@ def _extracted(
         for path, recorder in recorders.items()
         if reasons[path] == _UNREACHED and id(recorder.module) in functions.calling
     }
-    order = sorted(recorders.items(), key=lambda named: named[1].turn)
     calls = tuple(
-        SiteCall(path, variant, problem, ops, recorder.needed[problem])
-        for path, recorder in order
-        for variant, (problem, ops) in enumerate(recorder.calls.items())
+        SiteCall(path, variant, problem, ops, recorders[path].needed[problem])
+        for path in met
+        for variant, (problem, ops) in enumerate(recorders[path].calls.items())
         if ops
     )
     refusals = {path: reason for path, reason in reasons.items() if reason is not None}
@@ -262,36 +262,43 @@ class _Functions(TorchFunctionMode):
 
 
 class _Recorder:
-    """Stands in for the method of a module that computes its convolution, and notes what it is asked for."""
+    """Stands in for the method of a module that computes its convolution, and notes what it is asked for.
+
+    All recorders of a pass have `met` in common: the paths of those with calls, in the order of the first.
+    """
 
     def __init__(
-        self, module: nn.Module, kind: Kind, wanted: frozenset[ConvOp], *, is_inference: bool
+        self,
+        path: str,
+        module: nn.Module,
+        kind: Kind,
+        wanted: frozenset[ConvOp],
+        met: dict[str, None],
+        *,
+        is_inference: bool,
     ) -> None:
         self.module = module
         self.kind = kind
         self.calls: dict[ConvProblem, tuple[ConvOp, ...]] = {}
         self.needed: dict[ConvProblem, tuple[ConvOp, ...]] = {}
-        self.turn = 0
-        self._next_turn: Iterator[int] = iter(())
+        self._path = path
+        self._met = met
         self._obstacle: str | None = _UNREACHED
         self._wanted = wanted
         self._is_inference = is_inference
 
-    def start(self, turns: Iterator[int]) -> None:
-        """Forget what an earlier pass has shown.
-
-        Args:
-            turns: from which each recorder takes one when it is first met.
-        """
-        self.turn, self._next_turn, self._obstacle = 0, turns, _UNREACHED
+    def forget(self) -> None:
+        """Forget what an earlier pass has shown."""
+        self._obstacle = _UNREACHED
+        self._met.pop(self._path, None)
         self.calls.clear()
         self.needed.clear()
 
     def verdict(self) -> str | None:
         """Return why nothing of this module is to be tuned, or None if something is."""
-        if self._obstacle is None and not any(self.calls.values()):
-            return f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"
-        return None if any(self.calls.values()) else self._obstacle
+        if any(self.calls.values()):
+            return None
+        return self._obstacle or f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         self._note(call_of(self.kind, self.module, args, kwargs))
@@ -312,8 +319,7 @@ class _Recorder:
             self._obstacle = str(error).removesuffix(".")
             return
         self._obstacle = None
-        if not self.calls:
-            self.turn = next(self._next_turn)
+        self._met.setdefault(self._path)
         has_gradients = not self._is_inference  # those under no_grad may be computed again with gradients
         needs = {
             ConvOp.FPROP: True,
@@ -347,25 +353,19 @@ def _run(
     with _recording(recorders):
         stand_ins = StandIns()
         try:
-            _start(recorders)
             run_without_arithmetic(model, sample, stand_ins)
             return
         except Exception as error:  # noqa: BLE001  # whatever it is, but an interruption
             pass_on_interruption(error)
             functions.forget()  # whatever a model cannot do without values, it may do with them
-            _start(recorders)
+            for recorder in recorders.values():
+                recorder.forget()
         forget(stand_ins.alive)
         try:
             run_in_earnest(model, sample)
         except Exception as error:
             pass_on_interruption(error)
             raise rejected(model, sample, error) from error
-
-
-def _start(recorders: Mapping[str, _Recorder]) -> None:
-    turns = iter(range(1 << 62))
-    for recorder in recorders.values():
-        recorder.start(turns)
 
 
 @contextlib.contextmanager
