@@ -80,12 +80,8 @@ class CardTiles(NamedTuple):
         """Such as "cuda:winograd4_sums7"."""
         return PREFIX + self.tiling.name + (f"_sums{self.groups}" if self.groups > 1 else "")
 
-    def computes(self, problem: ConvProblem) -> bool:
-        """Return whether it computes `problem`, whatever the batch, where there is a compiler for it."""
-        return self.refusal(problem) is None
-
     def refusal(self, problem: ConvProblem) -> str | None:
-        """Return why it does not compute `problem`, wherever that is; None if it does."""
+        """Return why it does not compute `problem`, of any batch and on any card; None if it does."""
         if len(problem.kernel_size) == 3:
             return "tiles on a card have one or two dimensions"
         if refused := self.tiling.refusal(problem):
@@ -114,8 +110,8 @@ class Tiles:
         """
         if search is Search.HEURISTIC and problem.dtype == "float32" and self._card.rules.allow_tf32:
             return ()
-        able = [each for each in _BY_NAME.values() if CardTiles(each).computes(problem)]
-        if not (able and self._may_run(problem)):
+        able = [each for each in _BY_NAME.values() if CardTiles(each).refusal(problem) is None]
+        if not able or self._obstacle(problem) is not None:
             return ()
         tried = smallest(able, problem)
         if search is Search.HEURISTIC:
@@ -128,20 +124,11 @@ class Tiles:
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` is one of these and computes `problem` here and now."""
-        found = _named(algorithm)
-        return found is not None and found.computes(problem) and self._may_run(problem)
+        return is_id(algorithm) and self.refusal(problem, algorithm) is None
 
     def refusal(self, problem: ConvProblem, algorithm: str) -> str | None:
         """Return why an algorithm of these does not compute `problem` here and now; None if it does."""
-        if refused := _parsed(algorithm).refusal(problem):
-            return refused
-        obstacle = self._card.obstacle_to_products(problem.dtype)
-        if obstacle is not None:
-            return obstacle.reason
-        return None if self._can_compile else "there is no CuPy that compiles kernels"
-
-    def _may_run(self, problem: ConvProblem) -> bool:
-        return self._card.obstacle_to_products(problem.dtype) is None and self._can_compile
+        return _parsed(algorithm).refusal(problem) or self._obstacle(problem)
 
     def workspace_bytes(self, problem: ConvProblem, algorithm: str) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""
@@ -167,10 +154,13 @@ class Tiles:
         tiling, groups = _parsed(algorithm)
         return SumOnSlices(CardSumKernel(TileGeometry(tiling, problem), self._launcher, buffer, groups))
 
-    @property
-    def _can_compile(self) -> bool:
+    def _obstacle(self, problem: ConvProblem) -> str | None:
+        """Return why none of these computes `problem` here and now, whatever its shape; None if some may."""
+        obstacle = self._card.obstacle_to_products(problem.dtype)
+        if obstacle is not None:
+            return obstacle.reason
         with self._card.current():
-            return self._card.can_compile
+            return None if self._card.can_compile else "there is no CuPy that compiles kernels"
 
 
 def is_id(algorithm: str) -> bool:
