@@ -76,9 +76,11 @@ def divided(backend: CudnnBackend, problem: ConvProblem, algorithm: str, *sizes:
 def test_a_plan_that_takes_more_than_was_declared_is_refused(backend: CudnnBackend, op: ConvOp) -> None:
     problem = conv(op)
     name = first_engine(backend, problem, with_workspace=True)
-    found = backend._workshop.configuration(problem, name)
+    workshop = backend._engines._workshop
+    assert workshop is not None
+    found = workshop.configuration(problem, name)
     modest = dataclasses.replace(found, overwriting_bytes=found.workspace_bytes - 1, accumulating_bytes=None)
-    kernel = backend._workshop.sum_kernel if op is ConvOp.WGRAD else backend._workshop.kernel
+    kernel = workshop.sum_kernel if op is ConvOp.WGRAD else workshop.kernel
 
     buffer = torch.empty(found.workspace_bytes, dtype=torch.uint8)
     kernel(problem, found, buffer)
@@ -635,8 +637,8 @@ def test_what_an_engine_takes_is_what_it_declares_and_the_sum_besides(backend: C
 
 def test_the_declared_workspace_is_the_larger_of_overwriting_and_adding(backend: CudnnBackend) -> None:
     problem = conv(ConvOp.WGRAD, in_channels=64, out_channels=64, input_size=(56, 56))
-    assert backend._workshop is not None
-    found = backend._workshop.candidates(problem, Search.HEURISTIC)
+    assert backend._engines._workshop is not None
+    found = backend._engines._workshop.candidates(problem, Search.HEURISTIC)
 
     grown = [each for each in found if each.workspace_bytes == each.accumulating_bytes]
 

@@ -170,7 +170,7 @@ def test_a_plan_whose_algorithms_cannot_be_made_ready_is_not_applied(
 ) -> None:
     model, plan = a_model_and_its_plan(backend, kind)
     before = copy.copy(model.__dict__)
-    monkeypatch.setattr(backend._workshop, "_launch", too_large)
+    monkeypatch.setattr(backend._engines._workshop, "_launch", too_large)
     monkeypatch.setattr(card, "compiled", fail)
 
     with pytest.raises(PlanMismatchError, match=rf"which cannot be done here: .*{reason}"):
@@ -184,7 +184,7 @@ def test_what_cannot_be_made_ready_when_a_call_comes_is_told_of_and_pytorchs_own
 ) -> None:
     _, plan = a_model_and_its_plan(backend, kind)
     (assigned,) = plan.assignments
-    monkeypatch.setattr(backend._workshop, "_launch", too_large)
+    monkeypatch.setattr(backend._engines._workshop, "_launch", too_large)
     monkeypatch.setattr(card, "compiled", fail)
     memory = Memory.of(plan, backend.own, is_growing=False, by_pages=False)
     variant = Variant(assigned.problem, {ConvOp.FPROP: assigned})

@@ -1,6 +1,5 @@
 """Convolutions on an NVIDIA card: cuDNN's engines with their knobs, what cuDNN lacks, and PyTorch's own."""
 
-import dataclasses
 import math
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
@@ -12,8 +11,8 @@ from mucudnn.algorithms.base import checked, memory_format
 from mucudnn.algorithms.own import own_convolution, recorded_convolution, result_bytes
 from mucudnn.backends.base import Job, NoNeighbours, PartKernel, PartSumKernel, Queue
 from mucudnn.backends.cudnn.card import Card, TorchCard
-from mucudnn.backends.cudnn.configurations import EngineConfiguration, is_id
-from mucudnn.backends.cudnn.engines import accumulates_by_beta
+from mucudnn.backends.cudnn.card_engines import Engines
+from mucudnn.backends.cudnn.configurations import EngineConfiguration
 from mucudnn.backends.cudnn.library import load_library
 from mucudnn.backends.cudnn.tiles import Tiles
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
@@ -21,7 +20,7 @@ from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError, BackendWarning, warn_user
-from mucudnn.problem import ConvProblem, Layout, cudnn_layout
+from mucudnn.problem import ConvProblem, Layout
 from mucudnn.profile import Environment, Trial, own_of
 from mucudnn.timing import Clock
 
@@ -57,7 +56,7 @@ class CudnnBackend:
 
     def __init__(self, card: Card, workshop: Workshop | None) -> None:
         self._card = card
-        self._workshop = workshop
+        self._engines = Engines(card, workshop, self.algorithms)
         self._tiles = Tiles(card)
 
     @classmethod
@@ -128,7 +127,7 @@ class CudnnBackend:
 
     def environment(self) -> Environment:
         """Return all that a time measured now depends on."""
-        return self._card.environment(None if self._workshop is None else self._workshop.version)
+        return self._card.environment(self._engines.version)
 
     def packing(self, problem: ConvProblem) -> None:
         """Return None: cuDNN computes with filters as they lie."""
@@ -144,25 +143,16 @@ class CudnnBackend:
         whole: bool = True,  # noqa: ARG002  # in both roles the same
     ) -> tuple[str, ...]:
         """Return PyTorch's own, then the engines to try for `problem` in cuDNN's order, then tiles."""
-        engines: tuple[str, ...] = ()
-        if self._workshop is not None and self._card.uses_cudnn:
-            found = self._workshop.candidates(problem, search)
-            engines = tuple(each.id for each in found if _divides(problem, each))
-        return (self.own, *engines, *self._tiles.candidates(problem, search))
+        engines, tiles = self._engines.candidates(problem, search), self._tiles.candidates(problem, search)
+        return (self.own, *engines, *tiles)
 
     def computes(self, problem: ConvProblem, algorithm: str) -> bool:
         """Return whether `algorithm` computes `problem`, and the present flags permit it."""
-        if algorithm == self.own:
-            return True
-        if is_tiles(algorithm):
-            return self._tiles.computes(problem, algorithm)
-        found = self.engine(problem, algorithm)
-        permitted = found is not None and self._card.rules.permits(found.notes, problem.dtype)
-        return permitted and self._card.uses_cudnn
+        return algorithm == self.own or self._family(algorithm).computes(problem, algorithm)
 
     def refusal(self, problem: ConvProblem, algorithm: str) -> str | None:
         """Return why tiles do not compute `problem`; None of others, of which cuDNN gives no reason."""
-        return self._tiles.refusal(problem, algorithm) if is_tiles(algorithm) else None
+        return self._family(algorithm).refusal(problem, algorithm)
 
     def get_ready(self, problem: ConvProblem, algorithm: str) -> None:
         """Build the plans of an engine, or compile the kernels of tiles; nothing if that was done.
@@ -174,13 +164,8 @@ class CudnnBackend:
             BackendError: cuDNN refuses to build a plan, it takes more than it declares, or CuPy cannot
                 compile a kernel.
         """
-        if algorithm == self.own or self.is_capturing:
-            return
-        if is_tiles(algorithm):
-            self._tiles.get_ready(problem, algorithm)
-            return
-        found, workshop = self._configuration(problem, algorithm)
-        workshop.get_ready(problem, found)
+        if algorithm != self.own and not self.is_capturing:
+            self._family(algorithm).get_ready(problem, algorithm)
 
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
@@ -193,7 +178,7 @@ class CudnnBackend:
         extra = 0 if trial.whole else trial.problem.running_sum_bytes
         if trial.algorithm != self.own:
             return self.buffer_bytes(trial.problem, trial.algorithm) + extra
-        foreseen = self._foreseen(trial.problem)
+        foreseen = self._engines.foreseen(trial.problem)
         if max((each.overwriting_bytes for each in foreseen), default=0) > limit_bytes:
             return None
         hidden = self.footprint(own_job(trial.problem, self.device), limit_bytes)
@@ -205,13 +190,13 @@ class CudnnBackend:
         """Return whether cuDNN says of the engine that equal operands give equal bits in every run.
 
         PyTorch's own is if every engine is that it may take; where cuDNN cannot be asked which these are, if
-        the user forbids others. Products of tiles are cuBLAS's, which repeats itself on one stream.
+        the user forbids others.
         """
-        if algorithm == self.own:
-            if self._workshop is None and self._card.runs_cudnn(problem):
-                return self._card.rules.deterministic
-            return all(each.is_deterministic for each in self._foreseen(problem))
-        return is_tiles(algorithm) or self._configuration(problem, algorithm)[0].is_deterministic
+        if algorithm != self.own:
+            return self._family(algorithm).is_deterministic(problem, algorithm)
+        if self._engines.version is None and self._card.runs_cudnn(problem):
+            return self._card.rules.deterministic
+        return all(each.is_deterministic for each in self._engines.foreseen(problem))
 
     def declares(self, algorithm: str) -> bool:
         """Return whether the buffer is all that `algorithm` takes; if not, its workspace is weighed."""
@@ -243,57 +228,20 @@ class CudnnBackend:
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
-        if is_tiles(algorithm):
-            return self._tiles.slice_kernel(problem, algorithm, buffer)
-        found, workshop = self._configuration(problem, algorithm)
-        return workshop.kernel(problem, found, buffer)
+        return self._family(algorithm).slice_kernel(problem, algorithm, buffer)
 
     def sum_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartSumKernel:
         """Return a kernel for wgrad of this micro-batch that works in `buffer`."""
-        if is_tiles(algorithm):
-            return self._tiles.sum_kernel(problem, algorithm, buffer)
-        found, workshop = self._configuration(problem, algorithm)
-        return workshop.sum_kernel(problem, found, buffer)
+        return self._family(algorithm).sum_kernel(problem, algorithm, buffer)
 
     def buffer_bytes(self, problem: ConvProblem, algorithm: str) -> int:
         """Return the bytes of buffer that such a kernel needs; what else it takes, it takes elsewhere."""
-        if algorithm == self.own:
-            return 0
-        if is_tiles(algorithm):
-            return self._tiles.workspace_bytes(problem, algorithm)
-        found, _ = self._configuration(problem, algorithm)
-        return found.workspace_bytes
-
-    def _foreseen(self, problem: ConvProblem) -> tuple[EngineConfiguration, ...]:
-        """Return the engines of which PyTorch's own will take one; none where it takes none of cuDNN's.
-
-        It takes the first of cuDNN's list, as this backend knows it; with `torch.backends.cudnn.benchmark` it
-        tries as many as its limit says.
-        """
-        if self._workshop is None or not self._card.runs_cudnn(problem):
-            return ()
-        layout = cudnn_layout(problem.layout, problem.dtype)  # PyTorch copies operands so
-        problem = dataclasses.replace(problem, layout=layout, filter_layout=layout)
-        return self._workshop.first(problem, self._card.plans_tried)
+        return 0 if algorithm == self.own else self._family(algorithm).workspace_bytes(problem, algorithm)
 
     def engine(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
         """Return the engine that an id names, if it computes `problem`, whatever the flags permit."""
-        if self._workshop is None or not is_id(algorithm):
-            return None
-        found = self._workshop.configuration(problem, algorithm)
-        return found if found is not None and _divides(problem, found) else None
+        return self._engines.named(problem, algorithm)
 
-    def _configuration(self, problem: ConvProblem, algorithm: str) -> tuple[EngineConfiguration, Workshop]:
-        found = self.engine(problem, algorithm)
-        if found is None or self._workshop is None:
-            some = ", ".join(self.algorithms(problem)[1:4]) or "an engine's id"
-            raise BackendError(
-                f"An algorithm must be one of {self.own}, {some} and so on for {problem}, "
-                f"but got {algorithm!r}."
-            )
-        return found, self._workshop
-
-
-def _divides(problem: ConvProblem, found: EngineConfiguration) -> bool:
-    """Return whether an engine can run the parts of a division: those of wgrad must add up somewhere."""
-    return not accumulates_by_beta(problem) or found.accumulating_bytes is not None
+    def _family(self, algorithm: str) -> Engines | Tiles:
+        """Return what has an algorithm that is not PyTorch's own; of an id that nobody gave, the engines."""
+        return self._tiles if is_tiles(algorithm) else self._engines

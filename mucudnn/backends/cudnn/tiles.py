@@ -130,6 +130,10 @@ class Tiles:
         """Return why an algorithm of these does not compute `problem` here and now; None if it does."""
         return _parsed(algorithm).refusal(problem) or self._obstacle(problem)
 
+    def is_deterministic(self, problem: ConvProblem, algorithm: str) -> bool:  # noqa: ARG002  # all are
+        """Return True: their products are cuBLAS's, which repeats itself on one stream."""
+        return True
+
     def workspace_bytes(self, problem: ConvProblem, algorithm: str) -> int:
         """Return the bytes of buffer that a kernel for this micro-batch needs."""
         tiling, groups = _parsed(algorithm)
