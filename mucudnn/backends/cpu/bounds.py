@@ -1,7 +1,5 @@
 """The errors above which what a processor computes is taken for wrong."""
 
-import math
-
 from mucudnn.algorithms import Algorithm
 from mucudnn.algorithms.bands import BandAlgorithm
 from mucudnn.algorithms.compiled import CompiledTiles
@@ -12,6 +10,7 @@ from mucudnn.algorithms.matrix import MatrixAlgorithm
 from mucudnn.algorithms.other_layout import OtherLayoutAlgorithm
 from mucudnn.algorithms.tiles import TileAlgorithm
 from mucudnn.backends.cpu.environment import fp32_precision
+from mucudnn.backends.rounding import rounding_growth
 from mucudnn.problem import ConvProblem
 
 ON_OWN = (OtherLayoutAlgorithm, BandAlgorithm)
@@ -19,9 +18,6 @@ ON_OWN = (OtherLayoutAlgorithm, BandAlgorithm)
 
 _BOUNDS = {"float64": 1e-12, "float32": 1e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Largest relative error, in the 2-norm, of a sum of few terms."""
-
-_MANY_TERMS = 2**14
-"""Terms of a sum from which its rounding error is allowed to grow, as their square root."""
 
 _LOST_DIGIT = 10.0
 """Of F(4) to F(6), whose matrices have entries from 1/90 to 8 and more."""
@@ -70,8 +66,7 @@ def error_bound(problem: ConvProblem, algorithm: Algorithm | None) -> float:
         return _FAST_MATH_BOUND
     if problem.dtype == "bfloat16" and isinstance(algorithm, DepthwiseAlgorithm | MatrixAlgorithm):
         return _ROUNDED_ONCE
-    growth = max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
-    return _BOUNDS[problem.dtype] * growth * _factor(problem, algorithm)
+    return _BOUNDS[problem.dtype] * rounding_growth(problem) * _factor(problem, algorithm)
 
 
 def _factor(problem: ConvProblem, algorithm: Algorithm | None) -> float:

@@ -1,6 +1,5 @@
 """Convolutions on an NVIDIA card: cuDNN's engines with their knobs, what cuDNN lacks, and PyTorch's own."""
 
-import math
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 
@@ -18,6 +17,7 @@ from mucudnn.backends.cudnn.tiles import Tiles
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.backends.cudnn.workshop import Workshop
 from mucudnn.backends.own import own_job
+from mucudnn.backends.rounding import rounding_growth
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError, BackendWarning, warn_user
 from mucudnn.problem import ConvProblem, Layout
@@ -29,9 +29,6 @@ _ERROR_BOUNDS = {"float64": 1e-12, "float32": 1e-5, "float16": 4e-3, "bfloat16":
 
 _TF32_BOUND = 2e-3
 """The same where the user lets float32 be multiplied in TF32: 10 bits, each product off by 2^-11."""
-
-_MANY_TERMS = 2**14
-"""Terms of a sum from which its rounding error is allowed to grow, as their square root."""
 
 _ALIGNMENT_BYTES = 16
 """Below this most engines that use tensor cores are gone; more gains nothing."""
@@ -224,7 +221,7 @@ class CudnnBackend:
         """
         is_tf32 = problem.dtype == "float32" and self._card.rules.allow_tf32
         bound = _TF32_BOUND if is_tf32 else _ERROR_BOUNDS[problem.dtype]
-        return bound * max(1.0, math.sqrt(problem.terms / _MANY_TERMS))
+        return bound * rounding_growth(problem)
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:
         """Return a kernel for fprop or dgrad of this micro-batch that works in `buffer`."""
