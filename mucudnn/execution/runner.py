@@ -98,7 +98,7 @@ class Runner:
         self._sums = _SumParts(backend, problem, groups, sum_bytes)
         self._by_pages = backend.takes_memory_by_pages
         self._is_anywhere = backend.alignment_bytes == 1
-        self._limit_bytes = limit_bytes
+        self._limit_bytes = limit_bytes or 0  # without a limit nobody makes room
         self._result_bytes = result_bytes(problem)
         self._elsewhere_bytes = max((group.elsewhere_bytes for group in groups), default=0)
         # What other divisions need would be taken at once beside what this one takes elsewhere.
@@ -182,16 +182,15 @@ class Runner:
         return result
 
     def _make_room(self, workspace: Workspace, elsewhere_bytes: int, *, is_in_use: bool = False) -> None:
-        """Let so much be taken beside the buffer, so that both stay within the limit, if there is one."""
-        if self._limit_bytes is not None:
-            workspace.make_room(
-                elsewhere_bytes,
-                self._limit_bytes,
-                self._backend,
-                self._result_bytes,
-                self._block_bytes,
-                is_in_use=is_in_use,
-            )
+        """Let so much be taken beside the buffer, so that both stay within the limit."""
+        workspace.make_room(
+            elsewhere_bytes,
+            self._limit_bytes,
+            self._backend,
+            self._result_bytes,
+            self._block_bytes,
+            is_in_use=is_in_use,
+        )
 
     def _make_ready(self, workspace: Workspace, group: Group) -> None:
         """Give back what the groups before have touched of the buffer, if this one needs that room.

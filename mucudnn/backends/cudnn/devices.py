@@ -5,6 +5,7 @@ import importlib.resources
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 from mucudnn.backends.cudnn.constants import Attribute, Kind
 from mucudnn.backends.cudnn.descriptors import Descriptor
@@ -76,8 +77,8 @@ class DeviceDescription:
             _check_value(key, fields[key])
         return cls(
             name=str(fields["deviceName"]),
-            compute_capability=_number(fields, "deviceVer"),
-            multiprocessors=_number(fields, "multiProcessorCount"),
+            compute_capability=cast("int", fields["deviceVer"]),
+            multiprocessors=cast("int", fields["multiProcessorCount"]),
             text=description if isinstance(description, str) else json.dumps(dict(description)),
         )
 
@@ -167,10 +168,3 @@ def _check_value(key: str, value: object) -> None:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _number(fields: Mapping[str, object], key: str) -> int:
-    value = fields[key]
-    if not isinstance(value, int):
-        raise BackendError(f"{key} of a device description must be a whole number, but got {value!r}.")
-    return value
