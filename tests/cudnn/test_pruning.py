@@ -93,18 +93,11 @@ def test_the_least_workspace_takes_the_place_of_the_last_one_chosen() -> None:
     assert _ranks(prune(_list(*pairs))) == [*range(15), 39]
 
 
-def test_fewer_than_1_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^most must be at least 1, but got 0\.$"):
-        prune((), most=0)
+@given(lists)
+def test_there_are_at_most_16_in_their_order(configurations: tuple[Configuration, ...]) -> None:
+    kept = prune(configurations)
 
-
-@given(lists, st.integers(1, 20))
-def test_there_are_at_most_so_many_in_their_order(
-    configurations: tuple[Configuration, ...], most: int
-) -> None:
-    kept = prune(configurations, most)
-
-    assert len(kept) == min(most, len(configurations))
+    assert len(kept) == min(16, len(configurations))
     assert _ranks(kept) == sorted(set(_ranks(kept)))
 
 
@@ -113,11 +106,11 @@ def test_the_first_six_stay(configurations: tuple[Configuration, ...]) -> None:
     assert prune(configurations)[:6] == configurations[:6]
 
 
-@given(lists.filter(len), st.integers(1, 20))
-def test_the_least_workspace_stays(configurations: tuple[Configuration, ...], most: int) -> None:
+@given(lists.filter(len))
+def test_the_least_workspace_stays(configurations: tuple[Configuration, ...]) -> None:
     least = min(configuration.workspace_bytes for configuration in configurations)
 
-    assert min(configuration.workspace_bytes for configuration in prune(configurations, most)) == least
+    assert min(configuration.workspace_bytes for configuration in prune(configurations)) == least
 
 
 @given(lists)

@@ -5,6 +5,7 @@ from typing import Protocol, TypeVar
 
 _FIRST = 6
 """cuDNN's order is its prediction of the time; the fastest is rarely far down."""
+_MOST = 16
 _SAME_BYTES = 2**20
 _SAME_SHARE = 0.02
 
@@ -24,27 +25,18 @@ class Sized(Protocol):
 _Configuration = TypeVar("_Configuration", bound=Sized)
 
 
-def prune(configurations: Sequence[_Configuration], most: int = 16) -> tuple[_Configuration, ...]:
-    """Return at most `most` of the configurations, in their order.
+def prune(configurations: Sequence[_Configuration]) -> tuple[_Configuration, ...]:
+    """Return at most 16 of the configurations, in cuDNN's order, in which they are given.
 
     Kept are the first 6; then one of every workspace size that is not within the larger of 1 MiB and 2 % of
     one kept; then one of every engine not yet kept; then the next in order. The least workspace always
     stays, in place of the last one chosen.
-
-    Args:
-        configurations: in cuDNN's order.
-        most: at least 1.
-
-    Raises:
-        ValueError: `most` is less than 1.
     """
-    if most < 1:
-        raise ValueError(f"most must be at least 1, but got {most}.")
-    kept = list(range(min(_FIRST, most, len(configurations))))
+    kept = list(range(min(_FIRST, len(configurations))))
 
     def fill(is_new: Callable[[Sized, Sized], bool]) -> None:
         for place, candidate in enumerate(configurations):
-            if len(kept) == most:
+            if len(kept) == _MOST:
                 return
             if place not in kept and all(is_new(candidate, configurations[other]) for other in kept):
                 kept.append(place)
