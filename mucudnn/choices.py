@@ -53,11 +53,12 @@ def choice(kind: type[Choice], value: str) -> Choice:
     Raises:
         OptionError: there is no such member; the message lists them all.
     """
-    try:
-        return kind(value.replace("-", "_"))
-    except (AttributeError, ValueError):
-        names = ", ".join(repr(str(member)) for member in kind)
-        raise OptionError(f"{kind.__name__.lower()} must be one of {names}, but got {value!r}.") from None
+    if isinstance(value, str):  # bytes and paths have a replace of their own
+        for member in kind:
+            if member == value.replace("-", "_"):
+                return member
+    names = ", ".join(repr(str(member)) for member in kind)
+    raise OptionError(f"{kind.__name__.lower()} must be one of {names}, but got {value!r}.")
 
 
 def offers(value: object, protocol: type) -> bool:

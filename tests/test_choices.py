@@ -1,5 +1,6 @@
 """The words among which a user chooses."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_choice_may_be_spelt_with_hyphens(name: str) -> None:
     assert choice(Policy, name) is Policy.POWER_OF_TWO
 
 
-@pytest.mark.parametrize("name", ["powers", "", None, 3])
+@pytest.mark.parametrize("name", ["powers", "", None, 3, b"all", Path("all")])
 def test_an_unknown_choice_lists_all(name: Any) -> None:
     with pytest.raises(
         OptionError, match="policy must be one of 'undivided', 'power_of_two', 'all', but got"
