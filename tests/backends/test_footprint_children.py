@@ -1,9 +1,11 @@
 """Which child a meter asks, and when it starts and ends one; but for one they start at once."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -142,6 +144,18 @@ def test_an_interpreter_that_cannot_be_run_is_named(
     monkeypatch.setattr(sys, "executable", str(text))
 
     with pytest.raises(UnweighableError, match=f"measured here: {text} cannot be run: Permission denied\\.$"):
+        meter.measure(_taking(0), None)
+
+
+def test_a_child_for_which_there_is_no_file_is_an_error_of_weighing(
+    meter: FootprintMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+
+    with pytest.raises(UnweighableError, match="cannot be run: Too many open files"):
         meter.measure(_taking(0), None)
 
 

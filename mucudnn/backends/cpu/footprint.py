@@ -203,19 +203,9 @@ class _Child:
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", CHILD_MODULE, str(idle_s)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env=_environment(),
-                bufsize=0,
-                start_new_session=True,  # an interrupt from the keyboard is ours alone
-            )
+            self._process, self._errors = _started(idle_s)
         except OSError as error:
-            self._errors.close()
             pass_on_interruption(error)
             raise _unweighable(f"{sys.executable} cannot be run: {error.strerror}") from error
         self.end = weakref.finalize(self, _end, self._process, self._errors, os.getpid())
@@ -284,6 +274,29 @@ class _Child:
         last_words = self._errors.read().decode(errors="replace").strip().splitlines()[-1:]
         by_lack = code >= 0 or -code in _DEATHS_BY_LACK_OF_MEMORY
         return _ChildDiedError(": ".join([how, *last_words]), under_cap and by_lack)
+
+
+def _started(idle_s: float) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """Return a new child, and the file that takes what it writes of its errors, which lives as long.
+
+    Raises:
+        OSError: the system gives no file or no process.
+    """
+    errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", CHILD_MODULE, str(idle_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=_environment(),
+            bufsize=0,
+            start_new_session=True,  # an interrupt from the keyboard is ours alone
+        )
+    except BaseException:
+        errors.close()
+        raise
+    return process, errors
 
 
 def _unweighable(reason: object) -> UnweighableError:
