@@ -8,6 +8,12 @@ import torch
 from mucudnn.errors import BackendError
 from mucudnn.profile import Trial
 
+REFUSING = (BackendError, RuntimeError, MemoryError)
+"""Errors by which backends, PyTorch and its allocators refuse.
+
+Before a trial is timed all others are faults of our own or of the host, for which no algorithm is to blame.
+"""
+
 
 class TrialError(Exception):
     """A call of a trial has failed."""
@@ -27,15 +33,14 @@ class LastTrial:
     def made(self, trial: Trial, make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
         """Return the call that `make` makes, remembered as that of `trial`.
 
-        Nothing of it runs yet: other errors than those by which backends, PyTorch and its allocators refuse
-        are our own faults, which no algorithm is to be blamed for.
+        Nothing of it runs yet, so that errors which do not refuse are not its fault.
 
         Raises:
             TrialError: it cannot be made.
         """
         try:
             return self.remembered(trial, make())
-        except (BackendError, RuntimeError, MemoryError) as failure:
+        except REFUSING as failure:
             raise TrialError(trial, failure) from failure
 
     def remembered(self, trial: Trial, call: Callable[[], None]) -> Callable[[], None]:

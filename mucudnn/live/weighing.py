@@ -1,10 +1,9 @@
 """Weighing what trials and whole divisions take, and refusing what takes more than it may."""
 
 from mucudnn.backends import Backend
-from mucudnn.backends.base import JobFailedError
+from mucudnn.backends.failures import REFUSING
 from mucudnn.backends.own import packed_job
 from mucudnn.division import Division
-from mucudnn.errors import BackendError
 from mucudnn.execution.weighing import division_job
 from mucudnn.live.judging import Judge
 from mucudnn.problem import ConvProblem
@@ -14,7 +13,7 @@ from mucudnn.sizes import format_exactly
 
 
 class Scales:
-    """Weighs on the device of a backend; what fails as it is weighed goes to the judge, who may raise."""
+    """Weighs on the device of a backend; what refuses to be weighed goes to the judge, who may raise."""
 
     def __init__(self, backend: Backend, judge: Judge) -> None:
         self._backend = backend
@@ -34,7 +33,7 @@ class Scales:
             if declared is not None and declared > limit_bytes:
                 return _too_large(trial, declared, limit_bytes)
             needed = self._backend.workspace_bytes(trial, limit_bytes)
-        except (RuntimeError, BackendError) as failure:  # what is weighed has to run
+        except REFUSING as failure:
             return self._judge.failed(Record(trial), failure)
         return _limited(trial, needed, limit_bytes)
 
@@ -44,7 +43,7 @@ class Scales:
         job = division_job(problem, division, self._backend.device)
         try:
             weight = self._backend.footprint(job, limit_bytes)
-        except Exception as failure:  # noqa: BLE001  # it is judged there
+        except REFUSING as failure:
             return self._judge.failed(Record(trial), failure)
         if not fits_as_seen(weight, limit_bytes):
             return _too_large(trial, weight, limit_bytes, limits.bound_of(division))
@@ -55,7 +54,7 @@ class Scales:
         trial = packed_trial(problem, self._backend.own)
         try:
             needed = self._backend.footprint(packed_job(problem), limit_bytes)
-        except (RuntimeError, JobFailedError) as failure:
+        except REFUSING as failure:
             return self._judge.failed(Record(trial), failure, is_own=True)
         return _limited(trial, needed, limit_bytes)
 

@@ -117,21 +117,6 @@ def test_a_division_that_cannot_be_made_ready_is_refused_and_the_others_are_time
     assert (record.trial.algorithm, record.refusal.reason) == (bad.key, "no plan can be built")
 
 
-def test_memory_that_lacks_where_a_division_is_made_ready_refuses_none() -> None:
-    measurer = LiveMeasurer(_Failing("get_ready", MemoryError()))
-
-    with pytest.raises(UnmeasuredError, match="could not be measured"):
-        _compared(measurer)
-
-
-@pytest.mark.parametrize("error", [TypeError("one argument too many"), KeyError("a name")])
-def test_a_fault_of_our_own_where_a_division_is_made_is_no_refusal_of_it(error: Exception) -> None:
-    measurer = LiveMeasurer(_Failing("get_ready", error))
-
-    with pytest.raises(type(error), match=str(error)):
-        _compared(measurer)
-
-
 def test_divisions_of_a_call_that_cannot_be_made_ready_are_refused() -> None:
     measurer = LiveMeasurer(_Failing("get_ready", BackendError("no plan can be built")))
     call = ModelCall(PROBLEM, NAMES[0], is_sharing=False, limit_bytes=LIMIT)
@@ -152,15 +137,51 @@ def _compared(measurer: LiveMeasurer) -> None:
     measurer.compare(PROBLEM, [Division((Candidate("scripted:bad", 4, 0.0, 0),))], Limits(LIMIT))
 
 
-@pytest.mark.parametrize(
+def _packed(measurer: LiveMeasurer) -> None:
+    measurer.weigh_packed(PROBLEM, LIMIT)
+
+
+_asked = pytest.mark.parametrize(
     ("method", "measure"),
     [
         ("buffer_bytes", _weighed),
         ("workspace_bytes", _weighed),
         ("footprint", _compared),
+        ("footprint", _packed),
         ("get_ready", _compared),
     ],
 )
+
+
+@_asked
+@pytest.mark.parametrize("error", [TypeError("one argument too many"), OSError("too many open files")])
+def test_a_fault_of_our_own_or_of_the_host_before_anything_is_timed_is_no_refusal(
+    method: str, measure: Callable[[LiveMeasurer], None], error: Exception
+) -> None:
+    measurer = LiveMeasurer(_Failing(method, error))
+
+    with pytest.raises(type(error), match=str(error)):
+        measure(measurer)
+
+
+@_asked
+def test_memory_that_lacks_before_anything_is_timed_refuses_nothing(
+    method: str, measure: Callable[[LiveMeasurer], None]
+) -> None:
+    measurer = LiveMeasurer(_Failing(method, MemoryError()))
+
+    with pytest.raises(UnmeasuredError, match="could not be measured"):
+        measure(measurer)
+
+
+def test_pytorchs_own_that_cannot_be_weighed_with_its_filter_packed_is_not_measured() -> None:
+    measurer = LiveMeasurer(_Failing("footprint", BackendError("no plan can be built")))
+
+    with pytest.raises(UnmeasuredError, match="could not be measured: no plan can be built"):
+        _packed(measurer)
+
+
+@_asked
 @pytest.mark.parametrize(
     "error",
     [
