@@ -22,7 +22,7 @@ with more workspace and fewer parts is the better one as soon as another part ne
 table finds, for every b, the least workspace of a fastest division, and a second table, limited to that
 workspace, counts parts: of deterministic candidates alone or, if no division of these is as fast, of all.
 
-A pair is one integer, time * 2**tie_bits + tie, so that the order of integers is the order of pairs.
+A pair is one integer, time in ticks * 2**tie_bits + tie, so that the order of integers is the order of pairs.
 """
 
 import dataclasses
@@ -54,7 +54,9 @@ def solve_reuse(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -
     Of equally fast divisions it is the one with the least workspace, then one whose parts are all
     deterministic, then with the fewest parts, then the one whose parts, sorted by id and size, come first.
     The order of the candidates does not matter. Times are compared in ticks, of at most 2**-40
-    of what the slowest division might take, as long as there are fewer than 2**19 samples.
+    of what the slowest division might take, as long as there are fewer than 2**19 samples. Each part's and
+    each set-up's is rounded for itself: ties are exact where all are whole ticks, while of divisions that
+    differ by less than a tick for each of them any may count as the fastest.
 
     Raises:
         InfeasibleError: no division fits; the error holds the least limit for which one does.
@@ -108,7 +110,8 @@ class ReuseTable:
     def division(self, batch: int) -> Division | None:
         """Return the division of `batch` samples that `solve_reuse` finds; None where there is none.
 
-        Times that are equal but for a rounding are told apart by the largest batch that is covered.
+        The largest batch that is covered decides how long a tick is, and so which times that differ by less
+        than one for each part count as equal, or as which is the shorter.
 
         Raises:
             ValueError: the table does not cover `batch`.

@@ -1,4 +1,4 @@
-"""Times as whole numbers of ticks, so that sums are exact and equal times are equal."""
+"""Times as whole numbers of ticks, so that sums do not depend on the order of their terms."""
 
 import dataclasses
 import math
@@ -18,8 +18,9 @@ class TickScale:
     """Seconds in ticks of 2**exponent seconds.
 
     A sum of seconds in floating point depends on the order of its terms, so two divisions that are equally
-    fast may differ in the last bit, and the tie goes unseen. Whole numbers have no such trouble. A time
-    that is no multiple of the tick is rounded once, to the nearest.
+    fast may differ in the last bit, and the tie goes unseen. Whole numbers have no such trouble. Where all
+    times are whole ticks, sums are equal exactly where times are. Any other time is rounded for itself, to
+    the nearest: sums whose times differ by less than a tick for each term may come out equal, or either way.
 
     Attributes:
         exponent: logarithm to base 2 of the tick in seconds.
