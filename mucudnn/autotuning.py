@@ -1,7 +1,6 @@
 """Dividing every convolution that is called in a block of code, a module's or not: tuned when first seen."""
 
 import contextlib
-import dataclasses
 import functools
 import os
 import threading
@@ -129,13 +128,7 @@ class Autotune(contextlib.ContextDecorator, ConvolutionMode):
         first = self._plans[0]
         if any(first.environment.differences(plan.environment) for plan in self._plans):
             raise PlanError("A plan must be of one environment, but convolutions were tuned in several.")
-        assignments = tuple(each for plan in self._plans for each in plan.assignments)
-        calls = tuple(each for plan in self._plans for each in plan.calls)
-        untouched = tuple(each for plan in self._plans for each in plan.untouched)
-        transposed = tuple(dict.fromkeys(path for plan in self._plans for path in plan.transposed))
-        return dataclasses.replace(
-            first, assignments=assignments, calls=calls, untouched=untouched, transposed=transposed
-        )
+        return first.joined(self._plans[1:])
 
     def _passes_by(self) -> bool:
         return bool(_this_thread.depth)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -199,6 +199,18 @@ class Plan:
             "convolution runs as before though it is wrong there: its results are more than "
             f"{WRONG_ERROR:.0%} off those in float64, and may depend on what lay in memory before. In "
             "another type or layout it may be right."
+        )
+
+    def joined(self, others: Iterable["Plan"]) -> "Plan":
+        """Return one plan of this one's sites and then of others', made likewise and in its environment."""
+        plans = (self, *others)
+        return dataclasses.replace(
+            self,
+            assignments=tuple(each for plan in plans for each in plan.assignments),
+            untouched=tuple(each for plan in plans for each in plan.untouched),
+            calls=tuple(each for plan in plans for each in plan.calls),
+            frozen=tuple(each for plan in plans for each in plan.frozen),
+            transposed=tuple(dict.fromkeys(path for plan in plans for path in plan.transposed)),
         )
 
     def check(self) -> None:

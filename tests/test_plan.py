@@ -136,6 +136,28 @@ def _plan_with_everything() -> Plan:
     )
 
 
+def test_joined_plans_have_all_that_each_has_of_its_sites() -> None:
+    first = dataclasses.replace(_plan_with_everything(), transposed=("conv0", "conv1"))
+    evidence = CallTimes(*[Estimate(0.5, 0.4, 0.6, 8)] * 3, Verdict.SAME)
+    second = a_plan(
+        untouched=(("conv7", "it is sparse."),),
+        calls=(CallEvidence(**vars(evidence), path="conv6", variant=2),),
+        frozen=(FrozenEvidence("conv6", 2, 0),),
+        transposed=("conv1", "conv6"),
+    )
+
+    joined = first.joined([second, a_plan(assignments=())])
+
+    for field in dataclasses.fields(Plan):
+        here, other, both = (getattr(plan, field.name) for plan in (first, second, joined))
+        if isinstance(here, tuple):
+            assert here
+            assert other
+            assert both == tuple(dict.fromkeys(here + other)), field.name
+        else:
+            assert both == here, field.name
+
+
 def test_a_plan_survives_saving_and_loading(tmp_path: Path) -> None:
     _plan_with_everything().save(tmp_path / "plan.json")
 

@@ -191,18 +191,8 @@ def _found(model: nn.Module) -> _Patched:
 
 
 def _with_learnt(plan: Plan, patches: Iterable[PatchedForward]) -> Plan:
-    learnt = [variant for patched in patches for variant in patched.learnt]
-    if not learnt:
-        return plan
-    assignments = (assigned for variant in learnt for assigned in variant.assignments.values())
-    calls = (seen for variant in learnt for seen in variant.calls)
-    untouched = (each for variant in learnt for each in variant.untouched)
-    return dataclasses.replace(
-        plan,
-        assignments=(*plan.assignments, *assignments),
-        calls=(*plan.calls, *calls),
-        untouched=(*plan.untouched, *untouched),
-    )
+    learnt = [each for patched in patches for each in patched.learnt]
+    return plan.joined(learnt) if learnt else plan
 
 
 def _running(model: nn.Module, found: _Patched) -> dict[str, PatchedForward]:

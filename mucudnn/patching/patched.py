@@ -15,8 +15,8 @@ from mucudnn.convolutions.surroundings import is_of_a_class, is_transformed, ove
 from mucudnn.examining.passes import is_examining
 from mucudnn.patching.compiling import GraphServer, in_graph
 from mucudnn.patching.routing import NotingRouter, Router
-from mucudnn.patching.shapes import TunedShapes, Variant
-from mucudnn.plan import Assignment
+from mucudnn.patching.shapes import TunedShapes
+from mucudnn.plan import Assignment, Plan
 
 
 class GraphServers:
@@ -101,7 +101,7 @@ class PatchedForward:
         return (each for variant in self._shapes.planned for each in variant.assignments.values())
 
     @property
-    def learnt(self) -> Sequence[Variant]:
+    def learnt(self) -> Sequence[Plan]:
         """What was tuned since the module was patched."""
         return self._shapes.learnt
 

@@ -10,7 +10,6 @@ import torch
 from mucudnn.backends import Backend, backend_name
 from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
-from mucudnn.evidence import CallEvidence
 from mucudnn.execution.workspace import Owner
 from mucudnn.functional import DividedConvolution
 from mucudnn.locks import ForkSafeLock
@@ -26,16 +25,14 @@ class Variant:
     Attributes:
         problem: of the forward pass, for the whole mini-batch.
         assignments: what each op runs.
-        calls: what was seen of whole calls, if it was tuned when it was met.
-        untouched: what of it was not tuned then, and why.
+        learnt: the plan of it alone, if it was tuned when it was met.
         own_when_frozen: samples up to which graphs that are frozen for inference hold PyTorch's own; 0 if
             they never do.
     """
 
     problem: ConvProblem
     assignments: Mapping[ConvOp, Assignment]
-    calls: tuple[CallEvidence, ...] = ()
-    untouched: tuple[tuple[str, str], ...] = ()
+    learnt: Plan | None = None
     own_when_frozen: int = 0
 
 
@@ -77,7 +74,6 @@ class TunedShapes:
         """
         self._path = path
         self._variants = variants
-        self._planned = len(variants)
         self._memory = memory
         self._notice = notice
         self._home = home
@@ -103,12 +99,12 @@ class TunedShapes:
     @property
     def planned(self) -> Sequence[Variant]:
         """What was tuned before the module was patched."""
-        return self._variants[: self._planned]
+        return [variant for variant in self._variants if variant.learnt is None]
 
     @property
-    def learnt(self) -> Sequence[Variant]:
+    def learnt(self) -> Sequence[Plan]:
         """What was tuned since the module was patched."""
-        return self._variants[self._planned :]
+        return [variant.learnt for variant in self._variants if variant.learnt is not None]
 
     @property
     def content(self) -> Hashable | None:
@@ -233,7 +229,7 @@ class TunedShapes:
         number = 1 + max(site.variant for site in sites)
         plan = learn(backend.device, self._path, number, problem, ops)
         assignments = {assigned.site.op: assigned for assigned in plan.assignments}
-        self._variants = (*self._variants, Variant(problem, assignments, plan.calls, plan.untouched))
+        self._variants = (*self._variants, Variant(problem, assignments, learnt=plan))
 
     def _differences(self, backend: Backend) -> list[str]:
         """Return how the plan's environment differs from a call's, if model, card or flags have changed."""
