@@ -21,7 +21,7 @@ from mucudnn.functional import DividedConvolution
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Candidate, Environment
-from mucudnn.solvers import ReuseTable
+from mucudnn.solvers import ReuseTable, best_of
 
 _MOST_TABLES = 512
 """Of equal profiles and batches up to the same power of two: for 256 one comes to some half a MB."""
@@ -189,15 +189,15 @@ def division_for(
     )
     if assigned.problem.running_sum_bytes > held_bytes:  # there is no room for a sum of parts
         fitting = tuple(each for each in fitting if each.batch == batch)
-        best = ReuseTable(fitting, batch, limit_bytes).division(batch)
+        best = best_of(fitting, batch)
     else:
-        best = _best_of(fitting, batch, limit_bytes)
+        best = _looked_up(fitting, batch)
     able = [best]
     if best is not None and at_once and own_bytes(best, own) + buffer_bytes(best, own) > share_bytes:
         kinds = [
             tuple(each for each in fitting if (each.algorithm == own) is is_own) for is_own in (True, False)
         ]
-        able = [_best_of(kind, batch, limit_bytes) for kind in kinds]
+        able = [_looked_up(kind, batch) for kind in kinds]
     able.append(_own_undivided(assigned.candidates, batch, own, share_bytes))
     found = [each for each in able if each is not None]
     if not found:
@@ -206,17 +206,17 @@ def division_for(
     return min(found, key=lambda each: each.time_s)
 
 
-def _best_of(candidates: tuple[Candidate, ...], batch: int, limit_bytes: int) -> Division | None:
-    """Return the fastest division; by a table that covers more samples, up to a power of two, and is kept."""
+def _looked_up(candidates: tuple[Candidate, ...], batch: int) -> Division | None:
+    """Return the best division; by a table that covers more samples, up to a power of two, and is kept."""
     if batch > _MOST_COVERED:  # large ones are not
-        return ReuseTable(candidates, batch, limit_bytes).division(batch)
-    return _table(candidates, 1 << (batch - 1).bit_length(), limit_bytes).division(batch)
+        return best_of(candidates, batch)
+    return _table(candidates, 1 << (batch - 1).bit_length()).division(batch)
 
 
 @functools.lru_cache(_MOST_TABLES)
-def _table(candidates: tuple[Candidate, ...], batch: int, limit_bytes: int) -> ReuseTable:
+def _table(candidates: tuple[Candidate, ...], batch: int) -> ReuseTable:
     """Return the best divisions of all batches up to one; modules of equal profile have them in common."""
-    return ReuseTable(candidates, batch, limit_bytes)
+    return ReuseTable(candidates, batch)
 
 
 def _single_bytes(assigned: Assignment, own: str, share_bytes: int) -> int:

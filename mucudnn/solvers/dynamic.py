@@ -69,6 +69,15 @@ def solve_reuse(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -
     return division
 
 
+def best_of(candidates: Sequence[Candidate], batch: int) -> Division | None:
+    """Return the division of `batch` samples that `solve_reuse` finds without a limit; None if there is none.
+
+    Raises:
+        ValueError: as of `solve_reuse`.
+    """
+    return ReuseTable(candidates, batch).division(batch)
+
+
 def least_workspace_bytes(candidates: Sequence[Candidate], batch: int) -> int | None:
     """Return the least limit under which `batch` samples can be divided; None if no sizes add up to it.
 
@@ -94,14 +103,14 @@ class ReuseTable:
 
     Attributes:
         batch: the largest number of samples that the table covers.
-        limit_bytes: the limit for the workspace of each part, inclusive.
+        limit_bytes: the limit for the workspace of each part, inclusive; None is no limit.
 
     Raises:
         ValueError: `batch` or `limit_bytes` is negative, an algorithm has two set-up times, or times add up
             to infinity.
     """
 
-    def __init__(self, candidates: Sequence[Candidate], batch: int, limit_bytes: int) -> None:
+    def __init__(self, candidates: Sequence[Candidate], batch: int, limit_bytes: int | None = None) -> None:
         self.batch = batch
         self.limit_bytes = limit_bytes
         self._grid = Grid(candidates, batch, limit_bytes)

@@ -1,16 +1,16 @@
 """What may run at a site after all: who is timed against whom, in how much room, what the rounds decide."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from mucudnn.division import Division
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import TOLERANCE, Verdict
-from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate
+from mucudnn.problem import ConvOp
 from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.profiling.outcome import Outcome
-from mucudnn.solvers import least_workspace_bytes, solve_reuse
+from mucudnn.solvers import best_of
+from mucudnn.tuning.solving import Solution
 
 
 class Proven(NamedTuple):
@@ -84,37 +84,35 @@ class Pool:
         self._spare_bytes -= sites * (taken - division.workspace_bytes)
 
 
-def rivals_of(
-    problem: ConvProblem, division: Division, fitting: Sequence[Candidate], own: str
-) -> dict[str, Division]:
-    """Return the best undivided candidate, the best division without PyTorch's own, and the division, by key.
+def rivals_of(solution: Solution, own: str) -> dict[str, Division]:
+    """Return the best undivided candidate, the best division without PyTorch's own, and that chosen, by key.
 
     The second is there because profiles are quick and noisy: what was measured slow by chance gets a
     second chance.
     """
-    rivals = []
-    wholes = [each for each in fitting if each.batch == problem.batch]
+    division, fitting = solution
+    wholes = [each for each in fitting if each.batch == division.batch]
     others = [each for each in fitting if each.algorithm != own]
-    for candidates in (wholes, others):
-        if least_workspace_bytes(candidates, problem.batch) is not None:
-            most_bytes = max(each.workspace_bytes for each in candidates)
-            rivals.append(solve_reuse(candidates, problem.batch, most_bytes))
-    return {rival.key: rival for rival in (*rivals, division)}
+    rivals = (best_of(wholes, division.batch), best_of(others, division.batch), division)
+    return {rival.key: rival for rival in rivals if rival is not None}
 
 
-def lesser(fitting: Sequence[Candidate], division: Division, tried: Iterable[Division]) -> list[Candidate]:
-    """Return candidates for a division in the place of those that do not fit; none if there is none.
+def lesser(solution: Solution, tried: Iterable[Division]) -> Solution | None:
+    """Return what may do in the place of divisions that do not fit; None if nothing may.
 
-    Those with less workspace, or, as what was tried may have failed, those of other algorithms.
+    It is of those candidates with less workspace, or, as what was tried may have failed, of those of other
+    algorithms.
     """
+    division, fitting = solution
     failed = {part.algorithm for each in tried for part in each.parts}
     for less in (
         [each for each in fitting if each.workspace_bytes < division.workspace_bytes],
         [each for each in fitting if each.algorithm not in failed],
     ):
-        if least_workspace_bytes(less, division.batch) is not None:
-            return less
-    return []
+        found = best_of(less, division.batch)
+        if found is not None:
+            return Solution(found, less)
+    return None
 
 
 def winner(rivals: Mapping[str, Division], outcome: Outcome, base: str) -> Division:

@@ -19,12 +19,11 @@ from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.plan_file import LARGEST_NUMBER, printable
 from mucudnn.problem import ConvProblem, problems_of
-from mucudnn.profile import Candidate, Profile
+from mucudnn.profile import Profile
 from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.progress import Progress, Work
-from mucudnn.solvers import solve_reuse
 from mucudnn.tuning.confirming import (
     Confirmed,
     Pool,
@@ -184,13 +183,14 @@ class Tuning:
         alike = Counter((problem, solved[site].key) for site, problem in self._problems.items())
         confirmed: dict[tuple[ConvProblem, str], Confirmed] = {}
         for site, problem in [*self._problems.items()]:
-            key, (division, fitting) = (problem, solved[site].key), solution[site]
+            division = solved[site]
+            key = (problem, division.key)
             if site not in self._problems:
                 continue  # it was left with one that is alike
             if key not in confirmed:
                 room_bytes = self._profiler.limit_bytes if pool is None else pool.room(division, alike[key])
                 try:
-                    confirmed[key] = self._confirm(site, division, fitting, profiles[problem], room_bytes)
+                    confirmed[key] = self._confirm(site, solution[site], profiles[problem], room_bytes)
                 except UnmeasuredError as error:
                     self._leave(problem, error)
                     continue
@@ -280,39 +280,34 @@ class Tuning:
         own = (each for each in profile.candidates if each.algorithm == self._profiler.own)
         return next((Division((each,)) for each in own if each.batch == profile.problem.batch), None)
 
-    def _confirm(
-        self,
-        site: ConvSite,
-        division: Division,
-        fitting: Sequence[Candidate],
-        profile: Profile,
-        room_bytes: int,
-    ) -> Confirmed:
+    def _confirm(self, site: ConvSite, solution: Solution, profile: Profile, room_bytes: int) -> Confirmed:
         """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
 
         The rivals, in the order in which each must beat the best before it, and the first: PyTorch's own
-        undivided, the best undivided candidate, the best division without PyTorch's own, the division. A
+        undivided, the best undivided candidate, the best division without PyTorch's own, that chosen. A
         base that does not fit the site's share is timed for comparison only. If all were seen to take more
         than the room, whatever they declared, the best division with less workspace takes their place.
         """
         problem, base = profile.problem, self._base(profile)
         self._work.at(f"confirming {problem}")
-        rivals = rivals_of(problem, division, fitting, self._profiler.own)
-        if base is not None:
-            rivals = {base.key: base} | rivals
-        rooms = {key: room_bytes for key in rivals if base is None or key != base.key}
-        outcome = self._profiler.compare(problem, list(rivals.values()), rooms)
-        fits = {key: rival for key, rival in rivals.items() if key in outcome.estimates}
-        if base is not None and not (
-            base.parts[0] in fitting and fits_as_seen(outcome.workspaces.get(base.key), room_bytes)
-        ):
-            fits.pop(base.key, None)  # it ran to compare only
-        if not fits:
-            less = lesser(fitting, division, rivals.values())
-            if not less:
+        while True:
+            rivals = rivals_of(solution, self._profiler.own)
+            if base is not None:
+                rivals = {base.key: base} | rivals
+            rooms = {key: room_bytes for key in rivals if base is None or key != base.key}
+            outcome = self._profiler.compare(problem, list(rivals.values()), rooms)
+            fits = {key: rival for key, rival in rivals.items() if key in outcome.estimates}
+            if base is not None and not (
+                base.parts[0] in solution.fitting
+                and fits_as_seen(outcome.workspaces.get(base.key), room_bytes)
+            ):
+                fits.pop(base.key, None)  # it ran to compare only
+            if fits:
+                break
+            less = lesser(solution, rivals.values())
+            if less is None:
                 raise self._nothing_fits(site, outcome)
-            smaller = solve_reuse(less, problem.batch, max(each.workspace_bytes for each in less))
-            return self._confirm(site, smaller, less, profile, room_bytes)
+            solution = less
         base_key = undivided(self._profiler.own, problem.batch).key
         chosen = winner(fits, outcome, base_key)
         others = (chosen, *fits.values()) if base is None or base.key not in fits else (base,)

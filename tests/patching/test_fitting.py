@@ -51,9 +51,9 @@ def test_a_smaller_batch_gets_the_best_division_within_the_workspace(batch: int)
 def test_equal_sites_have_the_table_of_smaller_batches_in_common(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
 
-    def noted(candidates: tuple[Candidate, ...], batch: int, limit_bytes: int) -> ReuseTable:
+    def noted(candidates: tuple[Candidate, ...], batch: int) -> ReuseTable:
         made.append(batch)
-        return ReuseTable(candidates, batch, limit_bytes)
+        return ReuseTable(candidates, batch)
 
     monkeypatch.setattr(fitting, "ReuseTable", noted)
     fitting._table.cache_clear()

@@ -13,7 +13,7 @@ from mucudnn.choices import Policy
 from mucudnn.division import Division
 from mucudnn.errors import InfeasibleError
 from mucudnn.profile import Candidate
-from mucudnn.solvers import ReuseTable, least_workspace_bytes, solve_reuse
+from mucudnn.solvers import ReuseTable, best_of, least_workspace_bytes, solve_reuse
 from mucudnn.solvers.dynamic import Grid, Table
 from mucudnn.solvers.exhaustive import fastest_division
 from tests.solvers.cases import MIB, candidates, known
@@ -46,6 +46,13 @@ def test_the_table_holds_the_answer_of_every_smaller_batch(
 
     for b in range(batch + 1):
         assert table.division(b) == _solved(offered, b, limit_bytes)
+
+
+@given(candidates(), BATCHES)
+def test_the_best_division_needs_no_limit(offered: list[Candidate], batch: int) -> None:
+    most_bytes = max((each.workspace_bytes for each in offered), default=0)
+
+    assert best_of(offered, batch) == _solved(offered, batch, most_bytes)
 
 
 def test_a_table_counts_once_for_all_batches_that_need_the_same_workspace(

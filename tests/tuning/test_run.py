@@ -26,8 +26,8 @@ from mucudnn.profiling.profiler import Profiler
 from mucudnn.store.memory import MemoryStore
 from mucudnn.tuning.confirming import rivals_of
 from mucudnn.tuning.run import Tuning
+from mucudnn.tuning.solving import Solution
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
-from tests.examples import a_problem
 from tests.models import Listener, a_batch, a_chain
 from tests.tuning.runs import affine, keys_of, one_convolution, planned, with_rival
 
@@ -99,7 +99,7 @@ def test_a_division_must_also_beat_the_best_undivided_algorithm() -> None:
 def test_what_was_profiled_slower_than_pytorchs_own_has_a_second_chance() -> None:
     own, slow = Candidate("own", 8, 8.0, 0), Candidate("rival", 4, 5.0, 0)
 
-    rivals = rivals_of(a_problem(batch=8), Division((own,)), [own, slow], "own")
+    rivals = rivals_of(Solution(Division((own,)), [own, slow]), "own")
 
     assert list(rivals) == ["own@8*1", "rival@4*2"]
 
