@@ -29,6 +29,8 @@ from mucudnn.profiling.outcome import Outcome
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
 
 Key = TypeVar("Key")
+Entry = TypeVar("Entry")
+Result = TypeVar("Result")
 
 _COARSE = 5
 """How many times as short spans of set-ups are on a card, and as wide their intervals, as those of parts.
@@ -229,13 +231,37 @@ class LiveMeasurer:
                 calls[trial] = last.made(trial, functools.partial(stand.division, division))
             except TrialError as error:
                 failed[trial] = self._judge.failed(records[trial], error.failure)
+
+        def contest(left: Mapping[Trial, Callable[[], None]]) -> Mapping[str, Measurement]:
+            with last.blamed():
+                return self._compared({trial.algorithm: call for trial, call in left.items()}, stand)
+
+        times, broken = self._of_survivors(calls, records, contest)
+        return times, failed | broken
+
+    def _of_survivors(
+        self,
+        entries: Mapping[Trial, Entry],
+        records: Mapping[Trial, Record],
+        contest: Callable[[Mapping[Trial, Entry]], Result],
+    ) -> tuple[Result, dict[Trial, Record]]:
+        """Return what a contest comes to, and the records of those that broke: it begins anew without them.
+
+        Args:
+            entries: of all who take part.
+            records: of each so far.
+            contest: of those that are left; whom it blames for an error has broken.
+
+        Raises:
+            DeviceLostError, UnmeasuredError, UnweighableError: what the judge makes of a failure.
+        """
+        broken: dict[Trial, Record] = {}
         while True:
-            named = {trial.algorithm: call for trial, call in calls.items() if trial not in failed}
+            left = {trial: entry for trial, entry in entries.items() if trial not in broken}
             try:
-                with last.blamed():
-                    return self._compared(named, stand), failed
+                return contest(left), broken
             except TrialError as error:
-                failed[error.trial] = self._judge.failed(records[error.trial], error.failure)
+                broken[error.trial] = self._judge.failed(records[error.trial], error.failure)
 
     def _compared(self, calls: Mapping[str, Callable[[], None]], stand: Stand) -> Mapping[str, Measurement]:
         before = stand.ordinary_operation
@@ -291,12 +317,8 @@ class LiveMeasurer:
         self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]
     ) -> dict[Trial, Record]:
         """Race all runs against one another; whoever breaks is refused, and the race starts anew."""
-        try:
-            return self._raced(records, runs, before)
-        except TrialError as error:
-            failed = {error.trial: self._judge.failed(records[error.trial], error.failure)}
-        left = {trial: run for trial, run in runs.items() if trial not in failed}
-        return self._time(records, left, before) | failed
+        raced, broken = self._of_survivors(runs, records, lambda left: self._raced(records, left, before))
+        return raced | broken
 
     def _raced(
         self, records: Mapping[Trial, Record], runs: Mapping[Trial, TrialRun], before: Callable[[], None]
