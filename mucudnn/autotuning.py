@@ -222,7 +222,6 @@ class Autotune(contextlib.ContextDecorator, ConvolutionMode):
         limit_bytes = self._settings.limit_bytes
         return Memory(
             environment=backend.environment(),
-            own=backend.own,
             is_sharing=False,
             limit_bytes=limit_bytes,
             buffer_bytes=limit_bytes,

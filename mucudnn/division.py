@@ -75,6 +75,11 @@ class Division:
         return self.is_undivided and all(part.algorithm == algorithm for part in self.parts)
 
     @property
+    def is_own(self) -> bool:
+        """Whether the mini-batch runs in one part, and by PyTorch's own convolution."""
+        return self.is_undivided and all(part.is_own for part in self.parts)
+
+    @property
     def is_deterministic(self) -> bool:
         """Whether equal operands give equal bits in every run, as far as the libraries of all parts say."""
         return all(part.is_deterministic for part in self.parts)
@@ -98,34 +103,30 @@ def running_sum_bytes(problem: ConvProblem, division: Division) -> int:
     return problem.running_sum_bytes
 
 
-def buffer_bytes(division: Division, own: str, sum_bytes: int = 0) -> int:
-    """Return what a division takes of a buffer: PyTorch's own, of that id, takes its workspace elsewhere.
+def buffer_bytes(division: Division, sum_bytes: int = 0) -> int:
+    """Return what a division takes of a buffer: PyTorch's own takes its workspace elsewhere.
 
     Args:
         division: that runs in it.
-        own: that id.
         sum_bytes: of the sum in which its parts add up, which lies in the buffer whoever computes them.
     """
-    return max([sum_bytes, *(part.workspace_bytes for part in division.parts if part.algorithm != own)])
+    return max([sum_bytes, *(part.workspace_bytes for part in division.parts if not part.is_own)])
 
 
-def own_bytes(division: Division, own: str) -> int:
-    """Return what the parts of PyTorch's own, of that id, take at most, each for itself; 0 without any."""
-    return max((part.workspace_bytes for part in division.parts if part.algorithm == own), default=0)
+def own_bytes(division: Division) -> int:
+    """Return what the parts of PyTorch's own take at most, each for itself; 0 without any."""
+    return max((part.workspace_bytes for part in division.parts if part.is_own), default=0)
 
 
-def common_buffer_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: str) -> int:
+def common_buffer_bytes(divisions: Iterable[tuple[ConvProblem, Division]]) -> int:
     """Return what the buffer comes to that divisions of these problems have in common."""
     return max(
-        (
-            buffer_bytes(division, own, running_sum_bytes(problem, division))
-            for problem, division in divisions
-        ),
+        (buffer_bytes(division, running_sum_bytes(problem, division)) for problem, division in divisions),
         default=0,
     )
 
 
-def block_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: str, limit_bytes: int) -> int:
+def block_bytes(divisions: Iterable[tuple[ConvProblem, Division]], limit_bytes: int) -> int:
     """Return the size of one block that holds the common buffer, or in its place what PyTorch's own takes.
 
     Where both do not fit the limit at once, the buffer is given back before PyTorch's own runs. So the block
@@ -134,12 +135,11 @@ def block_bytes(divisions: Iterable[tuple[ConvProblem, Division]], own: str, lim
 
     Args:
         divisions: that run, with their problems.
-        own: id of PyTorch's own convolution.
         limit_bytes: for the workspace, inclusive.
     """
     sites = list(divisions)
-    common_bytes = common_buffer_bytes(sites, own)
-    taken = [own_bytes(division, own) for _, division in sites]
+    common_bytes = common_buffer_bytes(sites)
+    taken = [own_bytes(division) for _, division in sites]
     return max([common_bytes, *(each for each in taken if each + common_bytes > limit_bytes)])
 
 
@@ -153,20 +153,18 @@ class Room:
     """What memory a plan's sites have.
 
     Attributes:
-        own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
         limit_bytes: of the plan.
         common_bytes: what the buffer may come to that all sites have in common; None in sharing mode, where
             each has its own workspace.
     """
 
-    own: str
     limit_bytes: int
     common_bytes: int | None
 
     def suffices(self, n_bytes: int, division: Division) -> bool:
         """Return whether a site of that division may take so much beside the buffer."""
         if self.common_bytes is None:
-            return n_bytes + buffer_bytes(division, self.own) <= division.workspace_bytes
+            return n_bytes + buffer_bytes(division) <= division.workspace_bytes
         return n_bytes + self.common_bytes <= self.limit_bytes
 
     def bound(self, division: Division, sum_bytes: int = 0) -> int | None:
@@ -182,7 +180,7 @@ class Room:
         """
         taken_bytes = division.workspace_bytes
         if self.common_bytes is None:
-            return taken_bytes if buffer_bytes(division, self.own, sum_bytes) else None
+            return taken_bytes if buffer_bytes(division, sum_bytes) else None
         return self.limit_bytes if taken_bytes + self.common_bytes > self.limit_bytes else None
 
     def bounds(self, problem: ConvProblem, divisions: Mapping[ConvOp, Division]) -> dict[ConvOp, int]:
@@ -201,4 +199,4 @@ class Room:
 
     def is_unpatched(self, division: Division) -> bool:
         """Return whether a division is PyTorch's own as it comes, beside which memory always suffices."""
-        return division.is_only(self.own) and self.bound(division) is None
+        return division.is_own and self.bound(division) is None

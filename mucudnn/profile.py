@@ -169,6 +169,11 @@ class Candidate:
             if not (is_number and 0 <= seconds < math.inf):
                 raise ValueError(f"{name} must be finite and not negative, but got {seconds!r}.")
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the algorithm is PyTorch's own convolution."""
+        return is_own(self.algorithm)
+
 
 class RefusalKind(StrEnum):
     """Why an algorithm is no candidate."""

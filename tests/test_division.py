@@ -101,7 +101,14 @@ def test_standard_order_does_not_depend_on_the_given_one(
     assert Division.of(given_order) == Division.of(other_order)
 
 
-REUSE, SHARING = Room("cpu:aten", 100, 60), Room("cpu:aten", 100, None)
+def test_a_division_is_pytorchs_own_where_that_runs_the_batch_at_once_on_any_backend() -> None:
+    whole, half, other = (Candidate(name, 8, 1.0, 0) for name in ("cpu:aten", "cudnn:aten", "cpu:attention"))
+
+    assert [each.is_own for each in (whole, half, other)] == [True, True, False]
+    assert [Division(parts).is_own for parts in ((whole,), (half, half), (other,))] == [True, False, False]
+
+
+REUSE, SHARING = Room(100, 60), Room(100, None)
 
 
 def test_what_takes_memory_beside_the_buffer_shares_the_limit_with_it() -> None:

@@ -139,9 +139,7 @@ def compared(
     unplanned = tuple(
         path
         for path in asked
-        if not _is_planned(
-            plan, path, ran[path].served_problems, backend.own, is_differentiated=path in differentiated
-        )
+        if not _is_planned(plan, path, ran[path].served_problems, is_differentiated=path in differentiated)
     )
     slower = of_the_first(
         [each for each in within if each.times.verdict is Verdict.SLOWER and each.path not in unplanned]
@@ -154,38 +152,35 @@ def compared(
         pages=None if getrusage is None else (_median_pages(whole.before), _median_pages(whole.now)),
         plan=plan,
         slower=tuple(each.path for each in slower),
-        settled=taken_back(plan, slower, backend.own),
+        settled=taken_back(plan, slower),
         unplanned=unplanned,
-        unpatched=tuple(path for path in _changed_paths(plan, backend.own) if path not in layers),
+        unpatched=tuple(path for path in _changed_paths(plan) if path not in layers),
     )
 
 
-def _changed_paths(plan: Plan, own: str) -> list[str]:
+def _changed_paths(plan: Plan) -> list[str]:
     """Return the paths of the modules of which a plan has something else run than before."""
-    return list(dict.fromkeys(each.site.path for each in plan.assignments if _changes(each, own)))
+    return list(dict.fromkeys(each.site.path for each in plan.assignments if _changes(each)))
 
 
-def _changes(assigned: Assignment, own: str) -> bool:
-    return not is_kept(assigned) and not assigned.division.is_only(own)
+def _changes(assigned: Assignment) -> bool:
+    return not is_kept(assigned) and not assigned.division.is_own
 
 
-def _is_planned(
-    plan: Plan, path: str, ran: Collection[ConvProblem], own: str, *, is_differentiated: bool
-) -> bool:
+def _is_planned(plan: Plan, path: str, ran: Collection[ConvProblem], *, is_differentiated: bool) -> bool:
     """Return whether a step runs all that a plan changes at a module.
 
     Args:
         plan: of the model.
         path: of the module.
         ran: the problems of its forward passes that the plan served.
-        own: id of PyTorch's own convolution.
         is_differentiated: whether autograd computed something of it.
     """
     served, forward = {each for one in ran for each in problems_of(one).values()}, {one.op for one in ran}
     return all(
         each.problem in served and (is_differentiated or each.site.op in forward)
         for each in plan.assignments
-        if each.site.path == path and _changes(each, own)
+        if each.site.path == path and _changes(each)
     )
 
 

@@ -14,7 +14,7 @@ from mucudnn.profile import Candidate
 from mucudnn.standing import is_kept, may_stay, seen_at
 
 
-def taken_back(plan: Plan, slower: Sequence[LayerComparison], own: str) -> Plan:
+def taken_back(plan: Plan, slower: Sequence[LayerComparison]) -> Plan:
     """Return a plan with PyTorch's own at all sites of those modules at which that may run, all or none.
 
     What is told of their whole calls is then what a step has shown, in place of what the tuner had seen;
@@ -23,12 +23,11 @@ def taken_back(plan: Plan, slower: Sequence[LayerComparison], own: str) -> Plan:
     Args:
         plan: it stays as it is, and is what is returned if nothing changes.
         slower: modules, and what they take within a step before and now.
-        own: id of PyTorch's own convolution.
 
     Raises:
         PlanError: the result would contradict itself.
     """
-    times = {each.path: each.times for each in slower if _may_go_back(plan, each.path, own)}
+    times = {each.path: each.times for each in slower if _may_go_back(plan, each.path)}
     if not times:
         return plan
     sites = (each.site for each in plan.assignments if each.site.path in times)
@@ -42,9 +41,7 @@ def taken_back(plan: Plan, slower: Sequence[LayerComparison], own: str) -> Plan:
     )
     settled = dataclasses.replace(
         plan,
-        assignments=tuple(
-            _as_before(each, own) if each.site.path in times else each for each in plan.assignments
-        ),
+        assignments=tuple(_as_before(each) if each.site.path in times else each for each in plan.assignments),
         calls=(*(each for each in plan.calls if each.path not in times), *seen),
         frozen=tuple(
             dataclasses.replace(each, times=None) if each.path in times else each for each in plan.frozen
@@ -54,12 +51,11 @@ def taken_back(plan: Plan, slower: Sequence[LayerComparison], own: str) -> Plan:
     return settled
 
 
-def _may_go_back(plan: Plan, path: str, own: str) -> bool:
+def _may_go_back(plan: Plan, path: str) -> bool:
     """Return whether a module runs something else somewhere, and PyTorch's own may run wherever it does."""
     changed = [each for each in plan.assignments if each.site.path == path and not is_kept(each)]
     return bool(changed) and all(
-        may_stay(each, plan.mode) and _fits(_own_whole(each, own), each.division, plan.mode)
-        for each in changed
+        may_stay(each, plan.mode) and _fits(_own_whole(each), each.division, plan.mode) for each in changed
     )
 
 
@@ -70,15 +66,15 @@ def _fits(whole: Candidate | None, division: Division, mode: Mode) -> bool:
     return mode is not Mode.SHARING or whole.workspace_bytes <= division.workspace_bytes
 
 
-def _own_whole(assigned: Assignment, own: str) -> Candidate | None:
+def _own_whole(assigned: Assignment) -> Candidate | None:
     """Return PyTorch's own of the whole mini-batch, as it was profiled."""
-    wanted = own, assigned.problem.batch
-    return next((each for each in assigned.candidates if (each.algorithm, each.batch) == wanted), None)
+    own = (each for each in assigned.candidates if each.is_own)
+    return next((each for each in own if each.batch == assigned.problem.batch), None)
 
 
-def _as_before(assigned: Assignment, own: str) -> Assignment:
+def _as_before(assigned: Assignment) -> Assignment:
     """Return a site with PyTorch's own, in the times in which it was the base; as it is, if it has that."""
-    whole, seen = _own_whole(assigned, own), seen_at(assigned)
+    whole, seen = _own_whole(assigned), seen_at(assigned)
     if whole is None or is_kept(assigned):
         return assigned
     rejected = dict(seen.rejected)

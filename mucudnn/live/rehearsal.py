@@ -91,7 +91,7 @@ def _served(
 ) -> _Serve:
     """Return what serves the forward pass: PyTorch's own convolution if all divisions are."""
     problem = call.problem
-    if _is_own(backend, divisions):
+    if _is_own(divisions):
         return functools.partial(backend.recorded_convolution, problem)
     convolution = DividedConvolution(backend, problem, divisions, owners, call.limits(divisions))
     router = Router((str(backend_name(backend.device)),), None)
@@ -122,7 +122,7 @@ def _frozen(
     _, weight, bias, _ = operands
     order = image_order(call.problem)
     image = operands.image.contiguous(memory_format=order)
-    pack = backend.packing(call.problem) if _is_own(backend, divisions) else None
+    pack = backend.packing(call.problem) if _is_own(divisions) else None
     if pack is not None:
         return functools.partial(_ignoring, pack(weight, bias), image)
     convolution = DividedConvolution(backend, call.problem, divisions, owners, call.limits(divisions))
@@ -146,8 +146,8 @@ def _ignoring(compute: Callable[[Tensor], Tensor], image: Tensor) -> None:
     compute(image)
 
 
-def _is_own(backend: Backend, divisions: Divisions) -> bool:
-    return all(division.is_only(backend.own) for division in divisions.values())
+def _is_own(divisions: Divisions) -> bool:
+    return all(division.is_own for division in divisions.values())
 
 
 def _leave_as_others_do(

@@ -78,7 +78,7 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
         check_runnable(each, backend)
     notice, servers = Notice(), GraphServers()
     by_pages, home = backend.takes_memory_by_pages, backend.flags()
-    memory = Memory.of(plan, backend.own, is_growing=learn is not None, by_pages=by_pages)
+    memory = Memory.of(plan, is_growing=learn is not None, by_pages=by_pages)
     frozen = {(seen.path, seen.variant): seen for seen in plan.frozen}
     has_weight_gradients = any(each.site.op is ConvOp.WGRAD for each in plan.assignments)
     patches = {}

@@ -35,7 +35,6 @@ class Memory:
 
     Attributes:
         environment: for which the plan was made.
-        own: id of PyTorch's own convolution, which takes its workspace outside of the buffer.
         is_sharing: whether each site owns a buffer, rather than all one in common.
         limit_bytes: of the plan.
         buffer_bytes: what divisions may take of the common buffer.
@@ -44,30 +43,27 @@ class Memory:
     """
 
     environment: Environment
-    own: str
     is_sharing: bool
     limit_bytes: int
     buffer_bytes: int
     capacity_bytes: int
 
     @classmethod
-    def of(cls, plan: Plan, own: str, *, is_growing: bool, by_pages: bool) -> "Memory":
+    def of(cls, plan: Plan, *, is_growing: bool, by_pages: bool) -> "Memory":
         """Return what `plan` says of memory.
 
         Args:
             plan: whose sites run.
-            own: id of PyTorch's own convolution.
             is_growing: whether more is tuned later, so that the buffer may grow to the limit.
             by_pages: whether what is given back goes to the system, page by page. An allocator keeps it, in
                 blocks: there the buffer gets one that PyTorch's own fits in while it is given back.
         """
         sites = [(each.problem, each.division) for each in plan.assignments]
-        known = common_buffer_bytes(sites, own)
+        known = common_buffer_bytes(sites)
         is_sharing = plan.mode is Mode.SHARING
-        capacity_bytes = known if by_pages else block_bytes(sites, own, plan.limit_bytes)
+        capacity_bytes = known if by_pages else block_bytes(sites, plan.limit_bytes)
         return cls(
             environment=plan.environment,
-            own=own,
             is_sharing=is_sharing,
             limit_bytes=plan.limit_bytes,
             buffer_bytes=plan.limit_bytes if is_growing else known,
@@ -82,7 +78,7 @@ class Memory:
     @cached_property
     def room(self) -> Room:
         """What sites have beside the buffer, once that has come to all that it may."""
-        return Room(self.own, self.limit_bytes, None if self.is_sharing else self.held_bytes)
+        return Room(self.limit_bytes, None if self.is_sharing else self.held_bytes)
 
 
 def divided(
@@ -114,7 +110,7 @@ def divided(
     common_bytes = None if memory.is_sharing else memory.buffer_bytes
     at_once = not backend.takes_memory_by_pages
     divisions = {
-        op: division_for(assigned, problem.batch, backend.own, shares[op], common_bytes, at_once=at_once)
+        op: division_for(assigned, problem.batch, shares[op], common_bytes, at_once=at_once)
         for op, assigned in assignments.items()
     }
     problems = problems_of(problem)
@@ -148,7 +144,6 @@ def _check_permitted(backend: Backend, problem: ConvProblem, division: Division)
 def division_for(
     assigned: Assignment,
     batch: int,
-    own: str,
     share_bytes: int,
     common_bytes: int | None = None,
     *,
@@ -165,7 +160,6 @@ def division_for(
     Args:
         assigned: the site's division and profile.
         batch: samples, from 1 to the tuned number.
-        own: id of PyTorch's own convolution.
         share_bytes: what it may take.
         common_bytes: what divisions may take of the common buffer: others reckon with no more. None if there
             is none.
@@ -177,15 +171,15 @@ def division_for(
     division = assigned.division
     if batch == division.batch:
         return division
-    if division.is_only(own) or not assigned.candidates:
+    if division.is_own or not assigned.candidates:
         return _cut(division, batch)
-    single_bytes = _single_bytes(assigned, own, share_bytes)
+    single_bytes = _single_bytes(assigned, share_bytes)
     limit_bytes = max(division.workspace_bytes, single_bytes)
     held_bytes = limit_bytes if common_bytes is None else min(limit_bytes, common_bytes)
     fitting = tuple(
         each
         for each in assigned.candidates
-        if each.workspace_bytes <= (limit_bytes if each.algorithm == own else held_bytes)
+        if each.workspace_bytes <= (limit_bytes if each.is_own else held_bytes)
     )
     if assigned.problem.running_sum_bytes > held_bytes:  # there is no room for a sum of parts
         fitting = tuple(each for each in fitting if each.batch == batch)
@@ -193,12 +187,10 @@ def division_for(
     else:
         best = _looked_up(fitting, batch)
     able = [best]
-    if best is not None and at_once and own_bytes(best, own) + buffer_bytes(best, own) > share_bytes:
-        kinds = [
-            tuple(each for each in fitting if (each.algorithm == own) is is_own) for is_own in (True, False)
-        ]
+    if best is not None and at_once and own_bytes(best) + buffer_bytes(best) > share_bytes:
+        kinds = [tuple(each for each in fitting if each.is_own is is_own) for is_own in (True, False)]
         able = [_looked_up(kind, batch) for kind in kinds]
-    able.append(_own_undivided(assigned.candidates, batch, own, share_bytes))
+    able.append(_own_undivided(assigned.candidates, batch, share_bytes))
     found = [each for each in able if each is not None]
     if not found:
         sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
@@ -219,7 +211,7 @@ def _table(candidates: tuple[Candidate, ...], batch: int) -> ReuseTable:
     return ReuseTable(candidates, batch)
 
 
-def _single_bytes(assigned: Assignment, own: str, share_bytes: int) -> int:
+def _single_bytes(assigned: Assignment, share_bytes: int) -> int:
     """Return what one sample takes within a site's share: by PyTorch's own, else by what takes least.
 
     Every smaller batch can be made of single samples; 0 if none was measured, or none fits.
@@ -227,13 +219,11 @@ def _single_bytes(assigned: Assignment, own: str, share_bytes: int) -> int:
     singles = [
         each for each in assigned.candidates if each.batch == 1 and each.workspace_bytes <= share_bytes
     ]
-    found = min(singles, key=lambda each: (each.algorithm != own, each.workspace_bytes), default=None)
+    found = min(singles, key=lambda each: (not each.is_own, each.workspace_bytes), default=None)
     return 0 if found is None else found.workspace_bytes
 
 
-def _own_undivided(
-    candidates: Sequence[Candidate], batch: int, own: str, share_bytes: int
-) -> Division | None:
+def _own_undivided(candidates: Sequence[Candidate], batch: int, share_bytes: int) -> Division | None:
     """Return PyTorch's own convolution of so many samples, with the next larger size's time in proportion.
 
     Fewer samples are taken to need no more workspace, which nothing has weighed, and no less time each: what
@@ -242,7 +232,7 @@ def _own_undivided(
     able = [
         each
         for each in candidates
-        if each.algorithm == own and each.batch >= batch and each.workspace_bytes <= share_bytes
+        if each.is_own and each.batch >= batch and each.workspace_bytes <= share_bytes
     ]
     if not able:
         return None

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from mucudnn.choices import Search
 from mucudnn.division import Division, Room, common_buffer_bytes, undivided
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
-from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial
+from mucudnn.profile import Comparison, Environment, Record, Refusal, RefusalKind, Trial, is_own
 from mucudnn.profiling.outcome import Outcome
 
 _WEIGHING_NOISE_BYTES = 32 * 2**10
@@ -71,11 +71,11 @@ class ModelCall(NamedTuple):
 
     def _common_bytes(self, divisions: Divisions) -> int:
         problems = problems_of(self.problem)
-        return common_buffer_bytes([(problems[op], each) for op, each in divisions.items()], self.own)
+        return common_buffer_bytes([(problems[op], each) for op, each in divisions.items()])
 
     def limits(self, divisions: Divisions) -> dict[ConvOp, int]:
         """Return what buffer and PyTorch's own may take together, by the ops where they might not fit."""
-        room = Room(self.own, self.limit_bytes, None if self.is_sharing else self._common_bytes(divisions))
+        room = Room(self.limit_bytes, None if self.is_sharing else self._common_bytes(divisions))
         return room.bounds(self.problem, divisions)
 
 
@@ -242,16 +242,17 @@ def is_settled(record: Record | None, limit_bytes: int) -> bool:
     return record.limit_bytes is not None and record.limit_bytes >= limit_bytes
 
 
-def judged(record: Record, own: str, max_error: float | None) -> Record:
+def judged(record: Record, max_error: float | None) -> Record:
     """Return the record, or one that is refused if its error is larger than the user wants.
+
+    That of PyTorch's own convolution is what there is.
 
     Args:
         record: of any trial.
-        own: id of PyTorch's own convolution, whose error is what there is.
         max_error: that is wanted; None for no bound beside the backend's.
     """
     trial, error = record.trial, record.error
-    if max_error is None or error is None or error <= max_error or trial.algorithm == own:
+    if max_error is None or error is None or error <= max_error or is_own(trial.algorithm):
         return record
     reason = f"its error is {error:.1e}, and {max_error:.1e} are allowed"
     refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.WRONG, reason)

@@ -99,7 +99,7 @@ class Profiler:
         """
         trials = self._trials(problem)
         found = self._once(lambda: self._settled(trials), lambda: self._measured(problem, trials))
-        records = [judged(found[trial], self.own, self.max_error) for trial in trials]
+        records = [judged(found[trial], self.max_error) for trial in trials]
         return _profile(problem, self.environment, records, self.limit_bytes)
 
     def _once(self, known: Callable[[], Known | None], measure: Callable[[], Known]) -> Known:
@@ -152,11 +152,7 @@ class Profiler:
         trials = self._trials(problem)
         known = self._store.records(self.environment, trials)
         records = [
-            judged(
-                known.get(trial) or Record(trial, self._declared_bytes(trial)),
-                self.own,
-                self.max_error,
-            )
+            judged(known.get(trial) or Record(trial, self._declared_bytes(trial)), self.max_error)
             for trial in trials
         ]
         return [

@@ -8,7 +8,7 @@ from mucudnn.choices import Mode
 from mucudnn.errors import StoreError
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Record, Refusal, RefusalKind, is_own
+from mucudnn.profile import Record, Refusal, RefusalKind
 from mucudnn.profiling.measurer import is_composed, is_settled, judged
 from mucudnn.report.words import DEFAULT_WIDTH, describe_shape
 from mucudnn.sizes import format_exactly
@@ -42,8 +42,7 @@ def refusals_of(plan: Plan, store: SqliteStore) -> dict[ConvProblem, list[Refusa
 def _refusals(plan: Plan, records: Iterable[Record]) -> Iterator[Refusal]:
     for record in records:
         trial = record.trial
-        own = trial.algorithm if is_own(trial.algorithm) else ""
-        found = judged(record, own, plan.max_error).refusal
+        found = judged(record, plan.max_error).refusal
         if found is None and record.workspace_bytes is not None and record.workspace_bytes > plan.limit_bytes:
             needed, limit = map(format_exactly, (record.workspace_bytes, plan.limit_bytes))
             reason = f"it needs {needed}, the limit is {limit}"

@@ -46,18 +46,14 @@ class Confirmed(NamedTuple):
         )
 
 
-def in_turn(found: Mapping[ConvOp, Confirmed], own: str) -> tuple[dict[ConvOp, Proven], ...]:
+def in_turn(found: Mapping[ConvOp, Confirmed]) -> tuple[dict[ConvOp, Proven], ...]:
     """Return what may take the place of the chosen divisions: all but PyTorch's own, then PyTorch's own.
 
     They come apart, lest what is gained over the first hide what is lost against the second.
-
-    Args:
-        found: for each op.
-        own: id of PyTorch's own convolution.
     """
     wholes = {op: each.whole for op, each in found.items() if each.whole is not None}
     return tuple(
-        {op: each for op, each in wholes.items() if each.division.is_only(own) is is_own}
+        {op: each for op, each in wholes.items() if each.division.is_own is is_own}
         for is_own in (False, True)
     )
 
@@ -84,7 +80,7 @@ class Pool:
         self._spare_bytes -= sites * (taken - division.workspace_bytes)
 
 
-def rivals_of(solution: Solution, own: str) -> dict[str, Division]:
+def rivals_of(solution: Solution) -> dict[str, Division]:
     """Return the best undivided candidate, the best division without PyTorch's own, and that chosen, by key.
 
     The second is there because profiles are quick and noisy: what was measured slow by chance gets a
@@ -92,7 +88,7 @@ def rivals_of(solution: Solution, own: str) -> dict[str, Division]:
     """
     division, fitting = solution
     wholes = [each for each in fitting if each.batch == division.batch]
-    others = [each for each in fitting if each.algorithm != own]
+    others = [each for each in fitting if not each.is_own]
     rivals = (best_of(wholes, division.batch), best_of(others, division.batch), division)
     return {rival.key: rival for rival in rivals if rival is not None}
 

@@ -213,7 +213,7 @@ class Tuning:
         divisions = untuned | {op: each.chosen.division for op, each in found.items()}
         running = {site: each.chosen.division for site, each in confirmed.items()}
         undone: dict[ConvSite, Confirmed] = {}
-        for rivals in in_turn(found, self._profiler.own):
+        for rivals in in_turn(found):
             base = divisions | {op: each.division for op, each in rivals.items()}
             if base == divisions:
                 continue
@@ -232,14 +232,14 @@ class Tuning:
         known = {
             site: (self._problems[site], each) for site, each in running.items() if site in self._problems
         }
-        return taken_before(call, known, self._profiler.own, self._profiler.limit_bytes)
+        return taken_before(call, known, self._profiler.limit_bytes)
 
     def _frozen(self, assignments: Sequence[Assignment]) -> Iterable[FrozenEvidence]:
         """Return what those convolutions are in frozen graphs that inference does not run as it comes."""
         divisions = {each.site: each.division for each in assignments}
         sites = [(each.problem, each.division) for each in assignments]
-        common_bytes = None if self._is_sharing else common_buffer_bytes(sites, self._profiler.own)
-        room = Room(self._profiler.own, self._profiler.limit_bytes, common_bytes)
+        common_bytes = None if self._is_sharing else common_buffer_bytes(sites)
+        room = Room(self._profiler.limit_bytes, common_bytes)
         found: dict[SiteCall, FrozenEvidence] = {}
         for look in LOOKS:
             for call in self._inferences():
@@ -277,7 +277,7 @@ class Tuning:
 
     def _base(self, profile: Profile) -> Division | None:
         """PyTorch's own convolution, undivided, if the limit allows to run it."""
-        own = (each for each in profile.candidates if each.algorithm == self._profiler.own)
+        own = (each for each in profile.candidates if each.is_own)
         return next((Division((each,)) for each in own if each.batch == profile.problem.batch), None)
 
     def _confirm(self, site: ConvSite, solution: Solution, profile: Profile, room_bytes: int) -> Confirmed:
@@ -291,7 +291,7 @@ class Tuning:
         problem, base = profile.problem, self._base(profile)
         self._work.at(f"confirming {problem}")
         while True:
-            rivals = rivals_of(solution, self._profiler.own)
+            rivals = rivals_of(solution)
             if base is not None:
                 rivals = {base.key: base} | rivals
             rooms = {key: room_bytes for key in rivals if base is None or key != base.key}

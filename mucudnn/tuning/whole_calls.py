@@ -44,7 +44,7 @@ class WholeCalls:
         Where the whole call cannot be timed they count as faster: each of them was, for itself.
         """
         times = self.times(call, base, divisions, look=look, taken_bytes=taken_bytes)
-        is_own = any(base[op].is_only(self._own) for op in base if base[op] != divisions[op])
+        is_own = any(base[op].is_own for op in base if base[op] != divisions[op])
         if not isinstance(times, CallTimes):
             if times is not None:
                 self._seen.pop((call, is_own), None)  # they broke, though once they were faster
@@ -99,7 +99,7 @@ class WholeCalls:
         if n_bytes is None or not room.suffices(n_bytes, division):
             return None
         op, times = call.problem.op, None
-        if not division.is_only(self._own):
+        if not division.is_own:
             base = {op: undivided(self._own, call.problem.batch)}
             times = self.times(call, base, {op: division}, look=look, is_frozen=True, taken_bytes=taken_bytes)
         known = times if isinstance(times, CallTimes) else None
@@ -109,7 +109,6 @@ class WholeCalls:
 def taken_before(
     call: SiteCall,
     running: Mapping[ConvSite, tuple[ConvProblem, Division]],
-    own: str,
     limit_bytes: int,
 ) -> int:
     """Return the most that PyTorch's own of other layers takes for which the common buffer makes room.
@@ -119,15 +118,14 @@ def taken_before(
     Args:
         call: before which it does.
         running: what all sites compute, and by what.
-        own: id of PyTorch's own convolution.
         limit_bytes: for the workspace, inclusive.
     """
-    common_bytes = common_buffer_bytes(running.values(), own)
+    common_bytes = common_buffer_bytes(running.values())
     taken = (
         part.workspace_bytes
         for site, (_, division) in running.items()
         for part in division.parts
-        if part.algorithm == own and (site.path, site.variant) != (call.path, call.variant)
+        if part.is_own and (site.path, site.variant) != (call.path, call.variant)
     )
     return max((each for each in taken if each + common_bytes > limit_bytes), default=0)
 

@@ -53,7 +53,7 @@ def planned(*assignments: Assignment, mode: Mode = Mode.REUSE) -> Plan:
 def test_all_sites_of_a_module_run_pytorchs_own_again() -> None:
     plan = planned(assigned("one"), assigned("one", ConvOp.WGRAD), assigned("two"))
 
-    back = taken_back(plan, slower("one"), OWN)
+    back = taken_back(plan, slower("one"))
 
     assert [each.division.parts for each in back.assignments] == [(WHOLE,), (WHOLE,), (HALF, HALF)]
     assert [is_kept(each) for each in back.assignments] == [True, True, False]
@@ -61,7 +61,7 @@ def test_all_sites_of_a_module_run_pytorchs_own_again() -> None:
 
 
 def test_the_evidence_is_that_of_pytorchs_own() -> None:
-    first = taken_back(planned(assigned("one")), slower("one"), OWN).assignments[0].evidence
+    first = taken_back(planned(assigned("one")), slower("one")).assignments[0].evidence
 
     assert first is not None
     assert (first.reference, first.chosen, first.verdict) == (SLOW, SLOW, Verdict.SAME)
@@ -70,7 +70,7 @@ def test_the_evidence_is_that_of_pytorchs_own() -> None:
 
 
 def test_what_was_seen_of_the_call_gives_way_to_what_the_step_has_shown() -> None:
-    back = taken_back(planned(assigned("one"), assigned("two")), slower("one"), OWN)
+    back = taken_back(planned(assigned("one"), assigned("two")), slower("one"))
 
     two, one = back.calls
     assert (two.path, one.path, one.verdict, one.is_faster) == ("two", "one", Verdict.SLOWER, False)
@@ -82,7 +82,7 @@ def test_of_calls_of_several_shapes_a_step_tells_nothing_each() -> None:
     other = dataclasses.replace(assigned("one"), site=ConvSite("one", ConvOp.FPROP, 1))
     plan = planned(assigned("one"), other, assigned("two"))
 
-    back = taken_back(plan, slower("one"), OWN)
+    back = taken_back(plan, slower("one"))
 
     assert [each.path for each in back.calls] == ["two"]
     assert [is_kept(each) for each in back.assignments] == [True, True, False]
@@ -91,7 +91,7 @@ def test_of_calls_of_several_shapes_a_step_tells_nothing_each() -> None:
 def test_a_module_that_must_stay_keeps_all_that_is_known_of_it() -> None:
     plan = planned(assigned("one"), assigned("two", reference=None))
 
-    back = taken_back(plan, slower("one", "two"), OWN)
+    back = taken_back(plan, slower("one", "two"))
 
     assert back.assignments[1] == plan.assignments[1]
     assert back.calls[0] == plan.calls[1]
@@ -101,14 +101,14 @@ def test_a_module_that_must_stay_keeps_all_that_is_known_of_it() -> None:
 def test_a_module_goes_back_as_a_whole_or_not_at_all() -> None:
     plan = planned(assigned("one"), assigned("one", ConvOp.WGRAD, reference=None))
 
-    assert taken_back(plan, slower("one"), OWN) is plan
+    assert taken_back(plan, slower("one")) is plan
 
 
 @pytest.mark.parametrize("seen_bytes", [None, 0])
 def test_in_sharing_mode_what_was_profiled_counts_as_much_as_what_was_seen(seen_bytes: int | None) -> None:
     plan = planned(assigned("one", reference_workspace_bytes=seen_bytes), mode=Mode.SHARING)
 
-    assert taken_back(plan, slower("one"), OWN) is plan
+    assert taken_back(plan, slower("one")) is plan
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_no_site_gets_more_than_it_may_take(mode: Mode, changes: dict[str, objec
     plan = planned(assigned("one", **changes), mode=mode)
 
     assert not may_stay(plan.assignments[0], mode)
-    assert taken_back(plan, slower("one"), OWN) is plan
+    assert taken_back(plan, slower("one")) is plan
 
 
 @pytest.mark.parametrize("own_bytes", [500, HALF.workspace_bytes])
@@ -129,7 +129,7 @@ def test_in_sharing_mode_what_fits_the_share_goes_back(own_bytes: int) -> None:
     site = assigned("one", reference_workspace_bytes=own_bytes)
     plan = planned(dataclasses.replace(site, candidates=(small, HALF)), mode=Mode.SHARING)
 
-    assert taken_back(plan, slower("one"), OWN).assignments[0].division.parts == (small,)
+    assert taken_back(plan, slower("one")).assignments[0].division.parts == (small,)
 
 
 @pytest.mark.parametrize("candidates", [(), (WHOLE,)], ids=["without a profile", "with one"])
@@ -141,9 +141,9 @@ def test_a_site_that_is_pytorchs_own_already_stays_as_it_is(candidates: tuple[Ca
     )
 
     assert is_kept(kept)
-    assert taken_back(planned(assigned("one"), kept), slower("one"), OWN).assignments[1] == kept
+    assert taken_back(planned(assigned("one"), kept), slower("one")).assignments[1] == kept
     alone = planned(kept)
-    assert taken_back(alone, slower("one"), OWN) is alone
+    assert taken_back(alone, slower("one")) is alone
 
 
 def test_what_would_take_more_than_the_limit_is_refused() -> None:
@@ -151,17 +151,17 @@ def test_what_would_take_more_than_the_limit_is_refused() -> None:
     plan = planned(dataclasses.replace(assigned("one"), candidates=(large, HALF)))
 
     with pytest.raises(PlanError, match="at most 10000 bytes"):
-        taken_back(plan, slower("one"), OWN)
+        taken_back(plan, slower("one"))
 
 
 def test_a_site_without_a_profile_stays() -> None:
     plan = planned(dataclasses.replace(assigned("one"), candidates=()))
 
-    assert taken_back(plan, slower("one"), OWN) is plan
+    assert taken_back(plan, slower("one")) is plan
 
 
 @pytest.mark.parametrize("paths", [[], ["three"]])
 def test_nothing_changes_where_nothing_is_taken_back(paths: list[str]) -> None:
     plan = planned(assigned("one"))
 
-    assert taken_back(plan, slower(*paths), OWN) is plan
+    assert taken_back(plan, slower(*paths)) is plan

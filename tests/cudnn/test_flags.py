@@ -35,7 +35,7 @@ def a_backend(kind: str) -> CudnnBackend:
 
 
 def shapes_tuned_on(backend: CudnnBackend) -> TunedShapes:
-    memory = Memory(backend.environment(), backend.own, False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
+    memory = Memory(backend.environment(), False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
     return TunedShapes("conv", (Variant(PROBLEM, {}),), memory, Notice(), backend.flags())
 
 
@@ -184,7 +184,7 @@ def test_a_plan_of_tiles_that_the_users_flags_forbid_is_refused_with_the_reason(
 
 def test_a_call_by_tiles_that_the_users_flags_forbid_is_told_of_with_the_reason() -> None:
     backend, assigned = a_backend_that_rounds(), divided_by_tiles()
-    memory = Memory(backend.environment(), backend.own, False, 2**20, 2**20, 2**20)  # noqa: FBT003  # not in sharing mode
+    memory = Memory(backend.environment(), False, 2**20, 2**20, 2**20)  # noqa: FBT003  # not in sharing mode
     variant = Variant(SMALL, {ConvOp.FPROP: assigned})
     shapes = TunedShapes("conv", (variant,), memory, Notice(), backend.flags())
 

@@ -186,7 +186,7 @@ def test_what_cannot_be_made_ready_when_a_call_comes_is_told_of_and_pytorchs_own
     (assigned,) = plan.assignments
     monkeypatch.setattr(backend._engines._workshop, "_launch", too_large)
     monkeypatch.setattr(card, "compiled", fail)
-    memory = Memory.of(plan, backend.own, is_growing=False, by_pages=False)
+    memory = Memory.of(plan, is_growing=False, by_pages=False)
     variant = Variant(assigned.problem, {ConvOp.FPROP: assigned})
     shapes = TunedShapes("conv", (variant,), memory, Notice(), backend.flags())
 

@@ -145,7 +145,7 @@ def _runner_of(card: Card, sites: Sequence[Assignment]) -> Callable[[int], None]
         (part,) = site.division.parts
         card.taken_bytes[site.problem.out_channels, part.algorithm] = part.workspace_bytes
     plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, LIMIT_BYTES, card.environment(), tuple(sites), (), "0")
-    memory = Memory.of(plan, card.own, is_growing=False, by_pages=False)
+    memory = Memory.of(plan, is_growing=False, by_pages=False)
     convolutions = [divided(card, site.problem, {ConvOp.FPROP: site}, memory) for site in sites]
 
     def run(number: int) -> None:
@@ -160,7 +160,7 @@ def _most_reserved(card: Card, sites: Sequence[Assignment], order: Sequence[int]
     for number in (each % len(sites) for each in order):
         card.blocks.empty_cache()
         run(number)
-        made_bytes = result_bytes(sites[number].problem) if sites[number].division.is_only(card.own) else 0
+        made_bytes = result_bytes(sites[number].problem) if sites[number].division.is_own else 0
         most = max(most, card.blocks.reserved_bytes - made_bytes)
     return most
 

@@ -43,7 +43,7 @@ def test_a_smaller_batch_gets_the_best_division_within_the_workspace(batch: int)
     division = Division((Candidate("cpu:im2col", 4, 3.0, 400),) * 2)
     assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), division, candidates)
 
-    found = division_for(assigned, batch, "cpu:aten", share_bytes=400)
+    found = division_for(assigned, batch, share_bytes=400)
 
     assert found == fastest_division(candidates, batch, limit_bytes=400)
 
@@ -59,7 +59,7 @@ def test_equal_sites_have_the_table_of_smaller_batches_in_common(monkeypatch: py
     fitting._table.cache_clear()
     sites = [_divided_as_it_comes(Candidate("cpu:im2col", 1, 0.1, 90)) for _ in range(2)]
 
-    keys = [[division_for(site, batch, "cpu:aten", 100, 90).key for batch in (3, 5, 7)] for site in sites]
+    keys = [[division_for(site, batch, 100, 90).key for batch in (3, 5, 7)] for site in sites]
 
     assert keys[0] == keys[1] == [f"cpu:im2col@1*{batch}" for batch in (3, 5, 7)]
     assert made == [4, 8]
@@ -70,7 +70,7 @@ def test_tables_of_very_many_samples_are_not_kept(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fitting, "_MOST_COVERED", 4)
     site = _divided_as_it_comes(Candidate("cpu:im2col", 1, 0.1, 90))
 
-    assert division_for(site, 5, "cpu:aten", 100, 90).key == "cpu:im2col@1*5"
+    assert division_for(site, 5, 100, 90).key == "cpu:im2col@1*5"
     assert fitting._table.cache_info().currsize == 0
 
 
@@ -79,7 +79,7 @@ def test_where_pytorchs_own_has_won_undivided_it_serves_smaller_batches_undivide
     rival = Candidate("cpu:im2col", 4, 0.1, 0)
     assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), won, (rival, *won.parts))
 
-    assert division_for(assigned, 4, "cpu:aten", share_bytes=0).key == "cpu:aten@4*1"
+    assert division_for(assigned, 4, share_bytes=0).key == "cpu:aten@4*1"
 
 
 def _assigned(*candidates: Candidate, chosen: int = 0, times: int = 1) -> Assignment:
@@ -108,18 +108,18 @@ def test_a_smaller_batch_is_divided_only_where_that_should_be_faster_than_pytorc
         Candidate("cpu:aten", 8, own_s, 900),
     )
 
-    assert division_for(assigned, 7, "cpu:aten", share_bytes).key == expected
+    assert division_for(assigned, 7, share_bytes).key == expected
 
 
 def test_no_algorithm_but_pytorchs_own_runs_at_a_size_that_was_never_checked() -> None:
     parts = Candidate("cpu:im2col", 4, 1.0, 0), Candidate("cpu:aten", 8, 9.0, 900)
     assigned = _assigned(*parts, times=2)
 
-    assert division_for(assigned, 5, "cpu:aten", share_bytes=900).key == "cpu:aten@5*1"
+    assert division_for(assigned, 5, share_bytes=900).key == "cpu:aten@5*1"
     with pytest.raises(
         BackendError, match="5 samples cannot be made of the sizes that were measured and fit: 4"
     ):
-        division_for(assigned, 5, "cpu:aten", share_bytes=899)
+        division_for(assigned, 5, share_bytes=899)
 
 
 def test_pytorchs_own_serves_a_smaller_batch_that_was_measured_though_it_takes_more_than_was_chosen() -> None:
@@ -130,7 +130,7 @@ def test_pytorchs_own_serves_a_smaller_batch_that_was_measured_though_it_takes_m
         Candidate("cpu:aten", 8, 2.0, 900),
     )
 
-    assert division_for(assigned, 4, "cpu:aten", share_bytes=100).key == "cpu:aten@4*1"
+    assert division_for(assigned, 4, share_bytes=100).key == "cpu:aten@4*1"
 
 
 def _divided_as_it_comes(*singles: Candidate) -> Assignment:
@@ -141,15 +141,15 @@ def _divided_as_it_comes(*singles: Candidate) -> Assignment:
 def test_single_samples_may_take_more_than_the_pairs_that_were_chosen() -> None:
     assigned = _divided_as_it_comes(Candidate("cpu:im2col", 1, 1.0, 90), Candidate("cpu:fft16", 1, 0.1, 101))
 
-    assert division_for(assigned, 3, "cpu:aten", 100, 90).key == "cpu:aten@2*1+cpu:im2col@1*1"
+    assert division_for(assigned, 3, 100, 90).key == "cpu:aten@2*1+cpu:im2col@1*1"
 
 
 def test_smaller_batches_take_no_more_of_the_buffer_than_others_reckon_with() -> None:
     small, large = Candidate("cpu:im2col", 1, 1.0, 40), Candidate("cpu:winograd2", 1, 0.1, 50)
     assigned = _divided_as_it_comes(small, large)
 
-    assert division_for(assigned, 3, "cpu:aten", 100, 49).key == "cpu:aten@2*1+cpu:im2col@1*1"
-    assert division_for(assigned, 3, "cpu:aten", 100, 50).key == "cpu:winograd2@1*3"
+    assert division_for(assigned, 3, 100, 49).key == "cpu:aten@2*1+cpu:im2col@1*1"
+    assert division_for(assigned, 3, 100, 50).key == "cpu:winograd2@1*3"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_single_samples_may_take_what_pytorchs_own_does_else_the_least(
 ) -> None:
     singles = (Candidate(name, 1, time_s, n_bytes) for (name, n_bytes), time_s in ((fast, 0.1), (slow, 1.0)))
 
-    assert division_for(_divided_as_it_comes(*singles), 3, "cpu:aten", 100).key == expected
+    assert division_for(_divided_as_it_comes(*singles), 3, 100).key == expected
 
 
 LIMIT_BYTES = 100
@@ -176,7 +176,7 @@ SUM_BYTES = 2**16
 def _memory_of(*assigned: Assignment, mode: Mode = Mode.REUSE, **how: bool) -> Memory:
     environment = CpuBackend().environment()
     plan = Plan(mode, Policy.POWER_OF_TWO, LIMIT_BYTES, environment, assigned, (), "0")
-    return Memory.of(plan, "cpu:aten", **{"is_growing": False, "by_pages": True, **how})
+    return Memory.of(plan, **{"is_growing": False, "by_pages": True, **how})
 
 
 def test_where_more_is_tuned_later_the_buffer_may_come_to_the_limit() -> None:
@@ -249,7 +249,7 @@ def test_a_smaller_batch_takes_no_more_at_once_than_its_share(
         chosen=4,
     )
 
-    assert division_for(assigned, 6, "cpu:aten", share_bytes, 90, at_once=at_once).key == expected
+    assert division_for(assigned, 6, share_bytes, 90, at_once=at_once).key == expected
 
 
 class Card(Device):
@@ -339,7 +339,7 @@ def _tuned(number: int, batch: int, profile: list[Candidate], limit_bytes: int) 
     """A site that is tuned, unless that cannot be, or is refused when it is weighed as a whole."""
     with contextlib.suppress(InfeasibleError):
         division = solve_reuse(profile, batch, limit_bytes)
-        if own_bytes(division, "cpu:aten") + buffer_bytes(division, "cpu:aten") <= limit_bytes:
+        if own_bytes(division) + buffer_bytes(division) <= limit_bytes:
             problem = a_convolution(batch=batch, out_channels=number + 1)
             yield Assignment(ConvSite("conv", ConvOp.FPROP), problem, division, tuple(sorted(profile)))
 
@@ -383,7 +383,7 @@ def test_whatever_runs_in_whatever_order_keeps_to_the_limit_on_a_card(
     environment = CpuBackend().environment()
     plan = Plan(Mode.REUSE, Policy.POWER_OF_TWO, limit_bytes, environment, tuple(sites), (), "0")
     card = Card(sites)
-    memory = Memory.of(plan, card.own, is_growing=False, by_pages=False)
+    memory = Memory.of(plan, is_growing=False, by_pages=False)
     release_workspaces()
 
     for number, batch in calls:
@@ -418,9 +418,9 @@ def test_a_smaller_batch_has_no_parts_whose_sum_the_buffer_has_no_room_for() -> 
     whole = Division((Candidate("cpu:onednn_nhwc", 8, 1.0, 10),))
     assigned = _gradients_in_16_bits(whole, Candidate("cpu:aten", 1, 1.0, SUM_BYTES + 10))
 
-    assert division_for(assigned, 3, "cpu:aten", 2 * SUM_BYTES, SUM_BYTES).key == "cpu:aten@1*3"
+    assert division_for(assigned, 3, 2 * SUM_BYTES, SUM_BYTES).key == "cpu:aten@1*3"
     with pytest.raises(BackendError, match="measured and fit: none"):
-        division_for(assigned, 3, "cpu:aten", 2 * SUM_BYTES, SUM_BYTES - 1)
+        division_for(assigned, 3, 2 * SUM_BYTES, SUM_BYTES - 1)
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(5, "cpu:im2col@4*1+cpu:im2col@1*1"), (4, "cpu:im2col@4*1")])
@@ -428,4 +428,4 @@ def test_a_division_that_comes_without_a_profile_is_cut_off(batch: int, expected
     parts = (Candidate("cpu:im2col", 4, 1.0, 0),) * 2
     assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), Division(parts))
 
-    assert division_for(assigned, batch, "cpu:aten", share_bytes=0).key == expected
+    assert division_for(assigned, batch, share_bytes=0).key == expected

@@ -28,7 +28,7 @@ LAST = dataclasses.replace(PIXELS, layout=Layout.CHANNELS_LAST)
 def serves(problem: ConvProblem, *tuned: ConvProblem) -> int | None:
     """The place of the shape that serves a problem, seen by what each holds when frozen; None for none."""
     backend = CpuBackend()
-    memory = Memory(backend.environment(), backend.own, False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
+    memory = Memory(backend.environment(), False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
     found = []
     for place in range(len(tuned)):
         variants = tuple(
@@ -66,7 +66,7 @@ def test_of_shapes_that_differ_in_their_batches_the_smallest_that_suffices_serve
 def test_a_plan_of_another_environment_serves_no_call_there_however_often_it_is_asked() -> None:
     backend = CpuBackend()
     elsewhere = dataclasses.replace(backend.environment(), device={"name": "another"})
-    memory = Memory(elsewhere, backend.own, False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
+    memory = Memory(elsewhere, False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
     shapes = TunedShapes("conv", (Variant(PIXELS, {}),), memory, Notice(), home=None)
 
     with pytest.warns(UntunedWarning, match="'conv' cannot be divided here .* in another environment"):
@@ -77,7 +77,7 @@ def test_a_plan_of_another_environment_serves_no_call_there_however_often_it_is_
 
 def test_calls_on_another_kind_of_device_are_told_of_unless_they_have_no_values() -> None:
     backend = CpuBackend()
-    memory = Memory(backend.environment(), backend.own, False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
+    memory = Memory(backend.environment(), False, 0, 0, 0)  # noqa: FBT003  # not in sharing mode
     shapes = TunedShapes("conv", (Variant(PIXELS, {}),), memory, Notice(), backend.flags())
 
     for kind in ("cpu", "meta"):
@@ -112,7 +112,7 @@ def _shapes(
     **how: bool,
 ) -> TunedShapes:
     backend = CpuBackend()
-    memory = Memory(backend.environment(), backend.own, is_sharing, 2**30, 2**20, 0)
+    memory = Memory(backend.environment(), is_sharing, 2**30, 2**20, 0)
     return TunedShapes("conv", variants, memory, notice or Notice(), backend.flags(), learn, **how)
 
 

@@ -15,7 +15,7 @@ from mucudnn.errors import OptionError
 from mucudnn.intervals import Verdict
 from mucudnn.report import draw_comparison, render_comparison
 from mucudnn.report.step_picture import comparison_figure
-from tests.comparing.test_taking_back import OWN, assigned, planned
+from tests.comparing.test_taking_back import assigned, planned
 from tests.figures import BLUE, GREY, ORANGE, RED, behind, dots, legend, names, titles
 from tests.report.test_steps import FOUND, MS
 
@@ -85,7 +85,7 @@ def test_what_is_slower_since_the_limit_forbids_pytorchs_own_has_a_look_of_its_o
         if row.evidence is not None
     )
     plan = dataclasses.replace(rows, assignments=forbidden)
-    found = dataclasses.replace(FOUND, plan=plan, settled=taken_back(plan, FOUND.layers[1:], OWN))
+    found = dataclasses.replace(FOUND, plan=plan, settled=taken_back(plan, FOUND.layers[1:]))
 
     figure = comparison_figure(found)
 

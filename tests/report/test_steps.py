@@ -9,12 +9,12 @@ from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes, Step
 from mucudnn.comparing.taking_back import taken_back
 from mucudnn.plan import Plan
 from mucudnn.report import comparison_as_json, render_comparison
-from tests.comparing.test_taking_back import OWN, assigned, planned
+from tests.comparing.test_taking_back import assigned, planned
 
 MS = 10**6
 PLAN = planned(assigned("stem"), assigned("head"))
 SLOWER = LayerComparison("head", PairedTimes((10 * MS,) * 10, (12 * MS,) * 10))
-SETTLED = taken_back(PLAN, [SLOWER], OWN)
+SETTLED = taken_back(PLAN, [SLOWER])
 
 FOUND = StepComparison(
     step=PairedTimes((100 * MS, 102 * MS) * 5, (80 * MS,) * 10),

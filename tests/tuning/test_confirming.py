@@ -147,7 +147,7 @@ def test_a_division_takes_what_it_declares_or_was_seen_to_take_if_that_is_more(
 def test_what_may_take_a_divisions_place_comes_apart_pytorchs_own_last() -> None:
     own, other, parted = (
         Proven(Division((Candidate(name, size, 0.0, 0),) * (8 // size)), Evidence())
-        for name, size in (("own", 8), ("other", 8), ("own", 4))
+        for name, size in (("cpu:aten", 8), ("other", 8), ("cpu:aten", 4))
     )
     found = {
         ConvOp.FPROP: Confirmed(parted, own),
@@ -155,7 +155,7 @@ def test_what_may_take_a_divisions_place_comes_apart_pytorchs_own_last() -> None
         ConvOp.WGRAD: Confirmed(parted, None),
     }
 
-    assert in_turn(found, "own") == ({ConvOp.DGRAD: other}, {ConvOp.FPROP: own})
+    assert in_turn(found) == ({ConvOp.DGRAD: other}, {ConvOp.FPROP: own})
 
 
 MIB = 2**20

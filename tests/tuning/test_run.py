@@ -97,11 +97,11 @@ def test_a_division_must_also_beat_the_best_undivided_algorithm() -> None:
 
 
 def test_what_was_profiled_slower_than_pytorchs_own_has_a_second_chance() -> None:
-    own, slow = Candidate("own", 8, 8.0, 0), Candidate("rival", 4, 5.0, 0)
+    own, slow = Candidate("cpu:aten", 8, 8.0, 0), Candidate("rival", 4, 5.0, 0)
 
-    rivals = rivals_of(Solution(Division((own,)), [own, slow]), "own")
+    rivals = rivals_of(Solution(Division((own,)), [own, slow]))
 
-    assert list(rivals) == ["own@8*1", "rival@4*2"]
+    assert list(rivals) == ["cpu:aten@8*1", "rival@4*2"]
 
 
 def test_equal_problems_are_profiled_and_confirmed_once() -> None:

@@ -29,21 +29,23 @@ def running(**workspaces: tuple[str, int]) -> dict[ConvSite, tuple[ConvProblem, 
 
 def taken(path: str, sites: dict[ConvSite, tuple[ConvProblem, Division]]) -> int:
     call = SiteCall(path, 0, PROBLEM, *2 * [(ConvOp.FPROP,)])
-    return taken_before(call, sites, own="own", limit_bytes=100)
+    return taken_before(call, sites, limit_bytes=100)
 
 
 def test_it_is_the_most_that_does_not_fit_beside_the_buffer() -> None:
-    sites = running(here=("fast", 70), small=("own", 30), large=("own", 31), larger=("own", 40))
+    sites = running(
+        here=("fast", 70), small=("cpu:aten", 30), large=("cpu:aten", 31), larger=("cpu:aten", 40)
+    )
 
     assert taken("here", sites) == 40
 
 
 def test_what_fits_beside_the_buffer_takes_none_of_it() -> None:
-    assert taken("here", running(here=("fast", 70), small=("own", 30))) == 0
+    assert taken("here", running(here=("fast", 70), small=("cpu:aten", 30))) == 0
 
 
 def test_a_layer_makes_no_room_for_itself() -> None:
-    sites = running(here=("own", 90), other=("fast", 70))
+    sites = running(here=("cpu:aten", 90), other=("fast", 70))
 
     assert taken("here", sites) == 0
     assert taken("other", sites) == 90
@@ -98,9 +100,7 @@ def test_a_call_is_timed_with_what_other_layers_take_before_it(is_frozen: bool) 
     store.add_comparisons(profiler.environment, [Comparison(PROBLEM, times, {})])
 
     if is_frozen:
-        frozen = called.frozen(
-            site, best, Room(profiler.own, limit_bytes, 0), look=1, taken_bytes=taken_bytes
-        )
+        frozen = called.frozen(site, best, Room(limit_bytes, 0), look=1, taken_bytes=taken_bytes)
         assert frozen is not None
         seen = frozen.times
     else:
