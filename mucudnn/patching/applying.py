@@ -182,7 +182,9 @@ def _found(model: nn.Module) -> _Patched:
     check_is_module(model)
     found = model.__dict__.get(_PLAN)
     if is_armed(model):
-        raise PlanError("The model must have been called to be tuned, but it still waits for its first call.")
+        raise PlanError(
+            "The model must have been tuned in a call, but it still waits for its first that can be examined."
+        )
     if not isinstance(found, _Patched):
         raise PlanError(
             f"The model must have been patched by optimize or apply, but it runs no plan.{_inner(model)}"
