@@ -35,7 +35,7 @@ from mucudnn.tuning.confirming import (
     winner,
 )
 from mucudnn.tuning.solving import Solution, solve
-from mucudnn.tuning.whole_calls import LOOKS, WholeCalls, taken_before
+from mucudnn.tuning.whole_calls import LOOKS, WholeCalls
 from mucudnn.version import __version__
 
 _ADVICE = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
@@ -211,43 +211,35 @@ class Tuning:
         found = {op: confirmed[site] for op, site in sites.items() if site in self._problems}
         untuned = {op: undivided(self._profiler.own, call.problem.batch) for op in call.computed}
         divisions = untuned | {op: each.chosen.division for op, each in found.items()}
-        running = {site: each.chosen.division for site, each in confirmed.items()}
+        running = {
+            site: (problem, confirmed[site].chosen.division) for site, problem in self._problems.items()
+        }
         undone: dict[ConvSite, Confirmed] = {}
         for rivals in in_turn(found):
             base = divisions | {op: each.division for op, each in rivals.items()}
             if base == divisions:
                 continue
             self._work.at(f"confirming {call.path or 'the model itself'}")
-            taken_bytes = self._taken_before(call, running)
+            taken_bytes = self._called.taken_before(call, running)
             if not self._called.is_worth_it(call, base, divisions, look, taken_bytes):
                 divisions = base
                 undone |= {sites[op]: Confirmed(each, each) for op, each in rivals.items()}
         self._work.finish(_step(call, look))
         return undone
 
-    def _taken_before(self, call: SiteCall, running: Mapping[ConvSite, Division]) -> int:
-        """Return what other layers take for which the common buffer makes room, if there is one."""
-        if self._is_sharing:
-            return 0
-        known = {
-            site: (self._problems[site], each) for site, each in running.items() if site in self._problems
-        }
-        return taken_before(call, known, self._profiler.limit_bytes)
-
     def _frozen(self, assignments: Sequence[Assignment]) -> Iterable[FrozenEvidence]:
         """Return what those convolutions are in frozen graphs that inference does not run as it comes."""
-        divisions = {each.site: each.division for each in assignments}
-        sites = [(each.problem, each.division) for each in assignments]
-        common_bytes = None if self._is_sharing else common_buffer_bytes(sites)
+        running = {each.site: (each.problem, each.division) for each in assignments}
+        common_bytes = None if self._is_sharing else common_buffer_bytes(running.values())
         room = Room(self._profiler.limit_bytes, common_bytes)
         found: dict[SiteCall, FrozenEvidence] = {}
         for look in LOOKS:
             for call in self._inferences():
-                division = divisions.get(ConvSite(call.path, call.problem.op, call.variant))
+                site = ConvSite(call.path, call.problem.op, call.variant)
                 is_open = look == LOOKS[0] or (call in found and not found[call].is_own)
-                if is_open and division is not None:
-                    taken_bytes = self._taken_before(call, divisions)
-                    seen = self._seen_frozen(call, division, room, look, taken_bytes)
+                if is_open and site in running:
+                    taken_bytes = self._called.taken_before(call, running)
+                    seen = self._seen_frozen(call, running[site][1], room, look, taken_bytes)
                     found |= {} if seen is None else {call: seen}
                 self._work.finish(_frozen_step(call, look))
         return found.values()

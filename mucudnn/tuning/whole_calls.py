@@ -36,6 +36,26 @@ class WholeCalls:
         """Return what a call has shown for a plan: against PyTorch's own, or else against others."""
         return self._seen.get((call, True)) or self._seen.get((call, False))
 
+    def taken_before(self, call: SiteCall, running: Mapping[ConvSite, tuple[ConvProblem, Division]]) -> int:
+        """Return the most that PyTorch's own of other layers takes for which the common buffer makes room.
+
+        Whoever runs next takes the end of the buffer anew, page by page. In sharing mode there is none.
+
+        Args:
+            call: before which it does.
+            running: what all sites compute, and by what.
+        """
+        if self._is_sharing:
+            return 0
+        common_bytes = common_buffer_bytes(running.values())
+        taken = (
+            part.workspace_bytes
+            for site, (_, division) in running.items()
+            for part in division.parts
+            if part.is_own and (site.path, site.variant) != (call.path, call.variant)
+        )
+        return max((each for each in taken if each + common_bytes > self._limit_bytes), default=0)
+
     def is_worth_it(
         self, call: SiteCall, base: Divisions, divisions: Divisions, look: int, taken_bytes: int
     ) -> bool:
@@ -104,30 +124,6 @@ class WholeCalls:
             times = self.times(call, base, {op: division}, look=look, is_frozen=True, taken_bytes=taken_bytes)
         known = times if isinstance(times, CallTimes) else None
         return FrozenEvidence(call.path, call.variant, n_bytes, known)
-
-
-def taken_before(
-    call: SiteCall,
-    running: Mapping[ConvSite, tuple[ConvProblem, Division]],
-    limit_bytes: int,
-) -> int:
-    """Return the most that PyTorch's own of other layers takes for which the common buffer makes room.
-
-    Whoever runs next takes the end of the buffer anew, page by page.
-
-    Args:
-        call: before which it does.
-        running: what all sites compute, and by what.
-        limit_bytes: for the workspace, inclusive.
-    """
-    common_bytes = common_buffer_bytes(running.values())
-    taken = (
-        part.workspace_bytes
-        for site, (_, division) in running.items()
-        for part in division.parts
-        if part.is_own and (site.path, site.variant) != (call.path, call.variant)
-    )
-    return max((each for each in taken if each + common_bytes > limit_bytes), default=0)
 
 
 def _times(seen: Comparison, before: str, now: str) -> CallTimes:

@@ -12,7 +12,7 @@ from mucudnn.profile import Candidate, Comparison, Measurement
 from mucudnn.profiling.measurer import ModelCall, call_key
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store import MemoryStore
-from mucudnn.tuning.whole_calls import WholeCalls, taken_before
+from mucudnn.tuning.whole_calls import WholeCalls
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.examples import a_problem
 
@@ -27,9 +27,10 @@ def running(**workspaces: tuple[str, int]) -> dict[ConvSite, tuple[ConvProblem, 
     }
 
 
-def taken(path: str, sites: dict[ConvSite, tuple[ConvProblem, Division]]) -> int:
-    call = SiteCall(path, 0, PROBLEM, *2 * [(ConvOp.FPROP,)])
-    return taken_before(call, sites, limit_bytes=100)
+def taken(path: str, sites: dict[ConvSite, tuple[ConvProblem, Division]], mode: Mode = Mode.REUSE) -> int:
+    """What other layers take before that one, under a limit of 100 bytes."""
+    profiler = Profiler(LiveMeasurer(ScriptedBackend({})), MemoryStore(), 100, Policy.UNDIVIDED)
+    return WholeCalls(profiler, mode).taken_before(SiteCall(path, 0, PROBLEM, *2 * [(ConvOp.FPROP,)]), sites)
 
 
 def test_it_is_the_most_that_does_not_fit_beside_the_buffer() -> None:
@@ -38,6 +39,7 @@ def test_it_is_the_most_that_does_not_fit_beside_the_buffer() -> None:
     )
 
     assert taken("here", sites) == 40
+    assert taken("here", sites, Mode.SHARING) == 0
 
 
 def test_what_fits_beside_the_buffer_takes_none_of_it() -> None:
