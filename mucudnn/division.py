@@ -70,10 +70,6 @@ class Division:
         """Whether the mini-batch runs in one part."""
         return len(self.parts) <= 1
 
-    def is_only(self, algorithm: str) -> bool:
-        """Return whether the mini-batch runs in one part, and by that algorithm."""
-        return self.is_undivided and all(part.algorithm == algorithm for part in self.parts)
-
     @property
     def is_own(self) -> bool:
         """Whether the mini-batch runs in one part, and by PyTorch's own convolution."""

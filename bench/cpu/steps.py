@@ -52,7 +52,7 @@ def measure(case: StepCase, network: Network, folder: Path, processes: int) -> S
     place = folder / str(case).replace(" ", "_")
     limit_bytes = SETTINGS[case.setting].limit_bytes or network.limit_bytes
     with casting:
-        plan, cost = tuned(own.model, sample, backend, place, limit_bytes)
+        plan, cost = tuned(own.model, sample, place, limit_bytes)
     divided = own.copy()
     apply(divided.model, plan)
     single, present = (TrainingStep(step.copy().model, sample, targets) for step in (own, divided))
@@ -91,7 +91,7 @@ def _again(case: StepCase, network: Network, place: Path, processes: int) -> tup
 
 
 def tuned(
-    model: nn.Module, sample: torch.Tensor, backend: Backend, path: Path, limit_bytes: int = LIMIT_BYTES
+    model: nn.Module, sample: torch.Tensor, path: Path, limit_bytes: int = LIMIT_BYTES
 ) -> tuple[Plan, Tuned]:
     """Tune a model; `path` is where to keep profiles and plan, without the files' endings."""
     with open_store(path.with_name(f"{path.name}.sqlite3")) as store:
@@ -107,7 +107,7 @@ def tuned(
         trials=trials,
         grown_bytes=_peak_bytes() - peak,
         runs={str(site): division.key for site, division in plan.sites.items()},
-        kept=_kept(plan, backend.own),
+        kept=_kept(plan),
         untouched=tuple(f"{path}: {reason}" for path, reason in plan.untouched),
         seen_bytes=max((n_bytes for n_bytes in seen if n_bytes is not None), default=None),
         times=tuple(_time_of(assigned) for assigned in plan.assignments),
@@ -129,9 +129,9 @@ def _time_of(assigned: Assignment) -> SiteTime:
     )
 
 
-def _kept(plan: Plan, own: str) -> int:
+def _kept(plan: Plan) -> int:
     """Return at how many sites PyTorch's own convolution runs as it did before."""
-    return sum(each.division.is_only(own) for each in plan.assignments)
+    return sum(each.division.is_own for each in plan.assignments)
 
 
 def _peak_bytes() -> int:

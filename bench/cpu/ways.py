@@ -178,7 +178,7 @@ def measure(case: WayCase, recipe: str, folder: Path) -> WayMeasured:
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
     backend = backend_of("cpu:")
     subjects = {layout: Subject(case, layout, prepared(recipe, layout).recipe) for layout in Layout}
-    shape, plans, costs = _tuned(subjects, backend, folder / str(case).replace(" ", "_"))
+    shape, plans, costs = _tuned(subjects, folder / str(case).replace(" ", "_"))
     runs = Runs(subjects, plans)
     choosing = Rounds.timed(
         {str(way): call for way, call in runs.calls.items()}, CHOOSING, backend.neighbours()
@@ -221,7 +221,7 @@ def _within_models(
 
 
 def _tuned(
-    subjects: Mapping[Layout, Subject], backend: Backend, path: Path
+    subjects: Mapping[Layout, Subject], path: Path
 ) -> tuple[tuple[int, ...], dict[Layout, Plan], dict[str, Tuned]]:
     """Tune a network in each layout; return the shape of its images, plans that patch it, and all costs."""
     shape: tuple[int, ...] = ()
@@ -229,7 +229,7 @@ def _tuned(
     for layout, subject in subjects.items():
         runner = subject.runner()
         images = runner.images
-        plan, cost = tuned(runner.model, images, backend, path.with_name(f"{path.name}_{layout}"))
+        plan, cost = tuned(runner.model, images, path.with_name(f"{path.name}_{layout}"))
         shape, costs[str(layout)] = tuple(images.shape), cost
         if cost.kept < len(cost.runs):
             plans[layout] = plan

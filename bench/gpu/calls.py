@@ -75,7 +75,7 @@ def _found(ground: Ground, problem: ConvProblem, empty: CallRow) -> list[CallRow
     """Return a row for every way, all timed in the same rounds."""
     backend = ground.backend
     stand = Stand(backend, problem, 0)
-    call = ModelCall(problem, backend.own, is_sharing=False, limit_bytes=_NO_LIMIT)
+    call = ModelCall(problem, is_sharing=False, limit_bytes=_NO_LIMIT)
     wanted = [problem.op] if empty.passes == FORWARD else [*ConvOp]
     several = empty.passes != SAME_THREAD
     with torch.autograd.set_multithreading_enabled(several):

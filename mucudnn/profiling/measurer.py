@@ -45,7 +45,6 @@ class ModelCall(NamedTuple):
 
     Attributes:
         problem: of the forward pass: fprop, or dgrad of a transposed convolution.
-        own: id of PyTorch's own convolution.
         is_sharing: whether each op owns a workspace, rather than all one in common.
         limit_bytes: for the workspace, inclusive.
         is_frozen: whether it is called by a graph that torch.compile has frozen for inference, which holds
@@ -56,7 +55,6 @@ class ModelCall(NamedTuple):
     """
 
     problem: ConvProblem
-    own: str
     is_sharing: bool
     limit_bytes: int
     is_frozen: bool = False

@@ -92,7 +92,7 @@ class WholeCalls:
         nothing was measured, and nothing can be.
         """
         asked = ModelCall(
-            call.problem, self._own, self._is_sharing, self._limit_bytes, is_frozen, taken_bytes=taken_bytes
+            call.problem, self._is_sharing, self._limit_bytes, is_frozen, taken_bytes=taken_bytes
         )
         times: CallTimes | None = None
         for number in range(1, look + 1):

@@ -28,7 +28,6 @@ from bench.cpu.way_lines import OWN as UNPATCHED
 from bench.cpu.way_lines import PATCHED as NOW
 from bench.cpu.way_pictures import ways_figure
 from mucudnn import Plan
-from mucudnn.backends import Backend
 from mucudnn.intervals import Estimate, Verdict, estimate
 from mucudnn.problem import Layout
 from tests.bench.test_cpu_steps import HERE as STEPS_HERE
@@ -56,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         found.append(options)
         return own(model, backend="eager", dynamic=dynamic)
 
-    def tuned(model: nn.Module, images: Tensor, _: Backend, path: Path) -> tuple[Plan, Tuned]:
+    def tuned(model: nn.Module, images: Tensor, path: Path) -> tuple[Plan, Tuned]:
         plan = a_plan_for(copy.deepcopy(model), images)
         plan.save(path.with_suffix(".json"))
         return plan, COST

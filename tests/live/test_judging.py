@@ -119,7 +119,7 @@ def test_a_division_that_cannot_be_made_ready_is_refused_and_the_others_are_time
 
 def test_divisions_of_a_call_that_cannot_be_made_ready_are_refused() -> None:
     measurer = LiveMeasurer(_Failing("get_ready", BackendError("no plan can be built")))
-    call = ModelCall(PROBLEM, NAMES[0], is_sharing=False, limit_bytes=LIMIT)
+    call = ModelCall(PROBLEM, is_sharing=False, limit_bytes=LIMIT)
     base, bad = ({PROBLEM.op: Division((Candidate(name, 4, 0.0, 0),))} for name in (NAMES[0], "scripted:bad"))
 
     record = measurer.compare_calls(call, base, bad)

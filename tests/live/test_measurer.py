@@ -61,7 +61,7 @@ def _divisions(measurer: LiveMeasurer) -> None:
 
 def _calls(measurer: LiveMeasurer) -> None:
     base, divided = ({op: Division((Candidate(name, 2, 0.0, 0),) * 2) for op in ConvOp} for name in NAMES)
-    measurer.compare_calls(ModelCall(PROBLEM, NAMES[0], is_sharing=False, limit_bytes=LIMIT), base, divided)
+    measurer.compare_calls(ModelCall(PROBLEM, is_sharing=False, limit_bytes=LIMIT), base, divided)
 
 
 @pytest.mark.parametrize("measure", [_candidates, _divisions])

@@ -55,7 +55,7 @@ def own_of(backend: Backend, *ops: ConvOp) -> dict[ConvOp, Division]:
 
 
 def everything(problem: ConvProblem, *, is_sharing: bool = False, limit_bytes: int = 2**40) -> ModelCall:
-    return ModelCall(problem, "scripted:aten", is_sharing, limit_bytes)
+    return ModelCall(problem, is_sharing, limit_bytes)
 
 
 def called(
@@ -65,7 +65,7 @@ def called(
     limit_bytes: int = 2**40,
     is_sharing: bool = False,
 ) -> Callable[[], None]:
-    call = ModelCall(problem, backend.own, is_sharing, limit_bytes)
+    call = ModelCall(problem, is_sharing, limit_bytes)
     common = Owner()
     owners = {op: Owner() if is_sharing else common for op in ConvOp}
     return rehearsed(backend, call, divisions, tensors(problem), owners)
@@ -319,7 +319,7 @@ def test_in_a_frozen_graph_pytorchs_own_is_packed_beforehand_and_images_lie_chan
     layout: Layout, problem: ConvProblem
 ) -> None:
     problem = dataclasses.replace(problem, layout=layout)
-    call = ModelCall(problem, CPU.own, is_sharing=False, limit_bytes=2**40, is_frozen=True)
+    call = ModelCall(problem, is_sharing=False, limit_bytes=2**40, is_frozen=True)
     owners = dict.fromkeys(ConvOp, Owner())
 
     own, divided = (
@@ -339,7 +339,7 @@ def test_in_a_frozen_graph_pytorchs_own_is_packed_beforehand_and_images_lie_chan
 def test_in_a_frozen_graph_no_filter_stays_transformed_where_other_layers_use_the_workspace() -> None:
     backend = ScriptedBackend({"fast": Recipe(rate(MS))})
     for is_sharing, set_ups in ((False, 3), (True, 2)):  # seen a second time, it is compared
-        call = ModelCall(FORWARD, backend.own, is_sharing, limit_bytes=2**40, is_frozen=True)
+        call = ModelCall(FORWARD, is_sharing, limit_bytes=2**40, is_frozen=True)
         owners = {op: Owner() for op in ConvOp}
         backend.world.ran.clear()
         division = Division((Candidate("scripted:fast", 8, 1e-3, 0, setup_s=1e-3),))
@@ -359,7 +359,7 @@ def test_what_others_take_of_the_buffer_before_each_call_is_given_back(
     divisions = {ConvOp.FPROP: Division((Candidate("cpu:im2col", 8, 0.0, needed),))}
     released: list[int] = []
     monkeypatch.setattr(CPU, "release", lambda tail: released.append(tail.numel()))
-    call = ModelCall(FORWARD, CPU.own, is_sharing=False, limit_bytes=needed, is_frozen=is_frozen)
+    call = ModelCall(FORWARD, is_sharing=False, limit_bytes=needed, is_frozen=is_frozen)
     for taken_bytes, expected in ((0, []), (needed // 2, [needed // 2] * 2)):
         asked = call._replace(taken_bytes=taken_bytes)
         run = rehearsed(CPU, asked, divisions, tensors(FORWARD), dict.fromkeys(ConvOp, Owner()))

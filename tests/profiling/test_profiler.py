@@ -501,7 +501,7 @@ def test_what_is_forgotten_of_a_mini_batch_stays_known_of_a_part_as_large() -> N
 
 def test_calls_are_timed_by_the_base_first() -> None:
     own, parts = ({ConvOp.FPROP: _division("scripted:aten", batch, 8 // batch)} for batch in (8, 4))
-    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
 
     comparison = _profiler(ScriptedBackend({})).compare_calls(call, own, parts)
 
@@ -512,7 +512,7 @@ def test_calls_are_timed_by_the_base_first() -> None:
 def test_calls_that_break_are_not_made_again() -> None:
     store, backend = MemoryStore(), _with(_break)
     own, bad = ({ConvOp.FPROP: _division(f"scripted:{name}", 8, 1)} for name in ("aten", "bad"))
-    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     profilers = [_profiler(backend, store=store) for _ in range(2)]
 
     first, second = (profiler.compare_calls(call, own, bad) for profiler in profilers)
@@ -525,7 +525,7 @@ def test_calls_that_break_are_not_made_again() -> None:
 def test_of_calls_that_break_by_either_the_record_is_that_of_the_divisions() -> None:
     store, backend = MemoryStore(), ScriptedBackend({})
     own, parts = ({ConvOp.FPROP: _division("scripted:aten", batch, 8 // batch)} for batch in (8, 4))
-    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     for trial in (call_trial(call, own), call_trial(call, parts)):
         refusal = Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device")
         store.add_records(backend.environment(), [Record(trial, refusal=refusal)])
@@ -539,7 +539,7 @@ def test_of_calls_that_break_by_either_the_record_is_that_of_the_divisions() -> 
 def _asked(way: Callable[..., object]) -> tuple[object, ...]:
     """What one way of asking a profiler is given."""
     whole, parts = _division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)
-    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     asked: dict[Callable[..., object], tuple[object, ...]] = {
         Profiler.compare: (_problem(), [whole, parts]),
         Profiler.compare_calls: (call, {ConvOp.FPROP: whole}, {ConvOp.FPROP: parts}),
@@ -597,7 +597,7 @@ def test_what_another_process_measured_while_this_one_waited_is_not_measured_aga
     store = MemoryStore()
     divisions = [_division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)]
     whole, parts = ({ConvOp.FPROP: division} for division in divisions)
-    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     ways: dict[str, Callable[[Profiler], object]] = {
         "profile": lambda profiler: profiler.profile(_problem()),
         "compare": lambda profiler: profiler.compare(_problem(), divisions),
@@ -696,7 +696,7 @@ def test_where_a_whole_call_cannot_be_timed_the_log_says_why() -> None:
         def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Never:
             raise UnmeasuredError("no memory")
 
-    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     whole, parts = ({ConvOp.FPROP: _division("scripted:aten", 8 // n, n)} for n in (1, 2))
     profiler = Profiler(Failing(ScriptedBackend({})), MemoryStore(), MIB, Policy.POWER_OF_TWO)
 
@@ -807,7 +807,7 @@ def test_whatever_is_timed_is_watched() -> None:
 
     profiler.profile(_problem())
     found = profiler.compare(_problem(), [own[ConvOp.FPROP]])
-    call = ModelCall(_problem(), "scripted:aten", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     called = profiler.compare_calls(call, own, parts)
 
     assert profiler.complaint() == "3 watches"

@@ -302,7 +302,7 @@ def test_a_division_that_was_refused_for_less_room_is_not_where_it_has_fitted(tm
 def test_a_call_that_broke_after_it_was_timed_does_not_answer_by_these_times(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     (assigned,) = record(path, a_backend(), a_convolution_extraction()).assignments
-    call = ModelCall(assigned.problem, "scripted:aten", is_sharing=False, limit_bytes=MIB)
+    call = ModelCall(assigned.problem, is_sharing=False, limit_bytes=MIB)
     base, divisions = (
         {assigned.problem.op: each} for each in (undivided("scripted:aten", 8), assigned.division)
     )

@@ -22,7 +22,7 @@ from tests.operands import a_convolution
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROBLEM = a_convolution(batch=8)
-CALL = ModelCall(PROBLEM, "scripted:aten", is_sharing=False, limit_bytes=1000, taken_bytes=500)
+CALL = ModelCall(PROBLEM, is_sharing=False, limit_bytes=1000, taken_bytes=500)
 
 
 def by(algorithm: str) -> Divisions:

@@ -175,7 +175,7 @@ def test_a_second_tuning_looks_at_nothing_anew() -> None:
 
 def test_a_first_look_has_the_name_that_stores_know_it_by() -> None:
     (problem,) = ONE.problems.values()
-    call = ModelCall(problem, "scripted:aten", is_sharing=True, limit_bytes=2**20, is_frozen=True)
+    call = ModelCall(problem, is_sharing=True, limit_bytes=2**20, is_frozen=True)
     divisions = {ConvOp.FPROP: undivided("scripted:rival", 8)}
 
     assert call_key(call, divisions) == f"fprop={RIVAL} sharing frozen"

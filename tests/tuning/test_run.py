@@ -247,7 +247,7 @@ def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
     busy = ScriptedBackend({"rival": Recipe(rate(2 * MS))})
     plans = [planned(busy, each, store=store) for each in (convolution, other)]
     call = convolution.calls[0]
-    asked = ModelCall(call.problem, busy.own, is_sharing=False, limit_bytes=2**20)
+    asked = ModelCall(call.problem, is_sharing=False, limit_bytes=2**20)
     own, parts = ({op: _parts(busy.own, size) for op in call.computed} for size in (8, 4))
     Profiler(LiveMeasurer(busy), store, 2**20, Policy.UNDIVIDED).compare_calls(asked, own, parts)
 

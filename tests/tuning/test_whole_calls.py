@@ -65,7 +65,7 @@ def test_a_call_against_pytorchs_own_of_any_op_stands_before_one_against_others(
     store, limit_bytes = MemoryStore(), 2**20
     profiler = Profiler(LiveMeasurer(ScriptedBackend({})), store, limit_bytes, Policy.UNDIVIDED)
     site = SiteCall("here", 0, PROBLEM, *2 * [(ConvOp.FPROP, ConvOp.DGRAD)])
-    asked = ModelCall(PROBLEM, profiler.own, is_sharing=False, limit_bytes=limit_bytes)
+    asked = ModelCall(PROBLEM, is_sharing=False, limit_bytes=limit_bytes)
     called, best = WholeCalls(profiler, Mode.REUSE), by(fprop="best", dgrad="best")
 
     for base, others in ((by(fprop="aten", dgrad="good"), 0.5), (by(fprop="good", dgrad="good"), 0.25)):
@@ -91,7 +91,6 @@ def test_a_call_is_timed_with_what_other_layers_take_before_it(is_frozen: bool) 
     base, best = by(fprop="aten"), Division((Candidate("scripted:best", PROBLEM.batch, 1.0, 1000),))
     asked = ModelCall(
         PROBLEM,
-        profiler.own,
         is_sharing=False,
         limit_bytes=limit_bytes,
         is_frozen=is_frozen,
