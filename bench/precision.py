@@ -1,4 +1,4 @@
-"""Whether cuDNN may multiply float32 in TF32."""
+"""What PyTorch's flags let cuDNN do for a while: multiply float32 in TF32, and try its plans."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,3 +16,14 @@ def tf32(is_allowed: bool) -> Iterator[None]:
         yield
     finally:
         flags.fp32_precision = before
+
+
+@contextlib.contextmanager
+def benchmark(is_on: bool = True) -> Iterator[None]:
+    """Have PyTorch's own find its plan by trying some, in all threads, or take the first one, for a while."""
+    flags = torch.backends.cudnn
+    before, flags.benchmark = flags.benchmark, is_on
+    try:
+        yield
+    finally:
+        flags.benchmark = before

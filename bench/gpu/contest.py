@@ -4,8 +4,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import torch
-
 from bench.gpu.ground import Ground
 from bench.gpu.layers import Case
 from bench.gpu.sections import Deadline, attempted
@@ -20,6 +18,7 @@ from bench.gpu.trials import (
     whole_call,
 )
 from bench.gpu.values import Timing
+from bench.precision import benchmark
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.tiles import is_id as is_tiles
 from mucudnn.intervals import Estimate, Verdict, compare, ratio
@@ -338,11 +337,5 @@ def by_benchmark(ground: Ground, stand: Stand) -> Timing:
             run = stand.run(Trial(stand.problem, own, whole=True))
             return timed(stand.backend, {own: whole_call(run)})[own]
 
-    flags = torch.backends.cudnn
-    before = flags.benchmark
-    flags.benchmark = True
-    try:
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(measure).result()
-    finally:
-        flags.benchmark = before
+    with benchmark(), ThreadPoolExecutor(1) as thread:
+        return thread.submit(measure).result()

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import torch
-
 from bench.commit import commit
 from bench.cpu.choice import Family
 from bench.cpu.lines import (
@@ -41,6 +39,7 @@ from bench.gpu.layer_cases import LayerCase
 from bench.gpu.layer_kinds import ASKED, ENDED, IN_PARTS, STOPPED, UNDIVIDED, UNTILED, is_end
 from bench.gpu.layer_options import parser, stem_of
 from bench.gpu.layer_records import comparisons
+from bench.precision import benchmark
 from bench.record import TimeIsUpError, Watch, recording
 from bench.workloads import Setting, chosen
 from mucudnn.backends import backend_of
@@ -82,12 +81,8 @@ def find_by_benchmark(call: Callable[[], None]) -> None:
 
     PyTorch keeps for this thread what it finds, so later calls run it without the flag.
     """
-    flags = torch.backends.cudnn
-    before, flags.benchmark = flags.benchmark, True
-    try:
+    with benchmark():
         call()
-    finally:
-        flags.benchmark = before
 
 
 @dataclasses.dataclass(frozen=True)

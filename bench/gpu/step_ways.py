@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from bench.gpu.ground import Ground
+from bench.precision import benchmark
 from bench.training import perturbed
 from bench.workloads import Setting, Workload, operands
 from mucudnn import apply
@@ -150,12 +151,8 @@ class Way:
 
     def run(self, call: Callable[[], Result]) -> Result:
         """Return what `call` returns, in the thread."""
-        flags = torch.backends.cudnn
-        before, flags.benchmark = flags.benchmark, self._has_benchmark
-        try:
+        with benchmark(self._has_benchmark):
             return self._thread.submit(self._in_thread, call).result()
-        finally:
-            flags.benchmark = before
 
     def __call__(self) -> None:
         """Run the step."""
