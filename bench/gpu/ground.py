@@ -30,6 +30,9 @@ from mucudnn.problem import ConvProblem
 _PATIENCE_S = 45
 """Less than what a section that hangs is given: its answers are to be kept."""
 
+LOST = 3
+"""Exit status of a process in which the card works no more, where another process is to go on."""
+
 
 class Ground(Protocol):
     """One card. What a section measures goes through here, so that it runs on a card on paper too."""

@@ -33,7 +33,7 @@ from bench.cpu.lines import (
 from bench.cpu.measure import CaseMeter, Questions
 from bench.cpu.process import INTERRUPTED, reason_of
 from bench.gpu import layer_cases
-from bench.gpu.ground import CardGround, Ground, is_alive
+from bench.gpu.ground import LOST, CardGround, Ground, is_alive
 from bench.gpu.hanging import ended_if_it_hangs
 from bench.gpu.layer_cases import LayerCase
 from bench.gpu.layer_kinds import ASKED, ENDED, IN_PARTS, STOPPED, UNDIVIDED, UNTILED, is_end
@@ -52,9 +52,6 @@ from mucudnn.profile import Environment
 from mucudnn.sizes import format_bytes, parse_bytes
 from mucudnn.store import Store
 from mucudnn.version import __version__
-
-LOST = 3
-"""Exit status where the card works no more in this process."""
 
 TENTH = 10
 """What PyTorch's own takes where that is much, over this, is one more limit."""

@@ -1,10 +1,9 @@
-"""`python -m bench.gpu.program`: puts all questions to the card, and keeps the answers as files."""
+"""Puts all questions to the card, and keeps the answers as files; `python -m bench.gpu` has it run."""
 
 import argparse
 import datetime
 import faulthandler
 import functools
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +26,7 @@ from bench.gpu import (
     tested,
 )
 from bench.gpu.available import obstacle
-from bench.gpu.ground import CardGround, Ground, is_alive
+from bench.gpu.ground import LOST, CardGround, Ground, is_alive
 from bench.gpu.hanging import ended_if_it_hangs
 from bench.gpu.layers import LAYERS, MIDDLING, TILED
 from bench.gpu.sections import Deadline, Result, Section, Task, run_section
@@ -96,10 +95,8 @@ _LEAST_S = 10.0
 PATIENCE_S = 60.0
 """By how much a section may pass its time before it is taken to hang."""
 
-Restart = Callable[[Sequence[str]], None]
 
-
-def main(arguments: Sequence[str] | None = None, restart: Restart | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sections; return the exit status, 1 if one has failed."""
     options = parsed(arguments)
     reason = obstacle()
@@ -114,23 +111,20 @@ def main(arguments: Sequence[str] | None = None, restart: Restart | None = None)
     *others, captures = SECTIONS
     chosen = [section for section in (*others, *EXTRA, captures) if section.name in options.only]
     faulthandler.enable(sys.__stderr__ or sys.stderr)
-    folder = folder_of(options, ground.name)
-    return measure(ground, chosen, folder, options.seconds, restart or _restarted(options))
+    return measure(ground, chosen, folder_of(options, ground.name), options.seconds)
 
 
-def measure(
-    ground: Ground, sections: Sequence[Section], folder: Path, seconds: float, restart: Restart
-) -> int:
+def measure(ground: Ground, sections: Sequence[Section], folder: Path, seconds: float) -> int:
     """Run `sections` one after the other and write their files; return 1 if any in the folder failed.
 
-    Should the card work no more after one of them, the others are left to a new process.
+    Should the card work no more after one of them, that is `LOST`: the others, which have no files then, and
+    what is concluded of all are left to a new process.
 
     Args:
         ground: the card.
         sections: in the order in which they run.
         folder: of the results.
         seconds: for all of them; what one leaves is for the later ones, each of which has at least ten.
-        restart: runs the sections of these names, with these seconds before them, in a new process.
     """
     for section in sections:
         results.path_of(folder, section.name).unlink(missing_ok=True)
@@ -141,9 +135,7 @@ def measure(
         _run(ground, section, folder, max(left * share, _LEAST_S))
         if not is_alive(ground) and sections[number + 1 :]:
             _say("The card works no more in this process; what is left runs in a new one.")
-            left = seconds - (time.perf_counter() - start)
-            restart([f"{left:.0f}", *(each.name for each in sections[number + 1 :])])
-            break
+            return LOST
     return conclude(folder, [section.name for section in sections])
 
 
@@ -178,18 +170,6 @@ def conclude(folder: Path, asked: Sequence[str]) -> int:
     failed = results.failed(contents, names)
     _say(f"\nWritten to {folder}." + (f" Failed or missing: {', '.join(failed)}." if failed else ""))
     return 1 if failed else 0
-
-
-def _restarted(options: argparse.Namespace) -> Restart:
-    """Return what replaces this process by a new one, which lets go of the card."""
-
-    def restart(arguments: Sequence[str]) -> None:
-        seconds, *names = arguments
-        command = [sys.executable, "-m", "bench.gpu", "--seconds", seconds, "--device", str(options.device)]
-        output = ["--output", options.output] if options.output else []
-        os.execv(sys.executable, [*command, *output, "--only", *names])
-
-    return restart
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -24,9 +24,9 @@ from bench.cpu.lines import (
     read,
 )
 from bench.gpu import layer_child
+from bench.gpu.ground import LOST
 from bench.gpu.layer_cases import Layer, LayerCase, cases
 from bench.gpu.layer_child import (
-    LOST,
     Aims,
     CardLostError,
     LayerRun,

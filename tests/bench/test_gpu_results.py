@@ -14,6 +14,7 @@ import pytest
 
 from bench.gpu import available, install, program, results
 from bench.gpu.contest import in_time
+from bench.gpu.ground import LOST
 from bench.gpu.layers import MIDDLING
 from bench.gpu.sections import Deadline, Section, Task, attempted, run_section
 from bench.gpu.values import Answer, Timing, duration, jsonable
@@ -82,10 +83,6 @@ def section(name: str, rows: object = finds) -> Section:
 
 def a_task() -> Task:
     return Task(Ground(), {}, MIDDLING, {}, Deadline(3600))
-
-
-def never(arguments: Sequence[str]) -> None:
-    raise AssertionError("no restart was expected")
 
 
 def test_a_section_that_fails_keeps_its_rows_and_tells_why() -> None:
@@ -158,7 +155,7 @@ def test_one_failure_stops_no_other_section_and_gives_status_1(
     chosen = (section("device", fails_late), section("plans"))
     monkeypatch.setattr(program, "SECTIONS", chosen)
 
-    status = program.measure(Ground(), chosen, tmp_path, 60, never)
+    status = program.measure(Ground(), chosen, tmp_path, 60)
 
     assert status == 1
     assert json.loads((tmp_path / "plans.json").read_text())["failure"] is None
@@ -171,7 +168,7 @@ def test_without_a_failure_the_status_is_0(
     chosen = (section("device"), section("plans"))
     monkeypatch.setattr(program, "SECTIONS", chosen)
 
-    assert program.measure(Ground(), chosen, tmp_path, 60, never) == 0
+    assert program.measure(Ground(), chosen, tmp_path, 60) == 0
     printed = capsys.readouterr().out
     assert "2 rows  done" in printed
     assert "How many?" in printed
@@ -183,45 +180,29 @@ def test_what_was_not_asked_and_is_not_there_is_not_missing(
     every = (section("device"), section("plans"), section("own", fails_late))
     monkeypatch.setattr(program, "SECTIONS", every)
 
-    assert program.measure(Ground(), every[:1], tmp_path, 60, never) == 0
-    assert program.measure(Ground(), every[2:], tmp_path, 60, never) == 1
-    assert program.measure(Ground(), every[1:2], tmp_path, 60, never) == 1  # what failed before is there
+    assert program.measure(Ground(), every[:1], tmp_path, 60) == 0
+    assert program.measure(Ground(), every[2:], tmp_path, 60) == 1
+    assert program.measure(Ground(), every[1:2], tmp_path, 60) == 1  # what failed before is there
 
 
-def test_after_a_fault_the_other_sections_run_in_a_new_process(
+def test_after_a_fault_the_other_sections_and_the_conclusion_are_left_to_a_new_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = (section("device", breaks), section("own"), section("plans"))
     monkeypatch.setattr(program, "SECTIONS", chosen)
-    asked: list[str] = []
 
-    status = program.measure(Ground(), chosen, tmp_path, 60, asked.extend)
-
-    assert asked == ["60", "own", "plans"]
-    assert status == 1
-    assert not (tmp_path / "own.json").exists()
+    assert program.measure(Ground(), chosen, tmp_path, 60) == LOST
+    assert [path.name for path in tmp_path.iterdir()] == ["device.json"]
 
 
-def test_the_new_process_is_told_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr("os.execv", lambda _, command: started.append(command))
-    options = program._parser().parse_args(["--output", "folder", "--device", "1"])
+def test_a_fault_in_the_last_section_leaves_nothing_to_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = (section("device"), section("own", breaks))
+    monkeypatch.setattr(program, "SECTIONS", chosen)
 
-    program._restarted(options)(["60", "own", "plans"])
-
-    assert started[0][1:] == [
-        "-m",
-        "bench.gpu",
-        "--seconds",
-        "60",
-        "--device",
-        "1",
-        "--output",
-        "folder",
-        "--only",
-        "own",
-        "plans",
-    ]
+    assert program.measure(Ground(), chosen, tmp_path, 60) == 1
+    assert (tmp_path / "README.md").exists()
 
 
 def test_old_results_of_a_section_go_before_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +210,7 @@ def test_old_results_of_a_section_go_before_it_runs(tmp_path: Path, monkeypatch:
     chosen = (section("device", breaks), section("own"))
     monkeypatch.setattr(program, "SECTIONS", chosen)
 
-    program.measure(Ground(), chosen, tmp_path, 60, lambda _: None)
+    program.measure(Ground(), chosen, tmp_path, 60)
 
     assert not (tmp_path / "own.json").exists()
 
@@ -242,7 +223,7 @@ def test_what_a_section_leaves_of_its_time_is_for_the_later_ones(
     chosen = (section("device"), dataclasses.replace(section("plans"), share=3))
     monkeypatch.setattr(program, "SECTIONS", chosen)
 
-    program.measure(Ground(), chosen, tmp_path, 60, never)
+    program.measure(Ground(), chosen, tmp_path, 60)
 
     assert asked == [pytest.approx(15, abs=1), pytest.approx(60, abs=1)]
 
@@ -256,8 +237,8 @@ def test_an_extra_section_runs_where_it_is_named_and_is_not_missed_elsewhere(
 
     assert program.parsed([]).only == ["device"]
     assert program.parsed(["--only", "more"]).only == ["more"]
-    assert program.measure(Ground(), usual, tmp_path, 60, never) == 0
-    assert program.measure(Ground(), extra, tmp_path, 60, never) == 1
+    assert program.measure(Ground(), usual, tmp_path, 60) == 0
+    assert program.measure(Ground(), extra, tmp_path, 60) == 1
     assert "Failed or missing: more." in capsys.readouterr().out
 
 

@@ -22,6 +22,8 @@ for name in names:
     pathlib.Path(folder, name + ".json").write_text("{}")
     if name == deadly:
         os.abort()
+    if name == "lost":
+        sys.exit(3)
 pathlib.Path(folder, "README.md").write_text("all")
 """
 
@@ -53,6 +55,25 @@ def test_sections_after_the_one_that_ended_the_process_run_in_another(
     assert runs == [NAMES, ["plans"]]
     assert status == 0
     assert all(results.path_of(tmp_path, name).exists() for name in NAMES)
+
+
+def test_sections_after_the_one_that_lost_the_card_run_in_another_process_which_concludes(
+    runs: list[list[str]], tmp_path: Path
+) -> None:
+    status = watch.watched(options(["device", "lost", "plans"]), tmp_path)
+
+    assert runs == [["device", "lost", "plans"], ["plans"]]
+    assert (status, (tmp_path / "README.md").read_text()) == (0, "all")
+
+
+def test_a_process_is_told_what_is_left_of_the_time_and_of_the_sections(tmp_path: Path) -> None:
+    given = program.parsed(["--device", "1"])
+
+    command = watch._command(given, tmp_path, -2.5, ["own", "calls"])
+
+    found = program.parsed(command[3:])
+    assert (found.device, found.output, found.seconds) == (1, str(tmp_path), 1.0)
+    assert found.only == ["own", "calls"]
 
 
 def test_the_readme_is_written_even_if_the_last_process_dies(
