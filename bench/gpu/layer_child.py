@@ -159,7 +159,7 @@ class LayerRun:
         append(self._lines, Started(setting.name, environment, {**self._run, ASKED: str(asked)}))
 
     def _measure(self, meter: CaseMeter, each: LayerCase, environment: Environment) -> None:
-        gc.collect()  # a stand may be a cycle: without this, operands of gigabytes pile up
+        gc.collect()  # a stand that a failure's frames hold in a cycle would keep its gigabytes of operands
         self._ground.allocator.settle()
         append(self._lines, Failed(each.case, ENDED))
         line: Measured | Failed

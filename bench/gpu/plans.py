@@ -64,7 +64,7 @@ def _rows(task: Task, measured: Iterable[Case]) -> Iterator[object]:
         if task.deadline.is_over:
             yield _left_out(case, "the time was up")
             continue
-        gc.collect()  # a stand is a cycle: without this, operands of gigabytes pile up
+        gc.collect()  # a stand that a failure's frames hold in a cycle would keep its gigabytes of operands
         with task.ground.precision(case.allow_tf32):
             yield from _case_rows(task, case, task.deadline.shared(len(left) - number))
 

@@ -42,9 +42,9 @@ class StepRow:
         difference: the largest from the losses of PyTorch as it comes, relative.
         weights: the largest difference of a parameter or buffer after these steps from those of PyTorch as it
             comes, relative, in the 2-norm.
+        spread: `weights` of a twin of PyTorch as it comes, whose own are each off by a rounding at first.
         room_bytes: the most that an op of a patched module took beside operands and result, its buffer
             included and copies of operands in another layout, by the allocator; None where none is patched.
-        spread: the same of a twin of PyTorch as it comes, each weight of which is off by a rounding at first.
         room_used_bytes: what `room_bytes` tells, by NVML: in the allocator's blocks of 2 MiB and more.
         peak_bytes: that the allocator held at most in a step beside what it held before, workspace included.
         used_bytes: the same of the card's memory, by NVML.
@@ -65,8 +65,8 @@ class StepRow:
     losses: tuple[float, ...] = ()
     difference: float | None = None
     weights: float | None = None
-    room_bytes: int | None = None
     spread: float | None = None
+    room_bytes: int | None = None
     room_used_bytes: int | None = None
     peak_bytes: int | None = None
     used_bytes: int | None = None

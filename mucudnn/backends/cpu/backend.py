@@ -145,9 +145,10 @@ class CpuBackend:
         return max(taken)
 
     def footprint(self, job: Job, limit_bytes: int) -> int | None:
-        """Return the bytes that a job takes beside operands and result, as seen, which may exceed the limit.
+        """Return the bytes that a job takes beside operands and result, which may exceed the limit.
 
-        None where memory was refused, and it is not known how much more it takes.
+        0 where no more is seen than a run without workspace is seen to take; None where memory was refused,
+        and it is not known how much more it takes.
         """
         return self._weighed(job, limit_bytes).n_bytes
 
