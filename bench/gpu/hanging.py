@@ -1,4 +1,4 @@
-"""What ends where nothing else would end it: a process in a call that hangs, and one that started it."""
+"""What ends where nothing else would end it, or in good order: processes, and those that they have begun."""
 
 import contextlib
 import faulthandler
@@ -18,6 +18,31 @@ _CONCLUDING_S = 30.0
 
 _LOOK_S = 0.02
 """Between looks at whether processes have ended."""
+
+_ONCE_S = 1.0
+"""Within which signals are one: who ends a group of processes tells each, as does the one that began it."""
+
+
+def heed_termination() -> None:
+    """Have SIGTERM interrupt this process and all that it has begun from now on, as Control-C does.
+
+    By itself it would end the process at once, and nobody else. If an interrupt is ignored here, as in the
+    background of a shell, it goes on to be.
+    """
+    told_s = -_ONCE_S
+
+    def interrupt(number: int, _frame: object) -> None:
+        nonlocal told_s
+        before_s, told_s = told_s, time.monotonic()
+        if told_s - before_s < _ONCE_S:
+            return  # a second interrupt would break off what the first one has begun to conclude
+        if number == signal.SIGTERM:
+            _send(signal.SIGINT, _begun_by(os.getpid()))
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 @contextlib.contextmanager

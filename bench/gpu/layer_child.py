@@ -34,7 +34,7 @@ from bench.cpu.measure import CaseMeter, Questions
 from bench.cpu.process import INTERRUPTED, reason_of
 from bench.gpu import layer_cases
 from bench.gpu.ground import LOST, CardGround, Ground, is_alive
-from bench.gpu.hanging import ended_if_it_hangs
+from bench.gpu.hanging import ended_if_it_hangs, heed_termination
 from bench.gpu.layer_cases import LayerCase
 from bench.gpu.layer_kinds import ASKED, ENDED, IN_PARTS, STOPPED, UNDIVIDED, UNTILED, is_end
 from bench.gpu.layer_options import parser, stem_of
@@ -295,4 +295,5 @@ def measured(ground: Ground, cases: Sequence[LayerCase], options: argparse.Names
 
 
 if __name__ == "__main__":
+    heed_termination()
     sys.exit(main())

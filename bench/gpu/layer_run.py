@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.cpu.lines import Failed, Line, append, read_packed_too, write_lines
 from bench.cpu.process import INTERRUPTED
 from bench.gpu.available import obstacle
-from bench.gpu.hanging import status_of
+from bench.gpu.hanging import heed_termination, status_of
 from bench.gpu.layer_kinds import ENDED, STOPPED, with_status
 from bench.gpu.layer_options import parser, stem_of
 from bench.gpu.layer_summary import retell
@@ -164,4 +164,5 @@ def _conclude(folder: Path, lines: Path) -> None:
 
 
 if __name__ == "__main__":
+    heed_termination()
     sys.exit(main())

@@ -27,7 +27,7 @@ from bench.gpu import (
 )
 from bench.gpu.available import obstacle
 from bench.gpu.ground import LOST, CardGround, Ground, is_alive
-from bench.gpu.hanging import ended_if_it_hangs
+from bench.gpu.hanging import ended_if_it_hangs, heed_termination
 from bench.gpu.layers import LAYERS, MIDDLING, TILED
 from bench.gpu.sections import Deadline, Result, Section, Task, run_section
 from bench.gpu.values import Answer
@@ -200,4 +200,5 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
+    heed_termination()
     sys.exit(main())

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.arguments import seconds
 from bench.gpu.available import obstacle
-from bench.gpu.hanging import DYING_S, status_of
+from bench.gpu.hanging import DYING_S, heed_termination, status_of
 from bench.gpu.layer_run import PATIENCE_S
 from mucudnn.errors import MucudnnError
 
@@ -345,4 +345,5 @@ def _run_unshown(folder: Path | None, end_s: float) -> int:
 
 
 if __name__ == "__main__":
+    heed_termination()
     sys.exit(main())

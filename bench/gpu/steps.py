@@ -23,6 +23,7 @@ from bench.arguments import seconds
 from bench.commit import commit
 from bench.gpu.available import obstacle
 from bench.gpu.ground import CardGround, Ground, is_alive
+from bench.gpu.hanging import heed_termination
 from bench.gpu.results import slug
 from bench.gpu.sections import sentence
 from bench.gpu.step_lines import LINES, known, retell
@@ -189,4 +190,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    heed_termination()
     sys.exit(main())

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -139,6 +141,59 @@ def test_a_command_that_is_interrupted_concludes(tmp_path: Path) -> None:
 
     assert "KeyboardInterrupt" in ended.stderr
     assert (tmp_path / "done").exists()
+
+
+CONCLUDES = (
+    "import os, time; from bench.gpu.hanging import heed_termination; {heeds}\n"
+    "try: open('begun', 'w').close(), time.sleep(60)\n"
+    "except KeyboardInterrupt: time.sleep(1.5), open('done', 'w').close()"
+)
+"""A program that takes a while to say what it was at; an interrupt meanwhile would break that off."""
+
+
+@pytest.mark.parametrize(
+    ("heeds", "is_group"), [("", False), ("heed_termination()", False), ("heed_termination()", True)]
+)
+def test_a_program_that_is_terminated_and_what_it_has_begun_conclude_as_after_an_interrupt(
+    tmp_path: Path, heeds: str, is_group: bool
+) -> None:
+    parent = (
+        "import signal, sys; from bench.gpu.hanging import heed_termination, status_of\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell's background may ignore
+        "heed_termination()\n"
+        f"try: status_of([sys.executable, '-c', {CONCLUDES.format(heeds=heeds)!r}], 60)\n"
+        "except KeyboardInterrupt: sys.exit(130 if open('done') else 1)\n"
+    )
+    root = str(Path(__file__).parents[2])
+    program = subprocess.Popen(
+        [sys.executable, "-c", parent],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+        start_new_session=True,
+    )
+    while not (tmp_path / "begun").exists():
+        assert program.poll() is None
+        time.sleep(0.02)
+
+    (os.killpg if is_group else os.kill)(program.pid, signal.SIGTERM)
+
+    assert program.wait(30) == 130
+    assert (tmp_path / "done").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules:RuntimeWarning")
+@pytest.mark.parametrize("name", ["", ".program", ".layer_run", ".layer_child", ".steps", ".rest"])
+def test_every_program_that_begins_others_or_keeps_what_it_finds_heeds_termination(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    heeded: list[str] = []
+    monkeypatch.setattr(hanging, "heed_termination", lambda: heeded.append(name))
+    monkeypatch.setattr(sys, "argv", ["program", "--help"])
+
+    with pytest.raises(SystemExit, match=r"^0$"):
+        runpy.run_module(f"bench.gpu{name}", run_name="__main__", alter_sys=True)
+
+    assert heeded == [name]
 
 
 def begins_another(folder: Path, grandchild: str) -> list[str]:
