@@ -80,6 +80,17 @@ class Assignment:
     candidates: tuple[Candidate, ...] = ()
     evidence: Evidence | None = None
 
+    @property
+    def seen(self) -> Evidence:
+        """What was seen when the division ran; all of it None if it was not timed."""
+        return self.evidence or Evidence()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the site runs as before: undivided, in the very times of PyTorch's own convolution."""
+        chosen = self.seen.chosen
+        return self.division.is_undivided and chosen is not None and chosen == self.seen.reference
+
     def check(self) -> None:
         """Verify that what runs here, now or of a smaller batch, is possible.
 
@@ -163,9 +174,9 @@ class Plan:
         is the same was measured once, and counts once.
         """
         divisions = {
-            (each.problem, each.division.key): each.evidence.others
+            (each.problem, each.division.key): each.seen.others
             for each in self.assignments
-            if each.evidence is not None and each.evidence.chosen and not each.evidence.is_predicted
+            if each.seen.chosen and not each.seen.is_predicted
         }
         calls = {(each.reference, each.divided): each.others for each in self.calls}
         frozen = {
@@ -189,9 +200,7 @@ class Plan:
     @property
     def inaccuracy(self) -> str | None:
         """Where PyTorch's own runs though it is wrong, in a sentence; None if nowhere."""
-        wrong = [
-            each.site for each in self.assignments if each.evidence is not None and each.evidence.is_wrong
-        ]
+        wrong = [assigned.site for assigned in self.assignments if assigned.seen.is_wrong]
         if not wrong:
             return None
         return (
@@ -302,7 +311,7 @@ def _schema(plan: Plan) -> int:
         return 4
     if plan.frozen:
         return 3
-    has_speedups = any(each.evidence and each.evidence.speedups for each in plan.assignments)
+    has_speedups = any(each.seen.speedups for each in plan.assignments)
     return 2 if plan.calls or has_speedups else 1
 
 

@@ -1,14 +1,7 @@
 """Where PyTorch's own convolution stands in a plan, and where it might."""
 
 from mucudnn.choices import Mode
-from mucudnn.evidence import Evidence
 from mucudnn.plan import Assignment, Plan
-
-
-def is_kept(assigned: Assignment) -> bool:
-    """Return whether a site runs as before: undivided, in the very times of PyTorch's own convolution."""
-    seen = seen_at(assigned)
-    return assigned.division.is_undivided and seen.chosen is not None and seen.chosen == seen.reference
 
 
 def may_stay(assigned: Assignment, mode: Mode) -> bool:
@@ -16,12 +9,12 @@ def may_stay(assigned: Assignment, mode: Mode) -> bool:
 
     That is within the limit and, in sharing mode, within what the site has of it in the end.
     """
-    seen = seen_at(assigned)
+    seen = assigned.seen
     if seen.reference is None:
         return False
     base_bytes = seen.reference_workspace_bytes
     is_within = base_bytes is None or base_bytes <= assigned.division.workspace_bytes
-    return mode is not Mode.SHARING or is_kept(assigned) or is_within
+    return mode is not Mode.SHARING or assigned.is_kept or is_within
 
 
 def partly_called(plan: Plan) -> set[tuple[str, int]]:
@@ -34,8 +27,3 @@ def partly_called(plan: Plan) -> set[tuple[str, int]]:
         for assigned in plan.assignments
         if assigned.evidence is not None and not may_stay(assigned, plan.mode)
     }
-
-
-def seen_at(assigned: Assignment) -> Evidence:
-    """Return what was seen at a site; all of it None if it was not timed."""
-    return assigned.evidence or Evidence()

@@ -9,7 +9,7 @@ from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
-from mucudnn.standing import is_kept, may_stay
+from mucudnn.standing import may_stay
 from tests.examples import a_problem
 
 SLOW, FAST = Estimate(2.0, 1.9, 2.1, 9), Estimate(1.0, 0.9, 1.1, 9)
@@ -39,5 +39,5 @@ def test_pytorchs_own_might_have_run_within_what_its_site_has(
 
 
 def test_what_was_not_timed_is_not_known_to_be_kept() -> None:
-    assert not is_kept(assigned())
+    assert not assigned().is_kept
     assert not may_stay(assigned(), Mode.REUSE)

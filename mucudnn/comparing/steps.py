@@ -25,7 +25,6 @@ from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.progress import ProgressOption, Work, check_progress, progress_for
 from mucudnn.ranks import is_distributed, of_the_first
-from mucudnn.standing import is_kept
 
 try:
     from resource import RUSAGE_SELF, getrusage
@@ -164,7 +163,7 @@ def _changed_paths(plan: Plan) -> list[str]:
 
 
 def _changes(assigned: Assignment) -> bool:
-    return not is_kept(assigned) and not assigned.division.is_own
+    return not assigned.is_kept and not assigned.division.is_own
 
 
 def _is_planned(plan: Plan, path: str, ran: Collection[ConvProblem], *, is_differentiated: bool) -> bool:

@@ -11,7 +11,7 @@ from mucudnn.evidence import CallEvidence
 from mucudnn.intervals import Verdict
 from mucudnn.plan import Assignment, Plan
 from mucudnn.profile import Candidate
-from mucudnn.standing import is_kept, may_stay, seen_at
+from mucudnn.standing import may_stay
 
 
 def taken_back(plan: Plan, slower: Sequence[LayerComparison]) -> Plan:
@@ -53,7 +53,7 @@ def taken_back(plan: Plan, slower: Sequence[LayerComparison]) -> Plan:
 
 def _may_go_back(plan: Plan, path: str) -> bool:
     """Return whether a module runs something else somewhere, and PyTorch's own may run wherever it does."""
-    changed = [each for each in plan.assignments if each.site.path == path and not is_kept(each)]
+    changed = [each for each in plan.assignments if each.site.path == path and not each.is_kept]
     return bool(changed) and all(
         may_stay(each, plan.mode) and _fits(_own_whole(each), each.division, plan.mode) for each in changed
     )
@@ -74,8 +74,8 @@ def _own_whole(assigned: Assignment) -> Candidate | None:
 
 def _as_before(assigned: Assignment) -> Assignment:
     """Return a site with PyTorch's own, in the times in which it was the base; as it is, if it has that."""
-    whole, seen = _own_whole(assigned), seen_at(assigned)
-    if whole is None or is_kept(assigned):
+    whole, seen = _own_whole(assigned), assigned.seen
+    if whole is None or assigned.is_kept:
         return assigned
     rejected = dict(seen.rejected)
     if seen.chosen is not None:

@@ -3,7 +3,6 @@
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment, is_own
-from mucudnn.standing import seen_at
 
 _LAYOUT = (
     "Images are contiguous at {} of {} sites. Tuned for channels_last, most training steps measured so far "
@@ -74,7 +73,7 @@ def compiler_notes(environment: Environment) -> list[tuple[str, str]]:
 
 def _part_s(assigned: Assignment) -> float:
     """Return the seconds of a part, as seen or else as its profile says."""
-    chosen = seen_at(assigned).chosen
+    chosen = assigned.seen.chosen
     seconds = assigned.division.time_s if chosen is None else chosen.median
     return seconds / len(assigned.division.parts)
 

@@ -21,7 +21,7 @@ from mucudnn.report.totals import (
 )
 from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, render_notes
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import partly_called, seen_at
+from mucudnn.standing import partly_called
 
 KEPT = "own"
 """Verdict on what stays PyTorch's own."""
@@ -247,7 +247,7 @@ def _name_notes(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _predicted_notes(plan: Plan) -> list[tuple[str, str]]:
-    predicted = [assigned for assigned in plan.assignments if seen_at(assigned).is_predicted]
+    predicted = [assigned for assigned in plan.assignments if assigned.seen.is_predicted]
     if not predicted:
         return []
     return [(PREDICTED, _PREDICTIONS.format(len(predicted), _share_note(plan, predicted)))]
@@ -278,7 +278,7 @@ def _verdict_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple
         return []
     alone = " both alone and in the whole call" if plan.calls else ""
     comparisons = sum(map(comparisons_at, measurements))
-    is_beyond = any(is_base_over_limit(seen_at(each), plan.limit_bytes) for each in plan.assignments)
+    is_beyond = any(is_base_over_limit(each.seen, plan.limit_bytes) for each in plan.assignments)
     over_limit = _BEYOND if is_beyond else _FORBIDDEN
     told = _VERDICTS.format(alone, over_limit, _share_note(plan, plan.assignments), comparisons)
     return [("verdicts", told)]
@@ -287,9 +287,9 @@ def _verdict_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple
 def _time_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple[str, str]]:
     if not measurements:
         return []
-    rounds = sorted({seen.chosen.samples for seen in map(seen_at, measurements) if seen.chosen})
+    rounds = sorted({seen.chosen.samples for each in measurements if (seen := each.seen).chosen})
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
-    has_predicted = any(seen_at(assigned).is_predicted for assigned in plan.assignments)
+    has_predicted = any(assigned.seen.is_predicted for assigned in plan.assignments)
     return [("times", _TIMES.format(how_many, " (but for the sites that are predicted)" * has_predicted))]
 
 
@@ -317,7 +317,7 @@ def _error_notes(plan: Plan) -> list[tuple[str, str]]:
     """
     errors: dict[bool, list[tuple[float, ConvSite]]] = {True: [], False: []}
     for assigned in plan.assignments:
-        seen = seen_at(assigned)
+        seen = assigned.seen
         if seen.error is not None and not seen.is_wrong:
             runs_own = any(is_own(part.algorithm) for part in assigned.division.parts)
             errors[runs_own].append((seen.error, assigned.site))
@@ -337,7 +337,7 @@ def _call_notes(plan: Plan) -> list[tuple[str, str]]:
 
 def _measurements(plan: Plan) -> list[Assignment]:
     """One site of each problem and division that was timed: the others have its numbers."""
-    evidence = ((assigned, seen_at(assigned)) for assigned in plan.assignments)
+    evidence = ((assigned, assigned.seen) for assigned in plan.assignments)
     timed = [assigned for assigned, seen in evidence if seen.chosen is not None and not seen.is_predicted]
     return list({(assigned.problem, assigned.division.key): assigned for assigned in timed}.values())
 
@@ -361,7 +361,7 @@ def _prediction_note(measurements: Sequence[Assignment]) -> str:
     ratios = [
         chosen.median / assigned.division.time_s
         for assigned in measurements
-        if (chosen := seen_at(assigned).chosen) and assigned.division.time_s > 0
+        if (chosen := assigned.seen.chosen) and assigned.division.time_s > 0
     ]
     if not ratios:
         return "The profiles predict nothing."

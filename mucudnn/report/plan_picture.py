@@ -21,7 +21,6 @@ from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.totals import speedup_at, workspace_at
 from mucudnn.report.words import PERCENT, PLAN_SOURCE, and_more, check_told, describe_environment, elided
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import is_kept, seen_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,13 +69,13 @@ class _Row:
     def name(self) -> str:
         """Where that is."""
         where = and_more(elided(str(self.shown.site), _LONGEST), self.sites - 1)
-        return f"{where}{', predicted' * seen_at(self.shown).is_predicted}"
+        return f"{where}{', predicted' * self.shown.seen.is_predicted}"
 
     @property
     def gain(self) -> str:
         """The speedup, where something else ran before."""
         speedup = speedup_at(self.shown)
-        return "" if speedup is None or is_kept(self.shown) else f"{speedup:.2f}"
+        return "" if speedup is None or self.shown.is_kept else f"{speedup:.2f}"
 
     @property
     def runs(self) -> str:
@@ -86,10 +85,10 @@ class _Row:
     @property
     def look(self) -> Look:
         """How what runs now is drawn."""
-        seen = seen_at(self.shown)
+        seen = self.shown.seen
         if seen.chosen is None:
             return _UNTIMED
-        if is_kept(self.shown):
+        if self.shown.is_kept:
             return _KEPT
         if seen.reference is None:
             return _FORCED
@@ -98,7 +97,7 @@ class _Row:
     @property
     def total_s(self) -> float:
         """Seconds of all the sites before; where that is not known, now; where nothing is, as predicted."""
-        known = seen_at(self.shown).reference or seen_at(self.shown).chosen
+        known = self.shown.seen.reference or self.shown.seen.chosen
         return self.sites * (self.shown.division.time_s if known is None else known.median)
 
     @functools.cached_property
@@ -194,7 +193,7 @@ def _draw_rows(part: "SubFigure", rows: Sequence[_Row], plan: Plan) -> None:
     part.suptitle(_title(plan))
     whose = " of all together" if plan.mode is Mode.SHARING else ""
     limit = f"limit{whose}, {format_bytes(plan.limit_bytes)}"
-    has_changed = any(row.look is not _KEPT and seen_at(row.shown).reference is not None for row in rows)
+    has_changed = any(row.look is not _KEPT and row.shown.seen.reference is not None for row in rows)
     before = [_BEFORE] if has_changed else []  # of what stays it is hidden by what is
     drawing.add_legend(part, [*before, *(row.look for row in rows)], limit)
 
@@ -207,14 +206,14 @@ def _title(plan: Plan) -> str:
 
 def _times(assigned: Assignment) -> tuple[Span | None, Span | None]:
     """Return milliseconds before and now."""
-    seen = seen_at(assigned)
+    seen = assigned.seen
     before, now = (None if each is None else Span.of(each, _MS) for each in (seen.reference, seen.chosen))
     return before, now
 
 
 def _workspaces(assigned: Assignment) -> tuple[Span | None, Span | None]:
     """Return bytes of workspace before and now."""
-    before = seen_at(assigned).reference_workspace_bytes
+    before = assigned.seen.reference_workspace_bytes
     return None if before is None else Span.exact(before), Span.exact(workspace_at(assigned))
 
 

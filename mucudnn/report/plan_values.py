@@ -9,7 +9,7 @@ from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, Plan
 from mucudnn.report.totals import Totals, is_base_over_share, speedup_at
 from mucudnn.report.words import PLAN_SOURCE, check_told
-from mucudnn.standing import is_kept, partly_called, seen_at
+from mucudnn.standing import partly_called
 
 
 def plan_as_json(plan: Plan) -> dict[str, object]:
@@ -47,7 +47,7 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
 
 
 def _site_as_json(assigned: Assignment, plan: Plan) -> dict[str, object]:
-    site, seen, division = assigned.site, seen_at(assigned), assigned.division
+    site, seen, division = assigned.site, assigned.seen, assigned.division
     return {
         "path": site.path,
         "op": site.op,
@@ -65,9 +65,9 @@ def _site_as_json(assigned: Assignment, plan: Plan) -> dict[str, object]:
             "is_deterministic": division.is_deterministic,
         },
         "speedup": speedup_at(assigned),
-        "verdict": None if is_kept(assigned) else seen.verdict,
+        "verdict": None if assigned.is_kept else seen.verdict,
         "is_base_over_share": is_base_over_share(assigned, plan.mode),
-        "is_kept": is_kept(assigned),
+        "is_kept": assigned.is_kept,
         "error": seen.error,
         "is_wrong": seen.is_wrong,
         "is_predicted": seen.is_predicted,

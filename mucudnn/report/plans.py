@@ -28,7 +28,7 @@ from mucudnn.report.words import (
     describe_shape,
 )
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import is_kept, partly_called, seen_at
+from mucudnn.standing import partly_called
 
 _TITLE = (
     f"Before: PyTorch's own convolution. Times: median and {PERCENT} interval in ms. "
@@ -93,7 +93,7 @@ def _place_and_shape(plan: Plan) -> Callable[[Assignment], tuple[str, str]]:
 
 def _cells(assigned: Assignment, plan: Plan) -> Row:
     """Return the texts of a row, in the order of the headings."""
-    seen, speedup = seen_at(assigned), speedup_at(assigned)
+    seen, speedup = assigned.seen, speedup_at(assigned)
     return (
         f"  {assigned.site.op}",
         _why_no_base(assigned) if seen.reference is None else describe_ms(seen.reference),
@@ -125,7 +125,7 @@ def _verdict(assigned: Assignment, plan: Plan) -> str:
     if assigned.evidence is None:
         return "-"
     seen, predicted = assigned.evidence, [PREDICTED] if assigned.evidence.is_predicted else []
-    if is_kept(assigned):
+    if assigned.is_kept:
         return ", ".join([KEPT, *predicted])
     verdict = OVER_LIMIT if seen.reference is None else str(seen.verdict or "-")
     share = [OVER_SHARE] if is_base_over_share(assigned, plan.mode) else []

@@ -21,7 +21,6 @@ from mucudnn.report.words import (
     render_notes,
 )
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import is_kept
 
 _HEADINGS = ("", "before, ms", "now, ms", "saved, ms", "speedup", "verdict")
 _ALIGNMENT = "<>>>><"
@@ -260,7 +259,7 @@ def _taken_back(found: StepComparison) -> list[str]:
 def _about_slower(found: StepComparison) -> str:
     """Return what the settled plan does about the convolutions that are slower than before."""
     back = _taken_back(found)
-    running = {each.site.path for each in found.settled.assignments if not is_kept(each)}
+    running = {each.site.path for each in found.settled.assignments if not each.is_kept}
     stuck = [path for path in found.slower if path in running]
     alike = [path for path in found.slower if path not in running and path not in back]
     told = []

@@ -10,7 +10,7 @@ from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, Plan
 from mucudnn.profiling.measurer import fits_as_seen
-from mucudnn.standing import is_kept, may_stay, partly_called, seen_at
+from mucudnn.standing import may_stay, partly_called
 
 _UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)
 """How many times as fast as before runs what ran before."""
@@ -68,9 +68,9 @@ class Totals:
     def of(cls, plan: Plan) -> "Totals":
         """Return the totals of `plan`."""
         undivided = [assigned for assigned in plan.assignments if assigned.division.is_undivided]
-        kept = sum(is_kept(assigned) for assigned in undivided)
-        untimed = sum(seen_at(assigned).chosen is None for assigned in undivided)
-        evidence = [seen_at(assigned) for assigned in plan.assignments]
+        kept = sum(assigned.is_kept for assigned in undivided)
+        untimed = sum(assigned.seen.chosen is None for assigned in undivided)
+        evidence = [assigned.seen for assigned in plan.assignments]
         paired = [
             (assigned, seen.reference.median, seen.chosen.median)
             for assigned, seen in zip(plan.assignments, evidence, strict=True)
@@ -124,14 +124,14 @@ def _uncalled(plan: Plan) -> set[tuple[str, int]]:
     open_to_calls = {
         (assigned.site.path, assigned.site.variant)
         for assigned in plan.assignments
-        if (may_stay(assigned, plan.mode) and not is_kept(assigned)) or _has_undivided_rival(assigned)
+        if (may_stay(assigned, plan.mode) and not assigned.is_kept) or _has_undivided_rival(assigned)
     }
     return open_to_calls - {(call.path, call.variant) for call in plan.calls}
 
 
 def _has_undivided_rival(assigned: Assignment) -> bool:
     """Return whether a site runs in parts, and something undivided, other than PyTorch's own, might have."""
-    rivals = (key for key, _ in seen_at(assigned).rejected)
+    rivals = (key for key, _ in assigned.seen.rejected)
     return not assigned.division.is_undivided and any(map(is_of_one_part, rivals))
 
 
@@ -157,9 +157,9 @@ def _ends(
 
 def _interval_at(assigned: Assignment) -> Estimate | None:
     """Return how many times as fast as before a site runs, by the quotients of the rounds."""
-    if is_kept(assigned):
+    if assigned.is_kept:
         return _UNCHANGED
-    return dict(seen_at(assigned).speedups).get(assigned.division.key)
+    return dict(assigned.seen.speedups).get(assigned.division.key)
 
 
 def is_base_over_limit(seen: Evidence, limit_bytes: int) -> bool:
@@ -172,9 +172,9 @@ def is_base_over_limit(seen: Evidence, limit_bytes: int) -> bool:
 
 def is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
     """Return whether PyTorch's own gave way to nothing faster, as it takes more than the site's share."""
-    seen = seen_at(assigned)
+    seen = assigned.seen
     base_bytes = seen.reference_workspace_bytes
-    if mode is not Mode.SHARING or base_bytes is None or is_kept(assigned):
+    if mode is not Mode.SHARING or base_bytes is None or assigned.is_kept:
         return False
     return seen.verdict is not Verdict.FASTER and base_bytes > assigned.division.workspace_bytes
 
@@ -184,7 +184,7 @@ def workspace_at(assigned: Assignment) -> int:
 
     What is small is seen as nothing.
     """
-    return seen_at(assigned).workspace_bytes or assigned.division.workspace_bytes
+    return assigned.seen.workspace_bytes or assigned.division.workspace_bytes
 
 
 def speedup_at(assigned: Assignment) -> float | None:
@@ -192,7 +192,7 @@ def speedup_at(assigned: Assignment) -> float | None:
 
     It is the median of the rounds' quotients; without rounds, as in a prediction, the quotient of both times.
     """
-    seen = seen_at(assigned)
+    seen = assigned.seen
     of_rounds = _interval_at(assigned)
     if of_rounds is not None:
         return of_rounds.median
@@ -203,7 +203,7 @@ def speedup_at(assigned: Assignment) -> float | None:
 
 def comparisons_at(assigned: Assignment) -> int:
     """Return how many verdicts against PyTorch's own were reached at a site."""
-    seen = seen_at(assigned)
+    seen = assigned.seen
     return len(seen.speedups) or (
-        0 if seen.reference is None else len(seen.rejected) + (not is_kept(assigned))
+        0 if seen.reference is None else len(seen.rejected) + (not assigned.is_kept)
     )

@@ -14,7 +14,7 @@ from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
-from mucudnn.standing import is_kept, may_stay
+from mucudnn.standing import may_stay
 from tests.examples import a_plan, a_problem
 
 OWN = "cpu:aten"
@@ -56,7 +56,7 @@ def test_all_sites_of_a_module_run_pytorchs_own_again() -> None:
     back = taken_back(plan, slower("one"))
 
     assert [each.division.parts for each in back.assignments] == [(WHOLE,), (WHOLE,), (HALF, HALF)]
-    assert [is_kept(each) for each in back.assignments] == [True, True, False]
+    assert [each.is_kept for each in back.assignments] == [True, True, False]
     back.check()
 
 
@@ -85,7 +85,7 @@ def test_of_calls_of_several_shapes_a_step_tells_nothing_each() -> None:
     back = taken_back(plan, slower("one"))
 
     assert [each.path for each in back.calls] == ["two"]
-    assert [is_kept(each) for each in back.assignments] == [True, True, False]
+    assert [each.is_kept for each in back.assignments] == [True, True, False]
 
 
 def test_a_module_that_must_stay_keeps_all_that_is_known_of_it() -> None:
@@ -140,7 +140,7 @@ def test_a_site_that_is_pytorchs_own_already_stays_as_it_is(candidates: tuple[Ca
         candidates=candidates,
     )
 
-    assert is_kept(kept)
+    assert kept.is_kept
     assert taken_back(planned(assigned("one"), kept), slower("one")).assignments[1] == kept
     alone = planned(kept)
     assert taken_back(alone, slower("one")) is alone

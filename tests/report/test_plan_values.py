@@ -12,7 +12,6 @@ from mucudnn.intervals import Estimate, Verdict
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from mucudnn.report import Totals, plan_as_json, render_plan
-from mucudnn.standing import is_kept
 from tests.examples import a_plan, an_environment
 from tests.report.plans import (
     FASTER,
@@ -147,10 +146,10 @@ def test_a_site_without_an_interval_leaves_the_total_without_ends(
 def test_the_same_time_in_several_parts_is_no_site_left_as_before() -> None:
     same = Evidence(seconds(0.010), seconds(0.010), Verdict.SAME)
 
-    assert is_kept(assigned("conv", ConvOp.FPROP, OWN, same))
-    assert not is_kept(assigned("conv", ConvOp.FPROP, WINOGRAD, same))
-    assert not is_kept(assigned("conv", ConvOp.FPROP, OWN, OVER_LIMIT))
-    assert not is_kept(assigned("conv", ConvOp.FPROP, OWN, Evidence()))
+    assert assigned("conv", ConvOp.FPROP, OWN, same).is_kept
+    assert not assigned("conv", ConvOp.FPROP, WINOGRAD, same).is_kept
+    assert not assigned("conv", ConvOp.FPROP, OWN, OVER_LIMIT).is_kept
+    assert not assigned("conv", ConvOp.FPROP, OWN, Evidence()).is_kept
 
 
 def test_json_has_times_in_seconds_and_workspaces_in_bytes() -> None:

@@ -24,7 +24,6 @@ from mucudnn.recordings import packed_file, recording_file, shipped
 from mucudnn.report.totals import Totals
 from mucudnn.sizes import parse_bytes
 from mucudnn.solvers.ilp import solve_sharing, solve_with_cbc, solve_with_highs
-from mucudnn.standing import is_kept
 from mucudnn.store import SqliteStore, readable_store
 from tests.breadth import in_turn
 from tests.examples import a_record, an_environment
@@ -202,7 +201,7 @@ def test_the_demonstration_is_replayed_in_both_modes_and_layouts_and_by_both_sol
 
     assert plan.workspace_bytes <= parse_bytes(limit)
     assert agreed == [parse_bytes(limit)] * (mode == "sharing")  # reuse needs no solver
-    assert not all(is_kept(each) for each in plan.assignments)
+    assert not all(each.is_kept for each in plan.assignments)
 
 
 def test_training_in_mixed_precision_is_replayed_too() -> None:
