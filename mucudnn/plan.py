@@ -12,7 +12,7 @@ from typing import Any
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanFormatError
-from mucudnn.evidence import WRONG_ERROR, CallEvidence, Evidence, FrozenEvidence
+from mucudnn.evidence import CallEvidence, Evidence, FrozenEvidence
 from mucudnn.files import write_whole
 from mucudnn.plan_file import OPTIONAL, decode, encode, parse
 from mucudnn.problem import ConvOp, ConvProblem
@@ -185,30 +185,6 @@ class Plan:
             if each.times
         }
         return (*divisions.values(), *calls.values(), *frozen.values())
-
-    @property
-    def disturbance(self) -> str | None:
-        """Which of its times others may have moved, perhaps another day, in a sentence; None if none."""
-        disturbed = [each for each in self.others if each]
-        if not disturbed:
-            return None
-        return (
-            f"While {len(disturbed)} of the plan's {len(self.others)} times were measured, others took up to "
-            f"{max(disturbed):.1f} processors, so these and their verdicts may be off."
-        )
-
-    @property
-    def inaccuracy(self) -> str | None:
-        """Where PyTorch's own runs though it is wrong, in a sentence; None if nowhere."""
-        wrong = [assigned.site for assigned in self.assignments if assigned.seen.is_wrong]
-        if not wrong:
-            return None
-        return (
-            f"At {len(wrong)} of {len(self.assignments)} sites, the first of them {wrong[0]}, PyTorch's own "
-            "convolution runs as before though it is wrong there: its results are more than "
-            f"{WRONG_ERROR:.0%} off those in float64, and may depend on what lay in memory before. In "
-            "another type or layout it may be right."
-        )
 
     def joined(self, others: Iterable["Plan"]) -> "Plan":
         """Return one plan of this one's sites and then of others', made likewise and in its environment."""

@@ -1,6 +1,7 @@
-"""Where PyTorch's own convolution stands in a plan, and where it might."""
+"""Where PyTorch's own convolution stands in a plan, and where it might; and what speaks against a plan."""
 
 from mucudnn.choices import Mode
+from mucudnn.evidence import WRONG_ERROR
 from mucudnn.plan import Assignment, Plan
 
 
@@ -27,3 +28,27 @@ def partly_called(plan: Plan) -> set[tuple[str, int]]:
         for assigned in plan.assignments
         if assigned.evidence is not None and not may_stay(assigned, plan.mode)
     }
+
+
+def inaccuracy(plan: Plan) -> str | None:
+    """Return where PyTorch's own runs though it is wrong, in a sentence; None if nowhere."""
+    wrong = [assigned.site for assigned in plan.assignments if assigned.seen.is_wrong]
+    if not wrong:
+        return None
+    return (
+        f"At {len(wrong)} of {len(plan.assignments)} sites, the first of them {wrong[0]}, PyTorch's own "
+        "convolution runs as before though it is wrong there: its results are more than "
+        f"{WRONG_ERROR:.0%} off those in float64, and may depend on what lay in memory before. In "
+        "another type or layout it may be right."
+    )
+
+
+def disturbance(plan: Plan) -> str | None:
+    """Return which of its times others may have moved, perhaps another day, in a sentence; None if none."""
+    disturbed = [each for each in plan.others if each]
+    if not disturbed:
+        return None
+    return (
+        f"While {len(disturbed)} of the plan's {len(plan.others)} times were measured, others took up to "
+        f"{max(disturbed):.1f} processors, so these and their verdicts may be off."
+    )

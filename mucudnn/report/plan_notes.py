@@ -21,7 +21,7 @@ from mucudnn.report.totals import (
 )
 from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, render_notes
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import partly_called
+from mucudnn.standing import disturbance, inaccuracy, partly_called
 
 KEPT = "own"
 """Verdict on what stays PyTorch's own."""
@@ -304,7 +304,7 @@ def _measurement_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[t
 
 def _others_notes(plan: Plan) -> list[tuple[str, str]]:
     """Say how many of the times others may have moved; nothing if none."""
-    told = plan.disturbance
+    told = disturbance(plan)
     return [] if told is None else [("disturbed", f"{told} {_MEASURED_ANEW}")]
 
 
@@ -327,7 +327,8 @@ def _error_notes(plan: Plan) -> list[tuple[str, str]]:
         if found
     ]
     told = [("error" if number == 0 else "", text) for number, text in enumerate(texts)]
-    return told if plan.inaccuracy is None else [*told, ("wrong", plan.inaccuracy)]
+    wrong = inaccuracy(plan)
+    return told if wrong is None else [*told, ("wrong", wrong)]
 
 
 def _call_notes(plan: Plan) -> list[tuple[str, str]]:

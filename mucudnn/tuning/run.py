@@ -24,6 +24,7 @@ from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.progress import Progress, Work
+from mucudnn.standing import disturbance, inaccuracy
 from mucudnn.tuning.confirming import (
     Confirmed,
     Pool,
@@ -128,11 +129,12 @@ class Tuning:
         )
         plan.check()
         self._work.end(self._profiler.measured)
-        complaint = self._profiler.complaint() or plan.disturbance
+        complaint = self._profiler.complaint() or disturbance(plan)
         if complaint is not None:
             self._warn(f"{complaint} {_ADVICE}", BusyWarning)
-        if plan.inaccuracy is not None:
-            self._warn(plan.inaccuracy, AccuracyWarning)
+        wrong = inaccuracy(plan)
+        if wrong is not None:
+            self._warn(wrong, AccuracyWarning)
         return plan
 
     def _steps(self) -> dict[Hashable, float]:

@@ -12,9 +12,9 @@ import torch
 
 from mucudnn.errors import AccuracyWarning, BusyWarning, StoreError, StoreWarning
 from mucudnn.live.measurer import LiveMeasurer
-from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from mucudnn.store import MemoryStore, SqliteStore, connections
+from mucudnn.tuning import run
 from mucudnn.tuning.learning import Learner, opened
 from mucudnn.tuning.options import StoreOption
 from mucudnn.tuning.run import Tuning
@@ -141,7 +141,7 @@ def test_others_who_use_the_processors_are_told_of_once(monkeypatch: pytest.Monk
 
 
 def test_that_pytorchs_own_is_wrong_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Plan, "inaccuracy", "It is wrong.")
+    monkeypatch.setattr(run, "inaccuracy", lambda _: "It is wrong.")
     learn = Learner(settings_of(store=MemoryStore()))
 
     with pytest.warns(AccuracyWarning, match=r"^It is wrong\. This is told once ") as told:
