@@ -230,6 +230,11 @@ class Trial:
     algorithm: str
     whole: bool
 
+    @property
+    def is_composed(self) -> bool:
+        """Whether it stands for a finished division, or a call of several, not for an algorithm."""
+        return "@" in self.algorithm
+
 
 @dataclasses.dataclass(frozen=True)
 class Record:

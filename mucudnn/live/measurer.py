@@ -24,7 +24,7 @@ from mucudnn.live.turns import turn, turn_path
 from mucudnn.live.weighing import Scales
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import Compared, Divisions, Limits, ModelCall, call_trial, division_trial
+from mucudnn.profiling.measurer import Compared, Divisions, Limits, ModelCall, division_trial
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
 
@@ -184,7 +184,7 @@ class LiveMeasurer:
         """
         self.measured += 1
         last = LastTrial()
-        trials = [call_trial(call, each) for each in (base, divisions)]
+        trials = [call.trial(each) for each in (base, divisions)]
         with self._apart():
             stand = self._stand(call.problem, 0)
             try:

@@ -76,6 +76,32 @@ class ModelCall(NamedTuple):
         room = Room(self.limit_bytes, None if self.is_sharing else self._common_bytes(divisions))
         return room.bounds(self.problem, divisions)
 
+    def key(self, divisions: Divisions) -> str:
+        """Return the name of the call in a comparison, and in a refusal, with all that decides its time.
+
+        That is how its ops take memory too: a filter stays transformed in a workspace that its op owns, and
+        under a tight limit memory goes back and forth, also for other layers. And in a frozen graph PyTorch's
+        own is another one. Later looks have names of their own.
+        """
+        names = [f"{op}={divisions[op].key}" for op in ConvOp if op in divisions]
+        limits = [f"{op}<={n_bytes}" for op, n_bytes in self.limits(divisions).items()]
+        lost_bytes = self.lost_bytes(divisions)
+        signs = {
+            "sharing": self.is_sharing,
+            "frozen": self.is_frozen,
+            f"lost={lost_bytes}": lost_bytes > 0,
+            f"look{self.look}": self.look > 1,
+        }
+        return " ".join([*names, *(sign for sign, holds in signs.items() if holds), *limits])
+
+    def trial(self, divisions: Divisions) -> Trial:
+        """Return the trial as which a call whose divisions break together is kept."""
+        return Trial(self.problem, self.key(divisions), whole=True)
+
+    def broken(self, records: Mapping[Trial, Record], base: Divisions, divisions: Divisions) -> Record | None:
+        """Return the record of the divisions, or of the base, that break so called; None if neither does."""
+        return records.get(self.trial(divisions)) or records.get(self.trial(base))
+
 
 class Compared(NamedTuple):
     """What came of a comparison.
@@ -147,8 +173,8 @@ class Measurer(Protocol):
     ) -> Comparison | Record | None:
         """Return how a convolution does as a model calls it: by the base, and by other divisions.
 
-        Their names in the comparison are those of `call_key`. A record says which of them breaks, be it the
-        base. None where nothing was measured, and nothing can be.
+        Their names in the comparison are their keys. A record says which of them breaks, be it the base. None
+        where nothing was measured, and nothing can be.
 
         Raises:
             UnmeasuredError: the base fails, or memory is lacking.
@@ -185,37 +211,6 @@ class Measurer(Protocol):
         """
 
 
-def call_key(call: ModelCall, divisions: Divisions) -> str:
-    """Return the name of a call in a comparison, and in a refusal, with all that decides its time.
-
-    That is how its ops take memory too: a filter stays transformed in a workspace that its op owns, and under
-    a tight limit memory goes back and forth, also for other layers. And in a frozen graph PyTorch's own is
-    another one. Later looks have names of their own.
-    """
-    names = [f"{op}={divisions[op].key}" for op in ConvOp if op in divisions]
-    limits = [f"{op}<={n_bytes}" for op, n_bytes in call.limits(divisions).items()]
-    lost_bytes = call.lost_bytes(divisions)
-    signs = {
-        "sharing": call.is_sharing,
-        "frozen": call.is_frozen,
-        f"lost={lost_bytes}": lost_bytes > 0,
-        f"look{call.look}": call.look > 1,
-    }
-    return " ".join([*names, *(sign for sign, holds in signs.items() if holds), *limits])
-
-
-def call_trial(call: ModelCall, divisions: Divisions) -> Trial:
-    """Return the trial as which a call whose divisions break together is kept."""
-    return Trial(call.problem, call_key(call, divisions), whole=True)
-
-
-def broken_call(
-    records: Mapping[Trial, Record], call: ModelCall, base: Divisions, divisions: Divisions
-) -> Record | None:
-    """Return the record of the divisions, or of the base, that break in such a call; None if neither does."""
-    return records.get(call_trial(call, divisions)) or records.get(call_trial(call, base))
-
-
 def division_trial(problem: ConvProblem, division: Division) -> Trial:
     """Return the trial under which a finished division that is too large, or breaks, is stored."""
     return Trial(problem, division.key, whole=True)
@@ -224,11 +219,6 @@ def division_trial(problem: ConvProblem, division: Division) -> Trial:
 def packed_trial(problem: ConvProblem, own: str) -> Trial:
     """Return the trial under which the workspace of PyTorch's own with a packed filter is stored."""
     return Trial(problem, f"{undivided(own, problem.batch).key} packed", whole=True)
-
-
-def is_composed(trial: Trial) -> bool:
-    """Return whether a trial stands for a finished division, or a call of several, not for an algorithm."""
-    return "@" in trial.algorithm
 
 
 def is_settled(record: Record | None, limit_bytes: int) -> bool:

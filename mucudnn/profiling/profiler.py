@@ -17,9 +17,6 @@ from mucudnn.profiling.measurer import (
     Limits,
     Measurer,
     ModelCall,
-    broken_call,
-    call_key,
-    call_trial,
     division_trial,
     fits_as_seen,
     is_settled,
@@ -229,8 +226,8 @@ class Profiler:
     ) -> Comparison | Record | None:
         """Return how a convolution does as a model calls it: by the base, and by other divisions.
 
-        Their names in the comparison are those of `call_key`. A record says which of them breaks, be it the
-        base. None where that was not measured, and cannot be: the base fails, or memory is lacking.
+        Their names in the comparison are their keys. A record says which of them breaks, be it the base. None
+        where that was not measured, and cannot be: the base fails, or memory is lacking.
 
         Raises:
             DeviceLostError: the base, or the divisions, have broken the device.
@@ -273,9 +270,9 @@ class Profiler:
         self, call: ModelCall, base: Divisions, divisions: Divisions
     ) -> Comparison | Record | None:
         """Return what is known of such calls: a record of those that break, be it the base."""
-        broken = self._store.records(self.environment, [call_trial(call, each) for each in (base, divisions)])
-        keys = (call_key(call, base), call_key(call, divisions))
-        found = broken_call(broken, call, base, divisions)
+        broken = self._store.records(self.environment, [call.trial(each) for each in (base, divisions)])
+        keys = (call.key(base), call.key(divisions))
+        found = call.broken(broken, base, divisions)
         return found or self._store.comparison(self.environment, call.problem, keys)
 
     def _compare_calls(

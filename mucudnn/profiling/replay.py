@@ -18,11 +18,8 @@ from mucudnn.profiling.measurer import (
     Divisions,
     Limits,
     ModelCall,
-    broken_call,
-    call_key,
     division_trial,
     fits_as_seen,
-    is_composed,
     is_settled,
     packed_trial,
 )
@@ -81,7 +78,7 @@ class Replay:
         found = [
             trial.algorithm
             for trial in self._records_of(problem)
-            if trial.whole == whole and not is_composed(trial)
+            if trial.whole == whole and not trial.is_composed
         ]
         if not found:
             role = "whole mini-batch" if whole else "micro-batch"
@@ -146,8 +143,8 @@ class Replay:
         self, call: ModelCall, base: Divisions, divisions: Divisions
     ) -> Comparison | Record | None:
         """Return what was recorded of such calls; None where nothing was: nothing foretells it."""
-        broken = broken_call(self._records_of(call.problem), call, base, divisions)
-        keys = [call_key(call, base), call_key(call, divisions)]
+        broken = call.broken(self._records_of(call.problem), base, divisions)
+        keys = [call.key(base), call.key(divisions)]
         return broken or self._store.comparison(self._environment, call.problem, keys)
 
     def _records_of(self, problem: ConvProblem) -> dict[Trial, Record]:

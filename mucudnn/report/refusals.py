@@ -9,7 +9,7 @@ from mucudnn.errors import StoreError
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
-from mucudnn.profiling.measurer import is_composed, is_settled, judged
+from mucudnn.profiling.measurer import is_settled, judged
 from mucudnn.report.words import DEFAULT_WIDTH, describe_shape
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore
@@ -53,7 +53,7 @@ def _refusals(plan: Plan, records: Iterable[Record]) -> Iterator[Refusal]:
 
 def _is_of_room(plan: Plan, record: Record) -> bool:
     """Whether a division as a whole was refused for what a site had of the limit of all."""
-    return plan.mode is Mode.SHARING and is_composed(record.trial)
+    return plan.mode is Mode.SHARING and record.trial.is_composed
 
 
 def _records_of(plan: Plan, problem: ConvProblem, store: SqliteStore) -> Iterator[Record]:

@@ -13,7 +13,7 @@ APPLICATION_ID = int.from_bytes(b"muNN")
 """What marks an SQLite file as ours."""
 
 # No index beside the keys: every look-up names a whole key.
-# Finished divisions are compared under their keys, whole calls under the names of `call_key`.
+# Finished divisions are compared under their keys, whole calls under the names of `ModelCall.key`.
 _TABLES = (
     """CREATE TABLE environments (
         id INTEGER PRIMARY KEY,

@@ -9,7 +9,7 @@ from mucudnn.examining.extraction import SiteCall
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Record
-from mucudnn.profiling.measurer import Divisions, ModelCall, call_key, call_trial
+from mucudnn.profiling.measurer import Divisions, ModelCall
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
 
@@ -101,11 +101,11 @@ class WholeCalls:
             if seen is None and each.lost_bytes(divisions):
                 each = each._replace(taken_bytes=0)
                 seen = self._profiler.compare_calls(each, base, divisions)
-            if isinstance(seen, Record) and seen.trial != call_trial(each, base):
+            if isinstance(seen, Record) and seen.trial != each.trial(base):
                 return seen
             if not isinstance(seen, Comparison):
                 break
-            times = _times(seen, call_key(each, base), call_key(each, divisions))
+            times = _times(seen, each.key(base), each.key(divisions))
         return times
 
     def frozen(

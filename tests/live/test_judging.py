@@ -11,7 +11,7 @@ from mucudnn.errors import BackendError, BackendWarning, CompilationError, Devic
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Record, RefusalKind, Trial
-from mucudnn.profiling.measurer import Limits, ModelCall, call_trial
+from mucudnn.profiling.measurer import Limits, ModelCall
 from tests.doubles import MS, BreakableBackend, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution
 
@@ -126,7 +126,7 @@ def test_divisions_of_a_call_that_cannot_be_made_ready_are_refused() -> None:
 
     assert isinstance(record, Record)
     assert record.refusal is not None
-    assert (record.trial, record.refusal.reason) == (call_trial(call, bad), "no plan can be built")
+    assert (record.trial, record.refusal.reason) == (call.trial(bad), "no plan can be built")
 
 
 def _weighed(measurer: LiveMeasurer) -> None:

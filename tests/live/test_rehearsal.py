@@ -22,7 +22,7 @@ from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.live.rehearsal import Operands, rehearsed
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Comparison, Record, RefusalKind
-from mucudnn.profiling.measurer import ModelCall, call_key, call_trial
+from mucudnn.profiling.measurer import ModelCall
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store.memory import MemoryStore
 from tests.doubles import MS, BreakableBackend, Recipe, ScriptedBackend, rate
@@ -132,7 +132,7 @@ def test_neither_grad_nor_inference_mode_of_the_caller_matters(layout: Layout) -
             seen = LiveMeasurer(backend).compare_calls(everything(problem), own, divisions)
         assert isinstance(seen, Comparison)
         call = everything(problem)
-        assert [*seen.times] == [call_key(call, own), call_key(call, divisions)]
+        assert [*seen.times] == [call.key(own), call.key(divisions)]
 
 
 @pytest.mark.parametrize(("is_sharing", "workspaces"), [(False, 1), (True, 3)])
@@ -216,7 +216,7 @@ def test_what_decides_a_call_s_time_is_in_its_name() -> None:
     divisions = {ConvOp.FPROP: Division((Candidate("scripted:a", 8, 0.0, 50),)), ConvOp.WGRAD: own}
 
     names = [
-        call_key(everything(FORWARD, is_sharing=is_sharing, limit_bytes=limit_bytes), divisions)
+        everything(FORWARD, is_sharing=is_sharing, limit_bytes=limit_bytes).key(divisions)
         for is_sharing, limit_bytes in ((False, 110), (False, 109), (True, 110))
     ]
 
@@ -253,7 +253,7 @@ def test_divisions_that_break_together_are_refused_and_not_tried_again() -> None
     store, backend = MemoryStore(), a_breakable(is_fatal=False)
 
     first, second = (profiler(backend, store).compare_calls(CALL, own_of(backend), BAD) for _ in range(2))
-    record = store.records(backend.environment(), [call_trial(CALL, BAD)])[call_trial(CALL, BAD)]
+    record = store.records(backend.environment(), [CALL.trial(BAD)])[CALL.trial(BAD)]
 
     assert first == second == record
     assert record.refusal is not None
@@ -269,7 +269,7 @@ def test_divisions_that_break_the_device_together_are_told_of_once() -> None:
 
     known = profiler(another, store).compare_calls(CALL, own_of(another), BAD)
     assert isinstance(known, Record)
-    assert known.trial == call_trial(CALL, BAD)
+    assert known.trial == CALL.trial(BAD)
     assert another.world.ran == []
 
 
@@ -293,7 +293,7 @@ def test_a_base_that_breaks_the_device_is_told_of_once_and_its_rivals_are_not_bl
     with pytest.raises(DeviceLostError, match=re.escape(f"fprop={base[ConvOp.FPROP].key} ")):
         profiler(backend, store).compare_calls(CALL, base, FINE)
 
-    trials = [call_trial(CALL, each) for each in (base, FINE)]
+    trials = [CALL.trial(each) for each in (base, FINE)]
     assert [*store.records(backend.environment(), trials)] == trials[:1]
     known = profiler(another, store).compare_calls(CALL, base, FINE)
     assert isinstance(known, Record)

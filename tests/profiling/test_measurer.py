@@ -7,7 +7,7 @@ import pytest
 from mucudnn.division import Division, undivided
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate, Record, Refusal, RefusalKind
-from mucudnn.profiling.measurer import ModelCall, call_key, fits_as_seen, is_settled
+from mucudnn.profiling.measurer import ModelCall, fits_as_seen, is_settled
 from tests.examples import a_problem, a_record, a_trial, an_over_limit_record
 
 KIB = 2**10
@@ -48,7 +48,7 @@ def test_a_call_whose_buffer_others_shorten_has_a_name_of_its_own() -> None:
     after = alone._replace(taken_bytes=5000)
 
     assert (alone.lost_bytes(divisions), after.lost_bytes(divisions)) == (0, 1000)
-    assert {*call_key(after, divisions).split()} == {*call_key(alone, divisions).split(), "lost=1000"}
+    assert {*after.key(divisions).split()} == {*alone.key(divisions).split(), "lost=1000"}
     assert after._replace(taken_bytes=20_000).lost_bytes(divisions) == 6000
 
 

@@ -21,7 +21,7 @@ from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, Un
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import Divisions, ModelCall, call_key, call_trial, division_trial
+from mucudnn.profiling.measurer import Divisions, ModelCall, division_trial
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
@@ -506,7 +506,7 @@ def test_calls_are_timed_by_the_base_first() -> None:
     comparison = _profiler(ScriptedBackend({})).compare_calls(call, own, parts)
 
     assert isinstance(comparison, Comparison)
-    assert [*comparison.times] == [call_key(call, own), call_key(call, parts)]
+    assert [*comparison.times] == [call.key(own), call.key(parts)]
 
 
 def test_calls_that_break_are_not_made_again() -> None:
@@ -526,14 +526,14 @@ def test_of_calls_that_break_by_either_the_record_is_that_of_the_divisions() -> 
     store, backend = MemoryStore(), ScriptedBackend({})
     own, parts = ({ConvOp.FPROP: _division("scripted:aten", batch, 8 // batch)} for batch in (8, 4))
     call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
-    for trial in (call_trial(call, own), call_trial(call, parts)):
+    for trial in (call.trial(own), call.trial(parts)):
         refusal = Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device")
         store.add_records(backend.environment(), [Record(trial, refusal=refusal)])
 
     record = _profiler(backend, store=store).compare_calls(call, own, parts)
 
     assert isinstance(record, Record)
-    assert record.trial == call_trial(call, parts)
+    assert record.trial == call.trial(parts)
 
 
 def _asked(way: Callable[..., object]) -> tuple[object, ...]:

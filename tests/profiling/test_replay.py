@@ -27,7 +27,7 @@ from mucudnn.intervals import Verdict
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Measurement, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import Limits, ModelCall, call_trial, division_trial
+from mucudnn.profiling.measurer import Limits, ModelCall, division_trial
 from mucudnn.profiling.replay import Replay, replaying
 from mucudnn.store import SqliteStore
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
@@ -306,7 +306,7 @@ def test_a_call_that_broke_after_it_was_timed_does_not_answer_by_these_times(tmp
     base, divisions = (
         {assigned.problem.op: each} for each in (undivided("scripted:aten", 8), assigned.division)
     )
-    trial = call_trial(call, divisions)
+    trial = call.trial(divisions)
     refusal = Refusal(trial.algorithm, trial.problem.batch, RefusalKind.FAILED, "no engine runs it")
     broken = Record(trial, refusal=refusal)
     with replaying(str(path)) as replay:

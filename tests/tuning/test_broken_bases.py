@@ -10,7 +10,7 @@ from mucudnn.examining.extraction import SiteCall
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate, Comparison, Record, Refusal, RefusalKind
-from mucudnn.profiling.measurer import Divisions, ModelCall, call_trial
+from mucudnn.profiling.measurer import Divisions, ModelCall
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import Replay
 from mucudnn.store import SqliteStore
@@ -35,7 +35,7 @@ def test_a_base_that_broke_the_device_is_not_asked_about_without_what_others_tak
 ) -> None:
     base, divisions = by("scripted:first"), by("scripted:second")
     backend = ScriptedBackend({"first": Recipe(rate(MS)), "second": Recipe(rate(MS))})
-    environment, live, trial = backend.environment(), LiveMeasurer(backend), call_trial(CALL, base)
+    environment, live, trial = backend.environment(), LiveMeasurer(backend), CALL.trial(base)
     refusal = Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device")
     with SqliteStore(tmp_path / "store.sqlite3") as store:
         seen = [live.compare_calls(CALL._replace(taken_bytes=each), base, divisions) for each in (0, 500)]

@@ -15,7 +15,7 @@ from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
-from mucudnn.profiling.measurer import Divisions, ModelCall, call_key, call_trial
+from mucudnn.profiling.measurer import Divisions, ModelCall
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store import Store
 from mucudnn.store.memory import MemoryStore
@@ -71,7 +71,7 @@ class Breaking(Looking):
 
     def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Any:
         if call.look == 2 and call.is_frozen == (self._drifting.packed is not None):
-            return Record(call_trial(call, divisions), refusal=Refusal("", 8, RefusalKind.FAILED, "it broke"))
+            return Record(call.trial(divisions), refusal=Refusal("", 8, RefusalKind.FAILED, "it broke"))
         return super().compare_calls(call, base, divisions)
 
 
@@ -178,8 +178,8 @@ def test_a_first_look_has_the_name_that_stores_know_it_by() -> None:
     call = ModelCall(problem, is_sharing=True, limit_bytes=2**20, is_frozen=True)
     divisions = {ConvOp.FPROP: undivided("scripted:rival", 8)}
 
-    assert call_key(call, divisions) == f"fprop={RIVAL} sharing frozen"
-    assert call_key(call._replace(look=2), divisions) == f"fprop={RIVAL} sharing frozen look2"
+    assert call.key(divisions) == f"fprop={RIVAL} sharing frozen"
+    assert call._replace(look=2).key(divisions) == f"fprop={RIVAL} sharing frozen look2"
 
 
 def test_frozen_graphs_are_looked_at_again_too() -> None:

@@ -21,7 +21,7 @@ from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
-from mucudnn.profiling.measurer import ModelCall, call_key
+from mucudnn.profiling.measurer import ModelCall
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store.memory import MemoryStore
 from mucudnn.tuning.confirming import rivals_of
@@ -263,7 +263,7 @@ def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
     times = {c.batch: c.time_s for c in anew.assignments[0].candidates if c.algorithm == "scripted:rival"}
     assert times == pytest.approx({size: size * 0.5e-3 for size in (1, 2, 4, 8)})  # of parts, too
     assert anew == planned(busy, convolution, store=store)
-    keys = [call_key(asked, each) for each in (own, parts)]
+    keys = [asked.key(each) for each in (own, parts)]
     assert store.comparison(idle.environment(), call.problem, keys) is None  # fprop, which is not tuned
     assert planned(idle, other, store=store) == plans[1]
 

@@ -16,7 +16,7 @@ from mucudnn.intervals import Verdict
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Comparison, Record, Refusal, RefusalKind
-from mucudnn.profiling.measurer import Divisions, ModelCall, call_key, call_trial
+from mucudnn.profiling.measurer import Divisions, ModelCall
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import Replay
 from mucudnn.report import render_plan
@@ -83,7 +83,7 @@ class _DearParts(LiveMeasurer):
         if isinstance(seen, Record):
             return seen
         parts = {
-            call_key(call, each): sum(len(division.parts) for division in each.values())
+            call.key(each): sum(len(division.parts) for division in each.values())
             for each in (base, divisions)
         }
         times = {
@@ -203,7 +203,7 @@ def test_what_cannot_be_timed_for_frozen_graphs_is_pytorchs_own_there(answer: st
                 return super().compare_calls(call, base, divisions)
             if answer is None:
                 raise UnmeasuredError("no memory")
-            return Record(call_trial(call, divisions), refusal=Refusal("", 8, RefusalKind.FAILED, answer))
+            return Record(call.trial(divisions), refusal=Refusal("", 8, RefusalKind.FAILED, answer))
 
     measurer = Answering(_with_packing(rate(0.7 * MS)))
     profiler = Profiler(measurer, MemoryStore(), 2**20, Policy.UNDIVIDED)
@@ -260,7 +260,7 @@ def test_divisions_stay_where_calls_cannot_be_timed_but_not_where_they_break(
         def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Any:
             if answer is None:
                 raise UnmeasuredError("no memory")
-            return Record(call_trial(call, divisions), refusal=Refusal("", 8, RefusalKind.FAILED, answer))
+            return Record(call.trial(divisions), refusal=Refusal("", 8, RefusalKind.FAILED, answer))
 
     backend = ScriptedBackend({"rival": Recipe(rate(0.5 * MS))})
     profiler = Profiler(Answering(backend), MemoryStore(), 2**20, Policy.UNDIVIDED)
@@ -312,7 +312,7 @@ def test_ops_that_are_not_tuned_are_called_all_the_same(ops: str, mode: Mode) ->
 
     class Listening(LiveMeasurer):
         def compare_calls(self, call: ModelCall, base: Divisions, divisions: Divisions) -> Any:
-            asked.append(call_key(call, divisions))
+            asked.append(call.key(divisions))
             return super().compare_calls(call, base, divisions)
 
     profiler = Profiler(Listening(backend), MemoryStore(), 2**20, Policy.UNDIVIDED)

@@ -9,7 +9,7 @@ from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Comparison, Measurement
-from mucudnn.profiling.measurer import ModelCall, call_key
+from mucudnn.profiling.measurer import ModelCall
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store import MemoryStore
 from mucudnn.tuning.whole_calls import WholeCalls
@@ -70,7 +70,7 @@ def test_a_call_against_pytorchs_own_of_any_op_stands_before_one_against_others(
 
     for base, others in ((by(fprop="aten", dgrad="good"), 0.5), (by(fprop="good", dgrad="good"), 0.25)):
         times = {
-            call_key(asked, each): Measurement((span_ns,) * 6, others=others)
+            asked.key(each): Measurement((span_ns,) * 6, others=others)
             for each, span_ns in ((base, 200), (best, 100))
         }
         store.add_comparisons(profiler.environment, [Comparison(PROBLEM, times, {})])
@@ -96,7 +96,7 @@ def test_a_call_is_timed_with_what_other_layers_take_before_it(is_frozen: bool) 
         is_frozen=is_frozen,
         taken_bytes=taken_bytes,
     )
-    names = call_key(asked, base), call_key(asked, {ConvOp.FPROP: best})
+    names = asked.key(base), asked.key({ConvOp.FPROP: best})
     times = {name: Measurement((span_ns,) * 6) for name, span_ns in zip(names, (200, 100), strict=True)}
     store.add_comparisons(profiler.environment, [Comparison(PROBLEM, times, {})])
 
