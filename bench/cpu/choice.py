@@ -8,7 +8,7 @@ from bench.cpu.lines import Choice
 from mucudnn.division import Division
 from mucudnn.intervals import Verdict, compare, median
 from mucudnn.profile import Candidate
-from mucudnn.profiling.measurer import fits_as_seen
+from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.solvers import least_workspace_bytes, solve_reuse
 
 HIDDEN_BYTES = 40 * 2**20

@@ -24,8 +24,9 @@ from mucudnn.live.turns import turn, turn_path
 from mucudnn.live.weighing import Scales
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import Compared, Divisions, Limits, ModelCall, division_trial
+from mucudnn.profiling.measurer import Compared, Divisions, Limits, ModelCall
 from mucudnn.profiling.outcome import Outcome
+from mucudnn.profiling.trials import division_trial
 from mucudnn.timing import CONFIRMING, PROFILING, Clock, Entrant, SamplingRule, compare_runs, race
 
 Key = TypeVar("Key")

@@ -8,7 +8,8 @@ from mucudnn.execution.weighing import division_job
 from mucudnn.live.judging import Judge
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import Limits, division_trial, fits_as_seen, packed_trial
+from mucudnn.profiling.measurer import Limits
+from mucudnn.profiling.trials import division_trial, fits_as_seen, packed_trial
 from mucudnn.sizes import format_exactly
 
 

@@ -12,18 +12,9 @@ from mucudnn.interruptions import pass_on_interruption
 from mucudnn.intervals import median
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import (
-    Divisions,
-    Limits,
-    Measurer,
-    ModelCall,
-    division_trial,
-    fits_as_seen,
-    is_settled,
-    judged,
-    packed_trial,
-)
+from mucudnn.profiling.measurer import Divisions, Limits, Measurer, ModelCall
 from mucudnn.profiling.outcome import Outcome
+from mucudnn.profiling.trials import division_trial, fits_as_seen, is_settled, judged, packed_trial
 from mucudnn.store import Store
 from mucudnn.timing import nothing
 

@@ -9,7 +9,7 @@ from mucudnn.errors import StoreError
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind
-from mucudnn.profiling.measurer import is_settled, judged
+from mucudnn.profiling.trials import is_settled, judged
 from mucudnn.report.words import DEFAULT_WIDTH, describe_shape
 from mucudnn.sizes import format_exactly
 from mucudnn.store import SqliteStore

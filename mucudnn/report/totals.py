@@ -9,7 +9,7 @@ from mucudnn.division import is_of_one_part
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.plan import Assignment, Plan
-from mucudnn.profiling.measurer import fits_as_seen
+from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.standing import may_stay, partly_called
 
 _UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)

@@ -7,8 +7,8 @@ from mucudnn.division import Division
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import TOLERANCE, Verdict
 from mucudnn.problem import ConvOp
-from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.profiling.outcome import Outcome
+from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.solvers import best_of
 from mucudnn.tuning.solving import Solution
 

@@ -20,9 +20,9 @@ from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.plan_file import LARGEST_NUMBER, printable
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Profile
-from mucudnn.profiling.measurer import fits_as_seen
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
+from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.progress import Progress, Work
 from mucudnn.standing import disturbance, inaccuracy
 from mucudnn.tuning.confirming import (

@@ -11,9 +11,10 @@ from mucudnn.division import Division
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, RefusalKind, Trial
-from mucudnn.profiling.measurer import Limits, Measurer, division_trial, packed_trial
+from mucudnn.profiling.measurer import Limits, Measurer
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import replaying
+from mucudnn.profiling.trials import division_trial, packed_trial
 from mucudnn.store import SqliteStore
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution

@@ -21,8 +21,9 @@ from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, Un
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import Divisions, ModelCall, division_trial
+from mucudnn.profiling.measurer import Divisions, ModelCall
 from mucudnn.profiling.profiler import Profiler
+from mucudnn.profiling.trials import division_trial
 from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.tuning.run import Tuning

@@ -27,8 +27,9 @@ from mucudnn.intervals import Verdict
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate, Comparison, Measurement, Record, Refusal, RefusalKind, Trial
-from mucudnn.profiling.measurer import Limits, ModelCall, division_trial
+from mucudnn.profiling.measurer import Limits, ModelCall
 from mucudnn.profiling.replay import Replay, replaying
+from mucudnn.profiling.trials import division_trial
 from mucudnn.store import SqliteStore
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.examples import a_problem, a_record, a_trial, an_environment
