@@ -6,6 +6,7 @@ Source: Hoefler and Belli, "Scientific Benchmarking of Parallel Computing System
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -80,11 +81,7 @@ def median(samples: Sequence[float]) -> float:
     """
     if not samples:
         raise ValueError("A median needs at least one sample, but got none.")
-    ordered = sorted(samples)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return float(ordered[middle])
-    return (ordered[middle - 1] + ordered[middle]) / 2
+    return float(statistics.median(samples))
 
 
 def estimate(samples: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
