@@ -1,4 +1,4 @@
-"""Medians with intervals from ranks, and verdicts on pairs of timings: no distribution is assumed.
+"""Medians with intervals from ranks, and verdicts on timings, paired or not: no distribution is assumed.
 
 Source: Hoefler and Belli, "Scientific Benchmarking of Parallel Computing Systems", SC15, rules 5 to 7.
 """
@@ -118,6 +118,17 @@ def compare(
     """
     relative = ratio(base, other, confidence)
     return verdict_of(relative.low, relative.high, tolerance)
+
+
+def compare_intervals(base: Estimate, other: Estimate, tolerance: float = TOLERANCE) -> Verdict:
+    """Return whether `other` is faster than `base`, from intervals of which nothing is paired.
+
+    As `compare`, where the interval of other / base has the ends [l, u] =
+    [other.low / base.high, other.high / base.low]; an end that does not exist is 0 or infinity.
+    """
+    low = other.low / base.high if 0 < base.high < math.inf else 0.0
+    high = other.high / base.low if base.low > 0 else math.inf
+    return verdict_of(low, high, tolerance)
 
 
 def verdict_of(low: float, high: float, tolerance: float = TOLERANCE) -> Verdict:

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mucudnn.intervals import Estimate, Verdict, compare, estimate, median, rank_of_lower_end, ratio
+from mucudnn.intervals import (
+    Estimate,
+    Verdict,
+    compare,
+    compare_intervals,
+    estimate,
+    median,
+    rank_of_lower_end,
+    ratio,
+)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +151,48 @@ def test_noise_common_to_a_round_cancels() -> None:
     base = [1.0, 3.0, 2.0, 5.0, 4.0, 1.5]
 
     assert compare(base, [0.9 * sample for sample in base]) is Verdict.FASTER
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [
+        ((0.80, 0.87), Verdict.FASTER),
+        ((0.80, 0.89), Verdict.AMBIGUOUS),  # 0.89 / 0.9 is above 0.98
+        ((1.13, 1.20), Verdict.SLOWER),
+        ((1.12, 1.20), Verdict.AMBIGUOUS),  # 1.12 / 1.1 is below 1.02
+        ((1.00, 1.00), Verdict.AMBIGUOUS),
+        ((0.80, math.inf), Verdict.AMBIGUOUS),
+        ((-math.inf, math.inf), Verdict.AMBIGUOUS),
+    ],
+)
+def test_the_nearest_ends_decide(ends: tuple[float, float], verdict: Verdict) -> None:
+    base = Estimate(1e-3, 0.9e-3, 1.1e-3, 10)
+    other = Estimate(1e-3, *(1e-3 * end for end in ends), 10)
+
+    assert compare_intervals(base, other) is verdict
+
+
+def test_narrow_intervals_close_by_are_the_same() -> None:
+    base, other = Estimate(1.0, 0.999, 1.001, 10), Estimate(1.01, 1.009, 1.011, 10)
+
+    assert compare_intervals(base, other) is Verdict.SAME
+
+
+@pytest.mark.parametrize("base", [Estimate(1.0, -math.inf, 1.1, 3), Estimate(0.0, 0.0, 0.0, 6)])
+def test_a_base_without_a_lower_end_above_zero_is_beaten_by_nothing(base: Estimate) -> None:
+    assert compare_intervals(base, Estimate(0.5, 0.5, 0.5, 10)) is Verdict.AMBIGUOUS
+
+
+def test_a_base_without_an_upper_end_can_be_beaten() -> None:
+    base = Estimate(1.0, 0.9, math.inf, 3)
+
+    assert compare_intervals(base, Estimate(0.5, 0.5, 0.5, 10)) is Verdict.FASTER
+
+
+def test_a_base_without_an_upper_end_is_the_same_as_nothing() -> None:
+    base = Estimate(1.0, 1.0, math.inf, 3)
+
+    assert compare_intervals(base, Estimate(1.0, 1.0, 1.0, 10)) is Verdict.AMBIGUOUS
 
 
 def test_equal_things_are_seldom_told_apart() -> None:

@@ -8,8 +8,7 @@ from bench.cpu.choice import HIDDEN_BYTES
 from bench.cpu.lines import BENCHMARK, Choice, Measured
 from bench.cpu.means import Pair, geometric_mean, total
 from bench.gpu.layer_kinds import UNDIVIDED
-from mucudnn.intervals import TOLERANCE, Estimate, Verdict, compare, estimate, ratio
-from mucudnn.profiling.outcome import compare_intervals
+from mucudnn.intervals import TOLERANCE, Estimate, Verdict, compare, compare_intervals, estimate, ratio
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 
 from mucudnn.division import Division
-from mucudnn.intervals import TOLERANCE, Estimate, Verdict, compare, verdict_of
+from mucudnn.intervals import Estimate, Verdict, compare, compare_intervals
 from mucudnn.profile import Comparison, Measurement, Record
 from mucudnn.timing import HOPELESS
 
@@ -74,17 +74,6 @@ class Outcome:
         """Return the same without the times of those divisions; their workspaces stay."""
         kept = {key: each for key, each in self.estimates.items() if key not in keys}
         return dataclasses.replace(self, estimates=kept)
-
-
-def compare_intervals(base: Estimate, other: Estimate, tolerance: float = TOLERANCE) -> Verdict:
-    """Return whether `other` is faster than `base`, from intervals of which nothing is paired.
-
-    As `compare` of mucudnn.intervals, where the interval of other / base has the ends [l, u] =
-    [other.low / base.high, other.high / base.low]; an end that does not exist is 0 or infinity.
-    """
-    low = other.low / base.high if 0 < base.high < math.inf else 0.0
-    high = other.high / base.low if base.low > 0 else math.inf
-    return verdict_of(low, high, tolerance)
 
 
 def predicted_estimate(division: Division, records: Sequence[Record]) -> Estimate:
