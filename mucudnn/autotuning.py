@@ -29,8 +29,9 @@ from mucudnn.patching.routing import NotNowError, Router
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, op_of, problems_of
 from mucudnn.progress import ProgressOption
+from mucudnn.store import StoreOption
 from mucudnn.tuning.learning import Learner
-from mucudnn.tuning.options import Settings, StoreOption
+from mucudnn.tuning.options import Settings
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

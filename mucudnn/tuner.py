@@ -33,9 +33,9 @@ from mucudnn.profiling.measurer import Measurer
 from mucudnn.profiling.replay import replaying
 from mucudnn.progress import ProgressOption, progress_for
 from mucudnn.ranks import Picture, agreed, is_distributed
-from mucudnn.store import MemoryStore
-from mucudnn.tuning.learning import Learner, opened
-from mucudnn.tuning.options import Settings, StoreOption
+from mucudnn.store import MemoryStore, StoreOption, opened
+from mucudnn.tuning.learning import Learner
+from mucudnn.tuning.options import Settings
 from mucudnn.tuning.run import Tuning
 
 

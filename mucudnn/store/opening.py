@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from mucudnn.errors import StoreError, StoreWarning, warn_user
@@ -11,6 +12,9 @@ from mucudnn.store.connections import UnusableFileError
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
 from mucudnn.store.steadfast import SteadfastStore
+
+StoreOption = Store | str | os.PathLike[str] | None
+"""An open store, or which file to open; None for that of `default_path`."""
 
 
 def default_path() -> Path:
@@ -45,7 +49,7 @@ def readable_store(path: Path) -> SqliteStore:
     return SqliteStore(path)
 
 
-def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
+def open_store(store: StoreOption = None) -> Store:
     """Return the store in the file that `store` names (None names `default_path`), or `store` itself.
 
     Where the file cannot be made or written, a StoreWarning says so, and the answer is a store in memory
@@ -62,6 +66,17 @@ def open_store(store: Store | str | os.PathLike[str] | None = None) -> Store:
     except UnusableFileError as error:
         warn_user(f"What is measured now is not kept: {error}", StoreWarning)
     return _what_can_be_read(path)
+
+
+@contextlib.contextmanager
+def opened(store: StoreOption) -> Iterator[Store]:
+    """Yield the store that was asked for; one that was passed in open stays open."""
+    found = open_store(store)
+    try:
+        yield found
+    finally:
+        if found is not store:
+            found.close()
 
 
 def in_memory(store: Store) -> Store | None:

@@ -1,7 +1,6 @@
 """Tuning single convolutions when they are first met."""
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,20 +15,9 @@ from mucudnn.patching.routing import NotNowError
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.progress import progress_for
-from mucudnn.store import Store, in_memory, open_store
-from mucudnn.tuning.options import Settings, StoreOption
+from mucudnn.store import Store, in_memory, opened
+from mucudnn.tuning.options import Settings
 from mucudnn.tuning.run import Tuning
-
-
-@contextlib.contextmanager
-def opened(store: StoreOption) -> Iterator[Store]:
-    """Yield the store that was asked for; one that was passed in open stays open."""
-    found = open_store(store)
-    try:
-        yield found
-    finally:
-        if store is None or isinstance(store, str | os.PathLike):
-            found.close()
 
 
 class Learner:

@@ -18,9 +18,7 @@ from mucudnn.profiling.replay import PREFIX
 from mucudnn.progress import ProgressOption, check_progress
 from mucudnn.recordings import shipped
 from mucudnn.sizes import format_exactly, parse_bytes
-from mucudnn.store import Store, default_path, expanded
-
-StoreOption = Store | str | os.PathLike[str] | None
+from mucudnn.store import Store, StoreOption, default_path, expanded
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,10 +27,12 @@ from mucudnn.store import (
     MemoryStore,
     SqliteStore,
     Store,
+    StoreOption,
     connections,
     default_path,
     in_memory,
     open_store,
+    opened,
     readable_store,
 )
 from mucudnn.store.steadfast import SteadfastStore
@@ -290,6 +292,25 @@ def test_a_store_is_taken_as_it_is() -> None:
     store = MemoryStore()
 
     assert open_store(store) is store
+
+
+@pytest.mark.parametrize("named", [str, Path, lambda _: None], ids=["text", "a path", "the default"])
+def test_a_file_is_closed_by_whoever_opened_it_though_something_fails(
+    named: Callable[[Path], StoreOption], store_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt), opened(named(store_path)) as store:
+        raise KeyboardInterrupt
+
+    with pytest.raises(StoreError, match="closed database"):
+        store.count()
+
+
+def test_a_store_that_was_passed_in_open_stays_open(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "profiles.sqlite3") as store:
+        with opened(store) as found:
+            assert found is store
+
+        assert store.count() == 0
 
 
 def test_everything_can_be_copied_into_another_store(tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mucudnn.errors import AccuracyWarning, BusyWarning, StoreError, StoreWarning
+from mucudnn.errors import AccuracyWarning, BusyWarning, StoreWarning
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp
-from mucudnn.store import MemoryStore, SqliteStore, connections
+from mucudnn.store import MemoryStore, SqliteStore, StoreOption, connections
 from mucudnn.tuning import run
-from mucudnn.tuning.learning import Learner, opened
-from mucudnn.tuning.options import StoreOption
+from mucudnn.tuning.learning import Learner
 from mucudnn.tuning.run import Tuning
 from tests.models import Listener
 from tests.operands import a_convolution
@@ -159,14 +158,3 @@ def test_what_is_met_under_autocast_is_measured_outside_of_it(monkeypatch: pytes
         _meet(Learner(settings_of(store=MemoryStore())))
 
     assert seen == [False]
-
-
-@pytest.mark.parametrize("named", [str, Path, lambda _: None], ids=["text", "a path", "the default"])
-def test_a_file_is_closed_by_whoever_opened_it_though_something_fails(
-    named: Callable[[Path], StoreOption], store_path: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt), opened(named(store_path)) as store:
-        raise KeyboardInterrupt
-
-    with pytest.raises(StoreError, match="closed database"):
-        store.count()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mucudnn.progress import ProgressOption
-from mucudnn.store import MemoryStore
-from mucudnn.tuning.options import Settings, StoreOption
+from mucudnn.store import MemoryStore, StoreOption
+from mucudnn.tuning.options import Settings
 from tests.models import Listener
 
 
