@@ -105,7 +105,7 @@ class SqliteStore:
         self._connection = connections.connect(self.path, self._read_only)
         self._process = os.getpid()
         try:
-            self._prepare(self._read_only)
+            self._prepare()
         except BaseException:
             self._connection.close()
             self._process = _NOBODY  # who asks again opens it again
@@ -116,23 +116,23 @@ class SqliteStore:
     def __reduce__(self) -> tuple[Callable[[Path, bool], "SqliteStore"], tuple[Path, bool]]:
         return _reopened, (self.path, self._read_only)
 
-    def _prepare(self, read_only: bool) -> None:
+    def _prepare(self) -> None:
         copied = None
         with self._transaction("DEFERRED") as database:
             if not schema.is_empty(database):
                 schema.check(database, self.path)
-            elif read_only:
+            elif self._read_only:
                 raise connections.UnusableFileError(f"{self.path} holds nothing to read.")
-            if read_only and schema.is_older(database):
+            if self._read_only and schema.is_older(database):
                 copied = connections.memory_connection()
                 database.backup(copied)
         if copied is not None:
             self._connection.close()
             self._connection = copied
-        if copied is not None or not read_only:
+        if copied is not None or not self._read_only:
             with self._transaction("IMMEDIATE") as database:
                 schema.prepare(database, self.path)
-        if read_only:
+        if self._read_only:
             self._connection.execute("PRAGMA query_only = ON")
 
     @contextlib.contextmanager
@@ -210,8 +210,7 @@ class SqliteStore:
         """Return the records in `environment` of all trials whose micro-batch has this `problem`."""
         with self._transaction("DEFERRED") as database:
             found = database.execute(_FIND_RECORDS, (environment.key, problem.key)).fetchall()
-            trials = [Trial(problem, row["algorithm"], bool(row["whole"])) for row in found]
-            return [rows.record_from_row(trial, row) for trial, row in zip(trials, found, strict=True)]
+            return [rows.record_from_row(rows.trial_from_row(row), row) for row in found]
 
     def problems_of(self, environment: Environment) -> list[ConvProblem]:
         """Return the problems of which whole mini-batches have records in `environment`."""
