@@ -297,14 +297,12 @@ class Grid:
 
 
 def _fitting(candidates: Sequence[Candidate], batch: int, limit_bytes: int | None) -> list[Candidate]:
-    if limit_bytes is None:
-        return [candidate for candidate in candidates if candidate.batch <= batch]
-    if limit_bytes < 0:
+    if limit_bytes is not None and limit_bytes < 0:
         raise ValueError(f"limit_bytes must not be negative, but got {limit_bytes}.")
     return [
         candidate
         for candidate in candidates
-        if candidate.batch <= batch and candidate.workspace_bytes <= limit_bytes
+        if candidate.batch <= batch and (limit_bytes is None or candidate.workspace_bytes <= limit_bytes)
     ]
 
 
