@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cached_property
 
@@ -138,12 +138,7 @@ class ConvProblem:
     @cached_property
     def output_size(self) -> tuple[int, ...]:
         """Spatial size of y."""
-        return tuple(
-            (size + 2 * pad - dil * (taps - 1) - 1) // step + 1
-            for size, pad, dil, taps, step in zip(
-                self.input_size, self.padding, self.dilation, self.kernel_size, self.stride, strict=True
-            )
-        )
+        return tuple(way // step + 1 for way, step in self._ways())
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -162,12 +157,14 @@ class ConvProblem:
         Several input sizes have one output size where the stride is more than 1; o < stride tells them apart:
         o = (size + 2 * padding - dilation * (taps - 1) - 1) mod stride.
         """
-        return tuple(
-            (size + 2 * pad - dilation * (taps - 1) - 1) % step
-            for size, pad, dilation, taps, step in zip(
-                self.input_size, self.padding, self.dilation, self.kernel_size, self.stride, strict=True
-            )
-        )
+        return tuple(way % step for way, step in self._ways())
+
+    def _ways(self) -> Iterator[tuple[int, int]]:
+        """Yield how far the filter can move in the padded image, and its step, of each dimension."""
+        for size, pad, dilation, taps, step in zip(
+            self.input_size, self.padding, self.dilation, self.kernel_size, self.stride, strict=True
+        ):
+            yield size + 2 * pad - dilation * (taps - 1) - 1, step
 
     @property
     def output_shape(self) -> tuple[int, ...]:
