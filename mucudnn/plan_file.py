@@ -171,8 +171,6 @@ def _decode_choice(kind: type[StrEnum], value: object, name: str) -> StrEnum:
 def _decode_tuple(kinds: tuple[Any, ...], value: object, name: str) -> tuple[Any, ...]:
     items = _as(list, value, name)
     if kinds[-1] is Ellipsis:
-        if kinds[0] is int and all(type(item) is int and item >= 0 for item in items):
-            return tuple(items)  # thousands of samples need no names for what is wrong with them
         kinds = (kinds[0],) * len(items)
     if len(items) != len(kinds):
         raise ValueError(f"{name} must have {len(kinds)} values, but got {len(items)}")
