@@ -4,6 +4,9 @@ from mucudnn.choices import Mode
 from mucudnn.evidence import WRONG_ERROR
 from mucudnn.plan import Assignment, Plan
 
+MEASURED_ANEW = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
+"""What to do about times that others may have moved, in a sentence."""
+
 
 def may_stay(assigned: Assignment, mode: Mode) -> bool:
     """Return whether PyTorch's own might have run at a site, as far as its plan tells.

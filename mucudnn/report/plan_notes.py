@@ -21,7 +21,7 @@ from mucudnn.report.totals import (
 )
 from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, render_notes
 from mucudnn.sizes import format_bytes
-from mucudnn.standing import disturbance, inaccuracy, partly_called
+from mucudnn.standing import MEASURED_ANEW, disturbance, inaccuracy, partly_called
 
 KEPT = "own"
 """Verdict on what stays PyTorch's own."""
@@ -115,7 +115,6 @@ _MEASURED_ONCE = (
     "Measurements: {}, sites: {}; the same problem and division is measured once. A convolution `as` another "
     "one has the same rows."
 )
-_MEASURED_ANEW = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
 _PREDICTION = "Whole divisions took {} to {} times (median {}) what their parts' measured times add up to."
 
 
@@ -305,7 +304,7 @@ def _measurement_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[t
 def _others_notes(plan: Plan) -> list[tuple[str, str]]:
     """Say how many of the times others may have moved; nothing if none."""
     told = disturbance(plan)
-    return [] if told is None else [("disturbed", f"{told} {_MEASURED_ANEW}")]
+    return [] if told is None else [("disturbed", f"{told} {MEASURED_ANEW}")]
 
 
 def _error_notes(plan: Plan) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.progress import Progress, Work
-from mucudnn.standing import disturbance, inaccuracy
+from mucudnn.standing import MEASURED_ANEW, disturbance, inaccuracy
 from mucudnn.tuning.confirming import (
     Confirmed,
     Pool,
@@ -38,8 +38,6 @@ from mucudnn.tuning.confirming import (
 from mucudnn.tuning.solving import Solution, solve
 from mucudnn.tuning.whole_calls import LOOKS, WholeCalls
 from mucudnn.version import __version__
-
-_ADVICE = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
 
 _PROFILING_SHARE = 6.0
 """How many times as long as a confirmation profiling takes: of a ResNet-18 on a processor, in batches of 16,
@@ -131,7 +129,7 @@ class Tuning:
         self._work.end(self._profiler.measured)
         complaint = self._profiler.complaint() or disturbance(plan)
         if complaint is not None:
-            self._warn(f"{complaint} {_ADVICE}", BusyWarning)
+            self._warn(f"{complaint} {MEASURED_ANEW}", BusyWarning)
         wrong = inaccuracy(plan)
         if wrong is not None:
             self._warn(wrong, AccuracyWarning)
