@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
-from mucudnn.choices import Mode, late_function, name_of
+from mucudnn.choices import Mode
 from mucudnn.convolutions.functions import ConvolutionMode
 from mucudnn.convolutions.modules import Call
 from mucudnn.convolutions.notices import Notice, Reason
@@ -23,6 +23,7 @@ from mucudnn.examining.extraction import wanted_ops
 from mucudnn.examining.passes import is_examining
 from mucudnn.functional import DividedConvolution
 from mucudnn.locks import ForkSafeLock
+from mucudnn.objects import late_function, name_of
 from mucudnn.patching.compiling import GraphServer, in_graph
 from mucudnn.patching.fitting import Memory, divided
 from mucudnn.patching.routing import NotNowError, Router

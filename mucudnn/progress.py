@@ -12,8 +12,8 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
-from mucudnn.choices import described, offers
 from mucudnn.errors import OptionError
+from mucudnn.objects import described, offers
 
 _UNWRITABLE = (AttributeError, OSError, ValueError)
 """What streams raise that lack a method, are broken or are closed."""

@@ -13,13 +13,13 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import nn
 
 from mucudnn.backends import Backend, backend_for
-from mucudnn.choices import late_function
 from mucudnn.comparing.clocks import CardClock, HostClock, ModuleClocks
 from mucudnn.comparing.step_comparison import LayerComparison, PairedTimes, StepComparison
 from mucudnn.comparing.taking_back import taken_back
 from mucudnn.convolutions.modules import tuned_device
 from mucudnn.errors import OptionError
 from mucudnn.intervals import FEWEST_SAMPLES, Verdict, median
+from mucudnn.objects import late_function
 from mucudnn.patching.applying import applied_plan, noted, patched_modules, unpatched
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem, problems_of

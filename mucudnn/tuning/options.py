@@ -8,10 +8,11 @@ from numbers import Number
 from typing import Any
 
 from mucudnn.backends import BACKENDS
-from mucudnn.choices import Mode, Policy, Search, choice, described, lacking, offers
+from mucudnn.choices import Mode, Policy, Search, choice
 from mucudnn.errors import OptionError, SizeError
 from mucudnn.examining.extraction import wanted_ops
 from mucudnn.interruptions import pass_on_interruption
+from mucudnn.objects import described, lacking, offers
 from mucudnn.profiling.measurer import Measurer
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import PREFIX
