@@ -83,21 +83,22 @@ def patch(model: nn.Module, plan: Plan, learn: Learn | None = None) -> nn.Module
     has_weight_gradients = any(each.site.op is ConvOp.WGRAD for each in plan.assignments)
     patches = {}
     for path, variants in grouped.items():
+        if learn is None and not _changes(variants, memory):
+            continue  # what computes as before in any case costs nothing
         module, kind, problems = suiting[path]
         shapes = _variants(path, variants, problems, frozen, memory)
         tuned = TunedShapes(
             path, shapes, memory, notice, home, learn, has_weight_gradients=has_weight_gradients
         )
-        patches[path] = (kind.method, PatchedForward(module, kind, tuned, servers))
-    if learn is None:  # what computes as before in any case costs nothing
-        patches = {path: patches[path] for path, variants in grouped.items() if _changes(variants, memory)}
+        patches[path] = PatchedForward(module, kind, tuned, servers)
     for each in plan.assignments:
         get_ready(each, backend)
     restore(model)
-    for path, (method, patched) in patches.items():
-        modules[path].__dict__[method] = modules[path].__dict__[_PATCH] = patched
-        if method == "forward":  # which takes the weight from its module: a replica's is another one
-            modules[path].__dict__[_REPLICATE] = _Replicating(modules[path])
+    for path, patched in patches.items():
+        attributes = modules[path].__dict__
+        attributes[patched.method] = attributes[_PATCH] = patched
+        if patched.method == "forward":  # which takes the weight from its module: a replica's is another one
+            attributes[_REPLICATE] = _Replicating(modules[path])
     model.__dict__[_PLAN] = _Patched(plan, frozenset(patches))
     return model
 
