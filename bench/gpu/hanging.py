@@ -27,7 +27,7 @@ def heed_termination() -> None:
     """Have SIGTERM interrupt this process and all that it has begun from now on, as Control-C does.
 
     By itself it would end the process at once, and nobody else. If an interrupt is ignored here, as in the
-    background of a shell, it goes on to be.
+    background of a shell, it goes on to be, and what this process begins ignores it too: that gets SIGTERM.
     """
     told_s = -_ONCE_S
 
@@ -37,7 +37,8 @@ def heed_termination() -> None:
         if told_s - before_s < _ONCE_S:
             return  # a second interrupt would break off what the first one has begun to conclude
         if number == signal.SIGTERM:
-            _send(signal.SIGINT, _begun_by(os.getpid()))
+            is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            _send(signal.SIGTERM if is_ignored else signal.SIGINT, _begun_by(os.getpid()))
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)

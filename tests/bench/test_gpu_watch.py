@@ -151,15 +151,18 @@ CONCLUDES = (
 """A program that takes a while to say what it was at; an interrupt meanwhile would break that off."""
 
 
+@pytest.mark.parametrize("interrupt", ["default_int_handler", "SIG_IGN"])  # as in a shell's background
 @pytest.mark.parametrize(
     ("heeds", "is_group"), [("", False), ("heed_termination()", False), ("heed_termination()", True)]
 )
 def test_a_program_that_is_terminated_and_what_it_has_begun_conclude_as_after_an_interrupt(
-    tmp_path: Path, heeds: str, is_group: bool
+    tmp_path: Path, heeds: str, is_group: bool, interrupt: str
 ) -> None:
+    if interrupt == "SIG_IGN":
+        heeds = "heed_termination()"  # who heeds neither signal cannot conclude
     parent = (
         "import signal, sys; from bench.gpu.hanging import heed_termination, status_of\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a shell's background may ignore
+        f"signal.signal(signal.SIGINT, signal.{interrupt})\n"
         "heed_termination()\n"
         f"try: status_of([sys.executable, '-c', {CONCLUDES.format(heeds=heeds)!r}], 60)\n"
         "except KeyboardInterrupt: sys.exit(130 if open('done') else 1)\n"
