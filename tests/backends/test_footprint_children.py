@@ -155,7 +155,7 @@ def test_a_child_for_which_there_is_no_file_is_an_error_of_weighing(
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
 
-    with pytest.raises(UnweighableError, match="cannot be run: Too many open files"):
+    with pytest.raises(UnweighableError, match="no temporary file can be made: Too many open files"):
         meter.measure(_taking(0), None)
 
 

@@ -203,11 +203,7 @@ class _Child:
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
-        try:
-            self._process, self._errors = _started(idle_s)
-        except OSError as error:
-            pass_on_interruption(error)
-            raise _unweighable(f"{sys.executable} cannot be run: {error.strerror}") from error
+        self._process, self._errors = _started(idle_s)
         self.end = weakref.finalize(self, _end, self._process, self._errors, os.getpid())
         self._owner = os.getpid()
         self._unread = b""
@@ -280,9 +276,13 @@ def _started(idle_s: float) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     """Return a new child, and the file that takes what it writes of its errors, which lives as long.
 
     Raises:
-        OSError: the system gives no file or no process.
+        UnweighableError: the system gives no file or no process.
     """
-    errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
+    try:
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
+    except OSError as error:
+        pass_on_interruption(error)
+        raise _unweighable(f"no temporary file can be made: {error.strerror or error}") from error
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", CHILD_MODULE, str(idle_s)],
@@ -293,9 +293,12 @@ def _started(idle_s: float) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
             bufsize=0,
             start_new_session=True,  # an interrupt from the keyboard is ours alone
         )
-    except BaseException:
+    except BaseException as error:
         errors.close()
-        raise
+        if not isinstance(error, OSError):
+            raise
+        pass_on_interruption(error)
+        raise _unweighable(f"{sys.executable} cannot be run: {error.strerror}") from error
     return process, errors
 
 
