@@ -44,6 +44,8 @@ from mucudnn.store import Store, open_store
 
 _UNCAPPED = 1 << 50
 
+_UNWEIGHED = "could not be measured"
+
 
 def main() -> int:
     """Run the demonstration; return the exit status."""
@@ -127,7 +129,8 @@ def _demonstrate(options: argparse.Namespace) -> None:
     memory = _show_memory(plan, options)
     exact = _show_proof(step, patched, plan)
     _say(f"\nIn short: {_time_in_short(times, tuning_s if measured else None)}")
-    _say(f"Peak memory: {memory}. Largest difference in float64: {exact:.1e} of the largest value.")
+    proof = f"Computed in float64 it differs by {exact:.1e} of the largest value at most."
+    _say(proof if memory is None else f"{memory} {proof}")
 
 
 def _keep(plan: Plan, path: Path) -> None:
@@ -197,11 +200,11 @@ def _time_in_short(times: PairedTimes, tuning_s: float | None) -> str:
     return f"{told}\nThe {tuning_s:.0f} s of tuning are paid back after {steps} [{low}, {high}] steps."
 
 
-def _show_memory(plan: Plan, options: argparse.Namespace) -> str:
+def _show_memory(plan: Plan, options: argparse.Namespace) -> str | None:
     """Weigh both steps in a process of their own: the most memory beside what stood there before.
 
     Returns:
-        Both weights, in short.
+        Both weights in a sentence; None if one could not be measured.
     """
     backend = backend_of(f"{plan.environment.backend}:")
     payload = {"batch": options.batch, "channels_last": options.layout == Layout.CHANNELS_LAST}
@@ -209,17 +212,17 @@ def _show_memory(plan: Plan, options: argparse.Namespace) -> str:
     patched = _weigh(backend, {**payload, "plan": plan.to_text()})
     workspaces = [each.evidence.workspace_bytes or 0 for each in plan.assignments if each.evidence]
     _say("\nPeak memory of the step (activations, gradients and workspace), each in a fresh process:")
-    _say(f"  unpatched  {unpatched}\n  patched    {patched}")
+    told = [_UNWEIGHED if each is None else format_bytes(each) for each in (unpatched, patched)]
+    _say(f"  unpatched  {told[0]}\n  patched    {told[1]}")
     _say(
         f"  largest workspace of a convolution, as measured: {format_bytes(max(workspaces, default=0))}, "
         f"limit {format_bytes(parse_bytes(options.limit))}"
     )
-    return f"{patched} instead of {unpatched}"
+    return None if _UNWEIGHED in told else f"Its peak memory is {told[1]} instead of {told[0]}."
 
 
-def _weigh(backend: Backend, payload: dict[str, object]) -> str:
-    weight = backend.footprint(Job("bench.steps:WeighedStep", payload), _UNCAPPED)
-    return "could not be measured" if weight is None else format_bytes(weight)
+def _weigh(backend: Backend, payload: dict[str, object]) -> int | None:
+    return backend.footprint(Job("bench.steps:WeighedStep", payload), _UNCAPPED)
 
 
 def _show_proof(unpatched: TrainingStep, patched: TrainingStep, plan: Plan) -> float:

@@ -7,10 +7,10 @@ _MEANINGS = (
     (r"^cc_", "{}: code in C"),
     (r"^bf16x[123]", "{}: products of bfloat16 by the matrix unit"),
     (r"^onednn_n\w+", "{}: PyTorch's own in the other layout, between copies"),
-    (r"^(winograd|fft)\d+", "{}: tiles of torch's operations, on a GPU of CuPy's"),
+    (r"^(winograd|fft)\d+", "{}: tiles by torch's operations, on a GPU by kernels that CuPy compiles"),
     (r"^eng\d+", "{}: an engine of cuDNN, its knobs behind it"),
     (r"_mt\d+", "{}: so many threads compute a block each"),
-    (r"_(rows|images|slices|k|c)\d+", "{} and the like: how much is computed at a time"),
+    (r"_(rows|images|slices|k|c)\d+(?![\d=])", "{} and the like: how much is computed at a time"),
 )
 """Pattern of a part, and what it says of an algorithm."""
 

@@ -80,8 +80,8 @@ _VERDICTS = (
 )
 _FORBIDDEN = "PyTorch's own may not run, as it needs more than the limit"
 _BEYOND = (
-    "PyTorch's own needs more than the limit, and ran all the same here, to compare; what runs now is the "
-    "fastest that fits, and may be SLOWER"
+    "PyTorch's own needs more than the limit. Where it has a time before, it ran all the same, to compare; "
+    "what runs now is the fastest that fits, and may be SLOWER"
 )
 _CALLS = (
     "call is the forward pass, and what gradients the model needs, with what Python costs. Before, PyTorch's "
@@ -97,7 +97,7 @@ _FROZEN = (
     "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "
     "Against that {} of {} convolutions are faster; the others are PyTorch's own there: {} before, {} now."
 )
-_SHARES = f"; {OVER_SHARE}: it needs more than the site's share, and was run to compare only"
+_SHARES = f"; {OVER_SHARE}: PyTorch's own needs more than the site's share, and was run to compare only"
 _PREDICTIONS = (
     "Sites whose rivals a recording never had in the same rounds: {}. Their times, before and now, add up "
     "what it says of the parts, and so do the ends of their intervals (n: so few samples have none); nothing "

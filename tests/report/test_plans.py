@@ -86,7 +86,7 @@ def test_a_base_that_ran_beyond_the_limit_to_compare_is_marked(beyond_bytes: int
 
     text = render_plan(plan)
     assert row(text, "fprop")[-1] == f"FASTER{mark}"
-    assert ("and ran all the same here, to compare" in note(text, "verdicts")) == bool(mark)
+    assert ("it ran all the same, to compare" in note(text, "verdicts")) == bool(mark)
     assert ("may not run" in note(text, "verdicts")) != bool(mark)
 
 
@@ -107,7 +107,7 @@ def test_a_base_that_lost_for_want_of_room_alone_is_marked(mode: Mode, mark: str
     text, (site,) = render_plan(plan), json.loads(json.dumps(plan_as_json(plan)))["sites"]
 
     assert row(text, "fprop")[-1] == f"SLOWER{mark}"
-    assert ("share: it needs more than the site's share" in note(text, "verdicts")) == bool(mark)
+    assert ("share: PyTorch's own needs more than the site's share" in note(text, "verdicts")) == bool(mark)
     assert site["is_base_over_share"] == bool(mark)
 
 
