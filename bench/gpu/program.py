@@ -97,7 +97,7 @@ PATIENCE_S = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the sections; return the exit status, 1 if one has failed."""
+    """Run the sections; return the exit status: 1 if one has failed, `LOST` where another process goes on."""
     options = parsed(arguments)
     reason = obstacle()
     if reason is not None:

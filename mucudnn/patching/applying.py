@@ -184,7 +184,8 @@ def _found(model: nn.Module) -> _Patched:
     found = model.__dict__.get(_PLAN)
     if is_armed(model):
         raise PlanError(
-            "The model must have been tuned in a call, but it still waits for its first that can be examined."
+            "The model must have been tuned in a call, but it still waits for its first call that can be "
+            "examined."
         )
     if not isinstance(found, _Patched):
         raise PlanError(
