@@ -251,8 +251,8 @@ def _show_proof(unpatched: TrainingStep, patched: TrainingStep, plan: Plan) -> f
     _say(
         "  The proof is the column of float64: there the plan runs too, and nothing but rounding differs\n"
         "  (what is for float32 alone, bf16x3 and bf16x2, is PyTorch's own there). In float32 rounding also\n"
-        "  decides which ReLUs pass a value near zero, so gradients differ more. Those of the unpatched\n"
-        "  model differ as much from its own in float64: see the last column."
+        "  decides which ReLUs pass a value near zero, so gradients differ more, and likewise those of the\n"
+        "  unpatched model from its own in float64: see the last column."
     )
     found = columns["float64"]
     return max(found.outputs, found.gradients, found.statistics)
