@@ -272,17 +272,18 @@ def _divided_conv(
             f"Divisions of the backend '{backend.name}' must run on {backend.device.type}, but the image "
             f"lies on {image.device}."
         )
-    return _prepared(backend, backend.flags(), problem, divisions)(image, weight, bias)
+    return _prepared(image.device, backend.flags(), problem, divisions)(image, weight, bias)
 
 
 @functools.lru_cache(256)
 def _prepared(
-    backend: Backend,
+    device: torch.device,
     flags: Hashable,  # noqa: ARG001  # what may run depends on these
     problem: ConvProblem,
     divisions: tuple[tuple[ConvOp, Division], ...],
 ) -> DividedConvolution:
     """Return what runs these divisions; it is prepared once, since that takes longer than many a run."""
+    backend = _backend_of([division for _, division in divisions], device)
     return DividedConvolution(backend, problem, dict(divisions))
 
 

@@ -184,9 +184,6 @@ class NoNeighbours:
 class Backend(Protocol):
     """One kind of device."""
 
-    def __hash__(self) -> int:
-        """By which caches know it: there is one for each device."""
-
     @property
     def name(self) -> str:
         """By which it is asked for; `backend_named_by` tells it for an algorithm's id."""
