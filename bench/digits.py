@@ -44,8 +44,6 @@ from mucudnn.store import Store, open_store
 
 _UNCAPPED = 1 << 50
 
-_UNWEIGHED = "could not be measured"
-
 
 def main() -> int:
     """Run the demonstration; return the exit status."""
@@ -212,13 +210,14 @@ def _show_memory(plan: Plan, options: argparse.Namespace) -> str | None:
     patched = _weigh(backend, {**payload, "plan": plan.to_text()})
     workspaces = [each.evidence.workspace_bytes or 0 for each in plan.assignments if each.evidence]
     _say("\nPeak memory of the step (activations, gradients and workspace), each in a fresh process:")
-    told = [_UNWEIGHED if each is None else format_bytes(each) for each in (unpatched, patched)]
-    _say(f"  unpatched  {told[0]}\n  patched    {told[1]}")
+    weights = [unpatched, patched]
+    before, now = ("could not be measured" if each is None else format_bytes(each) for each in weights)
+    _say(f"  unpatched  {before}\n  patched    {now}")
     _say(
         f"  largest workspace of a convolution, as measured: {format_bytes(max(workspaces, default=0))}, "
         f"limit {format_bytes(parse_bytes(options.limit))}"
     )
-    return None if _UNWEIGHED in told else f"Its peak memory is {told[1]} instead of {told[0]}."
+    return None if None in weights else f"Its peak memory is {now} instead of {before}."
 
 
 def _weigh(backend: Backend, payload: dict[str, object]) -> int | None:
