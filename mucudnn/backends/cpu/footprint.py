@@ -293,10 +293,8 @@ def _started(idle_s: float) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
             bufsize=0,
             start_new_session=True,  # an interrupt from the keyboard is ours alone
         )
-    except BaseException as error:
+    except OSError as error:
         errors.close()
-        if not isinstance(error, OSError):
-            raise
         pass_on_interruption(error)
         raise _unweighable(f"{sys.executable} cannot be run: {error.strerror}") from error
     return process, errors
