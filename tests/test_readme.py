@@ -19,7 +19,15 @@ ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 READMES = [
     path.relative_to(ROOT)
-    for folder in ("", "mucudnn", "mucudnn/algorithms", "mucudnn/backends/cudnn", "bench", "bench/results")
+    for folder in (
+        "",
+        "mucudnn",
+        "mucudnn/algorithms",
+        "mucudnn/backends/cudnn",
+        "mucudnn/recordings",
+        "bench",
+        "bench/results",
+    )
     for path in (ROOT / folder).glob("*.md")
 ]
 
@@ -88,7 +96,8 @@ def test_every_command_and_target_is_told_of() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE)) - {"help", "clean"}
 
-    assert {name for name in targets if f"make {name}`" not in TEXT} == set()
+    told = TEXT + (ROOT / "bench" / "README.md").read_text(encoding="utf-8")
+    assert {name for name in targets if f"make {name}`" not in told} == set()
     assert {name for name in main.commands if not re.search(rf"mucudnn .*{name}|`{name}`", TEXT)} == set()
 
 
