@@ -4,7 +4,7 @@ from mucudnn.choices import Mode
 from mucudnn.evidence import WRONG_ERROR
 from mucudnn.plan import Assignment, Plan
 
-MEASURED_ANEW = "again=True (mucudnn tune --again) measures anew, on that machine, when it is idle."
+MEASURED_ANEW = "Tune with again=True (mucudnn tune --again) when that machine is idle."
 """What to do about times that others may have moved, in a sentence."""
 
 
@@ -40,9 +40,9 @@ def inaccuracy(plan: Plan) -> str | None:
         return None
     return (
         f"At {len(wrong)} of {len(plan.assignments)} sites, the first of them {wrong[0]}, PyTorch's own "
-        "convolution runs as before though it is wrong there: its results are more than "
-        f"{WRONG_ERROR:.0%} off those in float64, and may depend on what lay in memory before. In "
-        "another type or layout it may be right."
+        "convolution runs as before though it is wrong there: its results differ from those in float64 by "
+        f"more than {WRONG_ERROR:.0%}, and may depend on what lay in memory before. It may be right in "
+        "another type or layout."
     )
 
 
@@ -53,5 +53,5 @@ def disturbance(plan: Plan) -> str | None:
         return None
     return (
         f"While {len(disturbed)} of the plan's {len(plan.others)} times were measured, others took up to "
-        f"{max(disturbed):.1f} processors, so these and their verdicts may be off."
+        f"{max(disturbed):.1f} processors, so these times and their verdicts may be off."
     )

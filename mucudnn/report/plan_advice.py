@@ -5,8 +5,8 @@ from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment, is_own
 
 _LAYOUT = (
-    "Images are contiguous at {} of {} sites. Tuned for channels_last, most training steps measured so far "
-    "took less time on processors (README): model.to(memory_format=torch.channels_last), then tune."
+    "Images are contiguous at {} of {} sites. On processors, most training steps measured so far took less "
+    "time in channels_last (README): model.to(memory_format=torch.channels_last), then tune."
 )
 _CARD_LAYOUT = (
     "Images are contiguous at {} of {} sites of 16 bits or TF32. There cuDNN copies them to channels_last "
@@ -21,15 +21,15 @@ _HOST = (
 _SHORT_PART_S = 1e-4
 
 _UNCOMPILED = (
-    "There was none when this was tuned, so no convolution was computed in C, which mostly is the fastest. "
-    "Install gcc or clang, or have the variable CC name one, and tune again."
+    "There was none when this was tuned, so the algorithms in C, mostly the fastest, were not tried. Install "
+    "gcc or clang, or set the environment variable CC to one, and tune again."
 )
 
 _WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Whoever has set one of them has decided how idle threads wait."""
 
 _WAITING = (
-    "After an operation OpenMP's idle threads spin and take the cores of worker threads meanwhile. Setting "
+    "After an operation OpenMP's idle threads spin for a while, on cores that worker threads need. Setting "
     "GOMP_SPINCOUNT in the environment shortens that; mucudnn info measures what it costs here."
 )
 

@@ -41,73 +41,74 @@ TRIED = "tried"
 _NO_TOTAL = "No site has both a time before and a time now, so there is nothing to add up."
 _TOTAL = "{} of {} sites have a time before and now: {} before, {} now, {:.2f} times as fast{}."
 _WITHOUT_BASE = (
-    "{} of {} sites, {} now. PyTorch's own needs more workspace there than the limit. It may not run, so no "
-    "speedup is told, and it may be faster."
+    "{} of {} sites, {} now. PyTorch's own needs more workspace there than the limit allows, so it was not "
+    "timed: the speedup is unknown, and PyTorch's own may be faster."
 )
 _WHOLE_CALLS = (
-    "{} convolution{} timed as the model calls {}, with what gradients it needs: {} before, {} now, {:.2f} "
+    "{} convolution{} timed as the model calls {}, with the gradients it needs: {} before, {} now, {:.2f} "
     "times as fast{}{}."
 )
 _CALLS_OVER = (
-    "{} convolution{} of which PyTorch's own may not run every op: timed as whole calls too, but no speedup "
-    "is added up."
+    "{} convolution{} of which PyTorch's own may not run every op: timed as whole calls too, but not counted "
+    "in this speedup."
 )
 _UNCALLED = (
-    "Not timed for {} convolution{}, whose sites are chosen by their own times alone; what Python and "
-    "autograd cost might have decided otherwise."
+    "Not timed for {} convolution{}, whose sites are chosen by their own times alone, without the overhead "
+    "of Python and autograd."
 )
 _ENDS = " ({:.2f} if each {} is at the lower end of its interval, {:.2f} if at the upper)"
 _SLOWER = "These convolutions take {:.2f} times as long as before."
-_SHARED = " In sharing mode each has but a share of the limit: a larger one, or mode reuse, may be faster."
-_NOT_COUNTED = "All but convolutions. What a whole step gains, mucudnn.compare(model, step) tells."
+_SHARED = " In sharing mode each has only a share of the limit: a larger limit, or mode reuse, may be faster."
+_NOT_COUNTED = "Everything but convolutions. mucudnn.compare(model, step) measures what a whole step gains."
 _NO_GRADIENTS = "Gradients: the model was tuned for inference, or none were needed or asked for."
 _NO_GAIN = " Within this limit nothing is faster than PyTorch's own."
 _RUNS = (
     "An algorithm and its micro-batches, number × samples: winograd4 2×32 is two of 32 samples; aten is "
-    "PyTorch's own. fprop is the forward pass, dgrad the gradient of the input (of a transposed convolution "
-    "it is the other way round), wgrad that of the weights; each of these in one convolution is a site."
+    "PyTorch's own. fprop is the forward pass, dgrad the gradient of the input (the other way round in a "
+    "transposed convolution), wgrad that of the weights. Each of the three in one convolution is a site."
 )
 _TIMES = (
-    "Medians of {} rounds, each of which timed all rivals in an order drawn anew{}, on the same operands, "
-    "short calls several times in a row, warm as the caches keep them. Intervals come from ranks; no "
-    "distribution is assumed. The speedup is the median of the rounds' quotients before / now (--json has "
-    "its interval), so it may differ from the quotient of both medians."
+    "Medians of {} rounds{}. Each round timed all rivals once, in random order, on the same operands; short "
+    "calls ran several times in a row, with warm caches. Intervals come from ranks and assume no "
+    "distribution. The speedup is the median over the rounds of before / now (--json has its interval), so "
+    "it may differ from the quotient of the two medians."
 )
 _VERDICTS = (
-    f"FASTER or SLOWER if the {PERCENT} interval of now / before lies wholly more than {BOUND} from 1, "
-    f"SAME if wholly within, else AMBIGUOUS. {KEPT}: PyTorch's own stays, as nothing was FASTER{{}}. "
-    f"{OVER_LIMIT}: {{}}{{}}. Comparisons made: {{}}; at {PERCENT}, one in twenty may be wrong by chance."
+    f"FASTER if the whole {PERCENT} interval of now / before is more than {BOUND} below 1, SLOWER if more "
+    f"than {BOUND} above, SAME if within {BOUND}, else AMBIGUOUS. {KEPT}: PyTorch's own stays, because "
+    f"nothing was FASTER{{}}. {OVER_LIMIT}: {{}}{{}}. Comparisons made: {{}}; with {PERCENT} intervals, one "
+    "in twenty may be wrong by chance."
 )
-_FORBIDDEN = "PyTorch's own may not run, as it needs more than the limit"
+_FORBIDDEN = "PyTorch's own needs more than the limit, so it may not run"
 _BEYOND = (
-    "PyTorch's own needs more than the limit. Where it has a time before, it ran all the same, to compare; "
-    "what runs now is the fastest that fits, and may be SLOWER"
+    "PyTorch's own needs more than the limit. If it has a time before, it was run for comparison only; what "
+    "runs now is the fastest that fits, even if it is SLOWER"
 )
 _CALLS = (
-    "call is the forward pass, and what gradients the model needs, with what Python costs. Before, PyTorch's "
-    f"own runs every op.{{}} Unless the call is FASTER, it stays {AS_BEFORE} ({TRIED}: the time of what was "
-    "not kept). What was FASTER was timed once more, after all others, and the row shows these rounds; of "
-    "what compare has taken back it shows all calls of a step. Calls compared: {}."
+    "A call is the forward pass and the gradients that the model needs, with Python's overhead. Before, "
+    f"PyTorch's own runs every op.{{}} Unless the call is FASTER, it stays {AS_BEFORE} ({TRIED}: the time of "
+    "what was not kept). A call that was FASTER was timed again after all others, and its row shows those "
+    "rounds. Where compare has put PyTorch's own back, the row shows all calls of a step. Calls compared: {}."
 )
 _PARTLY = (
-    f" {PARTLY}: the limit forbids it some ops of the call. Before, these run what they run now, or "
-    "undivided if nothing else differs; PyTorch's own may be faster than both."
+    f" {PARTLY}: the limit forbids PyTorch's own for some ops. Before, these run what they run now, or the "
+    "best undivided algorithm if nothing else differs; PyTorch's own may be faster than both."
 )
 _FROZEN = (
-    "Graphs that torch.compile freezes for inference hold PyTorch's own with its filters packed beforehand. "
-    "Against that {} of {} convolutions are faster; the others are PyTorch's own there: {} before, {} now."
+    "In graphs that torch.compile freezes for inference, PyTorch's own has its filters packed beforehand. "
+    "{} of {} convolutions are faster than that; the others run PyTorch's own there: {} before, {} now."
 )
-_SHARES = f"; {OVER_SHARE}: PyTorch's own needs more than the site's share, and was run to compare only"
+_SHARES = f"; {OVER_SHARE}: PyTorch's own needs more than the site's share, and was run for comparison only"
 _PREDICTIONS = (
-    "Sites whose rivals a recording never had in the same rounds: {}. Their times, before and now, add up "
-    "what it says of the parts, and so do the ends of their intervals (n: so few samples have none); nothing "
-    "was run. The speedup is before / now: FASTER or SLOWER if now / before is more than "
-    f"{BOUND} from 1 wherever in their intervals both times lie, SAME if nowhere, else "
-    f"AMBIGUOUS; {KEPT}: PyTorch's own stays{{}}; {OVER_LIMIT}: it needs more than the limit."
+    "Sites whose rivals the recording never timed in the same rounds: {}. Nothing was run: their times, and "
+    "the ends of the intervals, are sums over the recorded parts (n: too few samples for an interval). The "
+    f"speedup is before / now: FASTER or SLOWER if now / before is more than {BOUND} from 1 wherever in "
+    f"their intervals both times lie, SAME if nowhere, else AMBIGUOUS; {KEPT}: PyTorch's own stays{{}}; "
+    f"{OVER_LIMIT}: it needs more than the limit."
 )
 _VARYING = (
-    "{} of {} sites run an algorithm of which cuDNN says that equal operands may give other last bits in "
-    "another run; with torch.backends.cudnn.deterministic = True, set before tuning, none does."
+    "{} of {} sites run an algorithm that cuDNN calls nondeterministic: the last bits of its results may "
+    "differ from run to run. Setting torch.backends.cudnn.deterministic = True before tuning avoids that."
 )
 _ERROR = "At most {:.1e} relative to float64."
 _OWN_ERROR = "At most {:.1e} relative to float64 where PyTorch's own runs ({}), for which there is no bound."
@@ -115,7 +116,7 @@ _MEASURED_ONCE = (
     "Measurements: {}, sites: {}; the same problem and division is measured once. A convolution `as` another "
     "one has the same rows."
 )
-_PREDICTION = "Whole divisions took {} to {} times (median {}) what their parts' measured times add up to."
+_PREDICTION = "Whole divisions took {} to {} times (median {}) the sum of their parts' measured times."
 
 
 def plan_notes(plan: Plan, width: int, *, brief: bool = False) -> list[str]:
@@ -289,7 +290,7 @@ def _time_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple[st
     rounds = sorted({seen.chosen.samples for each in measurements if (seen := each.seen).chosen})
     how_many = " to ".join(map(str, dict.fromkeys((rounds[0], rounds[-1]))))
     has_predicted = any(assigned.seen.is_predicted for assigned in plan.assignments)
-    return [("times", _TIMES.format(how_many, " (but for the sites that are predicted)" * has_predicted))]
+    return [("times", _TIMES.format(how_many, " (predicted sites aside)" * has_predicted))]
 
 
 def _measurement_notes(plan: Plan, measurements: Sequence[Assignment]) -> list[tuple[str, str]]:

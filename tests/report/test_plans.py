@@ -86,7 +86,7 @@ def test_a_base_that_ran_beyond_the_limit_to_compare_is_marked(beyond_bytes: int
 
     text = render_plan(plan)
     assert row(text, "fprop")[-1] == f"FASTER{mark}"
-    assert ("it ran all the same, to compare" in note(text, "verdicts")) == bool(mark)
+    assert ("it was run for comparison only" in note(text, "verdicts")) == bool(mark)
     assert ("may not run" in note(text, "verdicts")) != bool(mark)
 
 
@@ -343,5 +343,5 @@ def test_a_predicted_site_says_so_in_its_row_and_below() -> None:
     assert row(text, "fprop")[-1] == "FASTER, predicted"
     assert row(text, "dgrad")[-1] == "own"
     assert note(text, "predicted").startswith(
-        "Sites whose rivals a recording never had in the same rounds: 1."
+        "Sites whose rivals the recording never timed in the same rounds: 1."
     )

@@ -130,7 +130,7 @@ def test_others_who_use_the_processors_are_told_of_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(LiveMeasurer, "complaint", lambda _: "Others took all.")
     learn = Learner(settings_of(store=MemoryStore()))
 
-    with pytest.warns(BusyWarning, match=r"^Others took all\. .* measures anew.* This is told once ") as told:
+    with pytest.warns(BusyWarning, match=r"^Others took all\. .* tune --again.* This is told once ") as told:
         _meet(learn, batch=2)
     _meet(learn, batch=3)  # of which a warning would be an error
     with pytest.warns(BusyWarning):
