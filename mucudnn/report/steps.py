@@ -147,32 +147,33 @@ def _notes(found: StepComparison) -> Iterator[tuple[str, str]]:
     yield "rounds", f"{len(found.step.now_ns)} of the whole step{_of_layers(found)}."
     yield (
         "verdict",
-        f"FASTER or SLOWER where the interval of now / before lies more than {BOUND} from 1, SAME where "
-        "it lies within, else AMBIGUOUS. The speedup is the median of the rounds' quotients before / now.",
+        f"FASTER if the whole interval of now / before is more than {BOUND} below 1, SLOWER if more than "
+        f"{BOUND} above, SAME if within {BOUND}, else AMBIGUOUS. The speedup is the median over the rounds "
+        "of before / now.",
     )
     if found.unseen and not found.layers:
         yield "not seen", _about_unseen(found)
     if max(found.step.before.median, found.step.now.median) < _SHORT_S:
         yield (
             "short",
-            f"Of a step of less than {_SHORT_S * 1e6:.0f} µs a difference of a microsecond or two tells "
-            "nothing: what ran just before moves it as much. Have it do its work some times over.",
+            f"In a step of less than {_SHORT_S * 1e6:.0f} µs a difference of a microsecond or two means "
+            "nothing: what ran just before it matters as much. Let step do its work several times over.",
         )
     if found.layers:
         yield "convolutions", _about_layers(found)
     if over := over_limit(found):
         yield (
             OVER_LIMIT,
-            f"At {len(over)} of these the limit forbids PyTorch's own, which ran all the same before. A "
-            "larger limit lets it be a rival.",
+            f"At {len(over)} of these the limit forbids PyTorch's own, although it ran before. Under a "
+            "larger limit the tuner could choose it.",
         )
     if found.unpatched:
         yield "not patched", _about_unpatched(found)
     if patches_nothing(found):
         yield (
             "no patches",
-            "The plan leaves PyTorch's own convolutions everywhere, so the same ran both times: what these "
-            "differ by is chance.",
+            "The plan leaves PyTorch's own convolutions everywhere, so the same ran both times: any "
+            "difference is chance.",
         )
     elif found.layers or (found.unseen and found.step.verdict in (Verdict.FASTER, Verdict.SLOWER)):
         yield "tuning", _pay_back(found.step)
@@ -200,22 +201,22 @@ def _of_layers(found: StepComparison) -> str:
         return ""
     more, count = len(found.layers[0].times.now_ns), len(found.layers)
     return (
-        f", {more} more of its convolutions. Comparisons: {count + 1}; with intervals of "
-        f"{PERCENT}, one in twenty may be wrong by chance"
+        f", {more} more of its convolutions. Comparisons: {count + 1}; with {PERCENT} intervals, one in "
+        "twenty may be wrong by chance"
     )
 
 
 def _about_layers(found: StepComparison) -> str:
     shares = [_share(found, is_now=is_now) for is_now in (False, True)]
     told = (
-        "Of each patched one, all its calls in a step: forward passes, and what autograd computes of them. "
+        "For each patched one, all its calls in a step: forward passes and their gradients. "
         f"Together they take about {shares[0]:.0%} of the step before and {shares[1]:.0%} now"
     )
     if max(shares) <= 1.0:
         return f"{told}."
     return (
-        f"{told}: more than all of it, as they have rounds of their own, which were slower. Compare again "
-        "when the machine is idle, or with more rounds."
+        f"{told}: more than all of it, because they were timed in rounds of their own, which were slower. "
+        "Compare again when the machine is idle, or with more rounds."
     )
 
 
@@ -242,7 +243,7 @@ def _pay_back(step: PairedTimes) -> str:
     """Return how many steps pay for a minute of tuning."""
     steps = step.break_even(_MINUTE_S)
     if not math.isfinite(steps.median):
-        return "Nothing is saved that would pay for it."
+        return "The step saves no time that would pay for it."
     worst = f"{steps.high:.0f} at worst" if math.isfinite(steps.high) else "perhaps never"
     paid = f"is paid back by {steps.median:.0f} steps ({steps.low:.0f} at best, {worst})"
     if step.verdict is Verdict.FASTER:
@@ -271,12 +272,12 @@ def _about_slower(found: StepComparison) -> str:
     if stuck:
         what = "It cannot do so" if back else "The settled plan cannot run PyTorch's own again"
         told.append(
-            f"{what} at {_listed(stuck)}: that takes more than it may there, or was not run by the tuner."
+            f"{what} at {_listed(stuck)}: it takes more than it may there, or the tuner did not run it."
         )
     if alike:
         told.append(
-            f"At {_listed(alike)} PyTorch's own runs both times. Now each call asks for it, and where it "
-            "needs the room within the limit, the end of the common buffer goes back to the system first."
+            f"At {_listed(alike)} PyTorch's own runs both times. With the plan each call looks it up first, "
+            "and where the limit leaves no room beside the common buffer, gives back the end of that."
         )
     return " ".join(told)
 
@@ -288,7 +289,7 @@ def _advice(found: StepComparison) -> str:
     if _taken_back(found):
         return f"{told} Try the settled plan."
     if found.unplanned:
-        return f"{told} It does not run all of the plan, see below."
+        return f"{told} But the step does not run all of the plan, see below."
     if found.step.verdict is Verdict.AMBIGUOUS:
         return f"{told} More rounds may tell."
     return f"{told} Do not apply it; mucudnn.restore(model) takes it back."
@@ -296,17 +297,17 @@ def _advice(found: StepComparison) -> str:
 
 def _about_unplanned(found: StepComparison) -> str:
     return (
-        f"{_listed(found.unplanned)}: the step does not run all that the plan has there, but other shapes, "
-        "types or batches, or not all of them, or no gradients. So nothing of this is taken back. A plan is "
-        "worth what it is in a step that it was tuned for."
+        f"{_listed(found.unplanned)}: the step does not run all that the plan has there. It has other "
+        "shapes, types or batches, or only some of them, or no gradients. So the settled plan changes "
+        "nothing there. Judge a plan by a step that it was tuned for."
     )
 
 
 def _about_unpatched(found: StepComparison) -> str:
     return (
-        f"{_listed(found.unpatched)}: the model does not run what the plan has there (any more), as where a "
-        "module was replaced: PyTorch's own ran both times. Tune anew, or apply the plan again if the new "
-        "one is alike."
+        f"{_listed(found.unpatched)}: the model no longer runs what the plan has there, for example because "
+        "the module was replaced. PyTorch's own ran both times. Tune again, or apply the plan again if the "
+        "new module is like the old one."
     )
 
 
@@ -315,8 +316,8 @@ def _about_unseen(found: StepComparison) -> str:
         return f"{_listed(found.unseen)}: not called in each step, or only in a compiled graph."
     return (
         f"{_listed(found.unseen)}. Either the step does not call this model: then the same ran both times. "
-        "Or it does so in a compiled graph, where single convolutions cannot be timed: then the times of the "
-        "whole step hold, unless it replays a graph that was captured before, the same both times."
+        "Or it calls it in a compiled graph, where single convolutions cannot be timed: then the times of "
+        "the whole step are valid, unless it replays a graph captured earlier, which is the same both times."
     )
 
 
@@ -328,19 +329,19 @@ def _about_pages(found: StepComparison, before: float, now: float) -> str:
     """Return what it means that a step takes many pages of memory anew, and what helps."""
     cost_ms = max(before, now) * _PAGE_S * 1e3
     told = (
-        f"Each step takes pages of memory anew from the system, {before:.0f} before and {now:.0f} now, "
-        f"which takes some {cost_ms:{'.0f' if cost_ms >= 1 else '.1g'}} ms of it."
+        f"Each step gets fresh pages of memory from the system, {before:.0f} before and {now:.0f} now, "
+        f"which costs it some {cost_ms:{'.0f' if cost_ms >= 1 else '.1g'}} ms."
     )
     if _GLIBC_SETTINGS.isdisjoint(found.plan.environment.policy):
         advice = " and ".join(f"{name}=2000000000" for name in sorted(_GLIBC_SETTINGS))
         told += (
-            " Mostly that is glibc, which gives the end of its heap back. Another allocator prevents it, or "
-            f"{advice} in the environment of the program; tune again then, since this plan is refused there."
+            " The usual reason is glibc, which gives the end of its heap back. Another allocator prevents "
+            f"that, or {advice} in the environment of the program. Tune again there: this plan is refused."
         )
     if before < now / _MANY_MORE:
         told += (
-            " Where PyTorch's own of other convolutions needs the room within the limit, a plan gives the "
-            "end of its buffer back, too; a larger limit prevents that."
+            " A plan, too, gives back the end of its buffer where PyTorch's own needs that room within the "
+            "limit; a larger limit prevents that."
         )
     return told
 

@@ -89,10 +89,10 @@ def test_what_is_slower_is_named_with_what_becomes_of_it() -> None:
 
     assert "runs PyTorch's own at head: mucudnn.apply(model, found.settled)" in (note(FOUND, "slower") or "")
     assert (note(stuck, "slower") or "").startswith(
-        "The settled plan cannot run PyTorch's own again at head: that takes more than it may there"
+        "The settled plan cannot run PyTorch's own again at head: it takes more than it may there"
     )
     assert (note(kept, "slower") or "").startswith(
-        "At head PyTorch's own runs both times. Now each call asks"
+        "At head PyTorch's own runs both times. With the plan each call"
     )
     assert note(fine, "slower") is None
 
@@ -115,7 +115,7 @@ def test_a_step_that_is_not_faster_is_told_so(now: tuple[int, ...], settled: Pla
 def test_a_step_that_is_faster_needs_no_advice() -> None:
     assert note(FOUND, "advice") is None
     same = dataclasses.replace(FOUND, step=PairedTimes((100,) * 10, (100,) * 10))
-    assert note(same, "tuning") == "Nothing is saved that would pay for it."
+    assert note(same, "tuning") == "The step saves no time that would pay for it."
 
 
 def test_where_the_limit_forbids_pytorchs_own_is_marked_and_told() -> None:
@@ -133,7 +133,7 @@ def test_convolutions_that_were_not_seen_are_counted() -> None:
     assert note(FOUND, "not seen") == (
         "side.0 and 1 more: not called in each step, or only in a compiled graph."
     )
-    assert "unless it replays a graph that was captured before" in (note(alone, "not seen") or "")
+    assert "unless it replays a graph captured earlier" in (note(alone, "not seen") or "")
     assert note(dataclasses.replace(FOUND, unseen=()), "not seen") is None
 
 
@@ -163,7 +163,7 @@ def test_of_a_step_of_some_microseconds_small_differences_are_said_to_tell_nothi
     short = dataclasses.replace(FOUND, step=PairedTimes((49_000,) * 10, (49_000,) * 10))
 
     assert (note(short, "short") or "").startswith(
-        "Of a step of less than 50 µs a difference of a microsecond"
+        "In a step of less than 50 µs a difference of a microsecond"
     )
     assert note(FOUND, "short") is None
 
@@ -178,8 +178,8 @@ def test_a_step_without_convolutions_that_are_seen_tells_of_itself_alone() -> No
     ("pages", "words"),
     [
         ((2000.0, 1500.0), "glibc, which gives the end of its heap back"),
-        ((100.0, 2000.0), "is refused there. Where PyTorch's own of other convolutions needs the room"),
-        ((900.0, 900.0), "some 0.9 ms of it"),
+        ((100.0, 2000.0), "this plan is refused. A plan, too, gives back the end of its buffer"),
+        ((900.0, 900.0), "costs it some 0.9 ms."),
         ((700.0, 700.0), None),  # less than a hundredth of 80 ms
         (None, None),
     ],
@@ -200,15 +200,15 @@ def test_who_has_set_glibc_already_is_not_told_to_and_only_more_pages_are_the_pl
     told = note(dataclasses.replace(FOUND, plan=plan, pages=(2000.0, float(now))), "memory")
 
     assert told == (
-        f"Each step takes pages of memory anew from the system, 2000 before and {now} now, which takes some "
-        "2 ms of it."
+        f"Each step gets fresh pages of memory from the system, 2000 before and {now} now, which costs it "
+        "some 2 ms."
     )
 
 
 def test_many_more_pages_than_before_may_be_the_plans() -> None:
     told = note(dataclasses.replace(FOUND, pages=(2000.0, 2600.0)), "memory")
 
-    assert str(told).endswith("gives the end of its buffer back, too; a larger limit prevents that.")
+    assert str(told).endswith("needs that room within the limit; a larger limit prevents that.")
 
 
 def test_what_others_took_is_not_told_where_it_is_not_known() -> None:
@@ -255,7 +255,7 @@ def test_what_does_not_run_as_planned_is_named_with_what_to_do() -> None:
     told = note(found, "not as planned")
 
     assert told is not None
-    assert told.startswith("stem and 1 more: the step does not run all that the plan has there, but other")
+    assert told.startswith("stem and 1 more: the step does not run all that the plan has there. It has")
     assert table_of(found)[-2].endswith("FASTER, not as planned")
     assert comparison_as_json(found)["unplanned"] == ["stem", "head"]
     assert note(FOUND, "not as planned") is None
@@ -265,7 +265,7 @@ def test_what_is_no_longer_patched_is_named() -> None:
     found = dataclasses.replace(FOUND, layers=(), unseen=(), slower=(), unpatched=("stem",))
 
     assert (note(found, "not patched") or "").startswith(
-        "stem: the model does not run what the plan has there"
+        "stem: the model no longer runs what the plan has there"
     )
     assert note(found, "no patches") is None
     assert note(found, "tuning") is None
@@ -278,7 +278,7 @@ def test_a_step_that_is_not_faster_and_runs_another_thing_is_not_blamed_on_the_p
     found = dataclasses.replace(FOUND, step=slower, slower=(), settled=FOUND.plan, unplanned=("stem",))
 
     assert note(found, "advice") == (
-        "The step is slower with the plan. It does not run all of the plan, see below."
+        "The step is slower with the plan. But the step does not run all of the plan, see below."
     )
 
 
