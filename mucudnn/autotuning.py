@@ -175,7 +175,7 @@ class Autotune(contextlib.ContextDecorator, ConvolutionMode):
             with self._tuning:
                 assignments = self._assignments(backend, problem, ops, may_tune)
         except UnmeasuredError as error:
-            warn_user(f"A call stays as it is: {error}", UntunedWarning)
+            warn_user(f"A convolution runs PyTorch's own, untuned: {error}", UntunedWarning)
             return None
         try:
             return divided(backend, problem, assignments, self._memory(backend))

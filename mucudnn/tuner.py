@@ -197,20 +197,19 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
 
 
 _IN_EVAL_MODE = (
-    "The model was in training mode when it was armed, but its first call came in eval mode: it is tuned for "
-    "forward passes alone, and for batches no larger than that call's. If it is to be trained, optimize it "
-    "with a sample, or call it in training mode first; if not, optimize it after model.eval()."
+    "The model was in training mode when optimize got it, but its first call came in eval mode: it is now "
+    "tuned for forward passes only, and for batches no larger than that call's. To train it, optimize it "
+    "with a sample, or call it in training mode first; for inference, call model.eval() before optimize."
 )
 
 
 _STAYS_ARMED = (
-    "The model stays armed by mucudnn.optimize, so each call tries again; mucudnn.restore(model) has it run "
-    "as before."
+    "Each further call of the model tries to tune it again; mucudnn.restore(model) lets it run as before."
 )
 
 _CALL_FIRST = (
-    "the model is armed by mucudnn.optimize, which tunes it in its first call: call it once before it is "
-    "exported or compiled with fullgraph=True, or optimize it with a sample"
+    "mucudnn.optimize without a sample tunes the model in its first call: call it once before exporting it "
+    "or compiling it with fullgraph=True, or give optimize a sample"
 )
 
 
@@ -270,8 +269,8 @@ class _FirstCall:
         self._watched += 1
         if self._watched == 2:
             warn_user(
-                f"The model runs as before, untuned, as it is called {where}; the first call elsewhere tunes "
-                "it.",
+                f"The model runs as before, untuned, because it is called {where}; the first call elsewhere "
+                "tunes it.",
                 UntunedWarning,
             )
 
@@ -285,7 +284,7 @@ class _FirstCall:
             self._failures += 1
             if self._failures == 2:
                 warn_user(
-                    f"The model runs as before, untuned, and each call examines it again. {error}",
+                    f"The model runs as before, untuned, and each call tries to tune it again. {error}",
                     UntunedWarning,
                 )
         except InfeasibleError as error:

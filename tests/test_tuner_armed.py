@@ -69,7 +69,7 @@ def test_an_armed_model_that_is_validated_before_it_is_trained_says_that_it_is_t
     model = way(mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)).eval()
 
     with pytest.warns(
-        UntunedWarning, match="in training mode when it was armed, but its first call came in eval"
+        UntunedWarning, match="in training mode when optimize got it, but its first call came in eval"
     ):
         model(a_batch())
 
@@ -498,7 +498,7 @@ def test_an_armed_model_says_what_to_do_where_a_graph_must_hold_all_of_it(tmp_pa
     compiled = torch.compile(model, backend="eager", fullgraph=True)
 
     with pytest.raises(
-        Unsupported, match=r"armed by mucudnn\.optimize.*: call it once before it is exported or compiled"
+        Unsupported, match=r"in its first call: call it once before exporting it or compiling it"
     ):
         compiled(a_batch())
     model(a_batch())

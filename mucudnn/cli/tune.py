@@ -188,5 +188,5 @@ def _telling_what_is_kept(store: Store, *, again: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         if isinstance(store, SteadfastStore) and store.is_kept:
             how = "; go on without --again" if again else ""
-            tell(f"interrupted; what was measured to its end is kept in the store{how}.")
+            tell(f"interrupted; finished measurements are kept in the store{how}.")
         raise

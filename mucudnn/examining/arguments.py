@@ -36,7 +36,7 @@ class CallArguments:
         for each in tree_leaves((found.args, found.kwargs)):
             if isinstance(each, Iterator):
                 raise SampleError(
-                    "A sample must be what can be passed again, but holds an iterator, which one pass uses "
+                    "A sample must be usable more than once, but it holds an iterator, which one pass uses "
                     f"up: a {type(each).__name__}."
                 )
         return found
@@ -65,8 +65,8 @@ def rejected(model: nn.Module, sample: CallArguments, error: Exception) -> Sampl
         return SampleError(told)
     labels = "" if _takes(model, sample) else "leave out labels, and "
     return SampleError(
-        f"{told} It was called with {count} arguments, as a tuple or list stands for them: {labels}"
-        "give a list that is one argument as ([a, b],)."
+        f"{told} It was called with {count} arguments, because a tuple or list of a sample is its "
+        f"arguments: {labels}give a list that is one argument as ([a, b],)."
     )
 
 

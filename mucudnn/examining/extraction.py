@@ -42,11 +42,11 @@ _NAMED = 5
 """Paths that an error names; a long list says no more."""
 
 _BESIDES_ITS_OWN = (
-    "beside its own convolution it calls one as a function, and mucudnn.autotune alone divides such calls"
+    "besides its own convolution it calls one as a function, and only mucudnn.autotune divides such calls"
 )
 """Why a module is among the untouched though all sites of its own are measured."""
 
-_AS_FUNCTION = "it calls a convolution as a function, and mucudnn.autotune alone divides such calls"
+_AS_FUNCTION = "it calls a convolution as a function, and only mucudnn.autotune divides such calls"
 
 
 @dataclasses.dataclass(frozen=True)

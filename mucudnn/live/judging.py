@@ -50,7 +50,10 @@ class Judge:
         kind = RefusalKind.NOT_COMPILED if isinstance(failure, CompilationError) else RefusalKind.FAILED
         if kind is RefusalKind.NOT_COMPILED and not self._has_told_of_compiler:
             self._has_told_of_compiler = True
-            warn_user(f"What cannot be compiled is left out, and tried again later: {reason}", BackendWarning)
+            warn_user(
+                f"Algorithms that cannot be compiled are left out, and tried again later: {reason}",
+                BackendWarning,
+            )
         refusal = Refusal(trial.algorithm, trial.problem.batch, kind, reason)
         return dataclasses.replace(record, times=None, setup=None, refusal=refusal)
 

@@ -72,7 +72,10 @@ def _taken(lock: BaseFileLock, on_wait: Callable[[], None], patience_s: float) -
         except UserWarning:  # of a file system without locks, where the user makes warnings errors
             return nothing
         if time.monotonic() > end_s:
-            text = f"Somebody else has measured for {patience_s:.0f} s, so this process does beside it."
-            warn_user(text, BusyWarning)
+            warn_user(
+                f"Somebody else has been measuring on this device for {patience_s:.0f} s. This process waits "
+                "no longer and measures at the same time, so the times of both may be off.",
+                BusyWarning,
+            )
             return nothing
         on_wait()

@@ -36,7 +36,7 @@ _REPLICATE = "_replicate_for_data_parallel"
 _MOST_SHOWN = 200
 """Characters of what an error shows of a value that is none of the right kind."""
 
-_TAKEN_BACK = "it does not run what the plan has there any more, as where it was restored or replaced alone"
+_TAKEN_BACK = "it no longer runs what the plan has there, as it was restored or replaced on its own"
 """Why a site of a plan is none any more."""
 
 FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
@@ -184,8 +184,8 @@ def _found(model: nn.Module) -> _Patched:
     found = model.__dict__.get(_PLAN)
     if is_armed(model):
         raise PlanError(
-            "The model must have been tuned in a call, but it still waits for its first call that can be "
-            "examined."
+            "The model must have been called, which tunes it, but it still waits for its first call that can "
+            "be examined."
         )
     if not isinstance(found, _Patched):
         raise PlanError(
@@ -228,7 +228,7 @@ def _without(plan: Plan, paths: Collection[str]) -> Plan:
         return plan
     assignments = tuple(each for each in plan.assignments if each.site.path not in paths)
     if not assignments:
-        raise PlanError(f"The model must run a plan, but of each convolution of its plan: {_TAKEN_BACK}.")
+        raise PlanError("The model must run a plan, but none of its convolutions runs its plan any more.")
     return dataclasses.replace(
         plan,
         assignments=assignments,

@@ -188,10 +188,14 @@ def _remedies(then: Environment, now: Environment) -> Iterator[str]:
     threads = then.policy.get("threads")
     if threads is not None and threads != now.policy.get("threads"):
         yield (
-            f" torch.set_num_threads({threads}), or OMP_NUM_THREADS={threads} in the environment, gives it "
-            "the threads that it was made with; for others there must be another plan."
+            f" torch.set_num_threads({threads}), or OMP_NUM_THREADS={threads} in the environment, sets the "
+            "number of threads that it was made with; another number needs another plan."
         )
     compilers = [each.software.get("C compiler") for each in (then, now)]
     if compilers[0] not in ("none", compilers[1]):
-        how = "Install that compiler" if compilers[1] == "none" else "Have the variable CC name that one"
+        how = (
+            "Install that compiler"
+            if compilers[1] == "none"
+            else "Set the environment variable CC to that one"
+        )
         yield f" {how}, or tune here."

@@ -76,7 +76,7 @@ class Learner:
         """Warn of each kind of thing once, for the first convolution that is met."""
         if category not in self._told:
             self._told |= {category}
-            warn_user(f"{message} This is told once of all that is tuned when it is met.", category)
+            warn_user(f"{message} This is told once for all shapes that are tuned when first met.", category)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[Store]:

@@ -172,7 +172,7 @@ class Tuning:
         if not self._problems:
             raise error
         names = ", ".join(map(str, sites))
-        warn_user(f"Not measured, and so left as they are: {names} ({error}).", UntunedWarning)
+        warn_user(f"These could not be measured and stay as they are: {names} ({error}).", UntunedWarning)
 
     def _confirmed(
         self, profiles: Mapping[ConvProblem, Profile], solution: Mapping[ConvSite, Solution]

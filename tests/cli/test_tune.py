@@ -316,7 +316,7 @@ def test_a_store_that_cannot_be_written_is_told_in_one_line(folder: Path) -> Non
 def test_an_interrupt_says_that_what_was_measured_is_kept() -> None:
     assert_one_sentence(
         tune("interrupted"),
-        "mucudnn: interrupted; what was measured to its end is kept in the store.",
+        "mucudnn: interrupted; finished measurements are kept in the store.",
         status=130,
     )
 
@@ -324,7 +324,7 @@ def test_an_interrupt_says_that_what_was_measured_is_kept() -> None:
 def test_an_interrupt_of_measuring_again_says_how_to_go_on() -> None:
     assert_one_sentence(
         tune("interrupted", *SMALL, "--again"),
-        "mucudnn: interrupted; what was measured to its end is kept in the store; go on without --again.",
+        "mucudnn: interrupted; finished measurements are kept in the store; go on without --again.",
         status=130,
     )
 

@@ -93,7 +93,7 @@ def test_a_convolution_that_calls_a_function_instead_is_named_with_that_reason(m
 
     assert [call.path for call in extraction.calls] == ["plain"]
     assert dict(extraction.untouched) == {
-        "ours": "it calls a convolution as a function, and mucudnn.autotune alone divides such calls",
+        "ours": "it calls a convolution as a function, and only mucudnn.autotune divides such calls",
         "idle": "the sample does not reach its convolution",
     }
 
@@ -312,7 +312,7 @@ def test_convolutions_that_are_called_as_functions_are_told_of_with_their_module
 
     assert [call.path for call in found.calls] == ["0.inner.conv", "0.conv", "1"]
     assert [path for path, _ in found.untouched] == ["0", "0.inner"]
-    assert all("mucudnn.autotune alone divides such calls" in reason for _, reason in found.untouched)
+    assert all("only mucudnn.autotune divides such calls" in reason for _, reason in found.untouched)
 
 
 class Adapted(nn.Conv2d):
@@ -335,7 +335,7 @@ def test_a_convolution_that_calls_functions_beside_its_own_is_extracted_and_told
     assert [call.path for call in extraction.calls] == ["0", "1"]
     ((path, reason),) = extraction.untouched
     assert path == "1"
-    assert reason.startswith("beside its own convolution it calls one as a function, and mucudnn.autotune")
+    assert reason.startswith("besides its own convolution it calls one as a function, and only mucudnn")
 
 
 def test_a_model_of_functions_alone_is_pointed_to_autotune() -> None:
@@ -343,7 +343,9 @@ def test_a_model_of_functions_alone_is_pointed_to_autotune() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.conv2d(x, x[:1])
 
-    with pytest.raises(NothingToTuneError, match=r"the model itself: it calls .* as a function, and mucudnn"):
+    with pytest.raises(
+        NothingToTuneError, match=r"the model itself: it calls .* as a function, and only mucudnn"
+    ):
         extract(Function(), a_batch())
 
 

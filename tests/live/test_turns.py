@@ -100,7 +100,8 @@ def test_whoever_waits_for_long_is_told_again_and_then_goes_without(
         start = time.monotonic()
         with (
             pytest.warns(
-                BusyWarning, match="Somebody else has measured for 4 s, so this process does beside"
+                BusyWarning,
+                match="Somebody else has been measuring on this device for 4 s. This process waits no longer",
             ),
             turn(tmp_path / "lock", lambda: waited.append("asked"), patience_s=4),
         ):

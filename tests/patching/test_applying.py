@@ -210,14 +210,14 @@ def test_what_was_patched_or_restored_apart_from_the_model_is_none_of_its_plan(
     assert left.untouched == tuple(
         (
             f"1.{place}",
-            "it does not run what the plan has there any more, as where it was restored or replaced alone",
+            "it no longer runs what the plan has there, as it was restored or replaced on its own",
         )
         for place in range(3)
     )
     assert not left.transposed
     assert Plan.from_text(left.to_text()) == left
     restore(model[0])
-    with pytest.raises(PlanError, match="each convolution of its plan: it does not run what"):
+    with pytest.raises(PlanError, match="none of its convolutions runs its plan any more"):
         plan_of(model)
 
 
@@ -308,7 +308,7 @@ def test_a_copy_of_a_model_that_rests_runs_no_plan(copied: Callable[[nn.Module],
         expected = model(images_of())
 
     assert torch.equal(copies[0](images_of()), expected)
-    with pytest.raises(PlanError, match="does not run what the plan has"):
+    with pytest.raises(PlanError, match="none of its convolutions runs its plan any more"):
         plan_of(copies[0])
     assert not torch.equal(model(images_of()), expected)
 

@@ -442,7 +442,7 @@ def test_a_plan_of_a_backend_that_is_not_here_is_refused_for_that() -> None:
 
 @pytest.mark.parametrize(
     ("here", "advice"),
-    [("none", "Install that compiler"), ("gcc 12.2.0", "Have the variable CC name that one")],
+    [("none", "Install that compiler"), ("gcc 12.2.0", "Set the environment variable CC to that one")],
 )
 def test_a_plan_by_another_compiler_is_refused_with_how_to_have_that_one(
     here: str, advice: str, monkeypatch: pytest.MonkeyPatch

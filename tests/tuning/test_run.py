@@ -197,7 +197,7 @@ def test_sites_that_cannot_be_measured_stay_as_they_are_and_are_told_of(
     layers = [nn.Conv2d(n, k, 3, padding=1) for n, k in itertools.pairwise((3, 4, 4, 4, 3))]
     extraction = extract(nn.Sequential(*layers).eval(), a_batch())
 
-    with pytest.warns(UntunedWarning, match=r"left as they are: 1 fprop, 2 fprop \(.*out of memory"):
+    with pytest.warns(UntunedWarning, match=r"stay as they are: 1 fprop, 2 fprop \(.*out of memory"):
         plan = planned(ScriptedBackend({"rival": Recipe(rate(0.5 * MS))}), extraction, mode=mode)
 
     assert [str(site) for site in plan.sites] == ["0 fprop", "3 fprop"]
@@ -233,7 +233,7 @@ def test_a_site_whose_algorithms_cannot_be_listed_stays_as_it_is_and_is_told_of(
     extraction = extract(nn.Sequential(*layers).eval(), a_batch())
 
     with pytest.warns(
-        UntunedWarning, match=r"left as they are: 1 fprop \(.* measured: CUDNN_STATUS_INTERNAL"
+        UntunedWarning, match=r"stay as they are: 1 fprop \(.* measured: CUDNN_STATUS_INTERNAL"
     ):
         plan = planned(Unlisting({}), extraction, may_be_frozen=may_be_frozen)
 
