@@ -273,36 +273,33 @@ class Tuning:
         return next((Division((each,)) for each in own if each.batch == profile.problem.batch), None)
 
     def _confirm(self, site: ConvSite, solution: Solution, profile: Profile, room_bytes: int) -> Confirmed:
-        """Return what runs after all: PyTorch's own if it fits, unless something was seen to be faster.
+        """Time the rivals of a site; return what runs: PyTorch's own if it fits, unless another is faster.
 
-        The rivals, in the order in which each must beat the best before it, and the first: PyTorch's own
-        undivided, the best undivided candidate, the best division without PyTorch's own, that chosen. A
-        base that does not fit the site's share is timed for comparison only. If all were seen to take more
-        than the room, whatever they declared, the best division with less workspace takes their place.
+        The rivals are, in this order: PyTorch's own undivided (the base), the best undivided candidate, the
+        best division without PyTorch's own, and the division that was solved for. A later one must be faster
+        than the first one that fits, and than the best before it. A base that does not fit the site's share
+        is timed for comparison only. If all were seen to take more than the room, whatever they declared, the
+        best division with less workspace takes their place.
         """
         problem, base = profile.problem, self._base(profile)
+        base_key = undivided(self._profiler.own, problem.batch).key
         self._work.at(f"confirming {problem}")
         while True:
-            rivals = rivals_of(solution)
-            if base is not None:
-                rivals = {base.key: base} | rivals
-            rooms = {key: room_bytes for key in rivals if base is None or key != base.key}
+            rivals = ({} if base is None else {base_key: base}) | rivals_of(solution)
+            rooms = {key: room_bytes for key in rivals if key != base_key}
             outcome = self._profiler.compare(problem, list(rivals.values()), rooms)
             fits = {key: rival for key, rival in rivals.items() if key in outcome.estimates}
-            if base is not None and not (
-                base.parts[0] in solution.fitting
-                and fits_as_seen(outcome.workspaces.get(base.key), room_bytes)
-            ):
-                fits.pop(base.key, None)  # it ran to compare only
+            may_base_run = base is not None and base.parts[0] in solution.fitting
+            if not (may_base_run and fits_as_seen(outcome.workspaces.get(base_key), room_bytes)):
+                fits.pop(base_key, None)  # it ran for comparison only
             if fits:
                 break
             less = lesser(solution, rivals.values())
             if less is None:
                 raise self._nothing_fits(site, outcome)
             solution = less
-        base_key = undivided(self._profiler.own, problem.batch).key
         chosen = winner(fits, outcome, base_key)
-        others = (chosen, *fits.values()) if base is None or base.key not in fits else (base,)
+        others = [fits[base_key]] if base_key in fits else [chosen, *fits.values()]
         whole = next((each for each in others if each.is_undivided), None)
         return Confirmed(
             _proven(chosen, profile, outcome, base_key),
