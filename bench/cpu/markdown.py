@@ -11,7 +11,7 @@ _THOUSAND = 999.5
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table."""
+    """Yield the lines of a table; a cell's own lines become one."""
     yield _line(headings)
     yield _line(["---"] * len(headings))
     for row in rows:
@@ -19,7 +19,7 @@ def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator
 
 
 def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def milliseconds(seconds: Estimate) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from bench.commit import commit
+from bench.cpu.markdown import markdown
 from bench.gpu.sections import Result
 from bench.gpu.values import Answer, Timing, jsonable
 from mucudnn.sizes import format_bytes
@@ -133,7 +134,7 @@ def readme(contents: Mapping[str, Json]) -> str:
             for content in contents.values()
         ),
         "",
-        *_markdown(("question", "answer"), [(each.question, each.text) for each in answered(contents)]),
+        *markdown(("question", "answer"), [(each.question, each.text) for each in answered(contents)]),
     ]
     for content in contents.values():
         lines += ["", f"## {content['about']}", "", *_section(content)]
@@ -151,7 +152,7 @@ def _section(content: Json) -> Iterator[str]:
         else:
             columns = tuple(rows[0])
             cells = [tuple(_cell(column, row[column]) for column in columns) for row in rows]
-            yield from _markdown(tuple(_heading(column) for column in columns), cells)
+            yield from markdown(tuple(_heading(column) for column in columns), cells)
         yield ""
 
 
@@ -184,14 +185,3 @@ def _cell(column: str, value: object) -> str:
         timing = Timing(**{**value, "spans_ns": tuple(value["spans_ns"])})
         return f"{timing}, n = {timing.samples}"
     return str(value)
-
-
-def _markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield _line(headings)
-    yield _line(["---"] * len(headings))
-    for row in rows:
-        yield _line(row)
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
