@@ -26,13 +26,12 @@ MOST_BYTES = 8 * 2**20
 """Of a recording that comes with the package, packed."""
 
 
-def ship(name: str, stores: Sequence[Path], folder: Path | None = None, only: int | None = None) -> Path:
-    """Return the file of a recording made of `stores`; it replaces one of the same name.
+def ship(name: str, stores: Sequence[Path], only: int | None = None) -> Path:
+    """Return the package's file of a recording made of `stores`; it replaces one of the same name.
 
     Args:
         name: by which it is replayed.
         stores: files.
-        folder: where it goes; None means into the package.
         only: number of the environment that is taken of each store; None for all.
 
     Raises:
@@ -41,7 +40,7 @@ def ship(name: str, stores: Sequence[Path], folder: Path | None = None, only: in
     """
     if not _NAME.fullmatch(name):
         raise StoreError(f"A recording's name must be of a-z, 0-9 and -, such as h200, but got {name!r}.")
-    target = packed_file(name, folder)
+    target = packed_file(name)
     with tempfile.TemporaryDirectory() as scratch, SqliteStore(Path(scratch, "merged.sqlite3")) as merged:
         for path in stores:
             with readable_store(path) as store:

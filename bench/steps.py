@@ -41,9 +41,9 @@ class TrainingStep:
         self._optimizer.step()
 
 
-def digits_step(batch: int, channels_last: bool, seed: int = 0) -> TrainingStep:
+def digits_step(batch: int, channels_last: bool) -> TrainingStep:
     """Return the step of a fresh ResNet-18 on the first digits; equal arguments give equal weights."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model = resnet18().train()
     digits = load()
     images, labels = digits.train_images[:batch], digits.train_labels[:batch]

@@ -17,9 +17,9 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(_SUFFIX) for path in _FOLDER.glob(f"*{_SUFFIX}")))
 
 
-def packed_file(name: str, folder: Path | None = None) -> Path:
-    """Return the file of the recording `name` in a folder, that of the package if it is None."""
-    return (folder or _FOLDER) / f"{name}{_SUFFIX}"
+def packed_file(name: str) -> Path:
+    """Return the package's file of the recording `name`."""
+    return _FOLDER / f"{name}{_SUFFIX}"
 
 
 def recording_file(name: str) -> Path:
