@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mucudnn.cli.model import (
-    Shapes,
-    autocasting,
-    device_of_backend,
-    load_model,
-    make_lazy,
-    prepare,
-    random_inputs,
-)
+from mucudnn.cli.model import Shapes, autocasting, device_of_backend, load_model, ready_on_inputs
 from mucudnn.cli.options import (
     NewFile,
     Target,
@@ -101,12 +93,15 @@ def compare_command(
         is_eval = is_for_inference(plan, model)
         if must_infer and not is_eval:
             raise click.BadParameter("the plan is for training.", param_hint="'--eval'")
-        prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
-        if device is not None:
-            model.to(device)
-        inputs = random_inputs(model, shapes, channels_last=channels_last)
-        with autocasting(model, autocast):
-            make_lazy(model, inputs, channels_last=channels_last)
+        inputs = ready_on_inputs(
+            model,
+            shapes,
+            device,
+            is_eval=is_eval,
+            dtype=dtype,
+            autocast=autocast,
+            channels_last=channels_last,
+        )
         apply(model, plan)
         forward = _forward(model, inputs, autocast)
         run = _inference(forward) if is_eval else _training(model, forward)

@@ -69,6 +69,30 @@ def refuse_lazy(model: "nn.Module", target: Target) -> None:
         raise Failure(f"{target} must call the model once before: its lazy modules have no parameters yet.")
 
 
+def ready_on_inputs(
+    model: "nn.Module",
+    shapes: Shapes,
+    device: "torch.device | None",
+    *,
+    is_eval: bool,
+    dtype: str | None,
+    autocast: str | None,
+    channels_last: bool,
+) -> "tuple[Tensor, ...]":
+    """Get a model, lazy modules included, ready to run as the options ask; return random inputs for it.
+
+    Raises:
+        Failure: an input cannot be made, or the model cannot be run on the inputs.
+    """
+    prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
+    if device is not None:
+        model.to(device)
+    inputs = _random_inputs(model, shapes, channels_last=channels_last)
+    with autocasting(model, autocast):
+        _make_lazy(model, inputs, channels_last=channels_last)
+    return inputs
+
+
 def prepare(model: "nn.Module", *, is_eval: bool, dtype: str | None, channels_last: bool) -> None:
     """Bring the model into the mode, type and layout that are asked for, but for lazy modules."""
     import torch
@@ -91,12 +115,8 @@ def autocasting(model: "nn.Module", dtype: str | None) -> contextlib.AbstractCon
     return torch.autocast(tuned_device(model).type, getattr(torch, dtype))
 
 
-def make_lazy(model: "nn.Module", inputs: "tuple[Tensor, ...]", *, channels_last: bool) -> None:
-    """Have lazy modules, if there are any, make their parameters, in the layout that is asked for.
-
-    Raises:
-        Failure: the model cannot be run on the inputs.
-    """
+def _make_lazy(model: "nn.Module", inputs: "tuple[Tensor, ...]", *, channels_last: bool) -> None:
+    """Have lazy modules, if there are any, make their parameters, in the layout that is asked for."""
     from mucudnn.examining.arguments import CallArguments
     from mucudnn.examining.passes import make_parameters
 
@@ -140,12 +160,8 @@ def device_of_backend(backend: str) -> "torch.device | None":
     return torch.device("cuda")
 
 
-def random_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool) -> "tuple[Tensor, ...]":
-    """Return random inputs of the given shapes, on the model's device and of its type or their own.
-
-    Raises:
-        Failure: one of them cannot be made, for example for want of memory.
-    """
+def _random_inputs(model: "nn.Module", shapes: Shapes, *, channels_last: bool) -> "tuple[Tensor, ...]":
+    """Return random inputs of the given shapes, on the model's device and of its type or their own."""
     import torch
 
     pattern = _pattern(model)

@@ -8,15 +8,7 @@ from pathlib import Path
 import click
 
 from mucudnn.choices import Mode, Search
-from mucudnn.cli.model import (
-    Shapes,
-    autocasting,
-    device_of_backend,
-    load_model,
-    make_lazy,
-    prepare,
-    random_inputs,
-)
+from mucudnn.cli.model import Shapes, autocasting, device_of_backend, load_model, ready_on_inputs
 from mucudnn.cli.options import (
     FILE,
     FiniteRange,
@@ -126,12 +118,16 @@ def tune_command(
 
         device = device_of_backend(backend)
         model = load_model(target)
-        prepare(model, is_eval=is_eval, dtype=dtype, channels_last=channels_last)
-        if device is not None:
-            model.to(device)
-        sample = random_inputs(model, shapes, channels_last=channels_last)
+        sample = ready_on_inputs(
+            model,
+            shapes,
+            device,
+            is_eval=is_eval,
+            dtype=dtype,
+            autocast=autocast,
+            channels_last=channels_last,
+        )
         with autocasting(model, autocast):
-            make_lazy(model, sample, channels_last=channels_last)
             plan = tune(
                 model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
                 backend=backend, store=opened, again=again, progress=True,
