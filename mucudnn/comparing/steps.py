@@ -7,7 +7,7 @@ to 7; the sixth of Hoefler's twelve ways to fool the masses; DAWNBench, whose ga
 
 import contextlib
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from torch import nn
@@ -21,6 +21,7 @@ from mucudnn.errors import OptionError
 from mucudnn.intervals import FEWEST_SAMPLES, Verdict, median
 from mucudnn.objects import late_function
 from mucudnn.patching.applying import applied_plan, noted, patched_modules, unpatched
+from mucudnn.patching.routing import NotingRouter
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.progress import ProgressOption, Work, check_progress, progress_for
@@ -134,12 +135,7 @@ def compared(
         work.end(len(whole.now) + len(parts.now))
     within = tuple(_layers(layers, parts))
     known = [each.path for each in within]
-    asked = [path for path in known if path in ran and ran[path].is_asked]  # not in graphs, or restored
-    unplanned = tuple(
-        path
-        for path in asked
-        if not _is_planned(plan, path, ran[path].served_problems, is_differentiated=path in differentiated)
-    )
+    unplanned = _unplanned(plan, {path: ran[path] for path in known if path in ran}, differentiated)
     slower = of_the_first(
         [each for each in within if each.times.verdict is Verdict.SLOWER and each.path not in unplanned]
     )
@@ -164,6 +160,24 @@ def _changed_paths(plan: Plan) -> list[str]:
 
 def _changes(assigned: Assignment) -> bool:
     return not assigned.is_kept and not assigned.division.is_own
+
+
+def _unplanned(
+    plan: Plan, ran: Mapping[str, NotingRouter], differentiated: Collection[str]
+) -> tuple[str, ...]:
+    """Return the modules that were asked, not in graphs or restored, and do not run all that a plan changes.
+
+    Args:
+        plan: of the model.
+        ran: what was seen of each module's calls.
+        differentiated: modules of which autograd computed something.
+    """
+    return tuple(
+        path
+        for path, seen in ran.items()
+        if seen.is_asked
+        and not _is_planned(plan, path, seen.served_problems, is_differentiated=path in differentiated)
+    )
 
 
 def _is_planned(plan: Plan, path: str, ran: Collection[ConvProblem], *, is_differentiated: bool) -> bool:
