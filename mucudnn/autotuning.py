@@ -260,20 +260,20 @@ def autotune(
         with mucudnn.autotune("64MiB"):
             y = torch.nn.functional.conv2d(x, w)
 
-    It need not be a module's, and a function may be decorated with the context instead, if it is no generator
-    and no coroutine: those wait, and meanwhile what others compute would be tuned. What was tuned serves
-    every smaller batch of the same shapes without measuring. Outside of the context nothing is changed; of
-    contexts within one another the innermost counts. Threads enter it for themselves; in forked processes,
-    such as a data loader's workers, it does nothing, whoever enters it: those make one of their own. Ranks of
-    a distributed run tune for themselves (`optimize` has one plan).
+    The convolution need not belong to a module. A function can be decorated with the context instead, but no
+    generator and no coroutine: while those wait, the convolutions of others would be tuned. What was tuned
+    serves every smaller batch of the same shapes without measuring. Outside of the context nothing changes;
+    of nested contexts the innermost counts. Each thread enters it for itself. In a forked process, such as a
+    data loader's worker, it does nothing: make one there. Ranks of a distributed run tune each for
+    themselves, while `optimize` has one plan for all.
 
-    What torch.compile compiles in the context is tuned when its graph first runs, but for what stands in a
-    checkpoint (`torch.utils.checkpoint`) there, which Dynamo traces without the context: that stays as it
-    is. A graph is one context's: keep it and enter it again, as a new one for each step is compiled for anew.
+    What torch.compile compiles in the context is tuned when its graph first runs, except inside a checkpoint
+    (`torch.utils.checkpoint`), which Dynamo traces without the context: that stays as it is. A graph belongs
+    to one context, and another context compiles anew: keep one and enter it again in each step.
 
     Args:
         workspace_limit: an int of bytes, or a string with a unit ("64MiB"), for each convolution.
-        mode: "reuse"; whose parts of a common total is known only when all convolutions are.
+        mode: "reuse"; to share out a total, all convolutions would have to be known beforehand.
         policy: see `optimize`, as for all that follows.
         search: which algorithms are tried.
         max_error: the largest error of an algorithm that may be chosen.

@@ -62,37 +62,37 @@ def optimize(
         workspace_limit: an int of bytes, or a string with a unit ("64MiB"). In reuse mode each convolution
             may take that much, in sharing mode all together.
         sample: a tensor, a tuple or list of arguments, or a dict of keyword arguments, with the batch that
-            the model will meet. Without one the model is armed: the first call that reaches it is the sample.
-            Where that has nothing to tune, an UntunedWarning says so and the model runs as before; another
-            one says so where a model that is armed for training is first called in eval mode, as to validate
-            it.
+            the model will meet. Without one the model is armed: its first call is the sample. If that call
+            has nothing to tune, the model runs as before, with an UntunedWarning. There is one, too, if the
+            model was in training mode and its first call comes in eval mode, as in a validation.
         mode: "reuse" (one buffer serves all convolutions in turn) or "sharing" (each owns its part).
         policy: which micro-batch sizes are tried: "undivided", "power_of_two" or "all".
         search: which algorithms are tried: "heuristic" (those that the device's library recommends, and
             enough others) or "exhaustive" (all that may win).
-        max_error: the largest error of an algorithm that may be chosen, relative to a convolution in float64,
-            in the 2-norm of the whole result on values of one size, as it was measured (in float32 some 2e-7
-            for PyTorch's own, which may always be chosen, and 3e-7 to 4e-6 for Winograd's). None leaves it at
-            the backend's bound.
+        max_error: the largest measured error of an algorithm that may be chosen: the 2-norm of the difference
+            to a convolution in float64, relative to that, on normal random values. In float32 it is some 2e-7
+            for PyTorch's own, which may always be chosen, and 3e-7 to 4e-6 for Winograd's. None leaves the
+            backend's bound alone.
         ops: "auto" (all three in training mode, fprop alone in eval mode), or some of "fprop", "dgrad" and
             "wgrad".
-        backend: "auto", or a backend's name. A recording will not do: what is patched runs here.
+        backend: "auto", or a backend's name, but no recording: the patched model runs here.
         store: where profiles are kept: a file, a Store, or None for the default file.
-        again: whether to measure anew what the store knows of these convolutions, as after a time when the
-            machine was busy; what it knew of them is forgotten first.
-        progress: None shows a bar on a terminal; True does too, and elsewhere writes a line now and then to
-            standard error; False nothing; or a `Progress` to be told, which copies of the model leave out.
-        dynamic: whether shapes, and batches larger than the sample's, are tuned too when they are first met,
-            in reuse mode and on one rank; else they run PyTorch's own convolution, with one warning.
+        again: whether to forget what the store knows of these convolutions and measure them anew, for example
+            because the machine was busy then.
+        progress: None shows a bar on a terminal, and writes lines in a notebook; True does so too, and writes
+            lines to standard error elsewhere; False shows nothing. Or a `Progress` to be told, which copies
+            of the model leave out.
+        dynamic: whether new shapes, and batches larger than the sample's, are tuned too when first met (in
+            reuse mode, on one rank). Otherwise they run PyTorch's own convolution, with one warning.
 
     Raises:
         SizeError, OptionError: an argument cannot be read, or is none of the choices.
         SampleError: the model cannot be run on the sample, or has nothing to tune.
-        InfeasibleError: nothing fits the limit; it names the convolution and a limit that may do. Of an
-            armed model the first call raises it, of a dynamic one any call that meets a new shape.
-        BackendError: nothing tunes on the model's device, or `backend` does not.
-        PlanMismatchError: ranks compute different things or in different environments, which all of them
-            raise, or what the plan runs cannot be compiled on this one.
+        InfeasibleError: nothing fits the limit; the error names the convolution and a limit that may do. An
+            armed model raises it in its first call, a dynamic one in any call that meets a new shape.
+        BackendError: no backend, or not the one that was asked for, tunes on the model's device.
+        PlanMismatchError: ranks compute different things or in different environments (all of them raise it),
+            or something that the plan runs cannot be compiled on this rank.
         StoreError: the store is damaged or newer than this version.
     """
     settings = Settings.of(
@@ -143,16 +143,15 @@ def tune(
 ) -> Plan:
     """Return the plan for `model` on `sample`; the model is left untouched. For the rest see `optimize`.
 
-    While the model is examined, at the beginning, other threads that call it wait; none should be inside it.
+    At the beginning the model is examined: other threads that call it wait, and none should be inside it.
 
-    With the backend "replay:FILE" a store that was filled elsewhere answers for the machine that filled it,
-    wherever the model lies; "replay:FILE#2" takes the second environment of several, and "replay:NAME" a
-    recording that comes with the package (`mucudnn info` lists them). All algorithms that were recorded are
-    tried, whatever `search` says, and `store` is neither read nor written. The evidence of divisions that
-    were never run as a whole says that it is predicted.
+    The backend "replay:FILE" measures nothing: a store that another machine has filled answers instead, and
+    the plan is for that machine. "replay:FILE#2" takes the second of several environments in the store,
+    "replay:NAME" a recording that comes with the package (`mucudnn info` lists them). All recorded algorithms
+    are tried, whatever `search` says, and `store` is neither read nor written. Times of divisions that were
+    never run as a whole are marked as predicted.
 
-    Where a process group of torch.distributed is there, all ranks have to call this: the first one tunes, and
-    all get its plan.
+    Under torch.distributed all ranks have to call this: the first one tunes, and all get its plan.
 
     Raises:
         PlanMismatchError: some rank computes something else than the first one, or in another environment.
@@ -216,12 +215,11 @@ _CALL_FIRST = (
 class _FirstCall:
     """What an armed model does on its first call: tune on its arguments and be patched.
 
-    Where the call has nothing to tune, the model is disarmed, with a warning, and runs as before. Where
-    tuning fails the model stays armed; arguments that the model rejects are left to its own error. Should it
-    reject them only while it is examined, the second such call says so. Other threads that call the model
-    meanwhile wait, and find it patched. On the meta device, and where it is captured, traced, transformed or
-    seen by a dispatch mode, it stays armed; the second call there, or in such a mode, says so, as there may
-    be no other.
+    If the call has nothing to tune, the model is disarmed, with a warning, and runs as before. If tuning
+    fails, it stays armed. Arguments that the model rejects are left to its own error; if it rejects them only
+    while it is examined, the second such call warns. Other threads that call the model meanwhile wait, and
+    find it patched. On the meta device, and where it is captured, traced, transformed or seen by a dispatch
+    mode, it stays armed; the second such call warns, since there may be no other kind.
     """
 
     def __init__(self, settings: Settings, learn: Learner | None, is_training: bool) -> None:

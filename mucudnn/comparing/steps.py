@@ -53,38 +53,38 @@ def compare(
     """Time `step` with the plan that `model` runs and without it, in turns, then its patched convolutions.
 
     The step is really run, 4 n + 5 times for n rounds: parameters are updated, data are read, random numbers
-    are drawn. It should do the same work each time. Before means PyTorch's own convolutions as they come,
-    without any limit, beside the buffer of the plan. `mucudnn.report.render_comparison` returns what was
-    found as a table, and
+    are drawn. It should do the same work each time. "Before" means PyTorch's own convolutions without any
+    limit; the buffer of the plan stays allocated. `mucudnn.report.render_comparison` returns the result as a
+    table, and
 
         mucudnn.apply(model, mucudnn.compare(model, step).settled)
 
-    takes back the convolutions that are slower within the step than PyTorch's own, if they run all that the
-    plan has for them; compare again to see what that is worth. `apply` ends `optimize(dynamic=True)`: shapes
-    not met so far are PyTorch's own then.
+    puts PyTorch's own back where the plan's convolution is slower within the step, provided that the step ran
+    all that the plan has for it; compare again to see what that is worth. `apply` ends
+    `optimize(dynamic=True)`: new shapes run PyTorch's own from then on.
 
-    A convolution's time is that of its forward pass and of its node in autograd's graph, without hooks of
-    yours on the module. In graphs of torch.compile only the whole step is timed; a graph that was captured
-    before replays the same kernels both times. Where the plan patches nothing, six rounds tell what the step
-    takes, and it is settled as it is.
+    A convolution's time is that of its forward pass and of its node in autograd's graph, without your hooks
+    on the module. In graphs of torch.compile only the whole step is timed; a graph that was captured before
+    replays the same kernels both times. If the plan patches nothing, six rounds time the step, and the
+    settled plan is the same plan.
 
-    A store does not know of this: `settled.save` keeps the plan, which `Plan.load` reads at the next start.
-    Of several ranks of torch.distributed all have to call this. They run equally many rounds, and what the
-    first one finds slower is taken back in the plan of all.
+    The store does not learn of this: keep the settled plan with `settled.save`, and load it at the next start
+    with `Plan.load`. Under torch.distributed all ranks have to call this. They run equally many rounds, and
+    what is slower on the first rank is put back on all.
 
     Args:
-        model: patched by `optimize` or `apply`: what was wrapped, if a wrapper such as torch.compile's or
-            DDP's calls it.
+        model: patched by `optimize` or `apply`; the inner model if a wrapper, such as torch.compile's or
+            DDP's, calls it.
         step: runs the model, and whatever else a step of the program does.
-        rounds: that time the step, and again that time its convolutions, 6 at least; None for 20, and more
-            of a short step, but for 6 where no module is patched.
+        rounds: how many time the step, and as many again its convolutions; at least 6. None takes 20 to 200,
+            as many as run in 10 s, or 6 if no module is patched.
         progress: as for `optimize`.
 
     Raises:
         PlanError: the model runs no plan.
         OptionError: there are too few rounds for an interval, `model` is no module, `step` no function, or
-            `progress` nothing of that kind.
-        Exception: whatever the step raises, unchanged; the model is patched then as it was before.
+            `progress` none of the choices.
+        Exception: whatever the step raises, unchanged; the model is left patched as it was.
     """
     applied_plan(model)  # which says so if there is none
     if not callable(step):

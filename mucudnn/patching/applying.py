@@ -45,8 +45,9 @@ FirstCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """Patch `model` in place so that it runs `plan`, and return it; a former plan is replaced as a whole.
 
-    What it runs in C or by kernels of our own is compiled now, in seconds, unless the user's cache folder has
-    it, and plans of cuDNN are built; sizes that the plan does not run are made ready when a call needs them.
+    Algorithms in C and our own kernels are compiled now, which takes seconds unless the user's cache folder
+    has them, and cuDNN's execution plans are built. Batch sizes that the plan does not run are made ready
+    when a call needs them.
 
     Raises:
         PlanMismatchError: the plan was made for another model or in another environment, or something that it
@@ -118,8 +119,8 @@ def is_armed(model: nn.Module) -> bool:
 def restore(model: nn.Module) -> nn.Module:
     """Take all patches off `model`, in place, and return it; nothing is left behind.
 
-    The buffers go back to the system too; another patched model makes its own anew. A model that waits for
-    its first call to be tuned waits no longer.
+    The buffers go back to the system too; other patched models allocate theirs again. A model that waits to
+    be tuned in its first call waits no longer.
 
     Raises:
         OptionError: it is no module.
@@ -148,9 +149,9 @@ def _take_off(module: nn.Module) -> None:
 
 
 def plan_of(model: nn.Module) -> Plan:
-    """Return the plan that `model` runs, with what was tuned when it was met.
+    """Return the plan that `model` runs, with shapes that were tuned since.
 
-    A part of the model may have been restored, or patched with another plan, since: that is untouched there.
+    Parts of the model that were since restored, or patched with another plan, are among its `untouched`.
 
     Raises:
         PlanError: it runs none.
