@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     help="What mucudnn tune -o has saved, for the same model, inputs, type and layout.",
 )  # fmt: skip
 @click.option(
-    "--eval", "must_infer", is_flag=True, help="Refuse a plan for training; without this either is taken."
+    "--eval", "must_infer", is_flag=True, help="Accept only a plan for inference.  [default: either kind]"
 )
 @dtype_option
 @autocast_option
 @channels_last_option
 @click.option(
     "--rounds", type=click.IntRange(min=FEWEST_SAMPLES),
-    help="Rounds, each a pass with the plan and one without; as many more time each convolution.  "
+    help="Rounds, each a pass with the plan and one without; as many more rounds time each convolution.  "
     "[default: as many as take 10 s, 20 to 200]",
 )  # fmt: skip
 @click.option(
     "-o", "--output", type=NewFile(),
-    help="Where to save the settled plan: with PyTorch's own again where that was faster and fits.",
+    help="Where to save the settled plan: with PyTorch's own put back where it was faster and fits.",
 )  # fmt: skip
 @plot_option
 @json_option
@@ -72,7 +72,7 @@ def compare_command(
     """Time a whole pass of a model with a saved plan and without it, in turns, and each convolution in it.
 
     A plan for training is tried in forward and backward passes, one for inference in forward passes, on
-    inputs of random values. Without it, PyTorch's own convolutions take what memory they like. Loss,
+    inputs of random values. Without the plan, PyTorch's own convolutions take any workspace. Loss,
     optimiser and reading of data are left out: mucudnn.compare(model, step) times a step of your program
     with all that belongs to it.
 

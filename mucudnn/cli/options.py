@@ -194,9 +194,9 @@ channels_last_option = click.option(
 )
 plot_option = click.option(
     "--plot", type=_PictureFile(),
-    help="Where to draw it: a .svg, .pdf or .png, or a page, .html, that has the table as well.",
+    help="File to draw it in: .svg, .pdf or .png, or .html for a page that has the table as well.",
 )  # fmt: skip
 brief_option = click.option(
-    "--brief", is_flag=True, help="Leave out what words mean, and how and where it was measured."
+    "--brief", is_flag=True, help="Leave out the legend, and how and where it was measured."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead: seconds and bytes.")

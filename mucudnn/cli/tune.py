@@ -68,10 +68,10 @@ from mucudnn.store.steadfast import SteadfastStore
     "replay:NAME: a recording that mucudnn info lists, or replay:FILE: a store that was filled elsewhere; "
     "nothing is measured, and all that it holds is tried, whatever --search says.",
 )  # fmt: skip
-@click.option("--store", type=FILE, help="File of what was measured.  [default: as mucudnn info says]")
+@click.option("--store", type=FILE, help="File of the measurements.  [default: as mucudnn info says]")
 @click.option(
     "--again", is_flag=True,
-    help="Measure these convolutions anew, whatever the store knows, as when the machine was busy before.",
+    help="Measure these convolutions anew, whatever the store knows, for example after a busy time.",
 )  # fmt: skip
 @click.option("-o", "--output", type=NewFile(), help="Where to save the plan; without it, it is only shown.")
 @plot_option
