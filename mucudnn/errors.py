@@ -1,4 +1,4 @@
-"""The errors that mucudnn raises on purpose, all that a caller need tell apart, and how it warns.
+"""The errors that mucudnn raises on purpose, its warnings, and how it warns.
 
 MucudnnError
 ├── SizeError (ValueError)            an amount of memory that cannot be read
@@ -67,13 +67,13 @@ class InfeasibleError(MucudnnError):
 
     Attributes:
         limit_bytes: the limit that was asked for, in bytes.
-        least_bytes: a limit that may do, in bytes: the least by what is declared, and by what was seen under
-            the limit. What runs for the first time under it may turn out wrong, or to take more, and what
-            could not be weighed may need less. None where no candidates' sizes add up to the batch, where
-            their workspaces are not known, or where what fits was seen to break.
+        least_bytes: the least limit, in bytes, that may do, by what algorithms declare and what was seen. It
+            is no promise: algorithms that run first under that limit may be wrong or take more, and those
+            that could not be weighed may need less. None if no candidates' sizes add up to the batch, if
+            their workspaces are not known, or if what fits was seen to break.
         site: where in the model, as text; None if it concerns no single site.
-        is_total: whether the limit is that of all convolutions together; then `least_bytes` is their sum,
-            and the site is the one that needs most; without a sum, one that was seen to take more than it
+        is_total: whether the limit is for all convolutions together. Then `least_bytes` is their sum, and the
+            site is the one that needs most. If the sum is not known, the site was seen to take more than it
             declares, and more than the others leave.
         problem: what the site computes, as text: one module may meet many shapes. None where it is not known.
     """

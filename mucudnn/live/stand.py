@@ -59,8 +59,9 @@ class TrialRun(Protocol):
     def error(self) -> float:
         """Run once and return the 2-norm of the difference to the reference, relative to the reference's.
 
-        Result and workspace are poisoned, free memory is soiled, to find out who reads what nobody wrote. In
-        wgrad a part is added twice, from nothing and to a sum. Who writes beyond the workspace has inf.
+        Result and workspace are filled with NaN, and free memory with garbage, so that reading what nobody
+        wrote shows. In wgrad a part is added twice: to nothing, and to a sum. Writing beyond the workspace
+        counts as an infinite error.
         """
 
 
@@ -98,7 +99,7 @@ class Stand:
 
     @cached_property
     def unread(self) -> Tensor | None:
-        """What a backward op takes and never reads, which autograd has at hand; None for fprop."""
+        """The operand that PyTorch's backward op takes and never reads; None for fprop, which has none."""
         if self.problem.op is ConvOp.FPROP:
             return None
         return unread_operand(self.problem, self.backend.device)
@@ -115,9 +116,9 @@ class Stand:
         return ordinary_operation() if self.backend.device.type == "cpu" else nothing
 
     def mend(self) -> bool:
-        """Have the operands as they were, should somebody have written to them; return whether one has.
+        """Restore the operands if a run has written to them; return whether one has.
 
-        Who has only put their values in another order is not seen.
+        A run that only reorders their values is not noticed.
         """
         if self._traits() == self._given_traits:
             return False

@@ -151,11 +151,12 @@ def division_for(
 ) -> Division:
     """Return what a site runs for a mini-batch of at most the tuned size, without measuring.
 
-    The tuned size runs its division. A smaller one gets the best division by the same profile, within the
-    workspace of the site's own, or of a single sample where that takes more, or PyTorch's own convolution
-    undivided: where that has won, since it was confirmed and takes less the smaller the batch, and where
-    nothing should be faster, going by its time for more samples. A division that comes without a profile is
-    cut off at its end.
+    The tuned size runs its division. A smaller batch runs
+
+    * PyTorch's own undivided, if that has won: it was confirmed, and takes less the smaller the batch;
+    * the first parts of the tuned division, if that came without a profile;
+    * else the best division by the profile, within the workspace of the tuned one, or of a single sample if
+      that takes more; or PyTorch's own undivided, if by its time for more samples nothing is faster.
 
     Args:
         assigned: the site's division and profile.

@@ -1,4 +1,4 @@
-"""What may run at a site after all: who is timed against whom, in how much room, what the rounds decide."""
+"""Which division runs at a site: who is timed against whom, in how much room, what the rounds decide."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -47,9 +47,9 @@ class Confirmed(NamedTuple):
 
 
 def in_turn(found: Mapping[ConvOp, Confirmed]) -> tuple[dict[ConvOp, Proven], ...]:
-    """Return what may take the place of the chosen divisions: all but PyTorch's own, then PyTorch's own.
+    """Return the undivided rivals of the chosen divisions: first other algorithms', then PyTorch's own.
 
-    They come apart, lest what is gained over the first hide what is lost against the second.
+    They are tried one after the other: together, a gain over one could hide a loss against the other.
     """
     wholes = {op: each.whole for op, each in found.items() if each.whole is not None}
     return tuple(
@@ -61,8 +61,8 @@ def in_turn(found: Mapping[ConvOp, Confirmed]) -> tuple[dict[ConvOp, Proven], ..
 class Pool:
     """What sharing mode has left of the limit when every site has what its division declares.
 
-    Sites whose divisions are seen to take more than they declare draw on it; what a division is seen to take
-    is known to the noise of weighing.
+    Sites whose divisions are seen to take more than they declare draw on it. Weighing is noisy, so a little
+    more counts as nothing.
     """
 
     def __init__(self, limit_bytes: int, divisions: Iterable[Division]) -> None:
@@ -94,10 +94,9 @@ def rivals_of(solution: Solution) -> dict[str, Division]:
 
 
 def lesser(solution: Solution, tried: Iterable[Division]) -> Solution | None:
-    """Return what may do in the place of divisions that do not fit; None if nothing may.
+    """Return a replacement for divisions that do not fit, or that failed; None if there is none.
 
-    It is of those candidates with less workspace, or, as what was tried may have failed, of those of other
-    algorithms.
+    It is made of candidates with less workspace, or else of algorithms that were not tried.
     """
     division, fitting = solution
     failed = {part.algorithm for each in tried for part in each.parts}
@@ -114,10 +113,9 @@ def lesser(solution: Solution, tried: Iterable[Division]) -> Solution | None:
 def winner(rivals: Mapping[str, Division], outcome: Outcome, base: str) -> Division:
     """Return the first rival, unless a later one is FASTER than it, and than the best before.
 
-    Medians of quotients are not transitive: what is FASTER than something that is FASTER than the first may
-    still be told apart from the first by nothing. Of what is predicted where the base may not run, from so
-    few samples perhaps that there is no interval, the medians decide: nothing else is known, and PyTorch's
-    own, which would be safe, does not compete.
+    Medians of quotients are not transitive: B may be FASTER than A, and C than B, but C not FASTER than A.
+    Predictions may come from too few samples for an interval. Where the base may not run, their medians
+    decide: nothing else is known, and PyTorch's own, the safe choice, does not compete.
 
     Args:
         rivals: by key; the base, if it may run, is the first.

@@ -202,10 +202,10 @@ class Tuning:
     def _as_called(
         self, call: SiteCall, confirmed: Mapping[ConvSite, Confirmed], look: int
     ) -> dict[ConvSite, Confirmed]:
-        """Return what some of a convolution's sites run instead: PyTorch's own, or what else is undivided.
+        """Time a whole call; return what its sites run instead where the chosen divisions are not faster.
 
-        That is so unless the chosen divisions are faster together. Each was timed alone, without what a call
-        and each of its parts cost beside computing, and PyTorch's own computes both gradients at once.
+        That is PyTorch's own, or something else undivided. Each division was timed alone, without the
+        overhead of a call and of each part, and PyTorch's own computes both gradients at once.
         """
         sites = {op: ConvSite(call.path, op, call.variant) for op in call.ops}
         found = {op: confirmed[site] for op, site in sites.items() if site in self._problems}
@@ -228,7 +228,7 @@ class Tuning:
         return undone
 
     def _frozen(self, assignments: Sequence[Assignment]) -> Iterable[FrozenEvidence]:
-        """Return what those convolutions are in frozen graphs that inference does not run as it comes."""
+        """Return what is known, in frozen graphs, of the convolutions that inference runs otherwise now."""
         running = {each.site: (each.problem, each.division) for each in assignments}
         common_bytes = None if self._is_sharing else common_buffer_bytes(running.values())
         room = Room(self._profiler.limit_bytes, common_bytes)
@@ -254,7 +254,7 @@ class Tuning:
         return self._called.frozen(call, division, room, look=look, taken_bytes=taken_bytes)
 
     def _inferences(self) -> list[SiteCall]:
-        """Return the calls of which graphs that are frozen may ask the plan: forward passes alone."""
+        """Return the calls for which frozen graphs may ask the plan: those of forward passes alone."""
         calls = self._extraction.calls if self._may_be_frozen else ()
         return [call for call in calls if call.ops == call.computed == (call.problem.op,)]
 

@@ -14,12 +14,12 @@ from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
 
 LOOKS = (1, 2)
-"""At whole calls: what was faster is looked at again, after all others were.
+"""How often whole calls are timed: what was FASTER at one look is timed again after all others.
 
-Other guests of a host take caches, and the other half of a core, for seconds, of which the kernel knows
-nothing. Rounds last tenths of a second, and then all show what is gone later: of 150 later looks at 38 calls
+Other guests of a host take caches, and the other half of a core, for seconds, unseen by the kernel. The
+rounds of a look last tenths of a second, so all may show what is gone later: of 150 later looks at 38 calls
 of U-Nets that had been FASTER, 23 did not find them so, and 12 found them SLOWER. A convolution that is tuned
-alone, as `autotune` and `dynamic=True` do, is looked at again at once, in memory of its own."""
+alone, as by `autotune` and `dynamic=True`, is looked at again at once, in memory of its own."""
 
 
 class WholeCalls:
@@ -37,12 +37,13 @@ class WholeCalls:
         return self._seen.get((call, True)) or self._seen.get((call, False))
 
     def taken_before(self, call: SiteCall, running: Mapping[ConvSite, tuple[ConvProblem, Division]]) -> int:
-        """Return the most that PyTorch's own of other layers takes for which the common buffer makes room.
+        """Return the most that PyTorch's own of another layer takes where the buffer makes room for it.
 
-        Whoever runs next takes the end of the buffer anew, page by page. In sharing mode there is none.
+        The end of the common buffer then goes back to the system, and the next call gets it anew, page by
+        page. It is 0 where no layer does so, and in sharing mode, which has no common buffer.
 
         Args:
-            call: before which it does.
+            call: that is the next one.
             running: what all sites compute, and by what.
         """
         if self._is_sharing:
@@ -82,14 +83,12 @@ class WholeCalls:
         is_frozen: bool = False,
         taken_bytes: int = 0,
     ) -> CallTimes | Record | None:
-        """Return how a call does by a base and by divisions, elsewhere or in frozen graphs.
+        """Time a call by a base and by divisions, in frozen graphs or elsewhere.
 
-        Before each call PyTorch's own of other layers takes `taken_bytes`. What a recording does not know so
-        it may know without that.
-
-        The last look counts, of those that are possible; it is for calls that were FASTER in all before it,
-        whose samples, having chosen, prove nothing. A record says that the divisions break. None where
-        nothing was measured, and nothing can be.
+        Before each call, `taken_bytes` are taken as if by PyTorch's own of another layer; a recording that
+        does not know that is asked without. The last look that is possible counts: it is for calls that were
+        FASTER in all looks before, whose samples have chosen and so prove nothing. A record says that the
+        divisions break; None, that nothing was measured and nothing can be.
         """
         asked = ModelCall(
             call.problem, self._is_sharing, self._limit_bytes, is_frozen, taken_bytes=taken_bytes
@@ -111,9 +110,9 @@ class WholeCalls:
     def frozen(
         self, call: SiteCall, division: Division, room: Room, *, look: int, taken_bytes: int = 0
     ) -> FrozenEvidence | None:
-        """Return what a forward pass is in frozen graphs; None where PyTorch's own may not run there.
+        """Return what is known of a forward pass in frozen graphs; None if PyTorch's own may not run there.
 
-        It has no times where PyTorch's own runs elsewhere too, or the division cannot be timed there.
+        It has no times if PyTorch's own is planned anyway, or the division cannot be timed there.
         """
         n_bytes = self._profiler.packed_bytes(call.problem)
         if n_bytes is None or not room.suffices(n_bytes, division):
