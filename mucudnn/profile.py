@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
 
@@ -173,6 +173,11 @@ class Candidate:
     def is_own(self) -> bool:
         """Whether the algorithm is PyTorch's own convolution."""
         return is_own(self.algorithm)
+
+
+def own_whole(candidates: Iterable[Candidate], batch: int) -> Candidate | None:
+    """Return PyTorch's own of a whole mini-batch of `batch` samples, if it is among the candidates."""
+    return next((each for each in candidates if each.is_own and each.batch == batch), None)
 
 
 class RefusalKind(StrEnum):

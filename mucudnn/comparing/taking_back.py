@@ -10,7 +10,7 @@ from mucudnn.division import Division
 from mucudnn.evidence import CallEvidence
 from mucudnn.intervals import Verdict
 from mucudnn.plan import Assignment, Plan
-from mucudnn.profile import Candidate
+from mucudnn.profile import own_whole
 from mucudnn.standing import may_stay
 
 
@@ -54,27 +54,20 @@ def taken_back(plan: Plan, slower: Sequence[LayerComparison]) -> Plan:
 def _may_go_back(plan: Plan, path: str) -> bool:
     """Return whether a module runs something else somewhere, and PyTorch's own may run wherever it does."""
     changed = [each for each in plan.assignments if each.site.path == path and not each.is_kept]
-    return bool(changed) and all(
-        may_stay(each, plan.mode) and _fits(_own_whole(each), each.division, plan.mode) for each in changed
-    )
+    return bool(changed) and all(may_stay(each, plan.mode) and _fits(each, plan.mode) for each in changed)
 
 
-def _fits(whole: Candidate | None, division: Division, mode: Mode) -> bool:
+def _fits(assigned: Assignment, mode: Mode) -> bool:
     """Return whether PyTorch's own is known, and takes no more than a site may: in sharing mode its share."""
+    whole = own_whole(assigned.candidates, assigned.problem.batch)
     if whole is None:
         return False
-    return mode is not Mode.SHARING or whole.workspace_bytes <= division.workspace_bytes
-
-
-def _own_whole(assigned: Assignment) -> Candidate | None:
-    """Return PyTorch's own of the whole mini-batch, as it was profiled."""
-    own = (each for each in assigned.candidates if each.is_own)
-    return next((each for each in own if each.batch == assigned.problem.batch), None)
+    return mode is not Mode.SHARING or whole.workspace_bytes <= assigned.division.workspace_bytes
 
 
 def _as_before(assigned: Assignment) -> Assignment:
     """Return a site with PyTorch's own, in the times in which it was the base; as it is, if it has that."""
-    whole, seen = _own_whole(assigned), assigned.seen
+    whole, seen = own_whole(assigned.candidates, assigned.problem.batch), assigned.seen
     if whole is None or assigned.is_kept:
         return assigned
     rejected = dict(seen.rejected)

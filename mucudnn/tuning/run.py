@@ -19,7 +19,7 @@ from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.plan_file import LARGEST_NUMBER, printable
 from mucudnn.problem import ConvProblem, problems_of
-from mucudnn.profile import Profile
+from mucudnn.profile import Profile, own_whole
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.trials import fits_as_seen
@@ -267,11 +267,6 @@ class Tuning:
         self._work.finish(("profile", problem))
         return profile
 
-    def _base(self, profile: Profile) -> Division | None:
-        """PyTorch's own convolution, undivided, if the limit allows to run it."""
-        own = (each for each in profile.candidates if each.is_own)
-        return next((Division((each,)) for each in own if each.batch == profile.problem.batch), None)
-
     def _confirm(self, site: ConvSite, solution: Solution, profile: Profile, room_bytes: int) -> Confirmed:
         """Time the rivals of a site; return what runs: PyTorch's own if it fits, unless another is faster.
 
@@ -281,16 +276,17 @@ class Tuning:
         is timed for comparison only. If all were seen to take more than the room, whatever they declared, the
         best division with less workspace takes their place.
         """
-        problem, base = profile.problem, self._base(profile)
+        problem = profile.problem
         base_key = undivided(self._profiler.own, problem.batch).key
+        own = own_whole(profile.candidates, problem.batch)
+        base = {} if own is None else {base_key: Division((own,))}
         self._work.at(f"confirming {problem}")
         while True:
-            rivals = ({} if base is None else {base_key: base}) | rivals_of(solution)
+            rivals = base | rivals_of(solution)
             rooms = {key: room_bytes for key in rivals if key != base_key}
             outcome = self._profiler.compare(problem, list(rivals.values()), rooms)
             fits = {key: rival for key, rival in rivals.items() if key in outcome.estimates}
-            may_base_run = base is not None and base.parts[0] in solution.fitting
-            if not (may_base_run and fits_as_seen(outcome.workspaces.get(base_key), room_bytes)):
+            if own not in solution.fitting or not fits_as_seen(outcome.workspaces.get(base_key), room_bytes):
                 fits.pop(base_key, None)  # it ran for comparison only
             if fits:
                 break
