@@ -11,28 +11,28 @@ from mucudnn.version import __version__
 
 _TITLE = "Workspace in MiB of the first-ranked plan, undivided and by micro-batch size:"
 _FIGURES = (
-    "Workspaces are the library's own figures for the device named above, which need not be present. "
-    "First-ranked is the plan that the library predicts to be the fastest; least is the least of all that it "
-    "lists; engines that the library compiles at run time are listed on the card itself only. Nothing was "
-    "run: no time was measured, and none is claimed."
+    "Workspaces are the library's own figures for the device named above, which need not be present. The "
+    "first-ranked plan is the one that the library predicts to be the fastest; least is the least workspace "
+    "of all plans that it lists. Engines that the library compiles at run time are listed only on the card "
+    "itself. Nothing was run and no time was measured."
 )
 _COLUMNS = (
-    "sites: how many are alike. least, at: the least that any plans and sizes need, and the largest of these "
-    "sizes that needs as much. {}plans: how many the library lists for the undivided batch."
+    "sites: how many are alike. least, at: the least workspace with which any plans at any sizes make up the "
+    "batch, and the largest size that needs it. {}plans: how many the library lists for the undivided batch."
 )
 _FITS = (
-    "fits: the largest micro-batch with which the first-ranked plan keeps to the limit; whole, the undivided "
-    "batch; other plan, a lower-ranked one only; never, none. "
+    "fits: the largest micro-batch whose first-ranked plan is within the limit; whole: the undivided batch; "
+    "other plan: only lower-ranked plans are; never: none is. "
 )
 _PARTS = (
-    "A batch that is no multiple of a size ends with smaller parts. Weight gradients: a part in 16 bits "
-    "counts the float32 sum in which the parts add up; in 32 and 64 bits a plan counts what it takes to add "
-    "to the parts before, if that is more."
+    "A batch that is no multiple of a size ends with smaller parts. For a part of a weight gradient in 16 "
+    "bits, the float32 sum of the parts is counted, too; in 32 and 64 bits, what the plan needs to add to "
+    "the parts before, if that is more."
 )
 _LAYOUT = (
-    "Sites with contiguous tensors (channels before space) whose first-ranked plan computes on tensor cores, "
-    "and so on copies with the channels last: {}. A model in channels_last does without most of the copies: "
-    "that is the honest baseline for any saving; --channels-last shows it."
+    "At {} sites tensors are contiguous (channels before space), but the first-ranked plan computes on "
+    "tensor cores, and so on copies with the channels last. A model in channels_last needs few such copies: "
+    "that is the honest baseline for any saving, and --channels-last shows it."
 )
 _TRANSPOSED = "The forward pass of a transposed convolution is dgrad, the gradient of its input fprop."
 
@@ -119,7 +119,7 @@ def _off_tensor_cores(forecast: Forecast) -> str:
         return ""
     return (
         f" At {leaving} of the {len(using)} sites whose first-ranked plan computes on tensor cores, no plan "
-        "of so little workspace does."
+        "with so little workspace does."
     )
 
 

@@ -264,8 +264,7 @@ def _draw_fronts(part: "SubFigure", curves: Sequence[_Curve], plan: Plan) -> Non
     """Draw some fronts, each for itself."""
     what = "smaller share" if plan.mode is Mode.SHARING else "lower limit for each"
     part.suptitle(
-        f"What a {what} would cost, of what took most time and has a choice: "
-        "ms by the profiles, over workspace"
+        f"What a {what} would cost, where most time goes and there is a choice: predicted ms over workspace"
     )
     lines = math.ceil(len(curves) / _FRONT_COLUMNS)
     every = [*part.subplots(lines, _FRONT_COLUMNS, squeeze=False).flat]
