@@ -110,10 +110,10 @@ class InfeasibleError(MucudnnError):
                 if self.is_total and self.site
                 else ""
             )
-            return f"{what}{found}, and it is not known what would do."
+            return f"{what}{found}, and it is not known which limit would be enough."
         most = f", of which {self.site!r} needs most" if self.is_total and self.site else ""
         least = format_exactly(self.least_bytes)
-        return f"{what}; a limit of {least} may do{most}. A larger one lets more algorithms compete."
+        return f"{what}; a limit of {least} may be enough{most}. A larger one gives more algorithms a chance."
 
 
 class SampleError(MucudnnError):

@@ -41,7 +41,7 @@ def test_infeasible_names_site_limit_and_least_workspace_in_both_units() -> None
 
     assert str(error) == (
         "No division for 'layer1.conv fprop' fits the workspace limit of 64 bytes (0.0001 MiB); "
-        "a limit of 3145728 bytes (3 MiB) may do. A larger one lets more algorithms compete."
+        "a limit of 3145728 bytes (3 MiB) may be enough. A larger one gives more algorithms a chance."
     )
 
 
@@ -50,8 +50,8 @@ def test_infeasible_of_all_together_says_so_and_names_the_site_that_needs_most()
 
     assert str(error) == (
         "No divisions of all convolutions together fit the workspace limit of 64 bytes (0.0001 MiB); "
-        "a limit of 3145728 bytes (3 MiB) may do, of which 'layer1.conv fprop' needs most. "
-        "A larger one lets more algorithms compete."
+        "a limit of 3145728 bytes (3 MiB) may be enough, of which 'layer1.conv fprop' needs most. "
+        "A larger one gives more algorithms a chance."
     )
 
 
@@ -68,7 +68,7 @@ def test_infeasible_of_all_together_without_a_known_remedy_says_so() -> None:
 
     assert str(error) == (
         "No divisions of all convolutions together fit the workspace limit of 64 bytes (0.0001 MiB), "
-        "and it is not known what would do."
+        "and it is not known which limit would be enough."
     )
 
 
@@ -80,7 +80,8 @@ def test_infeasible_without_a_known_remedy_says_so() -> None:
     error = errors.InfeasibleError(limit_bytes=64, least_bytes=None)
 
     assert str(error) == (
-        "No division fits the workspace limit of 64 bytes (0.0001 MiB), and it is not known what would do."
+        "No division fits the workspace limit of 64 bytes (0.0001 MiB), and it is not known "
+        "which limit would be enough."
     )
 
 

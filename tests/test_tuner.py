@@ -316,7 +316,7 @@ def test_where_pytorchs_own_needs_more_one_byte_less_than_the_limit_named_is_too
     least = raised.value.least_bytes
     assert least
 
-    with pytest.raises(InfeasibleError, match=f"a limit of {least} bytes .* may do"):
+    with pytest.raises(InfeasibleError, match=f"a limit of {least} bytes .* may be enough"):
         mucudnn.tune(model, images, least - 1, store=tmp_path / "store", progress=False)
 
 

@@ -288,7 +288,7 @@ def test_a_limit_that_nothing_fits_ends_with_a_sentence_that_names_the_least() -
     assert_one_sentence(
         result, "mucudnn: No division for 'the model itself fprop' fits the workspace limit of 0 "
     )
-    assert re.search(r"a limit of \d+ bytes \(.* MiB\) may do", result.stderr)
+    assert re.search(r"a limit of \d+ bytes \(.* MiB\) may be enough", result.stderr)
 
 
 def test_a_damaged_store_ends_tuning_before_anything_is_run(store_path: Path) -> None:

@@ -449,7 +449,7 @@ def test_a_limit_that_nothing_fits_names_one_that_would_do(tmp_path: Path) -> No
     path = tmp_path / "recording"
     record(path, a_backend(), a_convolution_extraction())
 
-    with pytest.raises(InfeasibleError, match=r"a limit of 10 bytes \(.*\) may do"):
+    with pytest.raises(InfeasibleError, match=r"a limit of 10 bytes \(.*\) may be enough"):
         _replayed_alone(path, 0)
 
 

@@ -227,7 +227,7 @@ def test_an_infeasible_limit_is_told_with_the_least_that_would_do() -> None:
 
 
 def test_sizes_that_do_not_add_up_are_told() -> None:
-    with pytest.raises(InfeasibleError, match="it is not known what would do") as caught:
+    with pytest.raises(InfeasibleError, match="it is not known which limit would be enough") as caught:
         solve_reuse([Candidate("x", 2, 1, 0)], 3, 100)
 
     assert caught.value.least_bytes is None

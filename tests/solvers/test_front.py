@@ -111,7 +111,7 @@ def test_a_front_without_points_is_infeasible(limit_bytes: int, least_bytes: int
 
 
 def test_sizes_that_do_not_add_up_make_no_front() -> None:
-    with pytest.raises(InfeasibleError, match="it is not known what would do") as caught:
+    with pytest.raises(InfeasibleError, match="it is not known which limit would be enough") as caught:
         division_front([Candidate("x", 2, 1, 0), Candidate("y", 2, 1, 9)], 3)
 
     assert caught.value.limit_bytes == 9  # without a limit: what all of them fit

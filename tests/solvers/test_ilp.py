@@ -119,7 +119,7 @@ def test_the_least_total_of_an_infeasible_case_is_exact(offers: dict[str, list[D
 
     assert sum(_workspaces(solve_sharing(offers, least_bytes))) == least_bytes
     assume(least_bytes > 0)
-    with pytest.raises(InfeasibleError, match=r"all convolutions together .* may do") as caught:
+    with pytest.raises(InfeasibleError, match=r"all convolutions together .* may be enough") as caught:
         solve_sharing(offers, least_bytes - 1)
     leasts = {key: min(each.workspace_bytes for each in offer) for key, offer in offers.items()}
     assert (caught.value.least_bytes, caught.value.is_total) == (least_bytes, True)

@@ -112,7 +112,7 @@ def test_the_limit_named_is_the_least_where_all_workspaces_are_declared(mode: Mo
     plan = planned(ScriptedBackend(recipes), extraction, least, mode)
 
     assert plan.workspace_bytes == least
-    with pytest.raises(InfeasibleError, match=f"a limit of {least} bytes .* may do"):
+    with pytest.raises(InfeasibleError, match=f"a limit of {least} bytes .* may be enough"):
         planned(ScriptedBackend(recipes), extraction, least - 1, mode)
 
 
@@ -125,7 +125,7 @@ def test_the_limit_named_does_even_where_less_would_that_nobody_could_weigh(mode
         )
         return planned(backend, one_convolution(), limit_bytes, mode, Policy.UNDIVIDED)
 
-    with pytest.raises(InfeasibleError, match=r"a limit of 800 bytes \(.*\) may do") as raised:
+    with pytest.raises(InfeasibleError, match=r"a limit of 800 bytes \(.*\) may be enough") as raised:
         tuned(0)
 
     assert raised.value.least_bytes == 800
@@ -141,7 +141,7 @@ def test_in_sharing_mode_the_sentence_is_about_all_and_names_the_neediest(limit_
 
     with pytest.raises(
         InfeasibleError,
-        match=r"all convolutions together fit the workspace .* may do, of which '3 wgrad' needs most",
+        match=r"all convolutions together fit the workspace .* may be enough, of which '3 wgrad' needs most",
     ) as raised:
         planned(backend, extraction, limit_bytes, Mode.SHARING)
 
@@ -191,7 +191,7 @@ def test_what_is_wrong_does_not_count_for_the_limit_named() -> None:
         {"wrong": Recipe(rate(MS), 0, damage=off_by_one), "right": Recipe(rate(MS), sample_bytes=100)}
     )
 
-    with pytest.raises(InfeasibleError, match=r"a limit of 100 bytes \(.*\) may do"):
+    with pytest.raises(InfeasibleError, match=r"a limit of 100 bytes \(.*\) may be enough"):
         planned(backend, one_convolution(), 0)
 
 
