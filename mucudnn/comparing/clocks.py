@@ -1,4 +1,4 @@
-"""What modules take within whatever runs them: their forward passes, and what autograd computes of these."""
+"""Timing modules within whatever runs them: their forward passes, and autograd's part of these."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Of what the host computes.
+    """Times what the host computes.
 
     Args:
         now_ns: nanoseconds since some moment.
@@ -53,7 +53,7 @@ _HEAD_START_CYCLES = 10_000_000
 
 
 class CardClock:
-    """Of what a card computes on each thread's stream, while the host runs ahead, as it does in a long run.
+    """Times what a card computes on each thread's stream, while the host runs ahead, as in a long run.
 
     Args:
         device: the card.
@@ -94,10 +94,10 @@ class _Span:
 
 
 class ModuleClocks:
-    """Counts the nanoseconds of modules while something runs: of each, those of all its calls together.
+    """Counts the nanoseconds of modules while something runs, of all calls of a module together.
 
-    What one does within another is counted once, as the inner one's: a node of autograd's may compute the
-    forward passes of other modules again, where they were checkpointed.
+    Time that one spends within another counts for the inner one alone: a node of autograd's may compute the
+    forward passes of checkpointed modules again.
 
     Attributes:
         differentiated: names of the modules of which autograd has computed something in the last run.
@@ -124,8 +124,8 @@ class ModuleClocks:
     def taken_by(self, run: Callable[[], object]) -> dict[str, int]:
         """Return what each module takes while something is run.
 
-        Modules that are not called meanwhile, or in a compiled graph, have no number. Of what autograd
-        computes, that is the node from which a module's result comes.
+        Modules that are not called, or only in a compiled graph, have no number. Of autograd's work, only the
+        node from which a module's result comes is counted.
         """
         self._spans, self._here, self.differentiated = [], threading.local(), set()
         self._clock.begin()
@@ -167,7 +167,7 @@ class ModuleClocks:
 
 
 class _Watch:
-    """Has one module's passes counted; copies and pickles, as of a model that a step copies, count none."""
+    """Counts the passes of one module; copies and pickles, as when a step copies the model, count none."""
 
     def __init__(self, clocks: ModuleClocks | None, name: str) -> None:
         self._clocks, self._name = clocks, name

@@ -94,10 +94,9 @@ def left_as_they_were(modules: Iterable[nn.Module], alive: Callable[[], Sequence
     values, with which every later pass fails, or trains nothing. `functional_call` leaves such tensors
     itself, as parameters of modules that lie in a shared one.
 
-    Containers that are attributes of modules are put back. Of other containers and objects to which
-    attributes, hooks and the modules' sources lead, those are that lead to such a tensor, with the flags and
-    keys beside it, and no others: somebody else may write to them meanwhile. What others wrote to those that
-    are put back is lost.
+    Containers that are attributes of modules are always put back. Other containers, to which attributes,
+    hooks and the modules' sources lead, are put back as a whole only if they lead to such a tensor, since
+    somebody else may write to them meanwhile. What others wrote to those that are put back is lost.
 
     Args:
         modules: that are run.

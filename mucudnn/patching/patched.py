@@ -1,4 +1,4 @@
-"""What a patched module calls in the place of its own method, and who serves graphs that hold its calls."""
+"""What a patched module calls instead of its own method, and who serves its calls in compiled graphs."""
 
 import contextlib
 import weakref
@@ -20,10 +20,10 @@ from mucudnn.plan import Assignment, Plan
 
 
 class GraphServers:
-    """Who serve the modules of a model in graphs, and those of its deep copies; pickles have others.
+    """Serve the modules of a model, and of its deep copies, in compiled graphs; pickles begin anew.
 
-    Modules whose shapes have equal content are served by one, so that equal blocks and copies that are
-    compiled one by one have one graph.
+    Modules whose tuned shapes are equal share one server, so that equal blocks and copies, compiled one by
+    one, share one graph.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class PatchedForward:
     """What a patched module has in the place of its method that computes the convolution.
 
     Attributes:
-        is_mucudnn_patch: by which it is known where this class is not.
+        is_mucudnn_patch: tells a patch where this class cannot be imported.
         is_resting: whether it computes as before, for a while or from now on.
         is_retired: whether that is from now on.
     """
@@ -86,7 +86,7 @@ class PatchedForward:
         self._name = self._server.name
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep what was decided; what was built from it is built again. Nobody wakes a copy of who rests."""
+        """Keep what was decided; the rest is built again. A copy of a resting patch rests for ever."""
         built = ("_router", "_server", "_name")
         state = {name: value for name, value in self.__dict__.items() if name not in built}
         return {**state, "is_retired": self.is_resting}
@@ -143,7 +143,7 @@ class PatchedForward:
     def retire(self, module: nn.Module) -> None:
         """Compute as before from now on: `module` is restored, but somebody may go on calling this.
 
-        Unless it is another module's, of which that is a shallow copy.
+        Nothing happens if this belongs to another module, of which `module` is a shallow copy.
         """
         if module is self._module:
             self.is_retired = self.is_resting = True
@@ -180,7 +180,7 @@ class PatchedForward:
         return own_call(image, call.weight, call.bias, arguments)
 
     def _served(self, call: Call) -> Tensor | None:
-        """Return what a class of tensors asks for, or None where PyTorch's own is to compute it."""
+        """Return the convolution for tensors of a class of their own, or None for PyTorch's own."""
         if is_transformed(call.image, call.weight, call.bias):
             self._tell_watcher(call)
             return None

@@ -1,4 +1,4 @@
-"""What runs a call, worked out once for each shape: for modules and functions."""
+"""Finding what runs a call of a module or function, worked out once for each shape."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ Raises:
 
 
 class NotNowError(Exception):
-    """This call is PyTorch's own, and the next one like it is to be asked about again."""
+    """This call runs PyTorch's own, but nothing is decided: the next one like it asks again."""
 
 
 class Route(NamedTuple):
@@ -77,7 +77,7 @@ class Router:
         self._routes: dict[Hashable, Route | None] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Have copies know of no shape: who wraps a patch may copy what it has."""
+        """Have copies know of no shape; whoever wraps a patch may copy its attributes."""
         return {**self.__dict__, "_served": {}, "_routes": {}}
 
     def served(self, call: Call, decide: Decide, needs: Hashable = None) -> Tensor | None:
@@ -127,7 +127,7 @@ class Router:
         return route
 
     def pass_by(self) -> None:
-        """Know that PyTorch's own serves a call of which this is not asked."""
+        """Hear of a call that PyTorch's own serves without asking this router."""
 
     def _backend_for(self, device: torch.device) -> Backend | None:
         """Return the backend that serves a device; None if none of this router's does."""
@@ -160,7 +160,7 @@ class Router:
 
 
 class NotingRouter(Router):
-    """A router that tells of the calls which something that was decided serves.
+    """A router that notes whether it was called, and which problems were served by what was decided.
 
     Attributes:
         is_asked: whether there was any call, whoever served it.

@@ -108,7 +108,7 @@ class TunedShapes:
 
     @property
     def content(self) -> Hashable | None:
-        """What is equal for modules of a model whose calls the same one may serve; None if no other's.
+        """A key that is equal for modules that may share one server; None for a module that may not.
 
         A module in sharing mode owns its workspaces, and one that learns has shapes of its own.
         """
@@ -195,7 +195,7 @@ class TunedShapes:
         return self._what_differs(problem), f"was tuned for {tuned}, but meets {_with_its_bias(problem)}"
 
     def _what_differs(self, problem: ConvProblem) -> Reason:
-        """Return in what a problem differs from the shapes, the least of it that any of them leaves."""
+        """Return in what a problem differs from the shape that is most like it."""
         problems = [each.problem for each in self._variants]
         if any(_is_like(dataclasses.replace(each, bias=problem.bias), problem) for each in problems):
             return Reason.OTHER_BIAS
@@ -204,9 +204,9 @@ class TunedShapes:
         return Reason.OTHER_SHAPE
 
     def _variants_for(self, problem: ConvProblem) -> list[tuple[bool, int, int]]:
-        """Return the shapes that serve such a problem, the least of which does best.
+        """Return a triple for each shape that serves such a problem; the least triple is the best shape.
 
-        Of each whether its layout is another one, its batch, and its place.
+        It tells whether the layout is another one, the batch, and the shape's place among the variants.
         """
         return [
             (variant.problem.layout is not problem.layout, variant.problem.batch, number)
@@ -258,10 +258,10 @@ class TunedShapes:
 
 
 def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
-    """Return whether two problems differ in their batches at most, and single pixels in their layout.
+    """Return whether two problems are equal but for the batch, and for the layout of single pixels.
 
-    Those are in memory the same in both; which of them PyTorch takes depends on strides of axes of length 1,
-    and so on what made them: with dropout or without, in training or not.
+    In memory a single pixel is the same in both layouts. Which one PyTorch takes depends on strides of axes
+    of length 1, and so on what made the tensor: with dropout or without, in training or not.
     """
     has_layout = math.prod(problem.input_size) > 1 or math.prod(problem.output_size) > 1
     layout = tuned.layout if has_layout else problem.layout
