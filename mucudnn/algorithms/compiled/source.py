@@ -6,7 +6,7 @@ and is made for each by the preprocessor. The transforms are written out from th
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mucudnn.algorithms.compiled.axes import Axis, Transform
@@ -121,17 +121,13 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
         **_by_axis("TAPS", [form.taps for form in forms]),
         "PLANES": math.prod(form.rank for form in forms),
     }
-    fields = {
-        f"FIELDS_OF_{name.upper()}": " ".join(f"{_IN_C[kind]} {each};" for each, kind in of.items())
-        for name, of in FIELDS.items()
-    }
     inputs = [axis.of_x.matrix for axis in axes]
     outputs = [axis.of_y.matrix for axis in axes]
     filters = [form.filter_transform for form in forms]
     parts = [
         head(dtype, vector_bytes),
         transposition(lanes_of(dtype, vector_bytes)),
-        _with(_text("operands"), **fields),
+        with_fields(_text("operands"), FIELDS, _IN_C),
         *_transforms("gather", "x", inputs),
         *_transforms("scatter", "y", outputs),
         *_transforms("gather", "w", filters),
@@ -146,6 +142,20 @@ def source_of(axes: Sequence[Axis], dtype: str, vector_bytes: int) -> str:
         parts += [_lines("y", turned, [form.outputs for form in forms])]
         loops += [_text("sums")]
     return "\n".join([*parts, _with("\n".join(loops), **sizes, PRODUCTS=_products(axes))])
+
+
+def with_fields(text: str, structures: Mapping[str, Mapping[str, str]], types: Mapping[str, str]) -> str:
+    """Return a source with the fields of its structures declared, as `structure` lays them out.
+
+    Args:
+        text: with FIELDS_OF_CALL and the like in their places.
+        structures: the kind of each field, by structure and field.
+        types: in C, by kind.
+    """
+    for structure, kinds in structures.items():
+        fields = " ".join(f"{types[kind]} {field};" for field, kind in kinds.items())
+        text = text.replace(f"FIELDS_OF_{structure.upper()}", fields)
+    return text
 
 
 def head(dtype: str, vector_bytes: int) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mucudnn.algorithms.compiled.source import transposition
+from mucudnn.algorithms.compiled.source import transposition, with_fields
 
 FIELDS = {
     "image": {
@@ -71,10 +71,7 @@ def source_of(dtype: str, vector_bytes: int) -> str:
         dtype: of the operands, one of `ELEMENTS`.
         vector_bytes: of a register.
     """
-    text = _text("depthwise")
-    for name, fields in FIELDS.items():
-        in_c = " ".join(f"{_IN_C[kind]} {field};" for field, kind in fields.items())
-        text = text.replace(f"FIELDS_OF_{name.upper()}", in_c)
+    text = with_fields(_text("depthwise"), FIELDS, _IN_C)
     real, place = _REALS[dtype]
     lanes = vector_bytes // (8 if real == "double" else 4)
     text = text.replace("COPYING\n", _text("copying"), 1)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mucudnn.algorithms.compiled.source import FIELDS as FIELDS_OF_TILES
-from mucudnn.algorithms.compiled.source import transposition
+from mucudnn.algorithms.compiled.source import transposition, with_fields
 
 FIELDS = {
     "image": FIELDS_OF_TILES["image"],
@@ -71,10 +71,7 @@ def source_of(dtype: str, unit: str | None = None) -> str:
         dtype: of the elements, float32 or bfloat16.
         unit: the source of what stands for the matrix unit; None for the processor's own.
     """
-    text = _text("products")
-    for name, fields in FIELDS.items():
-        in_c = " ".join(f"{_IN_C[kind]} {field};" for field, kind in fields.items())
-        text = text.replace(f"FIELDS_OF_{name.upper()}", in_c)
+    text = with_fields(_text("products"), FIELDS, _IN_C)
     text = text.replace("TRANSPOSITION", transposition(16))
     text = text.replace("TILES\n", _text("unit") if unit is None else unit, 1)
     return text.replace("ELEMENTS\n", _text(dtype), 1)

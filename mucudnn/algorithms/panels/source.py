@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mucudnn.algorithms.compiled.source import head, lanes_of, products, transposition
+from mucudnn.algorithms.compiled.source import head, lanes_of, products, transposition, with_fields
 
 FIELDS = {
     "image": {"start": "elements", **dict.fromkeys(("step_n", "step_c", "step_p"), "number")},
@@ -41,9 +41,6 @@ def source_of(dtype: str, vector_bytes: int) -> str:
         dtype: of all values, float32 or float64.
         vector_bytes: of a register.
     """
-    text = (_HERE / "panels.c").read_text(encoding="utf-8")
-    for name, fields in FIELDS.items():
-        in_c = " ".join(f"{_IN_C[kind]} {field};" for field, kind in fields.items())
-        text = text.replace(f"FIELDS_OF_{name.upper()}", in_c)
+    text = with_fields((_HERE / "panels.c").read_text(encoding="utf-8"), FIELDS, _IN_C)
     begin = head(dtype, vector_bytes), transposition(lanes_of(dtype, vector_bytes))
     return "\n".join([*begin, products(vector_bytes, MOST_TERMS, text)])
