@@ -49,6 +49,11 @@ def place_of(space: Mapping[str, Tensor], name: str, worker: int) -> int | None:
     return None if found is None else found.data_ptr()
 
 
+def elements_between(places: Sequence[int], element_bytes: int) -> int:
+    """Return the elements from one place to the next, of places that lie evenly apart; 0 for a single one."""
+    return (places[1] - places[0]) // element_bytes if len(places) > 1 else 0
+
+
 def run_shares(function: Function, call: ctypes.Structure, shares: Sequence[ctypes.Structure]) -> list[Any]:
     """Call a function for every thread's share; return what it returns for each."""
     calls = [functools.partial(function, call, share) for share in shares]

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
 from mucudnn.algorithms.compiled.axes import Axis
-from mucudnn.algorithms.compiled.calling import CompiledKernel, Function, functions_of, place_of, structure
+from mucudnn.algorithms.compiled.calling import (
+    CompiledKernel,
+    Function,
+    elements_between,
+    functions_of,
+    place_of,
+    structure,
+)
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.compiled.shares import Shares
 from mucudnn.algorithms.compiled.source import FIELDS, has_sums, source_of
@@ -127,13 +134,11 @@ class CompiledSumKernel(_Kernel):
 
     def __init__(self, shares: Shares, buffer: Tensor, gemm: int | None) -> None:
         super().__init__(shares, buffer, gemm)
-        sums = [self._space[f"sums{worker}"] for worker in range(shares.workers)]
+        places = [share.sums for share in self._shares]
         for share in self._shares:
-            share.u, share.u_plane = sums[0].data_ptr(), share.sums_plane
-            share.addends = len(sums)
-            share.addend = (
-                (sums[-1].data_ptr() - sums[0].data_ptr()) // max(len(sums) - 1, 1) // sums[0].itemsize
-            )
+            share.u, share.u_plane = places[0], share.sums_plane
+            share.addends = len(places)
+            share.addend = elements_between(places, self._dtype.itemsize)
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""

@@ -8,7 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, carve
-from mucudnn.algorithms.compiled.calling import CompiledKernel, Function, functions_of, place_of, structure
+from mucudnn.algorithms.compiled.calling import (
+    CompiledKernel,
+    Function,
+    elements_between,
+    functions_of,
+    place_of,
+    structure,
+)
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
 from mucudnn.algorithms.depthwise.axes import Axis
 from mucudnn.algorithms.depthwise.shares import Shares
@@ -102,7 +109,7 @@ class DepthwiseSumKernel(_Kernel):
         vector_bytes = shares.lanes * max(self._dtype.itemsize, 4)
         self._all = self._share(shares, 0)
         self._all.totals = len(places)
-        self._all.next_total = (places[-1] - places[0]) // max(len(places) - 1, 1) // vector_bytes
+        self._all.next_total = elements_between(places, vector_bytes)
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""

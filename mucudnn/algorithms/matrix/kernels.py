@@ -14,6 +14,7 @@ from mucudnn.algorithms.base import GradientSum, carve
 from mucudnn.algorithms.compiled.calling import (
     CompiledKernel,
     Function,
+    elements_between,
     functions_of,
     place_of,
     run_shares,
@@ -168,9 +169,7 @@ class MatrixSumKernel(_Kernel):
             places = [self._space[f"sums{each}"].data_ptr() for each in range(shares.workers)]
             for part in self._parts:
                 part.sums, part.totals = places[0], len(places)
-                part.next_total = (
-                    (places[-1] - places[0]) // max(len(places) - 1, 1) // torch.float32.itemsize
-                )
+                part.next_total = elements_between(places, torch.float32.itemsize)
 
     def add(self, image: Tensor, gradient: Tensor, into: GradientSum, first: bool) -> None:  # noqa: ARG002  # summed apart
         """Add the part's products to the running sums, or start these with them if it is the `first`."""
