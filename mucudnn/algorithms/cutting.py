@@ -4,10 +4,10 @@ In three dimensions the bands are of slices, in one of pixels: they are cut alon
 """
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from mucudnn.algorithms.parts import part_of
 from mucudnn.problem import ConvProblem
 
 
@@ -49,8 +49,7 @@ def band_problems(problem: ConvProblem, most: int) -> tuple[ConvProblem, ...]:
 def _rows_of_bands(problem: ConvProblem, most: int) -> list[int]:
     total = problem.output_size[0]
     count = -(-total // most)
-    ends = [total * each // count for each in range(count + 1)]
-    return [end - start for start, end in itertools.pairwise(ends)]
+    return [end - start for start, end in (part_of(total, each, count) for each in range(count))]
 
 
 def _band_problem(problem: ConvProblem, rows: int) -> ConvProblem:

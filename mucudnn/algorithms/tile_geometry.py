@@ -25,6 +25,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mucudnn.algorithms.base import Region
+from mucudnn.algorithms.parts import part_of
 from mucudnn.algorithms.sides import sides_of, three
 from mucudnn.algorithms.tiling import Tiling
 from mucudnn.problem import ConvOp, ConvProblem, Layout
@@ -160,7 +161,7 @@ class TileGeometry:
 
         Where there are fewer blocks than workers, some have none.
         """
-        first, last = (len(self.blocks) * each // self.workers for each in (worker, worker + 1))
+        first, last = part_of(len(self.blocks), worker, self.workers)
         return self.blocks[first:last]
 
     def _chunks_of(self, n: int, d: int, row: int) -> list[Box]:

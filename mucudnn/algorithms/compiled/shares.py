@@ -11,6 +11,7 @@ from functools import cached_property
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.compiled.axes import axes_of
+from mucudnn.algorithms.parts import part_of
 from mucudnn.algorithms.sides import sides_of
 from mucudnn.algorithms.tile_geometry import plane_length
 from mucudnn.problem import ConvOp, ConvProblem
@@ -86,7 +87,7 @@ class Shares:
 
     def lines_of(self, worker: int) -> tuple[int, int]:
         """Return a thread's first line, and the first that is no more its own; it may have none."""
-        return _part(self.total_lines, worker, self.workers)
+        return part_of(self.total_lines, worker, self.workers)
 
     def channels_of(self, worker: int) -> tuple[int, int]:
         """Return a thread's first channel of y, and the first that is no more its own; it may have none.
@@ -94,7 +95,7 @@ class Shares:
         They are whole groups, or without groups whole vectors, but for the last.
         """
         step = self.group if self.is_grouped else MOST_LANES
-        first, last = _part(-(-self.y_channels // step), worker, self.workers)
+        first, last = part_of(-(-self.y_channels // step), worker, self.workers)
         return min(first * step, self.y_channels), min(last * step, self.y_channels)
 
     @property
@@ -138,8 +139,3 @@ class Shares:
         return MOST_LANES * max(
             d.inputs * h.inputs * self._x_size[2], d.outputs * h.outputs * self._y_size[2]
         )
-
-
-def _part(total: int, number: int, count: int) -> tuple[int, int]:
-    """Return the first and the end of one of `count` parts, which differ by one at most."""
-    return total * number // count, total * (number + 1) // count

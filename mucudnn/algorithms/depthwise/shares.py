@@ -5,6 +5,7 @@ from functools import cached_property
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.depthwise.axes import Axis, axes_of
+from mucudnn.algorithms.parts import part_of
 from mucudnn.problem import ConvOp, ConvProblem
 
 _STAGE_BYTES = 2**18
@@ -73,8 +74,7 @@ class Shares:
 
     def units_of(self, worker: int) -> tuple[int, int]:
         """Return a thread's first unit, and the first that is no more its own; it may have none."""
-        first, last = (self.units * min(each, self.busy) // self.busy for each in (worker, worker + 1))
-        return first, last
+        return part_of(self.units, worker, self.busy) if worker < self.busy else (self.units, self.units)
 
     def _stage_bytes(self, band: int, strip: int) -> int:
         return self._vectors(self._read(band, strip) + band * strip)

@@ -4,6 +4,7 @@ from functools import cached_property
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.matrix.geometry import SIDE, Geometry
+from mucudnn.algorithms.parts import part_of
 from mucudnn.problem import ConvOp, ConvProblem
 
 _HALF_BYTES = 2
@@ -49,7 +50,8 @@ class Shares:
 
     def units_of(self, worker: int) -> tuple[int, int]:
         """Return a thread's first unit, and the first that is no more its own; it may have none."""
-        return (0, self.geometry.units) if self.is_by_channels else self._part(self.geometry.units, worker)
+        units = self.geometry.units
+        return (0, units) if self.is_by_channels else part_of(units, worker, self.workers)
 
     def channels_of(self, worker: int) -> tuple[int, int]:
         """Return a thread's first channel of y, and the first that is no more its own, when it computes."""
@@ -57,11 +59,8 @@ class Shares:
 
     def part_of_channels(self, worker: int) -> tuple[int, int]:
         """Return the channels of the filter that a thread packs, or whose gradient it writes."""
-        first, last = self._part(self.geometry.padded_channels // SIDE, worker)
+        first, last = part_of(self.geometry.padded_channels // SIDE, worker, self.workers)
         return first * SIDE, last * SIDE
-
-    def _part(self, total: int, worker: int) -> tuple[int, int]:
-        return total * worker // self.workers, total * (worker + 1) // self.workers
 
     @property
     def x_bytes(self) -> int:

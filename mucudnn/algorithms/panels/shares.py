@@ -1,12 +1,12 @@
 """Who computes what of products by panels, and where: each thread's part, and the workspace."""
 
-import itertools
 import math
 from functools import cached_property
 from typing import NamedTuple
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.compiled.source import most_vectors
+from mucudnn.algorithms.parts import part_of
 from mucudnn.algorithms.pointwise import has_rows
 from mucudnn.problem import ConvOp, ConvProblem
 
@@ -59,8 +59,7 @@ class Shares:
 
     def _cut(self, count: int) -> list[Span]:
         """Return a part of `count` for each thread, all about as large."""
-        ends = [count * each // self.workers for each in range(self.workers + 1)]
-        return list(itertools.pairwise(ends))
+        return [part_of(count, worker, self.workers) for worker in range(self.workers)]
 
     @property
     def regions(self) -> tuple[Region, ...]:
