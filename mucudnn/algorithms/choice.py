@@ -117,32 +117,40 @@ def offered(
             vectors; of torch's operations those stay then that need less workspace.
         may_round: whether float32 may be computed with fewer digits.
     """
-    in_blocks = whole or problem.batch == 1
-    families = _families(problem) if exhaustive else _likely_families(problem)
+    in_blocks = whole or problem.batch == 1 or exhaustive
     in_c = offers.likely_families(problem, exhaustive) if compiles else []
     for family in in_c:
-        yield from offers.variants(family, problem, threads, in_blocks or exhaustive)
-    if compiles and (in_blocks or exhaustive):
-        yield from likely_by_matrix_unit(problem, threads, exhaustive, may_round)
-        yield from likely_by_panels(problem, threads, exhaustive)
-    apart = (
-        [*likely_depthwise(problem, threads, exhaustive)] if compiles and (in_blocks or exhaustive) else []
-    )
-    yield from apart
-    tiles = (
+        yield from offers.variants(family, problem, threads, in_blocks)
+    if in_blocks:
+        depthwise: list[Algorithm] = []
+        if compiles:
+            yield from likely_by_matrix_unit(problem, threads, exhaustive, may_round)
+            yield from likely_by_panels(problem, threads, exhaustive)
+            depthwise += likely_depthwise(problem, threads, exhaustive)
+            yield from depthwise
+        others = [*_OTHERS]
+        is_small = bool(depthwise) and all(
+            each.workspace_bytes(problem) <= _COLUMN_BYTES for each in depthwise
+        )
+        if exhaustive or not is_small:
+            others += _column_bands(problem)
+        if exhaustive or not (in_c or is_small):
+            others += _bands(problem)
+        yield from (each for each in others if each.refusal(problem) is None)
+    yield from _tiles(problem, threads, in_blocks, exhaustive, is_winograd_in_c=bool(in_c))
+
+
+def _tiles(
+    problem: ConvProblem, threads: int, in_blocks: bool, exhaustive: bool, is_winograd_in_c: bool
+) -> Iterator[TileAlgorithm]:
+    """Tiles of torch's operations; where Winograd's are in C, of these only what needs less workspace."""
+    variants = (
         variant
-        for family in families
-        for variant in _variants(family, problem, threads, in_blocks or exhaustive)
-        if exhaustive or not (in_c and family.outputs) or _is_for_small_limits(variant)
+        for family in (_families if exhaustive else _likely_families)(problem)
+        for variant in _variants(family, problem, threads, in_blocks)
+        if exhaustive or not (is_winograd_in_c and family.outputs) or _is_for_small_limits(variant)
     )
-    is_small = bool(apart) and all(each.workspace_bytes(problem) <= _COLUMN_BYTES for each in apart)
-    bands = () if (in_c or is_small) and not exhaustive else _bands(problem)
-    columns = () if is_small and not exhaustive else _column_bands(problem)
-    others = (*_OTHERS, *columns, *bands)
-    for other in others if in_blocks or exhaustive else ():
-        if other.refusal(problem) is None:
-            yield other
-    for each in dict.fromkeys(tiles):
+    for each in dict.fromkeys(variants):
         if each.refusal(problem) is None and _has_its_blocks(each, problem):
             yield each
 
