@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mucudnn.algorithms.base import GradientSum, Region, SliceKernel, SumKernel, carve, total_bytes
 from mucudnn.algorithms.cutting import Band, band_problems, bands_of
+from mucudnn.algorithms.layouts import laid_out
 from mucudnn.algorithms.names import Names
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
@@ -113,8 +114,9 @@ class _Columns:
         self.x_rows, self.y_rows = band.x_rows, band.y_rows
         self._before = band.before
         self._bind_columns(space["columns"])
-        padded = (band.problem.in_channels, *_padded_size(band.problem))
-        self._padded = _ordered(space["padded"][: math.prod(padded)], (), padded, band.problem.layout)
+        padded = (1, band.problem.in_channels, *_padded_size(band.problem))
+        memory = space["padded"][: math.prod(padded)]
+        self._padded = laid_out(memory, padded, band.problem.layout)[0] if memory.numel() else memory
 
     def _bind_columns(self, memory: Tensor) -> None:
         problem = self.problem
@@ -184,25 +186,12 @@ class _Bands:
     """
 
     def __init__(self, problem: ConvProblem, most: int, space: Mapping[str, Tensor]) -> None:
-        k, c, *taps = problem.filter_shape
         self.problem = problem
         self.columns = [_Columns(band, space) for band in bands_of(problem, most)]
         self.is_whole = [each.x_rows for each in self.columns] == [slice(0, problem.input_size[0])]
-        self.filter = _ordered(space["filter"], (k,), (c, *taps), problem.layout)
-        self.filter_matrix = space["filter"].view(problem.groups, k // problem.groups, -1)
+        self.filter = laid_out(space["filter"], problem.filter_shape, problem.layout)
+        self.filter_matrix = space["filter"].view(problem.groups, problem.out_channels // problem.groups, -1)
         self.filter_sum = space["filter_sum"][0]
-
-
-def _ordered(flat: Tensor, outer: tuple[int, ...], inner: tuple[int, ...], layout: Layout) -> Tensor:
-    """View `flat` as (*outer, *inner), where `inner` starts with channels, which may lie last.
-
-    What has no elements stays as it is.
-    """
-    if not flat.numel():
-        return flat
-    if layout is Layout.CONTIGUOUS:
-        return flat.view(*outer, *inner)
-    return flat.view(*outer, *inner[1:], inner[0]).movedim(-1, len(outer))
 
 
 class _ColumnSlices:

@@ -5,6 +5,7 @@ Nothing is allocated on the way but results, and what PyTorch's own convolution 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor
 
 from mucudnn.algorithms import GradientSum
 from mucudnn.algorithms.base import memory_format
+from mucudnn.algorithms.layouts import laid_out
 from mucudnn.algorithms.own import result_bytes
 from mucudnn.backends import Backend, PartKernel, PartSumKernel
 from mucudnn.division import Division, running_sum_bytes
 from mucudnn.errors import OptionError
 from mucudnn.execution.grouping import Group, Part, Step, groups_of
 from mucudnn.execution.kept import KeptFilter
-from mucudnn.execution.workspace import Workspace, head
+from mucudnn.execution.workspace import Workspace
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _WORTH_KEEPING = 0.02
@@ -304,10 +306,9 @@ class _SumParts:
 
     def _running_sum(self, buffer: Tensor) -> Tensor:
         """The sum, laid out as dw, so that adding runs through both in step."""
-        k, c, *taps = self._problem.filter_shape
-        if self._problem.filter_layout is Layout.CONTIGUOUS:
-            return head(buffer, (k, c, *taps), sum_dtype(self._problem))
-        return head(buffer, (k, *taps, c), sum_dtype(self._problem)).movedim(-1, 1)
+        shape, dtype = self._problem.filter_shape, sum_dtype(self._problem)
+        values = buffer[: math.prod(shape) * dtype.itemsize].view(dtype)
+        return laid_out(values, shape, self._problem.filter_layout)
 
     def run(
         self,

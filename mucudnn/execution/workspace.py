@@ -236,12 +236,6 @@ _LOCKED = (
 )
 
 
-def head(buffer: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return a tensor at the start of a buffer of bytes."""
-    elements = torch.Size(shape).numel()
-    return buffer[: elements * dtype.itemsize].view(dtype).view(shape)
-
-
 def _bytes(n_bytes: int, device: torch.device) -> Tensor:
     with _lasting():  # nobody fills it: that would touch all of its pages, and a graph would at every replay
         return torch.empty(n_bytes, dtype=torch.uint8, device=device)
