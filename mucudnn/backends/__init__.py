@@ -75,12 +75,7 @@ def backend_of(algorithm: str, device: torch.device | None = None) -> Backend:
         OptionError: the id's prefix names no backend.
         BackendError: the backend cannot be used on this machine.
     """
-    name = backend_named_by(algorithm)
-    if name not in BACKENDS:
-        raise OptionError(
-            f"backend must be one of 'auto', {', '.join(map(repr, BACKENDS))}, but got {name!r}."
-        )
-    return _backend(name, _index(device) if name == "cudnn" else 0)
+    return _backend_named(backend_named_by(algorithm), device)
 
 
 def backend_for(name: str, device: torch.device) -> Backend:
@@ -91,12 +86,20 @@ def backend_for(name: str, device: torch.device) -> Backend:
         BackendError: no backend serves the device.
     """
     if name != "auto":
-        return backend_of(f"{name}:", device)
+        return _backend_named(name, device)
     served = backend_name(device)
     if served is None:
         kinds = ", ".join(_OF_DEVICES)
         raise BackendError(f"Convolutions can be tuned on {kinds}, but the model lies on {device}.")
-    return backend_of(f"{served}:", device)
+    return _backend_named(served, device)
+
+
+def _backend_named(name: str, device: torch.device | None) -> Backend:
+    if name not in BACKENDS:
+        raise OptionError(
+            f"backend must be one of 'auto', {', '.join(map(repr, BACKENDS))}, but got {name!r}."
+        )
+    return _backend(name, _index(device) if name == "cudnn" else 0)
 
 
 def _index(device: torch.device | None) -> int:
