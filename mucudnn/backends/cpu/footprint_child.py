@@ -44,6 +44,7 @@ from typing import TextIO, cast
 import torch
 
 from mucudnn.algorithms import GradientSum, named
+from mucudnn.algorithms.libraries import library_of_torch
 from mucudnn.algorithms.own import operands
 from mucudnn.algorithms.workers import run_on_workers
 from mucudnn.backends.base import Job, Prepared
@@ -280,7 +281,7 @@ class _MklPool:
     """The memory that MKL keeps from one matrix product to the next; none if torch is built without MKL."""
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        library = library_of_torch()
         names = ("mkl_serv_mem_stat", "MKL_Mem_Stat")  # linked into torch, or a library beside it
         self._query = next((getattr(library, name) for name in names if hasattr(library, name)), None)
         if self._query is not None:
