@@ -103,7 +103,11 @@ class ReuseTable:
 
     Attributes:
         batch: the largest number of samples that the table covers.
-        limit_bytes: the limit for the workspace of each part, inclusive; None is no limit.
+
+    Args:
+        candidates: in any order.
+        batch: the same.
+        limit_bytes: for the workspace of each part, inclusive; None is no limit.
 
     Raises:
         ValueError: `batch` or `limit_bytes` is negative, an algorithm has two set-up times, or times add up
@@ -112,7 +116,6 @@ class ReuseTable:
 
     def __init__(self, candidates: Sequence[Candidate], batch: int, limit_bytes: int | None = None) -> None:
         self.batch = batch
-        self.limit_bytes = limit_bytes
         self._grid = Grid(candidates, batch, limit_bytes)
         self._best = self._grid.best(self._grid.highest_level)
 

@@ -28,13 +28,12 @@ class Axis:
     are its pixels and inputs those of dy, those that are a stride apart are a phase with taps of its own.
 
     Attributes:
-        outputs, inputs: pixels.
+        outputs: pixels.
         step: inputs from one output of a phase to the next.
         phases: the taps of each; `period` is how many there are.
     """
 
     outputs: int
-    inputs: int
     step: int
     phases: tuple[tuple[Tap, ...], ...]
 
@@ -61,23 +60,23 @@ class Axis:
 
 def axes_of(problem: ConvProblem) -> tuple[Axis, ...]:
     """Return the axes d, h and w of what is written by fprop and dgrad, or of dy for wgrad."""
-    strides, dilations = three(problem.stride, 1), three(problem.dilation, 1)
-    sizes = zip(three(problem.output_size, 1), three(problem.input_size, 1), strict=True)
-    rest = zip(three(problem.kernel_size, 1), strides, dilations, three(problem.padding, 0), strict=True)
-    kind = _backward if problem.op is ConvOp.DGRAD else _forward
-    return tuple(kind(*size, *each) for size, each in zip(sizes, rest, strict=True))
+    is_dgrad = problem.op is ConvOp.DGRAD
+    size = problem.input_size if is_dgrad else problem.output_size
+    filters = (problem.kernel_size, problem.stride, problem.dilation)
+    axes = zip(*(three(each, 1) for each in (size, *filters)), three(problem.padding, 0), strict=True)
+    return tuple((_backward if is_dgrad else _forward)(*each) for each in axes)
 
 
-def _forward(y: int, x: int, taps: int, stride: int, dilation: int, padding: int) -> Axis:
+def _forward(outputs: int, taps: int, stride: int, dilation: int, padding: int) -> Axis:
     phase = tuple(Tap(tap, tap * dilation - padding) for tap in range(taps))
-    return Axis(y, x, stride, (phase,))
+    return Axis(outputs, stride, (phase,))
 
 
-def _backward(y: int, x: int, taps: int, stride: int, dilation: int, padding: int) -> Axis:
+def _backward(outputs: int, taps: int, stride: int, dilation: int, padding: int) -> Axis:
     """Pixel p of dx gets, by tap t, from pixel (p + padding - t * dilation) / stride of dy, if it is one."""
     ways = [(tap, padding - tap * dilation) for tap in range(taps)]
     phases = (
         tuple(Tap(tap, (phase + way) // stride) for tap, way in ways if (phase + way) % stride == 0)
         for phase in range(stride)
     )
-    return Axis(x, y, 1, tuple(phases))
+    return Axis(outputs, 1, tuple(phases))

@@ -58,7 +58,7 @@ class Handles:
     """
 
     def __init__(
-        self, library: Library, current_stream: CurrentStream, make: Callable[[Library], Handle] = Handle
+        self, library: Library, current_stream: CurrentStream, make: Callable[[Library], Handle]
     ) -> None:
         self._library = library
         self._current_stream = current_stream
