@@ -53,10 +53,12 @@ def solve_reuse(candidates: Sequence[Candidate], batch: int, limit_bytes: int) -
 
     Of equally fast divisions it is the one with the least workspace, then one whose parts are all
     deterministic, then with the fewest parts, then the one whose parts, sorted by id and size, come first.
-    The order of the candidates does not matter. Times are compared in ticks, of at most 2**-40
-    of what the slowest division might take, as long as there are fewer than 2**19 samples. Each part's and
-    each set-up's is rounded for itself: ties are exact where all are whole ticks, while of divisions that
-    differ by less than a tick for each of them any may count as the fastest.
+    The order of the candidates does not matter.
+
+    Times are compared in ticks. With fewer than 2**19 samples, a tick is at most 2**-40 of the time that the
+    slowest division might take. Each part's time and each set-up is rounded to whole ticks. Where all are
+    whole ticks anyway, ties are exact; of divisions that differ by less than one tick for each part and
+    set-up, any may count as the fastest.
 
     Raises:
         InfeasibleError: no division fits; the error holds the least limit for which one does.
@@ -122,8 +124,8 @@ class ReuseTable:
     def division(self, batch: int) -> Division | None:
         """Return the division of `batch` samples that `solve_reuse` finds; None where there is none.
 
-        The largest batch that is covered decides how long a tick is, and so which times that differ by less
-        than one for each part count as equal, or as which is the shorter.
+        A tick is as long as the table's largest batch requires. So where divisions differ by less than one
+        tick for each part, a table for `batch` alone may choose another one of them.
 
         Raises:
             ValueError: the table does not cover `batch`.
@@ -259,7 +261,11 @@ class Grid:
         return found
 
     def _first_part(self, table: Table, left: int, goals: IntArray) -> tuple[int, int] | None:
-        """Return row and column of the smallest part by the last of the algorithms that leads to its goal."""
+        """Return row and column of the next part, by id and then by size; None once no samples are left.
+
+        A part by a leads to a best division if p_a is its goal: f_a less the set-up or, once that is paid,
+        r_a. If several do, the last column has the first id, and its first row the smallest size.
+        """
         rows = np.searchsorted(self._sizes, left, side="right")
         p = table.t[:rows, : len(goals)] + table.r[left - self._sizes[:rows], : len(goals)]
         matches = p == goals
@@ -267,6 +273,7 @@ class Grid:
         return (int(matches[:, columns[-1]].argmax()), int(columns[-1])) if columns.size else None
 
     def _table(self, admitted: BoolArray, tie: Tie) -> Table:
+        """Evaluate the recurrence for the `admitted` candidates, batch by batch."""
         t, chosen = self._parts(admitted, tie)
         f = np.full((self.batch + 1, len(self._setups) + 1), NEVER)
         r = np.full((self.batch + 1, len(self._setups)), NEVER)
@@ -278,7 +285,7 @@ class Grid:
         for b, count in enumerate(rows.tolist()[first:], start=first):
             rest = r[b - self._sizes[:count]]
             pairs = t[:count] + rest
-            if tie is Tie.WORKSPACE:  # times add up, numbers of parts too, workspaces do not
+            if tie is Tie.WORKSPACE:  # which do not add up, as parts do: max(a, b) = a + b - min(a, b)
                 rest &= mask
                 pairs -= np.minimum(levels[:count], rest, out=rest)
             p = np.minimum.reduce(pairs, axis=0, initial=NEVER)

@@ -86,8 +86,9 @@ _log = logging.getLogger(__name__)
 def _let_go_of_importers() -> None:
     """Forget who has imported PuLP.
 
-    It keeps why a solver cannot be loaded, with the frames of all who called at that time: this module is
-    imported in the first call of `optimize`, whose caller's model and data would stay for ever.
+    PuLP keeps the error of every solver that it could not load, and with its traceback the frames of all
+    callers. This module is imported by the first call of `optimize`: the model and data of whoever called
+    that would never be freed.
     """
     for solver in vars(pulp).values():
         failure = getattr(solver, "err", None)
@@ -120,8 +121,9 @@ def solve_sharing(
     Raises:
         InfeasibleError: even the least workspaces exceed the limit, and the error holds their sum; or a
             site, which it names, has no division at all.
-        ValueError: `limit_bytes` is negative, the slowest divisions take no finite time together, or the
-            largest of each site that fit by themselves 2**63 bytes or more.
+        ValueError: `limit_bytes` is negative; the slowest divisions of all sites together take no finite
+            time; or the largest workspaces of all sites, each within the limit by itself, add up to 2**63
+            bytes or more.
     """
     if limit_bytes < 0:
         raise ValueError(f"limit_bytes must not be negative, but got {limit_bytes}.")
@@ -160,9 +162,10 @@ def _check_feasible(offers: Mapping[Key, Sequence[Division]], limit_bytes: int) 
 
 
 def _answer(choices: Choices, prices: Prices, solver: Solver) -> tuple[Selection, str]:
-    """Return an answer that is within the limit in exact integers, and why a better one may exist, if so.
+    """Return an answer within the limit, checked in exact integers, and why a better one may exist.
 
-    Where the solver gives none that is faster, it is the cheapest selection at the lowest price.
+    The reason is empty where the solver calls its answer the best. If it finds nothing faster, the answer
+    is the cheapest selection at the least price.
     """
     try:
         answer, status = _answer_of(solver, _Programme(choices, prices), choices)

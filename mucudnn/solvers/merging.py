@@ -122,8 +122,8 @@ def best_selection(choices: Choices, prices: Prices, upper: float) -> Selection:
     """Return the best selection within the limit, given that one takes `upper` ticks at most.
 
     It takes the least time; of equally fast ones, it has the least workspace; of those, the first site in
-    which they differ has less. The nearer a bound is to the best time, the fewer sums there are; so bounds
-    near `prices.lower` are tried first, and one that the result does not exceed has lost nothing.
+    which they differ has less. The tighter a bound is, the fewer sums there are. So bounds near
+    `prices.lower` are tried first; a result that is within its bound is the best of all.
 
     Raises:
         TooManySumsError: one site would make more than `MOST_SUMS` sums.
