@@ -18,7 +18,7 @@ from mucudnn.profile import Comparison, Measurement, Record
 from mucudnn.timing import HOPELESS
 
 _ROUNDS = max(HOPELESS)
-"""Of a race, after which the hopeless leave it for the last time before there is any interval."""
+"""Rounds of a race after which the hopeless leave it last; only later is there an interval."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +101,12 @@ def predicted_estimate(division: Division, records: Sequence[Record]) -> Estimat
 
 
 def _bounded(measurement: Measurement) -> Estimate:
-    """Return the estimate; without an interval, half of the fastest sample is its lower end.
+    """Return the estimate, with a lower end also where there are too few samples for an interval.
 
-    So few samples has only who left a race early, because the fastest of three was beyond twice the slowest
-    of a rival. Whoever is faster than half of it beats it by the same rule. Fewer than three may be one that
-    was disturbed, though a warm-up that is not kept told the race otherwise: they have no lower end but 0.
+    Only an algorithm that left the race early has so few: the fastest of its three samples took more than
+    twice as long as the slowest of a rival. Whatever takes less than half of its fastest sample beats it by
+    the same rule, so that half is the lower end. A single sample may have been disturbed, and the warm-up
+    that decided then is not kept: with fewer than three the lower end is 0.
     """
     estimate = measurement.estimate
     if math.isfinite(estimate.low):

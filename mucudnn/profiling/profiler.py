@@ -134,8 +134,8 @@ class Profiler:
     def known_workspaces(self, problem: ConvProblem) -> list[Candidate]:
         """Return every algorithm at every size with the workspace that it needs, as far as known, untimed.
 
-        It is what tells the least limit that would do when none fits. What was refused for another reason
-        than its size is left out.
+        By it the least limit that would do is told when none fits. What was refused for another reason than
+        its size is left out.
         """
         trials = self._trials(problem)
         known = self._store.records(self.environment, trials)

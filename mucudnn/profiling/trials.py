@@ -1,16 +1,16 @@
-"""As which trials the finished is kept, what a record answers under a bound, and what fits as it was seen."""
+"""Trials of finished divisions, and what a record says: whether it answers, is accurate enough, and fits."""
 
 from mucudnn.division import Division, undivided
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Record, Refusal, RefusalKind, Trial, is_own
 
 _WEIGHING_NOISE_BYTES = 32 * 2**10
-"""How much more than it takes a finished division may be seen to take: eight pages of small objects, as the
-heap grows by pages (five seen, in a process that had weighed much before)."""
+"""By how much the weighing of a finished division may exceed what it takes: eight pages of small objects, as
+the heap grows by pages (five seen, in a process that had weighed much before)."""
 
 
 def division_trial(problem: ConvProblem, division: Division) -> Trial:
-    """Return the trial under which a finished division that is too large, or breaks, is stored."""
+    """Return the trial under which the refusal of a finished division is stored: too large, or broken."""
     return Trial(problem, division.key, whole=True)
 
 
@@ -20,7 +20,7 @@ def packed_trial(problem: ConvProblem, own: str) -> Trial:
 
 
 def is_settled(record: Record | None, limit_bytes: int) -> bool:
-    """Return whether a record answers under the limit: a refusal for size does up to its own limit."""
+    """Return whether a record answers under the limit; a refusal for size answers up to its own limit."""
     if record is None:
         return False
     if record.refusal is None or record.is_broken:
@@ -29,13 +29,13 @@ def is_settled(record: Record | None, limit_bytes: int) -> bool:
 
 
 def judged(record: Record, max_error: float | None) -> Record:
-    """Return the record, or one that is refused if its error is larger than the user wants.
+    """Return the record or, if its error is larger than the user wants, a refusal in its place.
 
-    That of PyTorch's own convolution is what there is.
+    PyTorch's own convolution is never refused for its error.
 
     Args:
         record: of any trial.
-        max_error: that is wanted; None for no bound beside the backend's.
+        max_error: the largest that the user wants; None for no bound beside the backend's.
     """
     trial, error = record.trial, record.error
     if max_error is None or error is None or error <= max_error or is_own(trial.algorithm):
