@@ -58,7 +58,7 @@ def groups_of(backend: Backend, problem: ConvProblem, division: Division, sum_by
         backend: that runs them.
         problem: of the whole mini-batch.
         division: of the same batch.
-        sum_bytes: of the running sum, which is in what a part was measured to take.
+        sum_bytes: of the running sum, which each part's measured workspace includes.
 
     Raises:
         BackendError: an algorithm does not compute the problem.
@@ -88,9 +88,10 @@ def _check_computed(backend: Backend, step: Step) -> None:
 
 
 def _aligned_first(backend: Backend, problem: ConvProblem, division: Division) -> Sequence[Candidate]:
-    """The parts in an order in which each starts where its problem says: odd sizes go last.
+    """The parts in an order in which each starts as well aligned as its problem says: odd sizes go last.
 
-    That may part those of an algorithm, which then pays its set-up twice: the time of the whole tells.
+    That may separate parts of one algorithm, which then pays its set-up twice; the measured time of the whole
+    division includes that.
     """
     if backend.alignment_bytes == 1:
         return division.parts
@@ -102,7 +103,7 @@ def _elsewhere_bytes(
 ) -> int:
     """The most that one of `parts`, all of one algorithm, takes beside its buffer and the running sum."""
     if backend.declares(parts[0].algorithm):
-        return 0  # what a part of another size was measured to take is no matter
+        return 0  # whatever its workspace was measured to be
     takings = (
         part.workspace_bytes - backend.buffer_bytes(problem.part(part.batch), part.algorithm) - sum_bytes
         for part in parts

@@ -1,8 +1,9 @@
 """Whether the filter whose transform lies in a workspace is still the one that is given.
 
-In inference a filter stays, and its transform can stay with it, wherever nobody else writes to the
-workspace: in sharing mode, or if one site runs again and again. Writes through `weight.data` raise no
-version, and memory is used again, so a filter that lies where it lay is compared by its bits as well.
+In inference a filter stays the same, and its transform can be kept where nobody else writes to the
+workspace: in sharing mode, or if one site runs again and again. An equal address and version do not prove
+that a filter is the same: writes through `weight.data` do not raise the version, and freed memory is used
+again. So its bits are compared as well, by a checksum.
 """
 
 import zlib
@@ -15,7 +16,7 @@ from mucudnn.execution.workspace import Workspace
 
 
 class _Place(NamedTuple):
-    """Where a filter lies; another place is another filter, or it would not matter if it were not."""
+    """Where a filter lies; if it lies elsewhere it is taken for another one, which costs one transform."""
 
     address: int
     version: int
@@ -23,7 +24,10 @@ class _Place(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What lies in a workspace: whose, of which filter; a checksum once the same place was seen twice."""
+    """Whose transform lies in a workspace, and of which filter.
+
+    The checksum is None until the filter was seen in the same place twice.
+    """
 
     user: object
     place: _Place

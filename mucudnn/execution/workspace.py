@@ -82,9 +82,9 @@ class Workspace:
 
         Args:
             n_bytes: that are needed now.
-            capacity_bytes: what it grows to at once, if it must grow and there is memory: what later layers
-                are known to need. As much of it comes again after it was given back, in one piece. One for
-                graphs grows to what is expected, if that will do: it never makes room in a block for others.
+            capacity_bytes: what later layers are known to need. If the buffer must grow, it grows to this
+                size at once, as far as there is memory; if it was given back, so much of it comes again, in
+                one piece. One for graphs grows to what is expected instead, where that is enough.
         """
         if n_bytes > self.needed_bytes:
             self.needed_bytes = n_bytes
@@ -130,20 +130,21 @@ class Workspace:
     ) -> None:
         """Let `n_bytes` be taken elsewhere, so that they and what the buffer holds stay within the limit.
 
-        What lies behind in the buffer goes back to the system, or on a device all of it to its allocator; it
-        comes again when it is needed. Where the system takes no pages, since they are locked in memory, the
-        whole buffer goes; but one in use stays whole, and a warning tells once that the limit does not hold.
-        That of captured graphs stays, and the limit does not hold there.
+        On the host the end of the buffer goes back to the system, on a device the whole buffer to the
+        allocator; it comes again when it is needed. Where the system takes no pages back, since they are
+        locked in memory, the buffer is dropped; one in use stays whole, and a warning says once that the
+        limit does not hold. That of captured graphs always stays, and the limit does not hold there.
 
         Args:
             n_bytes: that are to be taken.
             limit_bytes: for them and for the buffer.
             backend: that gives memory back.
-            result_bytes: of a tensor that is made before they are taken. An allocator that keeps blocks cuts
-                it out of the smallest that will do: so that this is not the buffer's, which would be too
-                small for the `n_bytes` then, there is another one.
+            result_bytes: of a tensor that is made before they are taken. A caching allocator cuts it out of
+                the smallest block that is large enough. If that were the buffer's, the rest would be too
+                small for the `n_bytes`; so another block of this size is left free for it.
             block_bytes: what the buffer will grow to, on a device. If `n_bytes` do not fit beside that, it
-                grows before they are taken: out of its block, and the allocator keeps one for both.
+                grows now, before they are taken: then they are taken out of its block, and the allocator
+                keeps one block for both.
             is_in_use: whether a division is half run, whose kernels are bound to the buffer.
         """
         kept_bytes = max(limit_bytes - n_bytes, 0)
@@ -301,7 +302,7 @@ def _needed_bytes(device: torch.device, owner: Owner | None) -> int:
 
 
 def release_workspaces() -> None:
-    """Give back the memory of all workspaces that nobody runs in; they grow anew when needed.
+    """Give back the memory of all workspaces that nobody runs in; new ones are made when needed.
 
     What captured graphs use stays.
     """
