@@ -100,16 +100,10 @@ class Runner:
         self._sums = _SumParts(backend, problem, groups, sum_bytes)
         self._by_pages = backend.takes_memory_by_pages
         self._is_anywhere = backend.alignment_bytes == 1
-        self._limit_bytes = limit_bytes or 0  # without a limit nobody makes room
-        self._result_bytes = result_bytes(problem)
-        self._elsewhere_bytes = max((group.elsewhere_bytes for group in groups), default=0)
+        block_bytes = capacity_bytes if self.is_own else 0
+        self._room = _Room(backend, problem, groups, self.buffer_bytes, limit_bytes, block_bytes)
         # What other divisions need would be taken at once beside what this one takes elsewhere.
-        is_mixed = limit_bytes is not None and self._elsewhere_bytes > 0
-        self._capacity_bytes = 0 if is_mixed else capacity_bytes
-        # A device gives the buffer back as a whole, before any kernel works in it.
-        self._makes_room_between = is_mixed and self._by_pages and self.buffer_bytes > 0
-        self._makes_room_first = is_mixed and not self._makes_room_between
-        self._block_bytes = capacity_bytes if self.is_own else 0
+        self._capacity_bytes = 0 if self._room.is_made else capacity_bytes
         self._kept = KeptFilter()
         self._can_keep_filter = (
             self._by_pages
@@ -163,15 +157,16 @@ class Runner:
         keeps_filter: bool,
     ) -> Tensor:
         """Return the same in a workspace that nobody else writes to."""
-        if self._makes_room_first:
-            self._make_room(workspace, self._elsewhere_bytes)
+        room = self._room
+        if room.is_made_first:
+            room.make_first(workspace)
         if self.is_own:
             return self._backend.own_convolution(self.problem, first, second, bias, unread)
         if not self._is_anywhere:
             first = self._backend.operand(first, *self._first_form)
             second = self._backend.operand(second, *self._second_form)
         workspace.reserve(self.buffer_bytes, self._capacity_bytes)
-        ready = functools.partial(self._make_ready, workspace) if self._makes_room_between else None
+        ready = functools.partial(room.make_before, workspace) if room.is_made_between else None
         if self.problem.op is ConvOp.WGRAD:
             workspace.holder = None
             return self._sums.run(workspace, first, second, unread, ready)
@@ -183,8 +178,51 @@ class Runner:
         workspace.holder = held
         return result
 
-    def _make_room(self, workspace: Workspace, elsewhere_bytes: int, *, is_in_use: bool = False) -> None:
-        """Let so much be taken beside the buffer, so that both stay within the limit."""
+
+class _Room:
+    """How what parts take elsewhere and the buffer, which makes room for it, stay within one limit.
+
+    Attributes:
+        is_made: whether the buffer must make room: there is a limit, and something is taken elsewhere.
+        is_made_first: whether it does so once, before all parts: a device gives a buffer back as a whole,
+            before any kernel works in it.
+        is_made_between: whether it does so before each group that needs it, page by page.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        problem: ConvProblem,
+        groups: Sequence[Group],
+        buffer_bytes: int,
+        limit_bytes: int | None,
+        block_bytes: int,
+    ) -> None:
+        self._backend = backend
+        self._result_bytes = result_bytes(problem)
+        self._elsewhere_bytes = max((group.elsewhere_bytes for group in groups), default=0)
+        self._buffer_bytes = buffer_bytes
+        self._limit_bytes = limit_bytes or 0  # without a limit nobody makes room
+        self._block_bytes = block_bytes
+        self.is_made = limit_bytes is not None and self._elsewhere_bytes > 0
+        self.is_made_between = self.is_made and backend.takes_memory_by_pages and buffer_bytes > 0
+        self.is_made_first = self.is_made and not self.is_made_between
+
+    def make_first(self, workspace: Workspace) -> None:
+        """Let as much be taken beside the buffer as any group takes."""
+        self._make(workspace, self._elsewhere_bytes)
+
+    def make_before(self, workspace: Workspace, group: Group) -> None:
+        """Give back what the groups before have touched of the buffer, if this one needs that room.
+
+        The running sum at its start stays: the workspace of every part counts it.
+        """
+        if group.elsewhere_bytes:
+            self._make(workspace, group.elsewhere_bytes, is_in_use=True)
+        else:
+            workspace.reserve(self._buffer_bytes)
+
+    def _make(self, workspace: Workspace, elsewhere_bytes: int, *, is_in_use: bool = False) -> None:
         workspace.make_room(
             elsewhere_bytes,
             self._limit_bytes,
@@ -193,16 +231,6 @@ class Runner:
             self._block_bytes,
             is_in_use=is_in_use,
         )
-
-    def _make_ready(self, workspace: Workspace, group: Group) -> None:
-        """Give back what the groups before have touched of the buffer, if this one needs that room.
-
-        The running sum at its start stays: the workspace of every part counts it.
-        """
-        if group.elsewhere_bytes:
-            self._make_room(workspace, group.elsewhere_bytes, is_in_use=True)
-        else:
-            workspace.reserve(self.buffer_bytes)
 
 
 class _SliceParts:
