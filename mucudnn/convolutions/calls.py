@@ -201,7 +201,7 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
 
 
 def _in_python(value: Any) -> Any:
-    """Return a number, or those of a tuple, as Python's, where they are whole ones of NumPy or a tensor."""
+    """Return whole numbers of NumPy or of tensors, also in a tuple, as Python's; all else as it is."""
     if isinstance(value, tuple):
         return tuple(map(_in_python, value))
     return int(value) if _is_whole(value) else value
@@ -214,8 +214,8 @@ def _is_whole(value: object) -> bool:
 def _layout_of_call(image: Tensor, weight: Tensor, arguments: ConvArguments) -> Layout:
     """Return the layout in which PyTorch runs a convolution that it can run, and returns the result.
 
-    It tells itself, to those who look for it: `layout_of` does not know which of its own functions it takes,
-    and some have only one layout.
+    PyTorch itself is asked, by functions that it hides: `layout_of` does not know which implementation it
+    takes, and some have only one layout.
     """
     backend = torch._C._select_conv_backend(
         image,

@@ -72,7 +72,7 @@ _READERS: dict[object, Callable[..., Call]] = {
 
 
 class ConvolutionMode(TorchFunctionMode):
-    """Has convolutions computed by a subclass, where it does, while it is entered.
+    """While it is entered, a subclass computes convolutions; what it leaves, PyTorch's own does.
 
     Attributes:
         _within: is entered for all that is computed.
@@ -124,7 +124,7 @@ class ConvolutionMode(TorchFunctionMode):
 
 
 class Serving(ConvolutionMode):
-    """Has a function compute convolutions, where it does."""
+    """A mode in which a function computes convolutions; where it returns None, PyTorch's own does."""
 
     def __init__(self, serve: Callable[[Call], Tensor | None]) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Serving(ConvolutionMode):
 
 
 def _plain_call(call: Call) -> Call:
-    """Return a call of tensors without classes that PyTorch's functions do not ask (any more)."""
+    """Return the call with plain tensors, where their classes have been asked, or are not to be."""
     bias = None if call.bias is None else as_plain(call.bias)
     return call._replace(image=as_plain(call.image), weight=as_plain(call.weight), bias=bias)
 
@@ -147,9 +147,9 @@ def _asked(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Return what the classes of a call's tensors have a function mean, asked in PyTorch's order.
+    """Return what the first class of a call's tensors that knows `func` makes of it, in PyTorch's order.
 
-    NotImplemented if it means nothing to any of them.
+    NotImplemented if none of them knows it.
     """
     for each in _get_overloaded_args((call.image, call.weight, call.bias)):
         result = each.__torch_function__(func, types, args, kwargs)

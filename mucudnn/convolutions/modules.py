@@ -29,7 +29,7 @@ def check_is_module(model: object) -> None:
 
 
 def tuned_device(model: nn.Module) -> torch.device:
-    """Return where a model is tuned: where the first convolution lies that can be divided, or else the model.
+    """Return the device on which a model is tuned: that of its first dividable convolution, or its own.
 
     Those on the meta device, of which there are shapes alone, do not count.
     """
@@ -187,10 +187,11 @@ def pads_of(module: Any) -> tuple[int, ...]:
 
 
 def padded(module: Any, call: Call) -> tuple[Tensor, ConvArguments]:
-    """Return the call's image, padded where equal zeros on both sides cannot say it, and what remains.
+    """Return the call's image and arguments, with only equal numbers of zeros on both sides left to pad.
 
-    Without a module, None, the call is a function's. Under autocast the image is to be cast afterwards:
-    reflected and replicated pixels are float32 there, and so are the sums of their gradients.
+    All other padding is done here. Without a module, None, the call is a function's. Under autocast the image
+    is to be cast afterwards: reflected and replicated pixels are float32 there, and so are the sums of their
+    gradients.
     """
     image, weight, _, arguments, padding_mode = call
     if padding_mode != "zeros":

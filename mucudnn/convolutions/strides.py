@@ -21,8 +21,8 @@ def layout_of(image: Tensor, weight: Tensor) -> Layout:
 def in_order(tensor: Tensor, order: torch.memory_format) -> Tensor:
     """Return `tensor`, or a copy of it, dense in `order`, with the strides of a new tensor.
 
-    Lengths of 1 leave strides open: `contiguous` keeps such as they are, and PyTorch's convolutions may read
-    the other order out of them. Out of a single sample's own they read none, and it may stay.
+    Along a length of 1 any stride is dense: `contiguous` keeps it as it is, and PyTorch's convolutions may
+    take it for that of the other order. That of a single sample does not mislead them, and may stay.
     """
     dense = tensor.contiguous(memory_format=order)
     if 1 not in dense.shape[1:]:
@@ -34,8 +34,8 @@ def in_order(tensor: Tensor, order: torch.memory_format) -> Tensor:
 def is_channels_last(tensor: Tensor) -> bool:
     """Return whether PyTorch takes the tensor for channels_last: by its strides alone, dense or not.
 
-    They must not fall in the order of channels, columns, rows, planes, samples; where lengths of 1 leave it
-    open, the tensor is contiguous. Source: PyTorch, c10/core/MemoryFormat.h.
+    From channels to columns, rows, planes and samples they must not fall; where lengths of 1 leave it open,
+    the tensor is contiguous. Source: PyTorch, c10/core/MemoryFormat.h.
     """
     if tensor.dim() not in _CHANNELS_LAST_DIMENSIONS or tensor.stride(1) == 0:
         return False

@@ -74,11 +74,11 @@ def as_plain(tensor: Tensor) -> Tensor:
 
 
 def watcher(*tensors: Tensor | None) -> tuple[Reason, str] | None:
-    """Return why, and by whom, what is computed of `tensors` is watched, if they hold numbers; else None.
+    """Return why a call on `tensors` is left to PyTorch, and to whom, if somebody watches it; else None.
 
-    That is a mode, such as FlopCounterMode, that of selective checkpoints or an `overriding_mode`, or a
-    tensor's class, such as DTensor; not PyTorch's own ways to trace and to pretend, in which nothing is
-    computed.
+    Who watches is a mode (FlopCounterMode, that of selective checkpoints, an `overriding_mode`) or the class
+    of a tensor (DTensor). Where tensors hold no numbers, as in PyTorch's own ways to trace and to pretend,
+    nothing is computed, and nobody watches.
     """
     present = [each for each in tensors if each is not None]
     with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to be asked
@@ -100,8 +100,8 @@ def watcher(*tensors: Tensor | None) -> tuple[Reason, str] | None:
 def overriding_mode() -> type | None:
     """Return the class of a function mode in which PyTorch's functions may be others; None outside of it.
 
-    Those of PyTorch's own, such as `torch.set_default_device`, have none of convolutions, and what
-    `autotune` has of them is ours.
+    PyTorch's own modes, such as that of `torch.set_default_device`, leave convolutions as they are, and the
+    mode of `autotune` is ours.
     """
     if not _is_function_mode_enabled():
         return None
@@ -118,7 +118,7 @@ def is_traced(*tensors: Tensor | None) -> bool:
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Return the same where nothing is being compiled."""
+    """Return whether it is being traced or transformed: enough where nothing is being compiled."""
     if _tracing_state() is not None or _dispatch_modes():
         return True
     for tensor in tensors:
