@@ -128,7 +128,8 @@ class CpuBackend:
 
         PyTorch's own convolution is weighed in a child process that is held to the limit. Where it computes
         a part, in the other layout or some rows, it also makes a result of its own, which is then copied or
-        added. Beside that counts all that was seen, as the sum has to be within the noise of one weighing.
+        added. Then what was seen counts in full, however little: the sum must be within the noise of one
+        weighing.
         """
         problem = trial.problem
         declared = self.buffer_bytes(problem, trial.algorithm)
