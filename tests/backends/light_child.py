@@ -35,7 +35,7 @@ def _answer(asked: str, payload: Mapping[str, float]) -> Mapping[str, object]:
         raise ValueError(asked)
     time.sleep(payload["seconds"])
     n_bytes = payload["bytes"]
-    return {"n_bytes": n_bytes, "seen_bytes": n_bytes, "reason": "It was asked for so.", "spent": False}
+    return {"n_bytes": n_bytes, "seen_bytes": n_bytes, "spent": False}
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Scales:
     def measure(self, job: Job, limit_bytes: int | None) -> Footprint:
         assert limit_bytes == LIMIT_BYTES
         n_bytes = self.left.pop(0)
-        return Footprint(n_bytes, n_bytes, "as it was told")
+        return Footprint(n_bytes, n_bytes)
 
 
 @pytest.mark.parametrize(

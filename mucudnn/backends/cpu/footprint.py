@@ -63,12 +63,10 @@ class Footprint:
             without workspace is seen to take; it may lie above the limit by the allowance. None if it failed
             for want of memory under the limit.
         seen_bytes: the same as it was seen, for sums with what else is taken.
-        reason: where n_bytes comes from, or how the job failed, in a sentence.
     """
 
     n_bytes: int | None
     seen_bytes: int | None
-    reason: str
 
 
 class FootprintMeter:
@@ -138,7 +136,7 @@ class FootprintMeter:
         except _ChildDiedError as death:
             child.end()
             if death.under_cap:
-                return Footprint(None, None, f"Under the cap its process died: {death}.")
+                return Footprint(None, None)
             text = f"{job.function} could not be weighed: its process died: {death}."
             raise UnmeasuredError(text) from death
         except BaseException:
@@ -153,7 +151,7 @@ class FootprintMeter:
             kind = CompilationError if reply["for_now"] else JobFailedError
             raise kind(f"{job.function} could not be weighed: {reply['failed']}")
         n_bytes, seen_bytes = (cast("int | None", reply[name]) for name in ("n_bytes", "seen_bytes"))
-        return Footprint(n_bytes, seen_bytes, str(reply["reason"]))
+        return Footprint(n_bytes, seen_bytes)
 
     def _taken_child(self) -> "_Child":
         """Return a child that is ready, and nobody else's: a signal handler gets another meanwhile."""

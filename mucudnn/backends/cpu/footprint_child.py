@@ -51,7 +51,7 @@ from mucudnn.backends.base import Job, Prepared
 from mucudnn.backends.cpu.footprint import adopt_settings
 from mucudnn.errors import CompilationError
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.sizes import format_bytes, format_exactly
+from mucudnn.sizes import format_bytes
 
 NOISE_BYTES = 64 * 2**10
 """What a run grows by, at most, without taking anything: small objects of Python and oneDNN (40 KiB seen)."""
@@ -88,9 +88,9 @@ _OF_PYTORCH = "DefaultCPUAllocator"
 class _OverLimitError(Exception):
     """A run failed under its cap for want of memory; `is_clean` says whether all still works."""
 
-    def __init__(self, reason: str, is_clean: bool) -> None:
+    def __init__(self, is_clean: bool) -> None:
         self.is_clean = is_clean
-        super().__init__(reason)
+        super().__init__(is_clean)
 
 
 def main() -> None:
@@ -134,14 +134,12 @@ def _answer(meter: "_Scales", request: Mapping[str, object], replies: TextIO) ->
         if meter.has_kept_more:  # a library may have, once in a while (1.1 MiB seen); the job would again
             prepared = job.prepare()
             seen = min(seen, meter.weigh(prepared, limit_bytes))
-    except _OverLimitError as error:
-        return {"n_bytes": None, "seen_bytes": None, "reason": str(error), "spent": meter.is_spent}
+    except _OverLimitError:
+        return {"n_bytes": None, "seen_bytes": None, "spent": meter.is_spent}
     except Exception as error:  # noqa: BLE001  # whatever a job raises is its owner's to judge
         is_for_now = isinstance(error, CompilationError)
         return {"failed": f"{type(error).__name__}: {error}", "for_now": is_for_now, "spent": meter.is_spent}
-    reason = "Measured as the growth of a process's address space."
-    n_bytes = _at_least(NOISE_BYTES, seen)
-    return {"n_bytes": n_bytes, "seen_bytes": seen, "reason": reason, "spent": meter.is_spent}
+    return {"n_bytes": _at_least(NOISE_BYTES, seen), "seen_bytes": seen, "spent": meter.is_spent}
 
 
 class _Scales:
@@ -325,12 +323,9 @@ def _capped(limit_bytes: int | None, result_bytes: int) -> Iterator[None]:
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
     except (MemoryError, OSError, RuntimeError) as error:
-        text = str(error).partition("\n")[0]
-        if isinstance(error, MemoryError) or _LACK_OF_MEMORY.search(str(error)):
-            raise _OverLimitError(
-                f"It needs more than the limit of {format_exactly(limit_bytes)}: {text}",
-                is_clean=_OF_PYTORCH in text,
-            ) from None
+        text = str(error)
+        if isinstance(error, MemoryError) or _LACK_OF_MEMORY.search(text):
+            raise _OverLimitError(is_clean=_OF_PYTORCH in text.partition("\n")[0]) from None
         raise
 
 
