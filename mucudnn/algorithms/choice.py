@@ -22,40 +22,40 @@ from mucudnn.algorithms.tiles import FOURIER_INPUTS, TileAlgorithm
 from mucudnn.problem import ConvProblem, Layout
 
 _COLUMN_BYTES = 2**22
-"""Of columns that are made at once, where those of an image take more than twice as much.
+"""Columns of about so many bytes are made at once, where those of an image take more than twice as many.
 
 So the input gradient of 2x2x2 of stride 2, of 128 channels and 32x48x48, takes 9.5 MiB instead of 72.5.
 """
 
 _LEAST_BANDED_BYTES = 2**20
-"""Of an image and its result above which bands of its rows are tried: halves, and bands of about so much."""
+"""Bands of rows are tried where an image and its result take more: halves, and bands of about so much."""
 
 _BLOCK_BYTES = (2**19, 2**21)
-"""Sizes of one transform of x to which blocks are cut: two of them and U fit a second-level cache.
+"""Blocks are cut so that x, transformed, takes about so many bytes: two such and U fit a second-level cache.
 
 Half a MiB serves caches of 1 MiB and up and few channels, 2 MiB more channels (measured with 2 MiB).
 """
 
 _LEAST_TILES = 24
-"""Tiles of a block below which its matrix products are slow."""
+"""Matrix products of blocks with fewer tiles are slow."""
 
 _LEAST_TRIED_TAPS = 7
-"""Taps from which Fourier's tiles may win; 5 x 5 took twice as long as PyTorch's own."""
+"""With fewer taps Fourier's tiles do not win: for 5 x 5 they took twice as long as PyTorch's own."""
 
 _FOURIER_RANGES = ((24, 1), (64, 1), (36, 8))
-"""Most t, and images, of which the tiles of Fourier's form with the fewest multiplications are tried.
+"""Pairs of the largest t and a number of images: for each, the form that multiplies least is tried.
 
-The filter's transform counts once for all images. Small tiles leave a small filter, transformed, which
-limits may have room for; the largest ones take longer to read it than they save. Four images of 64
+The filter's transform counts once for all images. Small tiles make a small transformed filter, for which
+tight limits may have room; with the largest tiles, reading it takes longer than they save. Four images of 64
 channels and 56x56 pixels took, with 15x15, 92 ms with t = 28, 118 with 24, 114 with 34 and 133 with 32;
 with 11x11 78 with 24, 99 with 38, 105 with 32 and 125 with 16.
 """
 
 _FILTER_BYTES = (2**24, 2**23, 2**22)
-"""Of a transformed filter that is larger: as many channels of y are tried at once."""
+"""Where a transformed filter is larger, so many channels of y at once are tried as have this much of it."""
 
 _FEW_FILTER_BYTES = 2**21
-"""The same for blocks of rows, for whose sake memory must be short: each transforms the filter anew."""
+"""The same for blocks of rows; each transforms the filter anew, which pays only where memory is short."""
 
 _WINOGRAD = tuple(TileAlgorithm(outputs=m) for m in (4, 5, 6, 2))
 
@@ -79,7 +79,7 @@ _FAMILIES = (
     PanelAlgorithm,
     TileAlgorithm,
 )
-"""Those whose names tell a form."""
+"""Families whose names tell which form of them is meant."""
 
 
 def named(name: str) -> Algorithm | None:

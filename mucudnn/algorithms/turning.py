@@ -16,13 +16,13 @@ from mucudnn.algorithms.transposition import copy_by_torch, quickest_of, transpo
 from mucudnn.algorithms.workers import run_on_workers
 
 _ROWS, _COLUMNS = 8, 16
-"""Of the identity by which blocks of so many rows or columns of the result are made."""
+"""Sides of the identities by which blocks of so many rows, or columns, of the result are made."""
 
 _MOST_ROWS = 1024
-"""Of the result, in blocks of which it is quickest: their products are long for longer columns only."""
+"""Up to so many rows of the result, blocks of rows are quickest."""
 
 _LEAST_ROWS = 384
-"""Of the result from which blocks of columns are quicker than copies."""
+"""From so many rows of the result on, blocks of columns are quicker than copies."""
 
 _TRIED = (64, 256)
 """Channels and pixels of the image with which the ways are compared, both ways."""
