@@ -11,7 +11,6 @@ from mucudnn.algorithms.compiled.calling import (
     Function,
     functions_of,
     place_of,
-    run_shares,
     structure,
 )
 from mucudnn.algorithms.compiled.compiler import library, needed_compiler
@@ -78,7 +77,7 @@ class RowSliceKernel(_Kernel):
         """Pack the filter; once per mini-batch."""
         weight = self._checked(weight, self._filter_shape)
         self._put_filter(weight)
-        run_shares(self._functions["prepare"], self._call, self._shares)
+        self._run("prepare")
 
     def run(self, image: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None) -> bool:  # noqa: ARG002  # by `prepare`
         """Write the part's result into `out`; return that it is sound."""
