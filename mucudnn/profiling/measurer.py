@@ -46,8 +46,8 @@ class ModelCall(NamedTuple):
         is_frozen: whether it is called by a graph that torch.compile has frozen for inference, which holds
             the filters of PyTorch's own convolution packed.
         look: which of the looks at it this is, from 1; each is timed for itself.
-        taken_bytes: what PyTorch's own of other layers takes before each call, for which the common buffer
-            gives its end back to the system.
+        taken_bytes: what PyTorch's own convolution takes in other layers between the calls; the common
+            buffer gives its end back to the system for it.
     """
 
     problem: ConvProblem
@@ -58,7 +58,7 @@ class ModelCall(NamedTuple):
     taken_bytes: int = 0
 
     def lost_bytes(self, divisions: Divisions) -> int:
-        """Return what the buffer has given back before each call, and the call takes anew, page by page."""
+        """Return the bytes that the buffer gave back before each call and that the call takes anew."""
         if self.is_sharing or not self.taken_bytes:
             return 0
         return max(self._common_bytes(divisions) - max(self.limit_bytes - self.taken_bytes, 0), 0)
@@ -73,11 +73,11 @@ class ModelCall(NamedTuple):
         return room.bounds(self.problem, divisions)
 
     def key(self, divisions: Divisions) -> str:
-        """Return the name of the call in a comparison, and in a refusal, with all that decides its time.
+        """Return the name of the call in a comparison, and in a refusal: it tells all that decides the time.
 
-        That is how its ops take memory too: a filter stays transformed in a workspace that its op owns, and
-        under a tight limit memory goes back and forth, also for other layers. And in a frozen graph PyTorch's
-        own is another one. Later looks have names of their own.
+        Besides the divisions that is how memory is taken: a filter stays transformed in a workspace that its
+        op owns, and under a tight limit memory goes back and forth, also for other layers. In a frozen graph
+        PyTorch's own convolution is another one. Looks after the first have names of their own.
         """
         names = [f"{op}={divisions[op].key}" for op in ConvOp if op in divisions]
         limits = [f"{op}<={n_bytes}" for op, n_bytes in self.limits(divisions).items()]
@@ -91,11 +91,11 @@ class ModelCall(NamedTuple):
         return " ".join([*names, *(sign for sign, holds in signs.items() if holds), *limits])
 
     def trial(self, divisions: Divisions) -> Trial:
-        """Return the trial as which a call whose divisions break together is kept."""
+        """Return the trial under which it is kept that the call breaks by these divisions."""
         return Trial(self.problem, self.key(divisions), whole=True)
 
     def broken(self, records: Mapping[Trial, Record], base: Divisions, divisions: Divisions) -> Record | None:
-        """Return the record of the divisions, or of the base, that break so called; None if neither does."""
+        """Return the record that the call breaks by the divisions, or by the base; None if by neither."""
         return records.get(self.trial(divisions)) or records.get(self.trial(base))
 
 
@@ -127,7 +127,7 @@ class Measurer(Protocol):
 
     @property
     def measured(self) -> int:
-        """Trials, divisions and pairs of whole calls that were begun, so far, rather than known."""
+        """How many trials, divisions and pairs of whole calls were begun so far, without what was known."""
 
     def environment(self) -> Environment:
         """Return all that the times depend on."""

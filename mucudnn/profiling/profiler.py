@@ -60,7 +60,7 @@ class Profiler:
 
     @property
     def measured(self) -> int:
-        """Trials, divisions and pairs of whole calls that were begun, so far, rather than known."""
+        """How many trials, divisions and pairs of whole calls were begun so far, without what was known."""
         return self._measurer.measured
 
     def complaint(self) -> str | None:
