@@ -15,6 +15,9 @@ from mucudnn.convolutions.surroundings import as_autocast
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.problem import ConvProblem
 
+_AUTOCAST_ITEMSIZE = 2
+"""Bytes of the types that autocast computes in."""
+
 
 def check_is_module(model: object) -> None:
     """Raise unless `model` is a module.
@@ -230,3 +233,32 @@ def _as_computed(
     image: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     return (image, weight, bias) if dtype is None else as_autocast(image, weight, bias, dtype)
+
+
+def at_odds(module: Any, kind: Kind, problem: ConvProblem) -> tuple[str, str] | None:
+    """Return what a problem asks for that a module does not say of itself, and what it says; None if nothing.
+
+    Computed weights are not asked for. It is as after a class that computes with a part of its weight, in
+    another type, or with another dilation for a while.
+    """
+    first, second = module.out_channels, module.in_channels
+    if kind.is_transposed:
+        first, second = second, first
+    weight = torch.empty((first, second // module.groups, *module.kernel_size), device="meta")
+    image = torch.empty(problem.input_shape, device="meta")
+    _, arguments = padded(module, Call(image, weight, None, arguments_of(module), module.padding_mode))
+    asked = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
+    present = (
+        tuple(weight.shape),
+        arguments.stride,
+        arguments.padding,
+        arguments.dilation,
+        arguments.groups,
+    )
+    if asked != present:
+        return f"with (weight, stride, padding, dilation, groups) {asked}", f"has {present}"
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
+    is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and "float32" in dtypes
+    if dtypes and problem.dtype not in dtypes and not is_autocast:
+        return f"in {problem.dtype}", f"is in {', '.join(sorted(dtypes))}"
+    return None

@@ -15,6 +15,7 @@ from mucudnn.convolutions.calls import FUNCTIONS
 from mucudnn.convolutions.modules import (
     Call,
     Kind,
+    at_odds,
     call_of,
     convolutions,
     elsewhere,
@@ -163,6 +164,7 @@ def _extracted(
     calls = tuple(
         SiteCall(path, variant, problem, ops, recorders[path].needed[problem])
         for path in met
+        if reasons[path] is None
         for variant, (problem, ops) in enumerate(recorders[path].calls.items())
         if ops
     )
@@ -295,7 +297,14 @@ class _Recorder:
         self.needed.clear()
 
     def verdict(self) -> str | None:
-        """Return why nothing of this module is to be tuned, or None if something is."""
+        """Return why nothing of this module is to be tuned, or None if something is.
+
+        The pass is over, and the module is again as a plan will find it.
+        """
+        odd = next(filter(None, (at_odds(self.module, self.kind, problem) for problem in self.calls)), None)
+        if odd is not None:
+            computed, own = odd
+            return f"it computes {computed}, but by its attributes it {own}"
         if any(self.calls.values()):
             return None
         return self._obstacle or f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"

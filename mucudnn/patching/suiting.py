@@ -10,22 +10,11 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from mucudnn.backends import Backend, backend_for, backend_of
-from mucudnn.convolutions.modules import (
-    Call,
-    Kind,
-    arguments_of,
-    kind_of,
-    padded,
-    tuned_device,
-    undividable,
-)
+from mucudnn.convolutions.modules import Kind, at_odds, kind_of, tuned_device, undividable
 from mucudnn.errors import BackendError, OptionError, PlanMismatchError
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Environment
-
-_AUTOCAST_ITEMSIZE = 2
-"""Bytes of the types that autocast computes in."""
 
 
 def suiting_module(
@@ -85,44 +74,24 @@ def _forward_problem(module: nn.Module, kind: Kind, assignments: Mapping[ConvOp,
 
 
 def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> None:
-    """Compare a problem with what the module says of itself; computed weights are not asked for.
+    """Compare a problem with what the module says of itself.
 
     Where weights are equal, problems of plain and of transposed ones are too, but for the bias of the former.
     """
-    first, second = module.out_channels, module.in_channels
-    if kind.is_transposed:
-        first, second = second, first
-    weight = torch.empty((first, second // module.groups, *module.kernel_size), device="meta")
     try:
-        image = torch.empty(problem.input_shape, device="meta")
+        torch.empty(problem.input_shape, device="meta")
     except (RuntimeError, TypeError) as error:
         raise PlanMismatchError(
             f"The plan is for {path!r} with an input of {problem.input_shape}, but no tensor is that large."
         ) from error
-    _, arguments = padded(module, Call(image, weight, None, arguments_of(module), module.padding_mode))
-    planned = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
-    present = (
-        tuple(weight.shape),
-        arguments.stride,
-        arguments.padding,
-        arguments.dilation,
-        arguments.groups,
-    )
-    if planned != present:
-        raise PlanMismatchError(
-            f"The plan is for {path!r} with (weight, stride, padding, dilation, groups) {planned}, "
-            f"but here it has {present}."
-        )
+    found = at_odds(module, kind, problem)
+    if found is not None:
+        planned, present = found
+        raise PlanMismatchError(f"The plan is for {path!r} {planned}, but here it {present}.")
     if kind.is_transposed and problem.bias:
         raise PlanMismatchError(
             f"The plan is for {path!r} as a convolution that is not transposed, but here it is a "
             f"{type(module).__name__}."
-        )
-    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
-    is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and "float32" in dtypes
-    if dtypes and problem.dtype not in dtypes and not is_autocast:
-        raise PlanMismatchError(
-            f"The plan is for {path!r} in {problem.dtype}, but here it is in {', '.join(sorted(dtypes))}."
         )
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import operator
+import re
 import threading
 import unittest
 import warnings
@@ -242,6 +243,54 @@ def test_a_convolution_whose_instance_computes_differently_is_listed_with_the_re
         ("1", "its _conv_forward has been replaced by something else"),
     )
     assert model[1].__dict__["_conv_forward"] is doubled
+
+
+class Dilated(nn.Conv2d):
+    """The same filter with two dilations, of which its attributes say one between calls."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        near = self._conv_forward(image, self.weight, self.bias)
+        self.padding, self.dilation = (2, 2), (2, 2)
+        try:
+            return near + self._conv_forward(image, self.weight, self.bias)
+        finally:
+            self.padding, self.dilation = (1, 1), (1, 1)
+
+
+class Slim(nn.Conv2d):
+    """A part of the filters."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self._conv_forward(image, self.weight[:2], None)
+
+
+class Precise(nn.Conv2d):
+    """In a wider type than that of its weight."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self._conv_forward(image.double(), self.weight.double(), None).to(image.dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Dilated, r"computes with .* \(2, 2\), 1\), but by its attributes it has .* \(1, 1\), 1\)"),
+        (Slim, r"computes with .* \(\(2, 4, 3, 3\), .* it has \(\(4, 4, 3, 3\), "),
+        (Precise, "computes in float64, but by its attributes it is in float32"),
+    ],
+)
+def test_a_convolution_that_computes_otherwise_than_it_says_is_left_alone(
+    kind: type[nn.Conv2d], reason: str
+) -> None:
+    """No plan suits such a module."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), kind(4, 4, 3, padding=1))
+
+    extraction = extract(model, a_batch())
+
+    assert {site.path for site in extraction.problems} == {"0"}
+    ((path, told),) = extraction.untouched
+    assert path == "1"
+    assert re.search(reason, told)
 
 
 def test_a_convolution_that_carries_our_own_patch_is_divided() -> None:
