@@ -18,6 +18,9 @@ from mucudnn.problem import ConvProblem
 _AUTOCAST_ITEMSIZE = 2
 """Bytes of the types that autocast computes in."""
 
+_CAST_BY_AUTOCAST = ("float32", "float16", "bfloat16")
+"""Types of parameters that autocast casts."""
+
 
 def check_is_module(model: object) -> None:
     """Raise unless `model` is a module.
@@ -236,29 +239,30 @@ def _as_computed(
 
 
 def at_odds(module: Any, kind: Kind, problem: ConvProblem) -> tuple[str, str] | None:
-    """Return what a problem asks for that a module does not say of itself, and what it says; None if nothing.
+    """Return in what a problem differs from a module's attributes: what it asks for, and what they say.
 
-    Computed weights are not asked for. It is as after a class that computes with a part of its weight, in
-    another type, or with another dilation for a while.
+    None if in nothing. They differ where a class computes with a part of its filter, in a wider type or, for
+    a while, with another dilation. The weight itself may be computed, so it is not read.
     """
     first, second = module.out_channels, module.in_channels
     if kind.is_transposed:
         first, second = second, first
     weight = torch.empty((first, second // module.groups, *module.kernel_size), device="meta")
     image = torch.empty(problem.input_shape, device="meta")
-    _, arguments = padded(module, Call(image, weight, None, arguments_of(module), module.padding_mode))
-    asked = (problem.filter_shape, problem.stride, problem.padding, problem.dilation, problem.groups)
-    present = (
-        tuple(weight.shape),
-        arguments.stride,
-        arguments.padding,
-        arguments.dilation,
-        arguments.groups,
-    )
-    if asked != present:
-        return f"with (weight, stride, padding, dilation, groups) {asked}", f"has {present}"
+    _, own = padded(module, Call(image, weight, None, arguments_of(module), module.padding_mode))
+    traits = {
+        "weight": (problem.filter_shape, tuple(weight.shape)),
+        "stride": (problem.stride, own.stride),
+        "padding": (problem.padding, own.padding),
+        "dilation": (problem.dilation, own.dilation),
+        "groups": (problem.groups, own.groups),
+    }
+    odd = {name: (asked, said) for name, (asked, said) in traits.items() if asked != said}
     dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
-    is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and "float32" in dtypes
+    is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and not dtypes.isdisjoint(_CAST_BY_AUTOCAST)
     if dtypes and problem.dtype not in dtypes and not is_autocast:
-        return f"in {problem.dtype}", f"is in {', '.join(sorted(dtypes))}"
-    return None
+        odd["type"] = (problem.dtype, " and ".join(sorted(dtypes)))
+    if not odd:
+        return None
+    asked, said = (", ".join(f"{name} {pair[side]}" for name, pair in odd.items()) for side in (0, 1))
+    return asked, said

@@ -301,13 +301,17 @@ class _Recorder:
 
         The pass is over, and the module is again as a plan will find it.
         """
-        odd = next(filter(None, (at_odds(self.module, self.kind, problem) for problem in self.calls)), None)
-        if odd is not None:
-            computed, own = odd
-            return f"it computes {computed}, but by its attributes it {own}"
-        if any(self.calls.values()):
+        tuned = [problem for problem, ops in self.calls.items() if ops]
+        if not tuned:
+            return self._obstacle or f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"
+        try:
+            odd = [found for problem in tuned if (found := at_odds(self.module, self.kind, problem))]
+        except (AttributeError, TypeError) as error:
+            return f"its attributes do not describe a convolution ({error})"
+        if not odd:
             return None
-        return self._obstacle or f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"
+        computed, said = odd[0]
+        return f"it computes with {computed}, but its attributes say {said}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         self._note(call_of(self.kind, self.module, args, kwargs))

@@ -79,15 +79,15 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
     Where weights are equal, problems of plain and of transposed ones are too, but for the bias of the former.
     """
     try:
-        torch.empty(problem.input_shape, device="meta")
+        torch.empty(problem.input_shape, device="meta")  # before it is compared, and to say so
     except (RuntimeError, TypeError) as error:
         raise PlanMismatchError(
             f"The plan is for {path!r} with an input of {problem.input_shape}, but no tensor is that large."
         ) from error
-    found = at_odds(module, kind, problem)
-    if found is not None:
-        planned, present = found
-        raise PlanMismatchError(f"The plan is for {path!r} {planned}, but here it {present}.")
+    odd = at_odds(module, kind, problem)
+    if odd is not None:
+        planned, present = odd
+        raise PlanMismatchError(f"The plan is for {path!r} with {planned}, but here it has {present}.")
     if kind.is_transposed and problem.bias:
         raise PlanMismatchError(
             f"The plan is for {path!r} as a convolution that is not transposed, but here it is a "

@@ -175,7 +175,7 @@ def test_a_plan_that_does_not_suit_is_refused(plans: dict[str, Path]) -> None:
     result = compare("wide", plans["training"])
 
     assert result.exit_code == 1
-    assert "but here it has ((64, 64, 3, 3)" in result.stderr
+    assert "but here it has weight (64, 64, 3, 3)" in result.stderr
     assert result.stdout == ""
 
 

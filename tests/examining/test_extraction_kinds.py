@@ -274,9 +274,13 @@ class Precise(nn.Conv2d):
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Dilated, r"computes with .* \(2, 2\), 1\), but by its attributes it has .* \(1, 1\), 1\)"),
-        (Slim, r"computes with .* \(\(2, 4, 3, 3\), .* it has \(\(4, 4, 3, 3\), "),
-        (Precise, "computes in float64, but by its attributes it is in float32"),
+        (
+            Dilated,
+            r"with padding \(2, 2\), dilation \(2, 2\), but its attributes say "
+            r"padding \(1, 1\), dilation \(1, 1\)",
+        ),
+        (Slim, r"with weight \(2, 4, 3, 3\), but its attributes say weight \(4, 4, 3, 3\)$"),
+        (Precise, "with type float64, but its attributes say type float32"),
     ],
 )
 def test_a_convolution_that_computes_otherwise_than_it_says_is_left_alone(
@@ -291,6 +295,27 @@ def test_a_convolution_that_computes_otherwise_than_it_says_is_left_alone(
     ((path, told),) = extraction.untouched
     assert path == "1"
     assert re.search(reason, told)
+
+
+def test_a_convolution_whose_attributes_do_not_describe_it_is_left_alone() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 3))
+    del model[1].in_channels
+
+    extraction = extract(model, a_batch())
+
+    assert {site.path for site in extraction.problems} == {"0"}
+    ((path, told),) = extraction.untouched
+    assert path == "1"
+    assert told.startswith("its attributes do not describe a convolution (")
+
+
+def test_half_a_model_that_autocast_casts_to_another_type_is_divided_in_that() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1)).half()
+
+    with torch.autocast("cpu", torch.bfloat16):
+        extraction = extract(model, a_batch().half())
+
+    assert {problem.dtype for problem in extraction.problems.values()} == {"bfloat16"}
 
 
 def test_a_convolution_that_carries_our_own_patch_is_divided() -> None:

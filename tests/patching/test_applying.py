@@ -545,20 +545,24 @@ MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
         lambda: _model_with(nn.Identity()), lambda plan: plan, r"is a Identity and cannot be divided\.$"
     ),
     "transposed": (
-        lambda: _model_with(nn.ConvTranspose2d(3, 4, 3)), lambda plan: plan, r"here it has \(\(3, 4, 3, 3\)"
+        lambda: _model_with(nn.ConvTranspose2d(3, 4, 3)), lambda plan: plan,
+        r"here it has weight \(3, 4, 3, 3\)"
     ),
     "transposed, with such a weight": (
         lambda: _model_with(nn.ConvTranspose2d(4, 3, 3, padding=1)), lambda plan: plan,
         "'0' as a convolution that is not transposed, but here it is a ConvTranspose2d",
     ),
     "other weight": (
-        lambda: _model_with(nn.Conv2d(3, 4, 5, padding=1)), lambda plan: plan, r"here it has \(\(4, 3, 5, 5\)"
+        lambda: _model_with(nn.Conv2d(3, 4, 5, padding=1)), lambda plan: plan,
+        r"here it has weight \(4, 3, 5, 5\)"
     ),
     "other stride": (
-        lambda: _model_with(nn.Conv2d(3, 4, 3, stride=2)), lambda plan: plan, r"3\), \(2, 2\), \(0, 0\), "
+        lambda: _model_with(nn.Conv2d(3, 4, 3, stride=2)), lambda plan: plan,
+        r"has stride \(2, 2\), padding \(0, 0\)\."
     ),
     "other padding": (
-        lambda: _model_with(nn.Conv2d(3, 4, 3, padding="valid")), lambda plan: plan, r"\(0, 0\), \(1, 1\), 1"
+        lambda: _model_with(nn.Conv2d(3, 4, 3, padding="valid")), lambda plan: plan,
+        r"with padding \(1, 1\), but here it has padding \(0, 0\)\."
     ),
     "lazy": (
         lambda: _model_with(nn.LazyConv2d(4, 3, padding=1)), lambda plan: plan,

@@ -403,7 +403,7 @@ def test_what_cannot_be_compiled_later_runs_as_before_with_a_warning(
 
 def test_a_plan_for_another_type_is_refused() -> None:
     conv, plan = with_plan(undivided(backend_of("cpu:").own))
-    with pytest.raises(PlanMismatchError, match="in float64, but here it is in float32"):
+    with pytest.raises(PlanMismatchError, match="with type float64, but here it has type float32"):
         apply(conv.float(), plan)
 
 
