@@ -4,7 +4,7 @@ from mucudnn.choices import Mode
 from mucudnn.evidence import WRONG_ERROR
 from mucudnn.plan import Assignment, Plan
 
-MEASURED_ANEW = "Tune with again=True (mucudnn tune --again) when that machine is idle."
+MEASURED_ANEW = "Tune with again=True (mucudnn tune --again) while the machine is idle."
 """What to do about times that others may have moved, in a sentence."""
 
 

@@ -70,7 +70,7 @@ def compare(
 
     The store does not learn of this: keep the settled plan with `settled.save`, and load it at the next start
     with `Plan.load`. Under torch.distributed all ranks have to call this. They run equally many rounds, and
-    what is slower on the first rank is put back on all.
+    where the plan is slower on the first rank, PyTorch's own is put back on all.
 
     Args:
         model: patched by `optimize` or `apply`; the inner model if a wrapper, such as torch.compile's or

@@ -74,7 +74,7 @@ def as_plain(tensor: Tensor) -> Tensor:
 
 
 def watcher(*tensors: Tensor | None) -> tuple[Reason, str] | None:
-    """Return why a call on `tensors` is left to PyTorch, and to whom, if somebody watches it; else None.
+    """Return why a call on `tensors` is left to PyTorch, and in words who watches it; None if nobody does.
 
     Who watches is a mode (FlopCounterMode, that of selective checkpoints, an `overriding_mode`) or the class
     of a tensor (DTensor). Where tensors hold no numbers, as in PyTorch's own ways to trace and to pretend,
@@ -118,7 +118,7 @@ def is_traced(*tensors: Tensor | None) -> bool:
 
 
 def is_transformed(*tensors: Tensor | None) -> bool:
-    """Return whether it is being traced or transformed: enough where nothing is being compiled."""
+    """Return whether a call is being traced or transformed; `is_traced` asks about compiling, too."""
     if _tracing_state() is not None or _dispatch_modes():
         return True
     for tensor in tensors:

@@ -293,9 +293,9 @@ def forget(alive: Callable[[], Sequence[Tensor]]) -> None:
     count = sum(id(each) in kept for each in left)
     if count:
         warn_user(
-            f"While mucudnn examined the model, {count} tensors without values were stored outside of its "
-            "attributes, hooks, classes and source. Whatever computes with them will fail, or have no values "
-            "either: clear what was stored before the model is called.",
+            f"While mucudnn examined the model, tensors without values ({count} of them) were stored outside "
+            "of its attributes, hooks, classes and source. Whatever computes with them will fail, or have no "
+            "values either: clear what was stored before the model is called.",
             ValuesWarning,
         )
 

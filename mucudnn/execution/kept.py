@@ -16,7 +16,7 @@ from mucudnn.execution.workspace import Workspace
 
 
 class _Place(NamedTuple):
-    """Where a filter lies; if it lies elsewhere it is taken for another one, which costs one transform."""
+    """Where a filter lies; if it lies elsewhere it is taken for another one, which costs two transforms."""
 
     address: int
     version: int

@@ -103,7 +103,7 @@ class Runner:
         block_bytes = capacity_bytes if self.is_own else 0
         self._room = _Room(backend, problem, groups, self.buffer_bytes, limit_bytes, block_bytes)
         # What other divisions need would be taken at once beside what this one takes elsewhere.
-        self._capacity_bytes = 0 if self._room.is_made else capacity_bytes
+        self._capacity_bytes = 0 if self._room.is_needed else capacity_bytes
         self._kept = KeptFilter()
         self._can_keep_filter = (
             self._by_pages
@@ -158,8 +158,8 @@ class Runner:
     ) -> Tensor:
         """Return the same in a workspace that nobody else writes to."""
         room = self._room
-        if room.is_made_first:
-            room.make_first(workspace)
+        if room.is_made_at_start:
+            room.make_at_start(workspace)
         if self.is_own:
             return self._backend.own_convolution(self.problem, first, second, bias, unread)
         if not self._is_anywhere:
@@ -180,11 +180,11 @@ class Runner:
 
 
 class _Room:
-    """How what parts take elsewhere and the buffer, which makes room for it, stay within one limit.
+    """Keeps the buffer, and what parts take beside it, within one limit, by giving back memory of the buffer.
 
     Attributes:
-        is_made: whether the buffer must make room: there is a limit, and something is taken elsewhere.
-        is_made_first: whether it does so once, before all parts: a device gives a buffer back as a whole,
+        is_needed: whether the buffer must make room: there is a limit, and something is taken elsewhere.
+        is_made_at_start: whether it does so once, before all parts: a device gives a buffer back as a whole,
             before any kernel works in it.
         is_made_between: whether it does so before each group that needs it, page by page.
     """
@@ -204,11 +204,11 @@ class _Room:
         self._buffer_bytes = buffer_bytes
         self._limit_bytes = limit_bytes or 0  # without a limit nobody makes room
         self._block_bytes = block_bytes
-        self.is_made = limit_bytes is not None and self._elsewhere_bytes > 0
-        self.is_made_between = self.is_made and backend.takes_memory_by_pages and buffer_bytes > 0
-        self.is_made_first = self.is_made and not self.is_made_between
+        self.is_needed = limit_bytes is not None and self._elsewhere_bytes > 0
+        self.is_made_between = self.is_needed and backend.takes_memory_by_pages and buffer_bytes > 0
+        self.is_made_at_start = self.is_needed and not self.is_made_between
 
-    def make_first(self, workspace: Workspace) -> None:
+    def make_at_start(self, workspace: Workspace) -> None:
         """Let as much be taken beside the buffer as any group takes."""
         self._make(workspace, self._elsewhere_bytes)
 

@@ -49,8 +49,8 @@ _WHOLE_CALLS = (
     "times as fast{}{}."
 )
 _CALLS_OVER = (
-    "{} convolution{} of which PyTorch's own may not run every op: timed as whole calls too, but not counted "
-    "in this speedup."
+    "{} convolution{} of which PyTorch's own may not run every op: timed as whole calls too, but no speedup "
+    "is counted for them."
 )
 _UNCALLED = (
     "Not timed for {} convolution{}, whose sites are chosen by their own times alone, without the overhead "
@@ -68,8 +68,8 @@ _RUNS = (
     "transposed convolution), wgrad that of the weights. Each of the three in one convolution is a site."
 )
 _TIMES = (
-    "Medians of {} rounds{}. Each round timed all rivals once, in random order, on the same operands; short "
-    "calls ran several times in a row, with warm caches. Intervals come from ranks and assume no "
+    "Medians of {} rounds{}. Each round timed the rivals in random order on the same operands, short calls "
+    "several times in a row, with warm caches. Intervals come from ranks and assume no "
     "distribution. The speedup is the median over the rounds of before / now (--json has its interval), so "
     "it may differ from the quotient of the two medians."
 )

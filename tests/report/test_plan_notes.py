@@ -249,7 +249,7 @@ def test_the_notes_advise_channels_last_for_contiguous_images_on_processors() ->
     plan = a_mixed_plan(assignments=(*a_mixed_plan().assignments, last))
 
     assert note(render_plan(plan), "layout").startswith(
-        "Images are contiguous at 4 of 5 sites. On processors, most training steps measured so far"
+        "Images are contiguous at 4 of 5 sites. On processors, most patched training steps measured so far"
     )
 
 
