@@ -4,8 +4,8 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Candidate
 

@@ -6,10 +6,10 @@ Arithmetic over lists that somebody else makes: it runs nothing, measures nothin
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from functools import cached_property
 from typing import Protocol
 
 from mucudnn.choices import Policy
+from mucudnn.locks import cached_property
 from mucudnn.plan import ConvSite
 from mucudnn.problem import ConvProblem
 from mucudnn.progress import Progress, Silence

@@ -1,9 +1,14 @@
 """Locks that a forked child finds free, whichever thread of its parent held them."""
 
+import functools
 import os
 import threading
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any, TypeVar
 from weakref import WeakSet
+
+Value = TypeVar("Value")
 
 
 class ForkSafeLock:
@@ -47,6 +52,17 @@ class ForkSafeLock:
             self._lock.release()
         else:
             self._lock = threading.RLock()
+
+
+class cached_property(functools.cached_property[Value]):  # noqa: N801, TID251  # as that one
+    """Python's own, that a forked child can compute too, whichever thread of its parent was at it.
+
+    Before Python 3.12 it holds one lock, of all objects, while it computes what one of them has.
+    """
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        super().__init__(compute)
+        self.lock = ForkSafeLock()
 
 
 _known: WeakSet[ForkSafeLock] = WeakSet()

@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from functools import cached_property
 
 from mucudnn.errors import ProblemError
+from mucudnn.locks import cached_property
 
 _ITEMSIZE = {
     "float16": 2,

@@ -5,9 +5,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from functools import cached_property
 
 from mucudnn.intervals import Estimate, estimate, ratio
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvProblem
 
 FACTS = {"device": "device", "software": "software", "policy": "setting"}

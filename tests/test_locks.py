@@ -1,13 +1,14 @@
 """Locks in a process that forks."""
 
 import copy
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from mucudnn.locks import ForkSafeLock
+from mucudnn.locks import ForkSafeLock, cached_property
 from tests.forks import in_a_child
 
 
@@ -77,3 +78,34 @@ def test_the_thread_that_forks_goes_on_holding_what_it_held() -> None:
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda lock: pickle.loads(pickle.dumps(lock))])
 def test_a_copy_is_another_lock(held: ForkSafeLock, copied: Callable[[ForkSafeLock], ForkSafeLock]) -> None:
     assert is_free(copied(held))
+
+
+class Lengthy:
+    """Whoever has something that takes long to compute, but in a forked child."""
+
+    def __init__(self, is_begun: threading.Event, is_over: threading.Event) -> None:
+        self._is_begun = is_begun
+        self._is_over = is_over
+        self._process = os.getpid()
+        self.computed = 0
+
+    @cached_property
+    def result(self) -> bool:
+        self.computed += 1
+        self._is_begun.set()
+        return os.getpid() != self._process or self._is_over.wait()
+
+
+def test_a_forked_child_computes_what_another_thread_was_computing() -> None:
+    is_begun, is_over = threading.Event(), threading.Event()
+    here, there = (Lengthy(is_begun, is_over) for _ in range(2))
+    thread = threading.Thread(target=lambda: here.result)
+    thread.start()
+    is_begun.wait()
+
+    found = in_a_child(lambda: here.result and there.result)
+    is_over.set()
+    thread.join()
+
+    assert found
+    assert (here.result, here.computed) == (True, 1)

@@ -21,13 +21,13 @@ kept, where V is the larger of the two.
 """
 
 import math
-from functools import cached_property
 from typing import NamedTuple
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.parts import part_of
 from mucudnn.algorithms.sides import sides_of, three
 from mucudnn.algorithms.tiling import Tiling
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _CHUNK_BYTES = 2**20

@@ -3,9 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from functools import cached_property
 
 from mucudnn.intervals import Estimate, Verdict, compare, estimate, ratio
+from mucudnn.locks import cached_property
 from mucudnn.plan import Plan
 
 

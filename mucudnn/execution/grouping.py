@@ -1,7 +1,6 @@
 """Which parts of a division run next to each other, in which order, and on which samples."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -9,6 +8,7 @@ from typing import NamedTuple, TypeVar
 from mucudnn.backends import Backend
 from mucudnn.division import Division
 from mucudnn.errors import BackendError
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate
 
@@ -38,7 +38,7 @@ class Group:
     is_own: bool
     elsewhere_bytes: int
 
-    @functools.cached_property
+    @cached_property
     def here(self) -> slice:
         """The samples of all parts."""
         return slice(self.parts[0].here.start, self.parts[-1].here.stop)

@@ -22,6 +22,7 @@ from mucudnn.live.judging import OF_NO_TRIAL, Judge
 from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.live.turns import turn, turn_path
 from mucudnn.live.weighing import Scales
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.measurer import Compared, Divisions, Limits, ModelCall
@@ -90,7 +91,7 @@ class LiveMeasurer:
         """Return a context in which nobody else measures on this device."""
         return turn(self._turn_path, on_wait)
 
-    @functools.cached_property
+    @cached_property
     def _turn_path(self) -> Path:
         """Of the device, which no setting changes."""
         return turn_path(self.environment())

@@ -10,13 +10,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from functools import cached_property
 from types import EllipsisType
 
 import torch
 from torch import Tensor
 
 from mucudnn.backends import Backend
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
 
 _Window = tuple[EllipsisType | slice, ...]

@@ -5,7 +5,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -22,6 +21,7 @@ from mucudnn.execution.runner import Runner, sum_dtype
 from mucudnn.execution.workspace import Owner, Workspace
 from mucudnn.live.reference import Reference
 from mucudnn.live.rehearsal import Operands, rehearsed
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Trial
 from mucudnn.profiling.measurer import Divisions, ModelCall

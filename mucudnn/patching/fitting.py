@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 
 from mucudnn.backends import Backend
 from mucudnn.choices import Mode
@@ -18,6 +17,7 @@ from mucudnn.division import (
 from mucudnn.errors import BackendError
 from mucudnn.execution.workspace import Owner
 from mucudnn.functional import DividedConvolution
+from mucudnn.locks import cached_property
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import Candidate, Environment

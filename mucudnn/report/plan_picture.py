@@ -4,7 +4,6 @@ Nothing is measured, and equal plans give equal pictures.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 import os
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mucudnn.choices import Mode
 from mucudnn.intervals import Verdict
+from mucudnn.locks import cached_property
 from mucudnn.plan import Assignment, Plan
 from mucudnn.problem import ConvProblem
 from mucudnn.report import drawing
@@ -100,7 +100,7 @@ class _Row:
         known = self.shown.seen.reference or self.shown.seen.chosen
         return self.sites * (self.shown.division.time_s if known is None else known.median)
 
-    @functools.cached_property
+    @cached_property
     def front(self) -> "_Front":
         """The least time within each workspace; empty where nothing is known of that."""
         from mucudnn.solvers import division_front, least_workspace_bytes  # with numpy, which is slow to load

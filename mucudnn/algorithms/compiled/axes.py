@@ -8,6 +8,7 @@ import numpy as np
 
 from mucudnn.algorithms.forms import BilinearForm, Matrix, Transposed, strided, transposed
 from mucudnn.algorithms.sides import three
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
 
 
@@ -46,23 +47,23 @@ class Axis:
     padding: int
     is_transposed: bool
 
-    @functools.cached_property
+    @cached_property
     def form(self) -> BilinearForm:
         """That of dgrad has s · m outputs, and takes the filter turned round."""
         if self.is_transposed:
             return self._transposed.form
         return strided(self.outputs, self.taps, self.stride)
 
-    @functools.cached_property
+    @cached_property
     def _transposed(self) -> Transposed:
         return transposed(self.outputs, self.taps, self.stride, self.padding)
 
-    @functools.cached_property
+    @cached_property
     def of_x(self) -> Transform:
         """B, of equal rows one: products of two phases may share them."""
         return _distinct(self.form.input_transform)
 
-    @functools.cached_property
+    @cached_property
     def of_y(self) -> Transform:
         """A, of equal columns one: products that share one are summed before they are transformed.
 

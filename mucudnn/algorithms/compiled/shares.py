@@ -7,13 +7,13 @@ first; then each takes some channels of y, a group at a time, with their part of
 """
 
 import math
-from functools import cached_property
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.compiled.axes import axes_of
 from mucudnn.algorithms.parts import part_of
 from mucudnn.algorithms.sides import sides_of
 from mucudnn.algorithms.tile_geometry import plane_length
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
 
 MOST_LANES = 16

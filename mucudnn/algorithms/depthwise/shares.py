@@ -1,11 +1,11 @@
 """Who computes what of a depthwise convolution, and where: each thread's part, and the workspace."""
 
 import math
-from functools import cached_property
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.depthwise.axes import Axis, axes_of
 from mucudnn.algorithms.parts import part_of
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
 
 _STAGE_BYTES = 2**18

@@ -9,10 +9,10 @@ their channels of a panel lie next to each other; along the other axes every tap
 import dataclasses
 import itertools
 import math
-from functools import cached_property
 from typing import NamedTuple
 
 from mucudnn.algorithms.sides import sides_of
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
 
 SIDE = 32

@@ -1,10 +1,9 @@
 """Who computes what of a convolution by a matrix unit, and where: each thread's part, and the workspace."""
 
-from functools import cached_property
-
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.matrix.geometry import SIDE, Geometry
 from mucudnn.algorithms.parts import part_of
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
 
 _HALF_BYTES = 2

@@ -1,13 +1,13 @@
 """Who computes what of products by panels, and where: each thread's part, and the workspace."""
 
 import math
-from functools import cached_property
 from typing import NamedTuple
 
 from mucudnn.algorithms.base import Region
 from mucudnn.algorithms.compiled.source import most_vectors
 from mucudnn.algorithms.parts import part_of
 from mucudnn.algorithms.pointwise import has_rows
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
 
 Span = tuple[int, int]

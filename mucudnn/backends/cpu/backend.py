@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
-from functools import cached_property
 from operator import attrgetter
 
 import torch
@@ -25,6 +24,7 @@ from mucudnn.backends.cpu.pages import release_pages
 from mucudnn.backends.own import own_job
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError
+from mucudnn.locks import cached_property
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment, Trial, own_of
 from mucudnn.timing import Clock

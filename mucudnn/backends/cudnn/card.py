@@ -2,7 +2,6 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -24,7 +23,7 @@ from mucudnn.backends.cudnn.footprint import TorchAllocator, check_counts, taken
 from mucudnn.backends.cudnn.handles import Handle
 from mucudnn.backends.cudnn.library import Library
 from mucudnn.errors import BackendError, BackendWarning, warn_user
-from mucudnn.locks import ForkSafeLock
+from mucudnn.locks import ForkSafeLock, cached_property
 from mucudnn.problem import ConvProblem
 from mucudnn.profile import Environment
 
