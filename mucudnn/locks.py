@@ -65,6 +65,17 @@ class cached_property(functools.cached_property[Value]):  # noqa: N801, TID251  
         self.lock = ForkSafeLock()
 
 
+def unforked_lock() -> threading.RLock:
+    """Return a lock that whoever forks waits for: what its holder does, no fork cuts in two.
+
+    It is for what is short, and never waits for the thread that forks, nor for another such lock.
+    """
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
+
 _known: WeakSet[ForkSafeLock] = WeakSet()
 
 

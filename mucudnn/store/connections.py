@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mucudnn.errors import StoreError
 from mucudnn.interruptions import pass_on_interruption
+from mucudnn.locks import unforked_lock
 
 PACKED = ".gz"
 """What the name of a file ends with that holds a store in compressed form, to be read only."""
@@ -20,6 +21,13 @@ _LEFT: list[sqlite3.Connection] = []
 """Of a parent that forked: SQLite forbids its child to use them, and to close them.
 
 Source: SQLite, How To Corrupt An SQLite Database File, section 2.6.
+"""
+
+unforked = unforked_lock()
+"""Held by whoever has a transaction in this process.
+
+SQLite's account of what a process has locked goes by file. A child that is forked meanwhile inherits it, and
+finds the file locked for good, by nobody.
 """
 
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}

@@ -138,7 +138,7 @@ class SqliteStore:
     @contextlib.contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
         """Run the block in one transaction: all of it or, if it raises, nothing of it."""
-        with connections.errors_naming(self.path), self._lock:
+        with connections.errors_naming(self.path), self._lock, connections.unforked:
             if self._is_closed:
                 raise sqlite3.ProgrammingError("it is a closed database")
             if os.getpid() != self._process:

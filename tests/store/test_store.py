@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,28 +74,31 @@ def test_a_thread_waits_until_another_has_ended_its_transaction(tmp_path: Path) 
         assert counted.result() == 0
 
 
-def test_a_forked_child_opens_the_file_once_more_though_a_thread_was_about_to_write(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["DEFERRED", "IMMEDIATE"])
+def test_a_forked_child_opens_the_file_once_more_though_a_thread_was_in_a_transaction(
+    tmp_path: Path, kind: str
+) -> None:
     store, trials = SqliteStore(tmp_path / "profiles.sqlite3"), [a_trial(f"cpu:{n}") for n in range(3)]
     store.add_records(an_environment(), [a_record(trials[0])])
-    is_reading, may_end = threading.Event(), threading.Event()
+    is_inside = threading.Event()
 
-    def read() -> None:
-        with store._transaction("DEFERRED"):
-            is_reading.set()
-            may_end.wait()
+    def use() -> None:
+        with store._transaction(kind) as database:
+            database.execute("SELECT * FROM records").fetchall()
+            is_inside.set()
+            time.sleep(0.1)  # by when a fork that waited for nobody is over
 
     def check() -> bool:
-        signal.alarm(20)  # instead of waiting for ever
+        signal.alarm(20)  # instead of waiting for half a minute
         store.add_records(an_environment(), [a_record(trials[1])])
         is_known = store.count() == 2
         store.close()
         return is_known
 
-    thread = threading.Thread(target=read)
+    thread = threading.Thread(target=use)
     thread.start()
-    is_reading.wait()
+    is_inside.wait()
     found = in_a_child(check)
-    may_end.set()
     thread.join()
 
     assert found
