@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -194,27 +195,31 @@ def test_a_fork_leaves_the_child_alone_and_the_end_of_the_interpreter_ends_it(al
     assert not _runs(int(finished.stdout))
 
 
-def test_a_fork_while_another_thread_starts_a_child_leaves_a_meter_that_can_be_used(
+def test_a_fork_while_another_thread_starts_a_child_leaves_two_meters_that_can_be_used(
     meter: FootprintMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_starting, may_start, start = threading.Event(), threading.Event(), subprocess.Popen
+    is_starting, start = threading.Event(), subprocess._fork_exec  # type: ignore[attr-defined]
+    weighed, tell_weighed = os.pipe()
 
-    def start_later(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+    def start_later(*arguments: Any) -> object:
         is_starting.set()
-        may_start.wait()
-        return start(*arguments, **options)
+        time.sleep(0.1)  # by when a fork that waited for nobody is over
+        return start(*arguments)
 
     def is_usable() -> bool:
+        signal.alarm(20)  # instead of waiting for a parent that waits for this process to end
         meter.close()
-        return True
+        os.close(tell_weighed)
+        return os.read(weighed, 1) == b""
 
-    monkeypatch.setattr(subprocess, "Popen", start_later)
+    monkeypatch.setattr(subprocess, "_fork_exec", start_later)
     with ThreadPoolExecutor(1) as pool:
         weighing = pool.submit(meter.measure, _taking(0), None)
+        weighing.add_done_callback(lambda _: os.close(tell_weighed))
         is_starting.wait()
         found = in_a_child(is_usable)
-        may_start.set()
         assert weighing.result().n_bytes == 0
+    os.close(weighed)
 
     assert found
 

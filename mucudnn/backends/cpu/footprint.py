@@ -21,7 +21,7 @@ import torch
 from mucudnn.backends.base import Job, JobFailedError, UnweighableError
 from mucudnn.errors import CompilationError, UnmeasuredError
 from mucudnn.interruptions import pass_on_interruption
-from mucudnn.locks import ForkSafeLock
+from mucudnn.locks import ForkSafeLock, unforked_lock
 
 CHILD_MODULE = "mucudnn.backends.cpu.footprint_child"
 
@@ -50,6 +50,9 @@ _IDLE_S = 60.0
 
 _START_TIMEOUT_S = 120.0
 """Seconds after which a child that has not greeted is taken for stuck; it takes two to four."""
+
+_starting = unforked_lock()
+"""Held while a child starts: a process forked meanwhile would keep pipes open whose end is waited for."""
 
 _DEATHS_BY_LACK_OF_MEMORY = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
 
@@ -282,15 +285,16 @@ def _started(idle_s: float) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         pass_on_interruption(error)
         raise _unweighable(f"no temporary file can be made: {error.strerror or error}") from error
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", CHILD_MODULE, str(idle_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=_environment(),
-            bufsize=0,
-            start_new_session=True,  # an interrupt from the keyboard is ours alone
-        )
+        with _starting:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", CHILD_MODULE, str(idle_s)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=_environment(),
+                bufsize=0,
+                start_new_session=True,  # an interrupt from the keyboard is ours alone
+            )
     except OSError as error:
         errors.close()
         pass_on_interruption(error)
