@@ -183,7 +183,7 @@ def test_an_interruption_of_a_compiler_is_not_kept_for_later(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(subprocess, "run", interrupted(subprocess.run))
+        patch.setattr(subprocess.Popen, "communicate", interrupted(subprocess.Popen.communicate))
         with pytest.raises(TimeIsOverError):
             compilers.library(source)
 

@@ -1,15 +1,21 @@
 """Convolution by tiles in C: its compiler, what is compiled, who shares the work, and when it is tried."""
 
+import contextlib
 import ctypes
 import errno
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +33,7 @@ from tests.algorithms.kernels import algorithm_of, compute
 from tests.algorithms.tried import a_layer, a_volume, names, winograd
 from tests.algorithms.vectors import have_vectors
 from tests.breadth import in_turn
+from tests.forks import in_a_child
 from tests.operands import a_convolution, operands_of, reference, relative_error
 
 pytestmark = pytest.mark.usefixtures("one_thread", "wide_products")
@@ -574,3 +581,35 @@ def test_what_is_not_what_it_was_tuned_for_is_refused_before_c_reads_it(
 
     with pytest.raises(BackendError, match="is needed, but got" if spoil != "memory" else "has no memory"):
         compute(algorithm_of(name), problem, *operands)
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"), [(subprocess, "_fork_exec"), (subprocess.Popen, "communicate")], ids=["starts", "runs"]
+)
+def test_a_fork_while_another_thread_has_a_compiler_keeps_neither_waiting(
+    owner: Any, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_there, go_on = threading.Event(), getattr(owner, step)
+    ended, tell_ended = os.pipe()
+
+    def go_on_later(*arguments: Any, **options: Any) -> object:
+        is_there.set()
+        time.sleep(0.1)  # by when a fork that waited for nobody is over
+        return go_on(*arguments, **options)
+
+    def hears_of_the_end() -> bool:
+        signal.alarm(20)  # instead of waiting for a parent that waits for this process to end
+        with contextlib.suppress(OSError):  # the parent's thread has closed it before this process was forked
+            os.close(tell_ended)
+        return os.read(ended, 1) == b""
+
+    monkeypatch.setattr(owner, step, go_on_later)
+    with ThreadPoolExecutor(1) as pool:
+        saying = pool.submit(compilers._said, ["cat"], "a source")
+        saying.add_done_callback(lambda _: os.close(tell_ended))
+        is_there.wait()
+        found = in_a_child(hears_of_the_end)
+        assert saying.result() == "a source"
+    os.close(ended)
+
+    assert found

@@ -11,13 +11,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from mucudnn.errors import BackendError, BackendWarning, CompilationError, warn_user
 from mucudnn.files import cache_folder
 from mucudnn.interruptions import pass_on_interruption
-from mucudnn.locks import ForkSafeLock
+from mucudnn.locks import ForkSafeLock, unforked_lock
 
 _OPTIONS = (
     "-O2", "-std=gnu11", "-fno-fast-math", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi", "-shared",
@@ -54,6 +55,9 @@ _FOR_NOW = (
 """What gcc and clang say where the machine lacks something, or one of their processes was ended."""
 
 _compiling = ForkSafeLock()
+
+_starting = unforked_lock()
+"""Held while a program starts: a process forked meanwhile would keep pipes open whose end is waited for."""
 
 _TRIAL = "#include <stdint.h>\n#include <string.h>\nint64_t trial(void) { return 0; }\n"
 
@@ -272,7 +276,7 @@ def _can_be_loaded_where_kept(library: Path) -> bool:
 
 def _can_be_loaded(library: Path) -> bool:
     words = [sys.executable, "-I", "-S", "-c", _LOADING, str(library)]
-    return not subprocess.run(words, capture_output=True, check=False, timeout=_TIMEOUT_S).returncode
+    return not _ended(words, "", os.environ).returncode
 
 
 def _compile(by: Compiler, source: str, place: Path) -> None:
@@ -300,16 +304,34 @@ def _said(words: list[str], source: str) -> str:
     except OSError as error:
         pass_on_interruption(error)
         raise CompilationError(f"{words[0]} could not be run: {error}") from error
-    return subprocess.run(
-        words,
-        input=source,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        env={**os.environ, "TMPDIR": folder},
-        check=True,
-        timeout=_TIMEOUT_S,
-    ).stdout
+    ended = _ended(words, source, {**os.environ, "TMPDIR": folder})
+    ended.check_returncode()
+    return ended.stdout
+
+
+def _ended(words: list[str], text: str, environment: Mapping[str, str]) -> "subprocess.CompletedProcess[str]":
+    """Run a program that reads a text, as `subprocess.run` does; a fork waits until it has started.
+
+    The text is a file. Of a pipe it would not see the end while a process that is forked meanwhile lives.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot be run, or not in time.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(text.encode())
+        file.seek(0)
+        with _starting:
+            process = subprocess.Popen(
+                words, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+                encoding="utf-8", errors="replace",
+            )  # fmt: skip
+    with process:
+        try:
+            said, complaint = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, said, complaint)
 
 
 def _kept(content: bytes, folder: Path, key: str) -> Path:
