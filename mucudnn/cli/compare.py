@@ -94,14 +94,9 @@ def compare_command(
         if must_infer and not is_eval:
             raise click.BadParameter("the plan is for training.", param_hint="'--eval'")
         inputs = ready_on_inputs(
-            model,
-            shapes,
-            device,
-            is_eval=is_eval,
-            dtype=dtype,
-            autocast=autocast,
+            model, shapes, device, is_eval=is_eval, dtype=dtype, autocast=autocast,
             channels_last=channels_last,
-        )
+        )  # fmt: skip
         apply(model, plan)
         forward = _forward(model, inputs, autocast)
         run = _inference(forward) if is_eval else _training(model, forward)

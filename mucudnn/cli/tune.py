@@ -119,14 +119,9 @@ def tune_command(
         device = device_of_backend(backend)
         model = load_model(target)
         sample = ready_on_inputs(
-            model,
-            shapes,
-            device,
-            is_eval=is_eval,
-            dtype=dtype,
-            autocast=autocast,
+            model, shapes, device, is_eval=is_eval, dtype=dtype, autocast=autocast,
             channels_last=channels_last,
-        )
+        )  # fmt: skip
         with autocasting(model, autocast):
             plan = tune(
                 model, sample, limit_bytes, mode=mode, policy=policy, search=search, max_error=max_error,
