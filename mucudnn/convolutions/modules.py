@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -244,25 +244,41 @@ def at_odds(module: Any, kind: Kind, problem: ConvProblem) -> tuple[str, str] | 
     None if in nothing. They differ where a class computes with a part of its filter, in a wider type or, for
     a while, with another dilation. The weight itself may be computed, so it is not read.
     """
+    asked: dict[str, object] = {
+        "weight": problem.filter_shape,
+        "stride": problem.stride,
+        "padding": problem.padding,
+        "dilation": problem.dilation,
+        "groups": problem.groups,
+    }
+    try:
+        said = _traits(module, kind, problem.input_shape)
+    except (AttributeError, TypeError) as error:
+        return _listed(asked, asked), f"nothing that describes a convolution ({error})"
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
+    is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and not dtypes.isdisjoint(_CAST_BY_AUTOCAST)
+    if dtypes and problem.dtype not in dtypes and not is_autocast:
+        asked["type"], said["type"] = problem.dtype, " and ".join(sorted(dtypes))
+    odd = [name for name in asked if asked[name] != said[name]]
+    return (_listed(asked, odd), _listed(said, odd)) if odd else None
+
+
+def _traits(module: Any, kind: Kind, input_shape: tuple[int, ...]) -> dict[str, object]:
+    """Return what a module's attributes say of its convolution of such an image."""
     first, second = module.out_channels, module.in_channels
     if kind.is_transposed:
         first, second = second, first
     weight = torch.empty((first, second // module.groups, *module.kernel_size), device="meta")
-    image = torch.empty(problem.input_shape, device="meta")
+    image = torch.empty(input_shape, device="meta")
     _, own = padded(module, Call(image, weight, None, arguments_of(module), module.padding_mode))
-    traits = {
-        "weight": (problem.filter_shape, tuple(weight.shape)),
-        "stride": (problem.stride, own.stride),
-        "padding": (problem.padding, own.padding),
-        "dilation": (problem.dilation, own.dilation),
-        "groups": (problem.groups, own.groups),
+    return {
+        "weight": tuple(weight.shape),
+        "stride": own.stride,
+        "padding": own.padding,
+        "dilation": own.dilation,
+        "groups": own.groups,
     }
-    odd = {name: (asked, said) for name, (asked, said) in traits.items() if asked != said}
-    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in module.parameters()}
-    is_autocast = problem.itemsize == _AUTOCAST_ITEMSIZE and not dtypes.isdisjoint(_CAST_BY_AUTOCAST)
-    if dtypes and problem.dtype not in dtypes and not is_autocast:
-        odd["type"] = (problem.dtype, " and ".join(sorted(dtypes)))
-    if not odd:
-        return None
-    asked, said = (", ".join(f"{name} {pair[side]}" for name, pair in odd.items()) for side in (0, 1))
-    return asked, said
+
+
+def _listed(traits: Mapping[str, object], names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {traits[name]}" for name in names)

@@ -304,14 +304,8 @@ class _Recorder:
         tuned = [problem for problem, ops in self.calls.items() if ops]
         if not tuned:
             return self._obstacle or f"it needs no {' or '.join(op for op in ConvOp if op in self._wanted)}"
-        try:
-            odd = [found for problem in tuned if (found := at_odds(self.module, self.kind, problem))]
-        except (AttributeError, TypeError) as error:
-            return f"its attributes do not describe a convolution ({error})"
-        if not odd:
-            return None
-        computed, said = odd[0]
-        return f"it computes with {computed}, but its attributes say {said}"
+        odd = next(filter(None, (at_odds(self.module, self.kind, problem) for problem in tuned)), None)
+        return None if odd is None else "it computes with {}, but its attributes say {}".format(*odd)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         self._note(call_of(self.kind, self.module, args, kwargs))

@@ -306,7 +306,8 @@ def test_a_convolution_whose_attributes_do_not_describe_it_is_left_alone() -> No
     assert {site.path for site in extraction.problems} == {"0"}
     ((path, told),) = extraction.untouched
     assert path == "1"
-    assert told.startswith("its attributes do not describe a convolution (")
+    assert told.startswith("it computes with weight (4, 4, 3, 3), stride (1, 1), ")
+    assert "but its attributes say nothing that describes a convolution (" in told
 
 
 def test_half_a_model_that_autocast_casts_to_another_type_is_divided_in_that() -> None:

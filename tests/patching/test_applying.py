@@ -539,6 +539,11 @@ def _model_with(conv: nn.Module) -> nn.Module:
     return model
 
 
+def _without(model: nn.Module, name: str) -> nn.Module:
+    delattr(model[0], name)
+    return model
+
+
 MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
     "no such module": (a_chain, _renamed, r"with a module 'body.0', but this one has none\.$"),
     "no convolution": (
@@ -563,6 +568,10 @@ MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
     "other padding": (
         lambda: _model_with(nn.Conv2d(3, 4, 3, padding="valid")), lambda plan: plan,
         r"with padding \(1, 1\), but here it has padding \(0, 0\)\."
+    ),
+    "attributes that are none": (
+        lambda: _without(a_chain(), "in_channels"), lambda plan: plan,
+        "but here it has nothing that describes a convolution ",
     ),
     "lazy": (
         lambda: _model_with(nn.LazyConv2d(4, 3, padding=1)), lambda plan: plan,
