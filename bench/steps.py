@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -63,23 +63,32 @@ def double(step: TrainingStep) -> TrainingStep:
     return TrainingStep(copy.deepcopy(step.model).double(), step.images.double(), step.labels)
 
 
-class WeighedStep:
-    """The step with its operands in place, for `FootprintMeter`."""
+class Weighed:
+    """A step with its operands in place, for `FootprintMeter`."""
 
     result_bytes = 0
 
-    def __init__(self, payload: Mapping[str, object]) -> None:
-        """Take the values that `bench.digits` gives: batch, layout, and a plan's text or None."""
-        self._step = digits_step(int(str(payload["batch"])), bool(payload["channels_last"]))
-        if payload["plan"] is not None:
-            plan = Plan.from_text(str(payload["plan"]))
-            here = backend_of(f"{plan.environment.backend}:").environment()  # another allocator, nothing else
-            apply(self._step.model, dataclasses.replace(plan, environment=here))
+    def __init__(self, model: nn.Module, step: Callable[[], None], plan: object) -> None:
+        """Take the step, and the text of a plan by which its model is patched, or None."""
+        self._step = step
+        if plan is not None:
+            made = Plan.from_text(str(plan))
+            here = backend_of(f"{made.environment.backend}:").environment()  # another allocator, nothing else
+            apply(model, dataclasses.replace(made, environment=here))
 
     def run(self) -> None:
         """Run the step; whoever weighs has switched gradients off."""
         with torch.enable_grad():
             self._step()
+
+
+class WeighedStep(Weighed):
+    """The step of `digits_step`."""
+
+    def __init__(self, payload: Mapping[str, object]) -> None:
+        """Take the values that `bench.digits` gives: batch, layout, and a plan's text or None."""
+        step = digits_step(int(str(payload["batch"])), bool(payload["channels_last"]))
+        super().__init__(step.model, step, payload["plan"])
 
 
 def in_float64(plan: Plan) -> Plan:

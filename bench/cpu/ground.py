@@ -44,7 +44,7 @@ _WAY_MODELS = ("cpu/way_cases.py", "cpu/ways.py")
 """Files of bench that define ways, and measure them."""
 
 _STEP_MODELS = (
-    *("networks.py", "depthwise_networks.py", "data.py"),
+    *("networks.py", "depthwise_networks.py", "data.py", "steps.py"),
     *("cpu/rounds.py", "cpu/step_again.py", "cpu/step_models.py", "cpu/step_rounds.py", "cpu/steps.py"),
 )
 """Files of bench that define the training steps."""

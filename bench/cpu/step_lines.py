@@ -12,7 +12,8 @@ from mucudnn.problem import ConvOp, Layout
 
 OWN = "unpatched"
 DIVIDED = "patched"
-"""Names of the two steps in the rounds."""
+UNDIVIDED = "undivided"
+"""Names of the steps in the rounds; the last is patched without micro-batches, where the plan has any."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -90,7 +91,7 @@ class StepMeasured:
         batch: samples in a step.
         limit_bytes: of each convolution's workspace.
         tuned: what tuning cost.
-        rounds: interleaved spans of both steps, in the process that tuned.
+        rounds: interleaved spans of the steps, in the process that tuned.
         convolutions: their share of a step of the unpatched model, from 0 to 1.
         reading: the share of reading the batch, from 0 to 1.
         difference: largest difference between the scores of both models with equal weights, relative to the
@@ -102,8 +103,8 @@ class StepMeasured:
         differences: after one pass of both models with equal weights, patched - unpatched; None, as the next
             one, in lines of older versions.
         rounding: the same of the unpatched model in float32 and in float64: what rounding alone does.
-        again: rounds of both steps by the same plan in other processes, one each; nothing in lines of older
-            versions.
+        again: rounds of the same steps by the same plans in other processes, one each; nothing in lines of
+            older versions.
     """
 
     case: StepCase
@@ -126,19 +127,28 @@ class StepMeasured:
         """Whether there are enough processes for intervals of them."""
         return 1 + len(self.again) >= FEWEST_SAMPLES
 
+    @property
+    def has_undivided(self) -> bool:
+        """Whether the step without micro-batches was timed as well."""
+        return UNDIVIDED in self.rounds.spans_ns
+
     def seconds_of(self, name: str) -> Estimate:
-        """Return the median time of a step with its interval; `name` is `OWN` or `DIVIDED`."""
+        """Return the median time of a step with its interval; `name` is `OWN`, `DIVIDED` or `UNDIVIDED`."""
         return estimate(self._samples_s(name))
 
     @property
     def speedup(self) -> Estimate:
         """The unpatched step's time over the patched one's: the median of the processes' quotients."""
-        return estimate(self._quotients)
+        return self.speedup_over(OWN)
+
+    def speedup_over(self, name: str) -> Estimate:
+        """Return the time of the step of that name over the patched one's, as `speedup` does."""
+        return estimate(self._quotients(name))
 
     @property
     def speedups(self) -> list[float]:
         """The median of the rounds' quotients in each process; that of the one that tuned stands first."""
-        return [median(_quotients_in(rounds)) for rounds in (self.rounds, *self.again)]
+        return self._medians(OWN)
 
     @property
     def others(self) -> float | None:
@@ -149,7 +159,11 @@ class StepMeasured:
     @property
     def verdict(self) -> Verdict:
         """What the times say of the patched step."""
-        relative = estimate([1 / each for each in self._quotients])
+        return self.verdict_over(OWN)
+
+    def verdict_over(self, name: str) -> Verdict:
+        """Return what the times say of the patched step against the step of that name."""
+        relative = estimate([1 / each for each in self._quotients(name)])
         return verdict_of(relative.low, relative.high)
 
     @property
@@ -157,10 +171,15 @@ class StepMeasured:
         """Steps after which the time saved exceeds that of tuning; infinity where nothing is saved."""
         return break_even(self.tuned.seconds, self._samples_s(OWN), self._samples_s(DIVIDED))
 
-    @property
-    def _quotients(self) -> list[float]:
-        """How many times as fast the patched step is: in each process, or each of the first one's rounds."""
-        return self.speedups if self.is_of_processes else _quotients_in(self.rounds)
+    def _quotients(self, name: str) -> list[float]:
+        """Return how many times as fast as that step the patched one is, in each process.
+
+        Of too few, in each of the first one's rounds.
+        """
+        return self._medians(name) if self.is_of_processes else _quotients_in(self.rounds, name)
+
+    def _medians(self, name: str) -> list[float]:
+        return [median(_quotients_in(rounds, name)) for rounds in (self.rounds, *self.again)]
 
     def _samples_s(self, name: str) -> list[float]:
         """Return seconds of a step: each process's median, or of too few the rounds of the first."""
@@ -169,9 +188,9 @@ class StepMeasured:
         return [median(rounds.samples_s(name)) for rounds in (self.rounds, *self.again)]
 
 
-def _quotients_in(rounds: Rounds) -> list[float]:
-    """Return how many times as fast the patched step is, in each round."""
-    return [own / now for own, now in zip(rounds.samples_s(OWN), rounds.samples_s(DIVIDED), strict=True)]
+def _quotients_in(rounds: Rounds, name: str) -> list[float]:
+    """Return how many times as fast as the step of that name the patched one is, in each round."""
+    return [other / now for other, now in zip(rounds.samples_s(name), rounds.samples_s(DIVIDED), strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,10 +15,8 @@ from bench.cpu.using import casting_in
 from bench.data import IMAGE_SIZE, batches, load
 from bench.depthwise_networks import convnext_tiny, efficientnet_b0, mobilenetv2
 from bench.networks import resnet18, resnet18_224, resnet50, unet2d, unet3d, vgg11
+from bench.steps import Weighed
 from mucudnn.algorithms.base import memory_format
-from mucudnn.backends import backend_of
-from mucudnn.patching.applying import apply
-from mucudnn.plan import Plan
 from mucudnn.problem import Layout
 
 SEED = 0
@@ -201,21 +199,11 @@ def _endless(recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
         yield from batches(recipe.images, recipe.targets, recipe.batch, generator, drop_last=True)
 
 
-class WeighedStep:
-    """The step with weights and data in place, for `FootprintMeter`."""
-
-    result_bytes = 0
+class WeighedStep(Weighed):
+    """The step of `prepared`."""
 
     def __init__(self, payload: Mapping[str, object]) -> None:
         """Take the values that `bench.cpu.steps` gives: recipe, layout, setting, a plan's text or None."""
         casting = casting_in(str(payload["setting"]))
-        self._step = prepared(str(payload["recipe"]), Layout(str(payload["layout"])), casting)
-        if payload["plan"] is not None:
-            plan = Plan.from_text(str(payload["plan"]))
-            here = backend_of(f"{plan.environment.backend}:").environment()  # another allocator, nothing else
-            apply(self._step.model, dataclasses.replace(plan, environment=here))
-
-    def run(self) -> None:
-        """Run the step; whoever weighs has switched gradients off."""
-        with torch.enable_grad():
-            self._step()
+        step = prepared(str(payload["recipe"]), Layout(str(payload["layout"])), casting)
+        super().__init__(step.model, step, payload["plan"])

@@ -9,15 +9,25 @@ from bench.cpu.lines import Recording
 from bench.cpu.markdown import markdown, milliseconds, spread
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, StepAim, cases_of
-from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
+from bench.cpu.step_lines import (
+    DIVIDED,
+    OWN,
+    UNDIVIDED,
+    SiteTime,
+    StepCase,
+    StepFailed,
+    StepMeasured,
+    Tuned,
+)
 from bench.cpu.targets import LEAST_SPEEDUP, Row, counted, judged
+from mucudnn.division import is_of_one_part
 from mucudnn.intervals import FEWEST_SAMPLES, Estimate
 from mucudnn.problem import Layout
 from mucudnn.sizes import format_bytes
 
 _PREFACE = (
     "Reading the batch, forward, loss, backward and update of whole networks with batch norm, in training",
-    "mode. `mucudnn.tune` and `mucudnn.apply` have patched a copy of the model; both are timed in",
+    "mode. `mucudnn.tune` and `mucudnn.apply` have patched a copy of the model; all steps are timed in",
     "interleaved rounds, and **x** is the median of the rounds' quotients, unpatched over patched. Times",
     "differ from one process to the next by more than such rounds can tell, so newer versions take them in",
     "several, by the same plan: `x by process` has the one that tuned first, then the others in rising",
@@ -35,8 +45,7 @@ def section(recording: Recording, layers: Sequence[Layer]) -> Iterator[str]:  # 
         yield from _PREFACE
         yield f"The limit is that of each convolution. Comparisons: {len(lines)}."
         yield ""
-        tables = (_times, _parts, _changes, _tuning)
-        yield from (text for each in tables for text in (*each(lines), ""))
+        yield from (text for table in _TABLES for text in (*table(lines), ""))
     yield from _networks()
     yield from _absent(recording)
 
@@ -183,6 +192,32 @@ def _by_process(line: StepMeasured) -> str:
     return f"{first:.2f}; {', '.join(f'{each:.2f}' for each in sorted(others))}" if others else "–"
 
 
+def _dividing(lines: Sequence[StepMeasured]) -> Iterator[str]:
+    """What micro-batches add to the other algorithms."""
+    lines = [line for line in lines if line.has_undivided]
+    if not lines:
+        yield "What dividing adds was not measured, or nothing is divided."
+        return
+    yield from (
+        "What dividing adds: `undivided` was tuned within the same limit for whole mini-batches alone, and",
+        "timed in the same rounds; **x** is undivided over patched. Without micro-batches there is no row.",
+        "",
+    )
+    headings = (*_WHERE, "in micro-batches", "undivided, ms", "patched, ms", "x", "verdict")
+    rows = [
+        (
+            *_where(line),
+            f"{sum(not is_of_one_part(key) for key in line.tuned.runs.values())} of {len(line.tuned.runs)}",
+            milliseconds(line.seconds_of(UNDIVIDED)),
+            milliseconds(line.seconds_of(DIVIDED)),
+            spread(line.speedup_over(UNDIVIDED)),
+            str(line.verdict_over(UNDIVIDED)),
+        )
+        for line in lines
+    ]
+    yield from markdown(headings, rows)
+
+
 def _parts(lines: Sequence[StepMeasured]) -> Iterator[str]:
     """What of the step can become faster at all, and what memory it takes."""
     yield from (
@@ -280,6 +315,9 @@ def break_even_told(found: Estimate, cost: Tuned) -> str:
 
 def _number(steps: float) -> str:
     return f"{steps:.0f}" if math.isfinite(steps) else "∞"
+
+
+_TABLES = (_times, _dividing, _parts, _changes, _tuning)
 
 
 def _networks() -> Iterator[str]:

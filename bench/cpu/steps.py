@@ -1,10 +1,11 @@
-"""Measuring a training step: tune the network, patch a copy of it, and time both in the same rounds.
+"""Measuring a training step: tune the network, patch copies of it, and time all in the same rounds.
 
 What proves is the whole step alone: reading the batch, forward, loss, backward and update. Its rounds are
 none of those in which the tuner chose.
 """
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,16 +17,16 @@ from bench.cpu.rounds import Rounds
 from bench.cpu.settings import SETTINGS
 from bench.cpu.step_again import AgainTask, rounds_again
 from bench.cpu.step_cases import LIMIT_BYTES, Network
-from bench.cpu.step_lines import SiteTime, StepCase, StepMeasured, Tuned
+from bench.cpu.step_lines import DIVIDED, OWN, UNDIVIDED, SiteTime, StepCase, StepMeasured, Tuned
 from bench.cpu.step_models import ReadingStep, prepared
 from bench.cpu.step_rounds import timed
 from bench.cpu.using import casting_in
 from bench.steps import TrainingStep, copy_of, differences, double
 from mucudnn import apply, tune
 from mucudnn.backends import Backend, Job, backend_of
-from mucudnn.errors import BackendError
+from mucudnn.errors import BackendError, InfeasibleError
 from mucudnn.plan import Assignment, Plan
-from mucudnn.store import open_store
+from mucudnn.store import Store, open_store
 
 _UNCAPPED = 1 << 50
 
@@ -53,14 +54,17 @@ def measure(case: StepCase, network: Network, folder: Path, processes: int) -> S
     limit_bytes = SETTINGS[case.setting].limit_bytes or network.limit_bytes
     with casting:
         plan, cost = tuned(own.model, sample, place, limit_bytes)
-    divided = own.copy()
-    apply(divided.model, plan)
-    single, present = (TrainingStep(step.copy().model, sample, targets) for step in (own, divided))
+        plans = {DIVIDED: plan, **_undivided(own.model, sample, place, plan)}
+    steps = {OWN: own, **{name: own.copy() for name in plans}}
+    for name, each in plans.items():
+        apply(steps[name].model, each)
+    single, present = (TrainingStep(steps[name].copy().model, sample, targets) for name in (OWN, DIVIDED))
     with casting:
         changed, rounding = differences(present, copy_of(single)), differences(single, double(single))
-    rounds = timed(own, divided, backend.neighbours())
+    rounds = timed(steps, backend.neighbours())
     shares = _shares(own)
-    again = _again(case, network, place, processes)
+    files = {name: str(_plan_file(place, name)) for name in plans}
+    again = _again(case, network, files, place.with_name(f"{place.name}.rounds.json"), processes)
     payload = {"recipe": network.recipe, "layout": str(case.layout), "setting": case.setting}
     return StepMeasured(
         case=case,
@@ -80,11 +84,26 @@ def measure(case: StepCase, network: Network, folder: Path, processes: int) -> S
     )
 
 
-def _again(case: StepCase, network: Network, place: Path, processes: int) -> tuple[Rounds, ...]:
+def _undivided(model: nn.Module, sample: torch.Tensor, path: Path, plan: Plan) -> dict[str, Plan]:
+    """Return the plan without micro-batches, by its name; none if `plan` has none or nothing else fits."""
+    if all(each.division.is_undivided for each in plan.assignments):
+        return {}
+    try:
+        with _opened(path) as store:
+            found = tune(model, sample, plan.limit_bytes, policy="undivided", store=store, progress=False)
+    except InfeasibleError as error:
+        print(f"not timed undivided: {error}", flush=True)
+        return {}
+    found.save(_plan_file(path, UNDIVIDED))
+    return {UNDIVIDED: found}
+
+
+def _again(
+    case: StepCase, network: Network, plans: Mapping[str, str], answer: Path, processes: int
+) -> tuple[Rounds, ...]:
     """Return the rounds of the other processes but those that failed; models change places in turn."""
-    plan, answer = str(_plan_file(place)), str(place.with_name(f"{place.name}.rounds.json"))
     found = (
-        rounds_again(AgainTask(case, network, plan, patches_first=number % 2 == 1, rounds=answer))
+        rounds_again(AgainTask(case, network, plans, patches_first=number % 2 == 1, rounds=str(answer)))
         for number in range(1, processes)
     )
     return tuple(rounds for rounds in found if rounds is not None)
@@ -94,12 +113,12 @@ def tuned(
     model: nn.Module, sample: torch.Tensor, path: Path, limit_bytes: int = LIMIT_BYTES
 ) -> tuple[Plan, Tuned]:
     """Tune a model; `path` is where to keep profiles and plan, without the files' endings."""
-    with open_store(path.with_name(f"{path.name}.sqlite3")) as store:
+    with _opened(path) as store:
         known, peak, start = store.count(), _peak_bytes(), time.perf_counter()
         plan = tune(model, sample, limit_bytes, store=store, progress=False)
         seconds = time.perf_counter() - start
         trials = store.count() - known
-    plan.save(_plan_file(path))
+    plan.save(_plan_file(path, DIVIDED))
     seen = [each.evidence.workspace_bytes for each in plan.assignments if each.evidence is not None]
     return plan, Tuned(
         seconds=seconds,
@@ -114,8 +133,14 @@ def tuned(
     )
 
 
-def _plan_file(path: Path) -> Path:
-    return path.with_name(f"{path.name}.json")
+def _opened(path: Path) -> Store:
+    """Open the profiles of a case."""
+    return open_store(path.with_name(f"{path.name}.sqlite3"))
+
+
+def _plan_file(path: Path, name: str) -> Path:
+    """Return where the plan of the step of that name is kept."""
+    return path.with_name(f"{path.name}.{name}.json")
 
 
 def _time_of(assigned: Assignment) -> SiteTime:

@@ -1,6 +1,7 @@
 """Whole training steps in `make bench-cpu`: what is trained, timed and told; the networks here are small."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
@@ -26,15 +27,24 @@ from bench.cpu.settings import REMOVED_PREFIXES, SETTINGS
 from bench.cpu.step_again import TIMEOUT_S, AgainTask, rounds_again
 from bench.cpu.step_cases import AIMS, LIMIT_BYTES, NETWORKS, Network, cases_of
 from bench.cpu.step_child import LINES, StepTask, work
-from bench.cpu.step_lines import DIVIDED, OWN, SiteTime, StepCase, StepFailed, StepMeasured, Tuned
-from bench.cpu.step_models import Recipe, mosaics_of, prepared, stacks_of, unet_on_mosaics
+from bench.cpu.step_lines import (
+    DIVIDED,
+    OWN,
+    UNDIVIDED,
+    SiteTime,
+    StepCase,
+    StepFailed,
+    StepMeasured,
+    Tuned,
+)
+from bench.cpu.step_models import ReadingStep, Recipe, mosaics_of, prepared, stacks_of, unet_on_mosaics
 from bench.cpu.step_rounds import timed
 from bench.cpu.steps import measure
 from bench.differences import Differences
 from bench.networks import conv_norm
 from mucudnn import Plan, plan_of
 from mucudnn.backends.base import NoNeighbours
-from mucudnn.errors import PlanError
+from mucudnn.errors import InfeasibleError, PlanError
 from mucudnn.intervals import Verdict
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.timing import SamplingRule
@@ -91,10 +101,14 @@ def measured(
     own_bytes: int | None = 3 * 2**30,
     times: tuple[SiteTime, ...] = (),
     others: float | None = None,
+    undivided_ms: float | None = None,
     **changes: Any,
 ) -> StepMeasured:
     spans = {OWN: [own_ms] * len(noise), DIVIDED: [divided_ms * each for each in noise]}
     runs = {"stem fprop": "cpu:aten@64*1", "stage1 fprop": "cpu:winograd4@64*1"}
+    if undivided_ms is not None:
+        spans[UNDIVIDED] = [undivided_ms] * len(noise)
+        runs["stage1 fprop"] = "cpu:winograd4@32*2"
     return StepMeasured(
         case=which,
         batch=64,
@@ -254,18 +268,52 @@ def test_a_small_step_is_measured_from_end_to_end(tmp_path: Path, monkeypatch: p
     assert {each.place for each in line.tuned.times} == {"0.conv", "2.conv"}
     assert all(min(each.own_s, each.now_s) > 0 for each in line.tuned.times)
     assert min(line.own_bytes, line.divided_bytes) >= 2 * 8 * 64**2 * 4  # the activations of one convolution
-    plan = Plan.load(tmp_path / "1-thread_tiny_channels_last.json")
+    plan = Plan.load(tmp_path / "1-thread_tiny_channels_last.patched.json")
     assert {str(site): division.key for site, division in plan.sites.items()} == line.tuned.runs
     append(tmp_path / LINES, line)
     assert read(tmp_path / LINES) == [line]
+
+
+def tiny_step_of_four() -> tuple[ReadingStep, torch.Tensor]:
+    step = prepared(TINY.recipe, Layout.CHANNELS_LAST)
+    return step, torch.cat([step.read()[0] for _ in range(2)]).to(memory_format=torch.channels_last)
+
+
+def test_a_plan_without_micro_batches_is_made_where_there_are_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step, sample = tiny_step_of_four()
+    divided = dataclasses.replace(a_plan_for(step.model, sample), limit_bytes=LIMIT_BYTES)
+    assert not any(each.division.is_undivided for each in divided.assignments)
+    found = steps._undivided(step.model, sample, tmp_path / "tiny", divided)
+    (undivided,) = found.values()
+    assert [*found] == [UNDIVIDED]
+    assert undivided == Plan.load(tmp_path / "tiny.undivided.json")
+    assert undivided.limit_bytes == LIMIT_BYTES
+    assert all(each.division.is_undivided for each in undivided.assignments)
+    assert steps._undivided(step.model, sample, tmp_path / "tiny", undivided) == {}
+    assert capsys.readouterr().out == ""
+
+
+def test_where_no_whole_batch_fits_the_step_without_micro_batches_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: object, policy: str, **__: object) -> Plan:
+        raise InfeasibleError(16, 32, site=policy)
+
+    step, sample = tiny_step_of_four()
+    monkeypatch.setattr(steps, "tune", refused)
+    assert steps._undivided(step.model, sample, tmp_path / "tiny", a_plan_for(step.model, sample)) == {}
+    assert capsys.readouterr().out == f"not timed undivided: {InfeasibleError(16, 32, site='undivided')}\n"
 
 
 def test_a_process_that_fails_to_time_the_steps_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     task = AgainTask(
-        case("tiny"), TINY, str(tmp_path / "none.json"), patches_first=True, rounds=str(tmp_path / "rounds")
-    )
+        case("tiny"), TINY, {DIVIDED: str(tmp_path / "none.json")}, patches_first=True,
+        rounds=str(tmp_path / "rounds"),
+    )  # fmt: skip
     assert rounds_again(task) is None
     told = capfd.readouterr()
     assert told.out == "not timed in another process: its process ended with status 1.\n"
@@ -274,7 +322,7 @@ def test_a_process_that_fails_to_time_the_steps_says_so(
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
     network, told = Network("waiting", f"{HERE}:waiting", "made up", "nothing"), tmp_path / "process"
-    task = AgainTask(case("waiting"), network, "", patches_first=False, rounds=str(tmp_path / "rounds.json"))
+    task = AgainTask(case("waiting"), network, {}, patches_first=False, rounds=str(tmp_path / "rounds.json"))
     program = "import sys; from bench.cpu.process import task_from; from bench.cpu.step_again import *; "
     parent = subprocess.Popen(
         [sys.executable, "-c", f"{program} rounds_again(task_from(AgainTask, sys.stdin.read()))"],
@@ -308,19 +356,23 @@ def _is_running(process: str) -> bool:
 
 
 @pytest.mark.parametrize("patches_first", [False, True])
-def test_the_patched_model_is_made_first_or_second(
+def test_patched_models_are_made_before_the_unpatched_one_or_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patches_first: bool
 ) -> None:
     first = prepared(TINY.recipe, Layout.CHANNELS_LAST)
     plan = a_plan_for(first.model, first.copy().read()[0])
-    plan.save(tmp_path / "plan.json")
+    plans = {DIVIDED: plan, UNDIVIDED: dataclasses.replace(plan, limit_bytes=2 * plan.limit_bytes)}
+    files = {name: tmp_path / f"{name}.json" for name in plans}
+    for name, plan in plans.items():
+        plan.save(files[name])
     monkeypatch.setattr(step_again, "prepared", lambda *_: first)
-    task = AgainTask(case("tiny"), TINY, str(tmp_path / "plan.json"), patches_first, rounds="")
-    own, patched = step_again.models(task)
-    assert (first is patched, first is own) == (patches_first, not patches_first)
-    assert plan_of(patched.model) == plan
+    texts = {name: str(path) for name, path in files.items()}
+    found = step_again.models(AgainTask(case("tiny"), TINY, texts, patches_first, rounds=""))
+    assert [*found] == [OWN, DIVIDED, UNDIVIDED]
+    assert found[UNDIVIDED if patches_first else OWN] is first
+    assert {name: plan_of(found[name].model) for name in plans} == plans
     with pytest.raises(PlanError):
-        plan_of(own.model)
+        plan_of(found[OWN].model)
 
 
 def test_a_process_that_fails_costs_no_rounds_of_the_others(
@@ -335,9 +387,10 @@ def test_a_process_that_fails_costs_no_rounds_of_the_others(
         return next(answers)
 
     monkeypatch.setattr(steps, "rounds_again", again)
-    assert steps._again(case("tiny"), TINY, tmp_path / "tiny", 3) == (rounds,)
+    plans = {DIVIDED: "plan.json"}
+    assert steps._again(case("tiny"), TINY, plans, tmp_path / "answer", 3) == (rounds,)
     assert [task.patches_first for task in seen] == [True, False]
-    assert {task.plan for task in seen} == {str(tmp_path / "tiny.json")}
+    assert all(task.plans == plans for task in seen)
 
 
 def test_others_are_watched_while_steps_are_timed() -> None:
@@ -361,7 +414,7 @@ def test_others_are_watched_while_steps_are_timed() -> None:
 def test_a_step_whose_loss_is_no_number_is_no_measurement() -> None:
     own = prepared(f"{HERE}:diverging", Layout.CONTIGUOUS)
     with pytest.raises(ValueError, match=r"^The loss of the unpatched model must be finite, but got nan"):
-        timed(own, own.copy(), NoNeighbours())
+        timed({OWN: own}, NoNeighbours())
 
 
 def test_a_task_survives_its_text_and_its_process_writes_what_it_is_and_what_it_finds(
@@ -524,6 +577,23 @@ def test_of_six_processes_each_is_a_sample() -> None:
         "0.50",
     ]
     assert tuning[-1] == "80 [67, 200]"
+
+
+def test_what_dividing_adds_has_a_row_where_anything_is_divided() -> None:
+    where = ("resnet18", "channels_last", "1 thread")
+    _, dividing, *_ = row_of(where, shown(measured(case(), 2500.0, 1250.0, undivided_ms=1500.0)))
+    assert dividing[3:] == ["1 of 2", "1500 [1500, 1500]", "1250 [1250, 1250]", "1.20 [1.20, 1.20]", "FASTER"]
+    assert "What dividing adds was not measured, or nothing is divided." in shown(measured(case()))
+
+
+def test_what_dividing_adds_is_of_processes_where_there_are_enough() -> None:
+    again = tuple(
+        measured(case(), 2500.0, 1250.0, undivided_ms=each).rounds
+        for each in (1000.0, 1250.0, 1500.0, 1250.0, 2500.0)
+    )
+    line = measured(case(), 2500.0, 1250.0, undivided_ms=1250.0, again=again)
+    _, dividing, *_ = row_of(("resnet18", "channels_last", "1 thread"), shown(line))
+    assert dividing[4:] == ["1250 [1000, 2500]", "1250 [1250, 1250]", "1.00 [0.80, 2.00]", "AMBIGUOUS"]
 
 
 def test_of_rounds_too_few_for_an_interval_there_is_no_verdict() -> None:
