@@ -273,7 +273,7 @@ class _SliceParts:
             image: x or dy, of the whole mini-batch.
             weight: (k, c / groups, *taps).
             bias: (k,), for fprop only.
-            unread: x for dgrad, whatever it holds.
+            unread: x for dgrad, whatever it holds; without it the result lies where PyTorch's own wants one.
             ready: is told of each group before it runs, if there is one.
             is_prepared: whether the only group has this filter's transform in the workspace.
 
@@ -281,6 +281,7 @@ class _SliceParts:
             BackendError: a kernel cannot be made or launched.
         """
         out = image.new_empty_strided(self._shape, self._strides)
+        unread = out if unread is None else unread  # as large as it, and laid out so
         for group, kernels in zip(self._groups, workspace.bound(self), strict=True):
             if ready is not None:
                 ready(group)
@@ -302,13 +303,13 @@ class _SliceParts:
         image: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        unread: Tensor | None,
+        unread: Tensor,
         out: Tensor,
     ) -> None:
         """Write PyTorch's own convolution of `parts` to their slices of `out`."""
         for step, here in parts:
-            ignored = None if unread is None else unread[here]
-            out[here].copy_(self._backend.own_convolution(step.problem, image[here], weight, bias, ignored))
+            own = self._backend.own_convolution(step.problem, image[here], weight, bias, unread[here])
+            out[here].copy_(own)
 
 
 class _SumParts:

@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+from mucudnn.algorithms import own
+from mucudnn.algorithms.own import own_convolution
 from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.backends.cudnn.configurations import Rules
 from mucudnn.backends.cudnn.footprint import check_counts
@@ -47,8 +49,13 @@ def paper(library: Library) -> PaperLibrary:
 
 
 @pytest.fixture
-def backend(paper: PaperLibrary) -> CudnnBackend:
-    return paper_backend(paper, PaperCard(Rules(allow_tf32=False)))
+def card() -> PaperCard:
+    return PaperCard(Rules(allow_tf32=False))
+
+
+@pytest.fixture
+def backend(paper: PaperLibrary, card: PaperCard) -> CudnnBackend:
+    return paper_backend(paper, card)
 
 
 def profiler(backend: CudnnBackend, limit_bytes: int) -> Profiler:
@@ -169,6 +176,37 @@ def test_pytorchs_own_is_not_even_tried_where_its_plan_wants_more_than_the_limit
     refused = {each.batch for each in found.refusals if each.algorithm == backend.own}
     assert 8 in refused
     assert all(each.batch < 8 for each in found.candidates if each.algorithm == backend.own)
+
+
+def test_pytorchs_own_that_tries_several_plans_is_not_tried_where_any_of_the_list_wants_more(
+    backend: CudnnBackend, card: PaperCard
+) -> None:
+    problem = conv(ConvOp.FPROP, layout=Layout.CHANNELS_LAST)
+    wanted = [each.overwriting_bytes for each in backend._engines._listed_for_own(problem)]
+    first, most = wanted[0], max(wanted)
+    card.plans_tried = wanted.index(most)
+    assert first < most == wanted[card.plans_tried] > max(wanted[: card.plans_tried])
+    trial = Trial(problem, backend.own, whole=True)
+
+    assert backend.workspace_bytes(trial, most - 1) is None
+    assert backend.workspace_bytes(trial, most) is not None
+
+    card.plans_tried = 1
+    assert backend.workspace_bytes(trial, most - 1) is not None
+
+
+def test_pytorchs_own_makes_no_image_in_the_place_of_one_that_it_does_not_read(
+    backend: CudnnBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = conv(ConvOp.DGRAD, dtype="float32", stride=(2, 2))
+    operands = operands_of(problem)
+    expected = own_convolution(problem, *operands)
+    monkeypatch.setattr(own, "unread_operand", None)
+
+    result = backend.own_convolution(problem, *operands)
+
+    assert relative_error(result, expected) < 1e-6
+    assert not result.requires_grad
 
 
 @pytest.mark.parametrize("op", ConvOp)

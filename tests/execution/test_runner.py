@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mucudnn.algorithms import own
 from mucudnn.backends import PartKernel, PartSumKernel, backend_of
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.division import Division
@@ -431,6 +432,19 @@ def test_parts_of_pytorchs_own_make_no_tensor_in_the_place_of_one_that_they_do_n
     Runner(BACKEND, problem, equal_parts(OWN, 5, 4))(Workspace(CPU), *operands_of(problem), unread)
 
     assert [each.data_ptr() for each in given if each is not None] == [each.data_ptr() for each in expected]
+
+
+def test_parts_of_an_input_gradient_take_the_result_in_the_place_of_an_image_that_nobody_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = for_op(WIDE, ConvOp.DGRAD)
+    operands = operands_of(problem)
+    expected = reference(problem, *operands)
+    monkeypatch.setattr(own, "unread_operand", None)
+
+    result = Runner(BACKEND, problem, equal_parts(OWN, 5, 4))(Workspace(CPU), *operands)
+
+    assert relative_error(result, expected) < FLOAT64_BOUND
 
 
 @pytest.mark.parametrize("division", [equal_parts(OWN, 5, 4), equal_parts("cpu:im2col", 9)])

@@ -20,7 +20,7 @@ from mucudnn.backends.own import own_job
 from mucudnn.backends.rounding import rounding_growth
 from mucudnn.choices import Search
 from mucudnn.errors import BackendError, BackendWarning, warn_user
-from mucudnn.problem import ConvProblem, Layout
+from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment, Trial, own_of
 from mucudnn.timing import Clock
 
@@ -48,7 +48,6 @@ class CudnnBackend:
     alignment_bytes = _ALIGNMENT_BYTES
     takes_memory_by_pages = False
     least_span_ns = 1_000_000  # waiting for a card takes some 10 µs, alike for all that are compared
-    own_convolution = staticmethod(own_convolution)
     recorded_convolution = staticmethod(recorded_convolution)
 
     def __init__(self, card: Card, workshop: Workshop | None) -> None:
@@ -164,19 +163,35 @@ class CudnnBackend:
         if algorithm != self.own and not self.is_capturing:
             self._family(algorithm).get_ready(problem, algorithm)
 
+    def own_convolution(
+        self,
+        problem: ConvProblem,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None = None,
+        unread: Tensor | None = None,
+    ) -> Tensor:
+        """Return what PyTorch itself computes for `problem`; see `algorithms.own`.
+
+        Where nobody has an x for dgrad, which would take a block as large as the result, it is asked for
+        the transposed convolution, which needs none and for which it asks cuDNN the same.
+        """
+        if problem.op is ConvOp.DGRAD and unread is None and self._card.runs_cudnn(problem):
+            with torch.no_grad():
+                return recorded_convolution(problem, first, second, None)
+        return own_convolution(problem, first, second, bias, unread)
+
     def workspace_bytes(self, trial: Trial, limit_bytes: int) -> int | None:
         """Return the bytes that a trial takes beside its operands and result, or None if above the limit.
 
         Engines declare theirs. PyTorch's own is weighed by its allocator, held to the limit; but not run at
-        all where the plan that it takes is known to need more. Not only would it fail: it would find another
-        plan, and keep to that one in this process. The float32 sum of 16-bit weight gradients counts with
-        every part.
+        all where it is known to ask for more. Not only would it fail: it would find another plan, and keep to
+        that one in this process. The float32 sum of 16-bit weight gradients counts with every part.
         """
         extra = 0 if trial.whole else trial.problem.running_sum_bytes
         if trial.algorithm != self.own:
             return self.buffer_bytes(trial.problem, trial.algorithm) + extra
-        foreseen = self._engines.foreseen(trial.problem)
-        if max((each.overwriting_bytes for each in foreseen), default=0) > limit_bytes:
+        if self._engines.asked_bytes(trial.problem) > limit_bytes:
             return None
         hidden = self.footprint(own_job(trial.problem, self.device), limit_bytes)
         if hidden is None or trial.whole:

@@ -94,11 +94,24 @@ class Engines:
         It takes the first of cuDNN's list, as the library has it here; with `torch.backends.cudnn.benchmark`
         it tries as many as its limit says.
         """
+        return self._listed_for_own(problem)[: self._card.plans_tried]
+
+    def asked_bytes(self, problem: ConvProblem) -> int:
+        """Return the most workspace that PyTorch's own asks for, as far as it is foreseen.
+
+        With `torch.backends.cudnn.benchmark` it makes room for the largest of the whole list before it tries
+        any, and for half of that where it is refused.
+        """
+        listed = self._listed_for_own(problem)
+        asking = listed[:1] if self._card.plans_tried == 1 else listed
+        return max((each.overwriting_bytes for each in asking), default=0)
+
+    def _listed_for_own(self, problem: ConvProblem) -> tuple[EngineConfiguration, ...]:
+        """Return cuDNN's list for what PyTorch's own asks of it; nothing where it does not ask."""
         if self._workshop is None or not self._card.runs_cudnn(problem):
             return ()
         layout = cudnn_layout(problem.layout, problem.dtype)  # PyTorch copies operands so
-        problem = dataclasses.replace(problem, layout=layout, filter_layout=layout)
-        return self._workshop.first(problem, self._card.plans_tried)
+        return self._workshop.listed(dataclasses.replace(problem, layout=layout, filter_layout=layout))
 
     def _needed(self, problem: ConvProblem, algorithm: str) -> tuple[EngineConfiguration, Workshop]:
         found = self.named(problem, algorithm)

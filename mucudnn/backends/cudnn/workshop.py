@@ -55,10 +55,10 @@ class Workshop:
         with self._card.current():
             return self._enumerator(self._card.rules).candidates(problem, search)
 
-    def first(self, problem: ConvProblem, number: int) -> tuple[EngineConfiguration, ...]:
-        """Return as many engines from the head of cuDNN's list as there are, `number` at most."""
+    def listed(self, problem: ConvProblem) -> tuple[EngineConfiguration, ...]:
+        """Return cuDNN's list."""
         with self._card.current():
-            return self._enumerator(self._card.rules).listed(problem, Search.HEURISTIC)[:number]
+            return self._enumerator(self._card.rules).listed(problem, Search.HEURISTIC)
 
     def configuration(self, problem: ConvProblem, algorithm: str) -> EngineConfiguration | None:
         """Return the engine that an id names, whatever the flags; None if it does not compute `problem`.
