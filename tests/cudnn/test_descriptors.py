@@ -40,6 +40,26 @@ def test_a_child_lives_as_long_as_the_descriptor_that_refers_to_it() -> None:
     assert sorted(calls.destroyed) == [1, 2]
 
 
+def test_a_plan_is_destroyed_before_what_it_refers_to_when_the_next_one_is_made() -> None:
+    calls = Calls()
+    library = library_double(calls)
+    configuration, plan = (
+        Descriptor(library, Kind.ENGINE_CONFIGURATION),
+        Descriptor(library, Kind.EXECUTION_PLAN),
+    )
+    plan.set_descriptors(Attribute.PLAN_CONFIGURATION, configuration)
+
+    del configuration, plan  # as Python's garbage collector may do while a graph is captured
+    assert calls.destroyed == []
+
+    Descriptor(library, Kind.ENGINE_CONFIGURATION)
+    assert calls.destroyed == [3]
+
+    kept = Descriptor(library, Kind.EXECUTION_PLAN)
+    assert calls.destroyed == [3, 2, 1]
+    assert kept.pointer == 4
+
+
 def test_a_descriptor_that_was_not_created_is_not_destroyed() -> None:
     calls = Calls()
 
