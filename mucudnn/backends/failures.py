@@ -72,8 +72,9 @@ def is_lack_of_memory(failure: Exception) -> bool:
     """Whether a run failed for a reason that may be gone tomorrow, and so says nothing of the algorithm.
 
     On a slice of a card (MIG), and wherever NVML refuses, PyTorch's allocator says so by an assertion that
-    fails, and does not count it as refused (pytorch#112377, #197312).
+    fails, and does not count it as refused (pytorch#112377, #197312). Only the first line counts: a trace of
+    calls may stand below it, which names the allocator of whatever failed.
     """
-    text = str(failure).lower()
+    text = str(failure).partition("\n")[0].lower()
     is_kind = isinstance(failure, MemoryError | torch.OutOfMemoryError)
     return is_kind or "alloc" in text or "out of memory" in text

@@ -243,8 +243,7 @@ class TorchCard:
         Raises:
             UnmeasuredError: the allocator does not count.
         """
-        if self.can_compile:
-            torch.cuda.current_blas_handle()
+        torch.cuda.current_blas_handle()
         return taken_bytes(job, limit_bytes, self._counting_allocator)
 
     @cached_property
