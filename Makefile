@@ -26,7 +26,7 @@ help:  ## list the targets
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mucudnn needs Python 3.11 or later, but $(PYTHON) is " + sys.version.split()[0])'
-	@echo "setting up $(VENV) (once, about a minute)"
+	@echo "setting up $(VENV), once: a minute, or more while PyTorch is downloaded"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) pip
 	@$(PIP) -e '.[test,bench]'

@@ -1,7 +1,7 @@
 """The demonstration: tune a ResNet-18 on real images, divide its convolutions, prove that nothing changed.
 
 Everything that it prints is measured by this run, or read from the store that an earlier run of this
-program filled. See `python -m bench.digits --help`.
+program filled.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from bench.differences import Differences
 from bench.steps import TrainingStep, copy_of, differences, digits_step, double, in_float64
 from mucudnn import apply, compare, tune
 from mucudnn.backends import Backend, Job, backend_of
-from mucudnn.choices import Policy
+from mucudnn.choices import Mode, Policy
 from mucudnn.comparing.step_comparison import PairedTimes
 from mucudnn.division import undivided
 from mucudnn.errors import MucudnnError
@@ -79,9 +79,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--batch", type=_batch, default=64, help=f"mini-batch, {TRAIN_IMAGES} at most (default: %(default)s)"
     )
-    parser.add_argument("--mode", default="reuse", help="reuse or sharing (default: %(default)s)")
     parser.add_argument(
-        "--policy", default="power_of_two", help="undivided, power_of_two or all (default: %(default)s)"
+        "--mode",
+        choices=[str(mode) for mode in Mode],
+        default=str(Mode.REUSE),
+        help="whether the limit is each convolution's, or that of all together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=[str(policy) for policy in Policy],
+        default=str(Policy.POWER_OF_TWO),
+        help="which micro-batch sizes are tried (default: %(default)s)",
     )
     parser.add_argument(
         "--layout",

@@ -49,6 +49,9 @@ The rate falls to 0, so that the last steps do not toss the few test images abou
 def main() -> int:
     """Run the comparisons; return 0 if all hold, else 1."""
     options = _parser().parse_args()
+    if not Path(options.plan).exists():
+        print(f"bench.proof: there must be a plan in {options.plan}, as make run writes it.", file=sys.stderr)
+        return 1
     try:
         check_matplotlib()
         plan, version = Plan.load(options.plan), commit()

@@ -295,7 +295,13 @@ def _parser() -> argparse.ArgumentParser:
         help="only networks in all ways (layouts, torch.compile, patched or not), of these networks or of "
         "all, in inference and training, on one or two threads; an hour a setting (default: none)",
     )
-    add("--layers", nargs="+", default=_EVERY_LAYER, metavar="PATTERN", help="names, as in a shell")
+    add(
+        "--layers",
+        nargs="+",
+        default=_EVERY_LAYER,
+        metavar="PATTERN",
+        help="only these, by name as in a shell, and no steps unless asked for (default: all)",
+    )
     add(
         "--settings",
         nargs="+",

@@ -92,7 +92,9 @@ def compare_command(
         model = load_model(target)
         is_eval = is_for_inference(plan, model)
         if must_infer and not is_eval:
-            raise click.BadParameter("the plan is for training.", param_hint="'--eval'")
+            raise click.BadParameter(
+                "the plan is for training; leave this out, or tune with --eval.", param_hint="'--eval'"
+            )
         inputs = ready_on_inputs(
             model, shapes, device, is_eval=is_eval, dtype=dtype, autocast=autocast,
             channels_last=channels_last,

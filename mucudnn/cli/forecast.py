@@ -71,7 +71,7 @@ def forecast_command(
 
     Convolutions of every kind are found, functional and transposed ones too, with the gradients that
     training needs. cuDNN itself is asked, undivided and at each micro-batch size; nothing is run, and nothing
-    is said of times. It needs a CUDA build of torch or pip install 'mucudnn[deviceless]'.
+    is said of times. It needs a CUDA build of torch, or pip install nvidia-cudnn-cu13 nvidia-cublas.
 
     \b
     Example:

@@ -117,7 +117,7 @@ def check_matplotlib() -> None:
         import matplotlib.figure
     except ImportError as error:
         raise OptionError(
-            f"matplotlib must be installed to draw ({error}); pip install 'mucudnn[plots]' adds it."
+            f"matplotlib must be installed to draw ({error}); pip install matplotlib adds it."
         ) from error
     if matplotlib.__version_info__[:2] < _LEAST_VERSION:
         least = ".".join(map(str, _LEAST_VERSION))

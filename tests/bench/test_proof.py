@@ -73,6 +73,15 @@ def test_what_is_no_number_never_holds() -> None:
     assert largest([0.0, nan]) == largest([0.0, float("inf")]) == float("inf")
 
 
+def test_without_a_plan_the_program_says_what_writes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["proof", "--plan", str(tmp_path / "plan.json")])
+    assert program.main() == 1
+    told = capsys.readouterr().err
+    assert told == f"bench.proof: there must be a plan in {tmp_path / 'plan.json'}, as make run writes it.\n"
+
+
 @pytest.mark.parametrize("option", ["--steps", "--twins", "--epochs", "--seeds"])
 def test_nothing_is_trained_for_nothing(
     option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

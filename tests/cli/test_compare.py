@@ -63,7 +63,10 @@ def test_whether_a_plan_is_for_inference_it_says_itself_and_another_wish_is_refu
 
     assert compare("conv", plans["inference"], "--eval").exit_code == 0
     assert result.exit_code == 2
-    assert "Invalid value for '--eval': the plan is for training." in result.stderr
+    assert (
+        "Invalid value for '--eval': the plan is for training; leave this out, or tune with --eval."
+        in result.stderr
+    )
 
 
 def test_json_is_all_that_is_printed_and_the_settled_plan_is_saved(

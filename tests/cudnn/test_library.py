@@ -45,12 +45,16 @@ def test_other_systems_than_linux_are_refused() -> None:
 
 
 def test_a_machine_without_cudnn_is_refused_with_the_remedy() -> None:
-    with pytest.raises(BackendError, match=r"^The library libcudnn.so.9 must be .* 'mucudnn\[deviceless\]'"):
+    with pytest.raises(
+        BackendError, match=r"^The library libcudnn.so.9 must be .* pip install nvidia-cudnn-cu13"
+    ):
         library_of(Machine({CUBLASLT: object()}).system())
 
 
 def test_a_machine_without_cublaslt_is_refused_with_the_remedy() -> None:
-    with pytest.raises(BackendError, match=r"libcublasLt\.so\.13, .* must be .* 'mucudnn\[deviceless\]'"):
+    with pytest.raises(
+        BackendError, match=r"libcublasLt\.so\.13, .* must be .* pip install nvidia-cudnn-cu13"
+    ):
         library_of(Machine({CUDNN: OpenedCudnn()}).system())
 
 

@@ -14,7 +14,7 @@ from mucudnn.locks import ForkSafeLock
 LEAST_VERSION = 90800
 """Device descriptions came with cuDNN 9.8."""
 
-REMEDY = "Install it with pip install 'mucudnn[deviceless]', or install a CUDA build of torch."
+REMEDY = "Install it with pip install nvidia-cudnn-cu13 nvidia-cublas, or install a CUDA build of torch."
 
 _HINTS = {
     Status.NOT_INITIALIZED: "There is no device, or it could not be initialised.",
