@@ -1,12 +1,13 @@
 """Which division runs at a site: who is timed against whom, in how much room, what the rounds decide."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from mucudnn.division import Division
 from mucudnn.evidence import Evidence
 from mucudnn.intervals import TOLERANCE, Verdict
 from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate
 from mucudnn.profiling.outcome import Outcome
 from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.solvers import best_of
@@ -93,18 +94,22 @@ def rivals_of(solution: Solution) -> dict[str, Division]:
     return {rival.key: rival for rival in rivals if rival is not None}
 
 
-def lesser(solution: Solution, tried: Iterable[Division]) -> Solution | None:
+def lesser(solution: Solution, fitting: Iterable[Candidate], tried: Collection[str]) -> Solution | None:
     """Return a replacement for divisions that do not fit, or that failed; None if there is none.
 
     It is made of candidates with less workspace, or else of algorithms that were not tried.
+
+    Args:
+        solution: of which the division does not fit, or failed.
+        fitting: all candidates that may do, of which an earlier replacement may have left some out.
+        tried: the algorithms of all divisions that did not fit, or failed.
     """
-    division, fitting = solution
-    failed = {part.algorithm for each in tried for part in each.parts}
+    least_bytes = solution.division.workspace_bytes
     for less in (
-        [each for each in fitting if each.workspace_bytes < division.workspace_bytes],
-        [each for each in fitting if each.algorithm not in failed],
+        [each for each in solution.fitting if each.workspace_bytes < least_bytes],
+        [each for each in fitting if each.algorithm not in tried],
     ):
-        found = best_of(less, division.batch)
+        found = best_of(less, solution.division.batch)
         if found is not None:
             return Solution(found, less)
     return None

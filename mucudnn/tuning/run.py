@@ -281,6 +281,7 @@ class Tuning:
         own = own_whole(profile.candidates, problem.batch)
         base = {} if own is None else {base_key: Division((own,))}
         self._work.at(f"confirming {problem}")
+        fitting, tried = solution.fitting, set[str]()
         while True:
             rivals = base | rivals_of(solution)
             rooms = {key: room_bytes for key in rivals if key != base_key}
@@ -290,7 +291,8 @@ class Tuning:
                 fits.pop(base_key, None)  # it ran for comparison only
             if fits:
                 break
-            less = lesser(solution, rivals.values())
+            tried |= {part.algorithm for rival in rivals.values() for part in rival.parts}
+            less = lesser(solution, fitting, tried)
             if less is None:
                 raise self._nothing_fits(site, outcome)
             solution = less

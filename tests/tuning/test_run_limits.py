@@ -379,6 +379,15 @@ def test_a_division_that_fails_as_a_whole_gives_way_to_another_algorithm_of_any_
     assert {part.algorithm for each in plan.sites.values() for part in each.parts} == {"scripted:slow"}
 
 
+def test_an_algorithm_that_takes_more_than_those_that_fail_is_still_tried() -> None:
+    quick, slow = Recipe(affine(1.0, 0.01), sample_bytes=50), Recipe(affine(9.0, 0.1), sample_bytes=100)
+    backend = FailsAsAWhole({"quick": quick, "slow": slow})
+
+    plan = planned(backend, one_convolution(), limit_bytes=900)  # PyTorch's own needs 1000 a sample
+
+    assert keys_of(plan) == ["scripted:slow@8*1"]
+
+
 def test_no_limit_is_named_that_only_what_breaks_would_fit() -> None:
     backend = FailsAsAWhole({"quick": Recipe(rate(0.1 * MS), sample_bytes=20)})
 
