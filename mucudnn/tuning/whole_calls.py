@@ -105,6 +105,8 @@ class WholeCalls:
             if not isinstance(seen, Comparison):
                 break
             times = _times(seen, each.key(base), each.key(divisions))
+            if not times.is_faster:
+                break
         return times
 
     def frozen(

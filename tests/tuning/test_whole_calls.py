@@ -4,6 +4,7 @@ import pytest
 
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division, Room
+from mucudnn.evidence import CallTimes
 from mucudnn.examining.extraction import SiteCall
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.plan import ConvSite
@@ -79,6 +80,24 @@ def test_a_call_against_pytorchs_own_of_any_op_stands_before_one_against_others(
     evidence = called.evidence(site)
     assert evidence is not None
     assert evidence.others == 0.5
+
+
+@pytest.mark.parametrize(("first_ns", "is_faster"), [(100, True), (300, False)])
+def test_a_later_look_counts_only_if_all_before_were_faster(first_ns: int, is_faster: bool) -> None:
+    store, limit_bytes = MemoryStore(), 2**20
+    profiler = Profiler(LiveMeasurer(ScriptedBackend({})), store, limit_bytes, Policy.UNDIVIDED)
+    site = SiteCall("here", 0, PROBLEM, *2 * [(ConvOp.FPROP,)])
+    base, best = by(fprop="aten"), by(fprop="best")
+    for look, span_ns in ((1, first_ns), (2, 100)):
+        asked = ModelCall(PROBLEM, is_sharing=False, limit_bytes=limit_bytes, look=look)
+        spans = ((asked.key(base), 200), (asked.key(best), span_ns))
+        times = {key: Measurement((span,) * 6) for key, span in spans}
+        store.add_comparisons(profiler.environment, [Comparison(PROBLEM, times, {})])
+
+    times = WholeCalls(profiler, Mode.REUSE).times(site, base, best, look=2)
+
+    assert isinstance(times, CallTimes)
+    assert times.is_faster is is_faster
 
 
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["called", "frozen"])
