@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from mucudnn.backends import BACKENDS, Backend
+from mucudnn.backends.base import UnweighableError
 from mucudnn.choices import Mode
 from mucudnn.convolutions.functions import ConvolutionMode
 from mucudnn.convolutions.modules import Call
@@ -174,7 +175,7 @@ class Autotune(contextlib.ContextDecorator, ConvolutionMode):
         try:
             with self._tuning:
                 assignments = self._assignments(backend, problem, ops, may_tune)
-        except UnmeasuredError as error:
+        except (UnmeasuredError, UnweighableError) as error:
             warn_user(f"A convolution runs PyTorch's own, untuned: {error}", UntunedWarning)
             return None
         try:

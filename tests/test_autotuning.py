@@ -16,7 +16,15 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 
 import mucudnn
 from mucudnn.autotuning import Autotune, autotune
-from mucudnn.errors import InfeasibleError, OptionError, PlanError, UnmeasuredError, UntunedWarning
+from mucudnn.backends.base import UnweighableError
+from mucudnn.errors import (
+    BackendError,
+    InfeasibleError,
+    OptionError,
+    PlanError,
+    UnmeasuredError,
+    UntunedWarning,
+)
 from mucudnn.functional import DividedConvolution
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp
@@ -389,14 +397,15 @@ def test_a_total_cannot_be_shared_by_convolutions_that_are_not_known_yet() -> No
         mucudnn.autotune("64")
 
 
+@pytest.mark.parametrize(("kind", "times"), [(UnmeasuredError, 3), (UnweighableError, 1)])
 def test_a_call_that_cannot_be_measured_stays_as_it_is_and_is_not_tried_again(
-    tuned: Autotune, monkeypatch: pytest.MonkeyPatch
+    tuned: Autotune, monkeypatch: pytest.MonkeyPatch, kind: type[BackendError], times: int
 ) -> None:
     tried: list[int] = []
 
     def lacking(*_: Any) -> Any:
         tried.append(1)
-        raise UnmeasuredError("memory is lacking")
+        raise kind("memory is lacking")
 
     monkeypatch.setattr(LiveMeasurer, "measure", lacking)
     x, w = tensors(4, 4, 8, 8)
@@ -405,7 +414,7 @@ def test_a_call_that_cannot_be_measured_stays_as_it_is_and_is_not_tried_again(
         results = [F.conv2d(x, w) for _ in range(3)]
 
     assert all(torch.equal(result, F.conv2d(x, w)) for result in results)
-    assert len(tried) == 3  # the forward pass and the two gradients, in the first call
+    assert len(tried) == times  # in the first call: the forward pass and both gradients, or none after it
 
 
 def test_a_function_may_be_decorated(tmp_path: Path) -> None:

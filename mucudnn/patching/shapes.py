@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mucudnn.backends import Backend, backend_name
+from mucudnn.backends.base import UnweighableError
 from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning, warn_user
 from mucudnn.execution.workspace import Owner
@@ -160,7 +161,7 @@ class TunedShapes:
         try:
             if not served and self._has_learnt(backend, problem):
                 served = self._variants_for(problem)
-        except UnmeasuredError as error:
+        except (UnmeasuredError, UnweighableError) as error:
             warn_user(f"{self._whose} stays as it is for {problem}: {error}", UntunedWarning)
             return None
         if not served:

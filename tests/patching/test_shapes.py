@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from mucudnn.backends.base import UnweighableError
 from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.choices import Mode, Policy
 from mucudnn.convolutions.notices import Notice, Reason
 from mucudnn.division import Division
-from mucudnn.errors import UnmeasuredError, UntunedWarning
+from mucudnn.errors import BackendError, UnmeasuredError, UntunedWarning
 from mucudnn.patching.fitting import Memory
 from mucudnn.patching.shapes import Learn, TunedShapes, Variant
 from mucudnn.plan import Assignment, ConvSite, Plan
@@ -226,9 +227,10 @@ def test_a_shape_that_two_threads_meet_at_once_is_tuned_once() -> None:
     assert len(learner.asked) == len(shapes.learnt) == 1
 
 
-def test_a_shape_that_cannot_be_measured_stays_as_it_is_with_a_warning() -> None:
+@pytest.mark.parametrize("kind", [UnmeasuredError, UnweighableError])
+def test_a_shape_that_cannot_be_measured_stays_as_it_is_with_a_warning(kind: type[BackendError]) -> None:
     def fail(*_: object) -> Plan:
-        raise UnmeasuredError("no room to measure")
+        raise kind("no room to measure")
 
     with pytest.warns(UntunedWarning, match="'conv' stays as it is for .*: no room to measure"):
         assert _shapes(_variant(PIXELS), learn=fail).convolution(CpuBackend(), IMAGE) is None
