@@ -248,7 +248,8 @@ class Record:
     Attributes:
         trial: what was tried.
         workspace_bytes: bytes needed beside the operands; None if unknown, because it hit the limit.
-        error: 2-norm of the difference to a float64 reference, relative to the reference's; None if not run.
+        error: 2-norm of the difference to a float64 reference, relative to the reference's, or more if few
+            values are far off; None if not run.
         times: seconds for one micro-batch; None for a refusal.
         setup: seconds once per mini-batch; None where there is none.
         refusal: why it is no candidate; None if it is one.
