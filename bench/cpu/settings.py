@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from mucudnn.sizes import format_bytes
+
 REMOVED_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_NUM_", "MKL_DOMAIN_", "MKL_DYNAMIC")
 """Variables with these prefixes are taken out of a child's environment, so that defaults are defaults.
 
@@ -20,7 +22,7 @@ class Setting:
         threads: of `torch.set_num_threads`.
         variables: of the environment.
         fp32_precision: of `torch.backends.mkldnn.conv`.
-        autocasts: whether networks run in `torch.autocast`, in bfloat16; layers are measured without it.
+        autocasts: whether networks run in `torch.autocast`, in bfloat16.
         limit_bytes: of each convolution's workspace within a network, where it is not the network's own.
     """
 
@@ -37,8 +39,9 @@ class Setting:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         rounding = [] if self.fp32_precision == "none" else [f"fp32_precision={self.fp32_precision}"]
         casting = ["autocast to bfloat16"] if self.autocasts else []
+        limit = [] if self.limit_bytes is None else [f"within {format_bytes(self.limit_bytes)}"]
         variables = (f"{name}={value}" for name, value in self.variables)
-        return ", ".join([threads, *variables, *rounding, *casting])
+        return ", ".join([threads, *variables, *rounding, *casting, *limit])
 
 
 ONE = Setting("1-thread", 1)
@@ -49,12 +52,15 @@ TWO_ROUNDING = Setting("2-threads-tf32", 2, fp32_precision="tf32")
 TWO_CASTING = Setting("2-threads-bf16", 2, autocasts=True, limit_bytes=64 * 2**20)
 """PyTorch's own takes more workspace in 16 bits, mostly in the default layout: it turns images round."""
 
+TWO_WITHIN_LITTLE = Setting("2-threads-4mib", 2, limit_bytes=4 * 2**20)
+"""Where micro-batches are needed: within 16 MiB the algorithms in C hardly ever need any."""
+
 SETTINGS: Mapping[str, Setting] = {
-    each.name: each for each in (ONE, TWO, TWO_SPINNING_LESS, TWO_ROUNDING, TWO_CASTING)
+    each.name: each for each in (ONE, TWO, TWO_SPINNING_LESS, TWO_ROUNDING, TWO_CASTING, TWO_WITHIN_LITTLE)
 }
 
-OF_LAYERS: tuple[str, ...] = tuple(name for name, each in SETTINGS.items() if not each.autocasts)
-"""Names of those in which single layers are measured."""
+OF_LAYERS: tuple[str, ...] = tuple(name for name, each in SETTINGS.items() if each.limit_bytes is None)
+"""Names of those in which single layers are measured, within limits of their own and without autocast."""
 
 
 def environment_of(setting: Setting, present: Mapping[str, str]) -> dict[str, str]:

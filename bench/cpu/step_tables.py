@@ -194,13 +194,10 @@ def _by_process(line: StepMeasured) -> str:
 
 def _dividing(lines: Sequence[StepMeasured]) -> Iterator[str]:
     """What micro-batches add to the other algorithms."""
-    lines = [line for line in lines if line.has_undivided]
-    if not lines:
-        yield "What dividing adds was not measured, or nothing is divided."
-        return
     yield from (
         "What dividing adds: `undivided` was tuned within the same limit for whole mini-batches alone, and",
-        "timed in the same rounds; **x** is undivided over patched. Without micro-batches there is no row.",
+        "timed in the same rounds; **x** is undivided over patched. `–` stands where nothing is divided, or",
+        "no whole mini-batch fits, and in lines of versions that did not time this.",
         "",
     )
     headings = (*_WHERE, "in micro-batches", "undivided, ms", "patched, ms", "x", "verdict")
@@ -208,10 +205,10 @@ def _dividing(lines: Sequence[StepMeasured]) -> Iterator[str]:
         (
             *_where(line),
             f"{sum(not is_of_one_part(key) for key in line.tuned.runs.values())} of {len(line.tuned.runs)}",
-            milliseconds(line.seconds_of(UNDIVIDED)),
+            milliseconds(line.seconds_of(UNDIVIDED)) if line.has_undivided else "–",
             milliseconds(line.seconds_of(DIVIDED)),
-            spread(line.speedup_over(UNDIVIDED)),
-            str(line.verdict_over(UNDIVIDED)),
+            spread(line.speedup_over(UNDIVIDED)) if line.has_undivided else "–",
+            str(line.verdict_over(UNDIVIDED)) if line.has_undivided else "–",
         )
         for line in lines
     ]
