@@ -40,8 +40,8 @@ class Attempts:
         self.path = path
         self._orderly: tuple[type[BaseException], ...] = (*orderly, KeyboardInterrupt)
 
-    def are_vain(self, known: int) -> bool:
-        """Return whether several processes have ended where so much is known; then the work is given up."""
+    def give_up_if_vain(self, known: int) -> bool:
+        """Give the work up if several processes have ended where so much is known; tell whether it is."""
         mark = self._mark()
         if mark is None or mark.number < _MOST or mark.known not in (known, None):
             return False

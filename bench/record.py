@@ -160,7 +160,7 @@ class Recorder:
             path = self._path(workload, setting, aim)
             start, known = time.monotonic(), store.count()
             attempts = Attempts(path.with_suffix(".begun"), (TimeIsUpError, DeviceLostError))
-            if attempts.are_vain(known):
+            if attempts.give_up_if_vain(known):
                 told = (
                     f"skipped: runs ended in it and got no further; delete {attempts.path.name} to try again"
                 )

@@ -142,6 +142,6 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    largest = other.abs().max().item()
+    most = other.abs().max().item()
     distance = (one.double() - other.double()).abs().max().item()
-    return distance / largest if largest else distance
+    return distance / most if most else distance

@@ -104,8 +104,9 @@ def _rows(found: StepComparison) -> Iterator[Row]:
         )
         name = "its patched convolutions"
         yield name, _ms(before), _ms(now), _ms(before - now), f"{before / now:.2f}", ""
+    over = frozenset(over_limit(found))
     for each in found.layers:
-        mark = f", {OVER_LIMIT}" * (each.path in over_limit(found))
+        mark = f", {OVER_LIMIT}" * (each.path in over)
         mark += f", {_UNPLANNED}" * (each.path in found.unplanned)
         yield (*_cells(f"  {name_of(each.path)}", each.times), f"{each.times.verdict}{mark}")
 

@@ -30,20 +30,20 @@ def test_work_that_ends_well_leaves_nothing(attempts: Attempts) -> None:
 
 def test_work_is_given_up_after_two_ends_at_one_place_and_stays_so(attempts: Attempts) -> None:
     crash(attempts, 5)
-    assert not attempts.are_vain(5)
+    assert not attempts.give_up_if_vain(5)
     crash(attempts, 5)
 
-    assert attempts.are_vain(5)
-    assert attempts.are_vain(9)  # whatever other work adds
+    assert attempts.give_up_if_vain(5)
+    assert attempts.give_up_if_vain(9)  # whatever other work adds
     attempts.path.unlink()
-    assert not attempts.are_vain(9)
+    assert not attempts.give_up_if_vain(9)
 
 
 def test_ends_at_different_places_do_not_add_up(attempts: Attempts) -> None:
     for known in range(5):
         crash(attempts, known)
 
-        assert not attempts.are_vain(known + 1)
+        assert not attempts.give_up_if_vain(known + 1)
 
 
 @pytest.mark.parametrize("end", [TimeoutError, KeyboardInterrupt])
@@ -53,14 +53,14 @@ def test_an_orderly_end_leaves_what_was_known_before(attempts: Attempts, end: ty
         raise end
     crash(attempts, 5)
 
-    assert attempts.are_vain(5)
+    assert attempts.give_up_if_vain(5)
 
 
 def test_a_torn_mark_counts_as_one_end_elsewhere(attempts: Attempts) -> None:
     attempts.path.write_text('{"number": 2, "kn')
-    assert not attempts.are_vain(5)
+    assert not attempts.give_up_if_vain(5)
 
     crash(attempts, 5)
-    assert not attempts.are_vain(5)
+    assert not attempts.give_up_if_vain(5)
     crash(attempts, 5)
-    assert attempts.are_vain(5)
+    assert attempts.give_up_if_vain(5)
