@@ -103,9 +103,11 @@ def test_a_forked_child_computes_what_another_thread_was_computing() -> None:
     thread.start()
     is_begun.wait()
 
-    found = in_a_child(lambda: here.result and there.result)
-    is_over.set()
-    thread.join()
+    try:
+        found = in_a_child(lambda: here.result and there.result)
+    finally:
+        is_over.set()
+        thread.join()
 
     assert found
     assert (here.result, here.computed) == (True, 1)

@@ -463,7 +463,6 @@ def test_a_small_layer_is_measured_from_end_to_end(tmp_path: Path, op: ConvOp, l
     assert [each.limit_bytes for each in line.choices] == [4 * MIB, 64 * MIB]
     assert set(line.deciding.spans_ns) == {line.own, *(rival.key for rival in line.rivals)}
     assert len({len(spans) for spans in line.proving.spans_ns.values()}) == 1
-    assert all(line.speedup(each.key).median > 0 for each in line.choices)
     chosen = [line.rival(each.key) for each in line.choices]
     assert all(rival is None or rival.seen_bytes is not None for rival in chosen)
     assert 0 < line.errors["cpu:aten"] < 1e-5

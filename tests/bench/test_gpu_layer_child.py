@@ -651,10 +651,6 @@ def test_a_process_whose_card_is_broken_says_so_by_its_status(
     assert "works no more" in capsys.readouterr().err
 
 
-def test_a_case_has_five_minutes() -> None:
-    assert parser().parse_args([]).case_seconds == 300
-
-
 def test_names_that_are_none_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

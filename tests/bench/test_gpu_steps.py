@@ -493,7 +493,8 @@ def test_without_a_gpu_one_sentence_says_so(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
 
     assert steps.main([]) == 1
-    assert capsys.readouterr().err.strip()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("make gpu needs an NVIDIA GPU, but ")
 
 
 @pytest.mark.parametrize(

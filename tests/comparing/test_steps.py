@@ -630,11 +630,11 @@ def test_shapes_that_are_tuned_when_they_are_met_belong_to_the_plan(tmp_path: Pa
     assert {site.variant for site in seen.plan.sites} == {0, 1}
 
 
-def test_a_step_is_compared_by_the_clock_of_the_processor(model: Network) -> None:
+def test_a_step_is_compared_in_as_many_rounds_as_are_asked_for(model: Network) -> None:
     seen = mucudnn.compare(model, lambda: model(IMAGES), rounds=6, progress=False)
 
     assert seen.step.now.samples == 6
-    assert all(layer.times.now.median > 0 for layer in seen.layers)
+    assert {layer.times.now.samples for layer in seen.layers} == {6}
     assert "times as fast" in repr(seen)
 
 

@@ -70,6 +70,9 @@ def cases() -> Iterator[Any]:
 
 every_case = pytest.mark.parametrize(("kind", "settings"), list(cases()))
 every_kind = pytest.mark.parametrize("kind", [*CONVOLUTIONS.values(), *TRANSPOSED.values()])
+every_kind_with_layouts = pytest.mark.parametrize(
+    "kind", [nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d]
+)
 
 
 def a_module(kind: type[Any], **settings: Any) -> nn.Module:
@@ -165,11 +168,8 @@ def test_a_larger_batch_runs_pytorchs_own_and_says_so_once(kind: type[Any]) -> N
     assert len(told) == 1
 
 
-@every_kind
+@every_kind_with_layouts
 def test_channels_last_comes_out_as_pytorch_gives_it(kind: type[Any]) -> None:
-    if rank_of(kind) == 1:
-        assert images_for(kind).dim() == 3  # PyTorch has no such format for these
-        return
     order = torch.channels_last if rank_of(kind) == 2 else torch.channels_last_3d
     twin = a_module(kind, padding=1).to(memory_format=order)
     images = images_for(kind).detach().contiguous(memory_format=order).requires_grad_()
@@ -209,7 +209,7 @@ def test_computed_weights_are_divided_too(kind: type[Any]) -> None:
     assert_same(divided(twin, images), twin, images)
 
 
-@pytest.mark.parametrize("kind", [nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d])
+@every_kind_with_layouts
 def test_computed_weights_of_one_channel_are_divided_in_channels_last(kind: type[Any]) -> None:
     # Lengths of 1 leave it open whether they are contiguous; computing them settles it.
     order = torch.channels_last if rank_of(kind) == 2 else torch.channels_last_3d

@@ -225,8 +225,10 @@ def test_a_fork_while_another_thread_makes_a_queue_leaves_its_child_free_to_make
     with ThreadPoolExecutor(1) as pool:
         pool.submit(card.queue)
         is_making.wait()
-        found = in_a_child(lambda: isinstance(card.queue(), Queue))
-        may_end.set()
+        try:
+            found = in_a_child(lambda: isinstance(card.queue(), Queue))
+        finally:
+            may_end.set()
 
     assert found
 

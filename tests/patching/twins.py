@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from mucudnn.choices import Mode
 from mucudnn.patching.applying import apply
@@ -63,10 +64,12 @@ def is_divided(model: nn.Module, images: Tensor) -> bool:
     hooks = [
         module.register_forward_hook(lambda *told: seen.append(type(told[-1].grad_fn).__name__))
         for module in model.modules()
-        if isinstance(module, nn.Conv2d)
+        if isinstance(module, _ConvNd)
     ]
-    model(images)
-    model.train(was_training)
-    for hook in hooks:
-        hook.remove()
-    return all(name == "_ConvolutionBackward" for name in seen)
+    try:
+        model(images)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return bool(seen) and all(name == "_ConvolutionBackward" for name in seen)
