@@ -52,11 +52,11 @@ TWO_ROUNDING = Setting("2-threads-tf32", 2, fp32_precision="tf32")
 TWO_CASTING = Setting("2-threads-bf16", 2, autocasts=True, limit_bytes=64 * 2**20)
 """PyTorch's own takes more workspace in 16 bits, mostly in the default layout: it turns images round."""
 
-TWO_WITHIN_LITTLE = Setting("2-threads-4mib", 2, limit_bytes=4 * 2**20)
+WITHIN_LITTLE = tuple(Setting(f"2-threads-{n}mib", 2, limit_bytes=n * 2**20) for n in (4, 8))
 """Where micro-batches are needed: within 16 MiB the algorithms in C hardly ever need any."""
 
 SETTINGS: Mapping[str, Setting] = {
-    each.name: each for each in (ONE, TWO, TWO_SPINNING_LESS, TWO_ROUNDING, TWO_CASTING, TWO_WITHIN_LITTLE)
+    each.name: each for each in (ONE, TWO, TWO_SPINNING_LESS, TWO_ROUNDING, TWO_CASTING, *WITHIN_LITTLE)
 }
 
 OF_LAYERS: tuple[str, ...] = tuple(name for name, each in SETTINGS.items() if each.limit_bytes is None)

@@ -141,12 +141,12 @@ def one_thread() -> Iterator[None]:
 
 def test_the_cases_are_every_network_in_every_setting_and_layout_network_by_network() -> None:
     cases = cases_of(NETWORKS, tuple(SETTINGS), tuple(Layout))
-    assert len(cases) == len(set(cases)) == 9 * 6 * 2
+    assert len(cases) == len(set(cases)) == 9 * 7 * 2
     names = (
         *("resnet18", "vgg11", "unet", "unet3d", "resnet18-224", "resnet50"),
         *("mobilenetv2", "efficientnet-b0", "convnext-t"),
     )
-    assert [each.network for each in cases] == [name for name in names for _ in range(12)]
+    assert [each.network for each in cases] == [name for name in names for _ in range(14)]
     assert cases[0] == case()
 
 
