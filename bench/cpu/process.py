@@ -1,7 +1,9 @@
 """Processes with one thread setting each: what OpenMP is told before it starts cannot be changed later."""
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +16,9 @@ Task = TypeVar("Task")
 
 INTERRUPTED = 130
 """Exit status of what was interrupted."""
+
+_PR_SET_PDEATHSIG = 1
+"""Linux's number, of prctl, for the signal that a process gets when the one that started it ends."""
 
 
 def ended(module: str, task: object, setting: str, timeout_s: float) -> str | None:
@@ -42,8 +47,10 @@ def ended(module: str, task: object, setting: str, timeout_s: float) -> str | No
 def done(kind: type[Task], work: Callable[[Task], None]) -> int:
     """Do the task on standard input; return the exit status.
 
-    Whoever started this process is interrupted with it, and says so.
+    Whoever started this process is interrupted with it, and says so. It is killed when that one ends, so that
+    nothing computes beside what is measured next.
     """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         work(task_from(kind, sys.stdin.read()))
     except KeyboardInterrupt:

@@ -5,10 +5,8 @@ process to the next: memory lies elsewhere in each, and the machine may be busie
 several.
 """
 
-import ctypes
 import dataclasses
 import json
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,9 +24,6 @@ from mucudnn.plan_file import decode, encode
 
 TIMEOUT_S = 1200.0
 """For up to thirty rounds of three steps that take some seconds each."""
-
-_PR_SET_PDEATHSIG = 1
-"""Linux's number, of prctl, for the signal that a process gets when the one that started it ends."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +61,6 @@ def rounds_again(task: AgainTask) -> Rounds | None:
 
 def work(task: AgainTask) -> None:
     """Time the steps of `task`, and write their rounds."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nothing computes beside the next case
     use(task.case.setting)
     rounds = timed(models(task), backend_of("cpu:").neighbours())
     Path(task.rounds).write_text(json.dumps(encode(rounds)), encoding="utf-8")
