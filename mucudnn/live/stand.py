@@ -387,22 +387,23 @@ def _least_aligned(problem: ConvProblem, size: int) -> slice:
 def relative_error(result: Tensor, reference: Tensor) -> float:
     """Return |result - reference| / |reference| in the 2-norm, in float64; not finite if either is not.
 
-    Or the largest difference by 16 times the reference's root mean square, if that is more: where few values
-    are wrong, such as a row of pixels, the 2-norm is small, and in 16 bits within what rounding does. That
-    leaves errors of rounding alone, of which the largest is some 9 times the root mean square of all.
+    Or the largest difference by 16 times the root mean square of what is not 0 in the reference, if that is
+    more: where few values are wrong, such as a row of pixels, the 2-norm is small, and in 16 bits within what
+    rounding does. That leaves errors of rounding alone, of which the largest is some 9 times the root mean
+    square of all.
 
     Copies in float64 are made of some samples at a time.
     """
+    if not reference.numel():
+        return 0.0
     pairs = zip(result.split(_SAMPLES_AT_ONCE), reference.split(_SAMPLES_AT_ONCE), strict=True)
     norms = [_norms(some.double() - right) for some, right in pairs]
-    if not norms:
-        return 0.0
     distances, largest = (torch.stack(some) for some in zip(*norms, strict=True))
     size: float = torch.linalg.vector_norm(reference).item()
     distance: float = torch.linalg.vector_norm(distances).item()
     if not size:
         return distance
-    local = largest.max().item() * math.sqrt(reference.numel()) / _LOCAL_FACTOR
+    local = largest.max().item() * math.sqrt(int(torch.count_nonzero(reference))) / _LOCAL_FACTOR
     return max(distance, local) / size
 
 

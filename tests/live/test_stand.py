@@ -605,9 +605,15 @@ def test_an_error_of_few_values_is_relative_to_what_values_are_usual() -> None:
     assert 0.1 < relative_error(lost, reference) < 0.5
 
 
+def test_nothing_has_no_error() -> None:
+    assert relative_error(torch.ones(0, 3), torch.ones(0, 3).double()) == 0.0
+
+
+@pytest.mark.parametrize("zeros", [0, 48], ids=["of few zeros", "mostly zeros"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_an_error_of_rounding_is_that_of_all_values(dtype: torch.dtype) -> None:
-    reference = torch.randn(16, 8, 56, 56, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+def test_an_error_of_rounding_is_that_of_all_values(dtype: torch.dtype, zeros: int) -> None:
+    reference = torch.randn(16, 8, 49, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    reference[:, :, :zeros] = 0.0  # as in a filter's gradient of which most taps meet padding alone
     rounded = reference.to(dtype)
 
     expected = ((rounded.double() - reference).norm() / reference.norm()).item()
