@@ -1,8 +1,10 @@
 """From a problem to a division on cuDNN, with all that lies between, on a card on paper."""
 
 import dataclasses
+from typing import Any
 
 import pytest
+import torch
 
 from mucudnn.algorithms import own
 from mucudnn.algorithms.own import own_convolution
@@ -178,35 +180,63 @@ def test_pytorchs_own_is_not_even_tried_where_its_plan_wants_more_than_the_limit
     assert all(each.batch < 8 for each in found.candidates if each.algorithm == backend.own)
 
 
-def test_pytorchs_own_that_tries_several_plans_is_not_tried_where_any_of_the_list_wants_more(
+def test_pytorchs_own_that_tries_plans_is_not_tried_where_any_of_the_list_wants_more(
     backend: CudnnBackend, card: PaperCard
 ) -> None:
     problem = conv(ConvOp.FPROP, layout=Layout.CHANNELS_LAST)
     wanted = [each.overwriting_bytes for each in backend._engines._listed_for_own(problem)]
-    first, most = wanted[0], max(wanted)
-    card.plans_tried = wanted.index(most)
-    assert first < most == wanted[card.plans_tried] > max(wanted[: card.plans_tried])
+    most = max(wanted)
+    assert wanted[0] < most
     trial = Trial(problem, backend.own, whole=True)
 
+    assert backend.workspace_bytes(trial, most - 1) is not None
+    card.tries_plans = True  # if only the first: room is made for the largest all the same
     assert backend.workspace_bytes(trial, most - 1) is None
     assert backend.workspace_bytes(trial, most) is not None
 
-    card.plans_tried = 1
-    assert backend.workspace_bytes(trial, most - 1) is not None
 
-
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"groups": 4},
+        {
+            "input_size": (5, 6, 7),
+            "kernel_size": (3,) * 3,
+            "stride": (2,) * 3,
+            "padding": (1,) * 3,
+            "dilation": (1,) * 3,
+        },
+    ],
+    ids=["plain", "groups", "3-D"],
+)
 def test_pytorchs_own_makes_no_image_in_the_place_of_one_that_it_does_not_read(
-    backend: CudnnBackend, monkeypatch: pytest.MonkeyPatch
+    backend: CudnnBackend, card: PaperCard, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    problem = conv(ConvOp.DGRAD, dtype="float32", stride=(2, 2))
+    problem = conv(ConvOp.DGRAD, **{"dtype": "float32", "stride": (2, 2), **changes})
     operands = operands_of(problem)
     expected = own_convolution(problem, *operands)
+    asked: list[ConvProblem] = []
     monkeypatch.setattr(own, "unread_operand", None)
+    monkeypatch.setattr(card, "runs_cudnn", lambda problem: asked.append(problem) or True)
+
+    results = [backend.own_convolution(problem, *operands) for _ in range(2)]
+
+    assert all(relative_error(each, expected) < 1e-6 for each in results)
+    assert not any(each.requires_grad for each in results)
+    assert asked == [problem]
+
+
+def test_an_image_is_made_where_pytorchs_own_is_not_cudnns(
+    backend: CudnnBackend, card: PaperCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = conv(ConvOp.DGRAD, dtype="float32")
+    operands = operands_of(problem)
+    monkeypatch.setattr(card, "runs_cudnn", lambda _: False)
 
     result = backend.own_convolution(problem, *operands)
 
-    assert relative_error(result, expected) < 1e-6
-    assert not result.requires_grad
+    assert torch.equal(result, own_convolution(problem, *operands))
 
 
 @pytest.mark.parametrize("op", ConvOp)

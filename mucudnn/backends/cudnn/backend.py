@@ -1,5 +1,6 @@
 """Convolutions on an NVIDIA card: cuDNN's engines with their knobs, what cuDNN lacks, and PyTorch's own."""
 
+import functools
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
 
@@ -34,6 +35,10 @@ _ALIGNMENT_BYTES = 16
 """Below this most engines that use tensor cores are gone; more gains nothing."""
 
 
+_MOST_PROBLEMS = 4096
+"""Of which is remembered whether PyTorch's own convolution is cuDNN's."""
+
+
 class CudnnBackend:
     """One NVIDIA card.
 
@@ -54,6 +59,8 @@ class CudnnBackend:
         self._card = card
         self._engines = Engines(card, workshop, self.algorithms)
         self._tiles = Tiles(card)
+        # What PyTorch would choose it is asked on stand-ins, which takes longer than a call.
+        self._runs_cudnn = functools.lru_cache(_MOST_PROBLEMS)(lambda problem, *_: card.runs_cudnn(problem))
 
     @classmethod
     def on(cls, index: int) -> "CudnnBackend":
@@ -173,10 +180,11 @@ class CudnnBackend:
     ) -> Tensor:
         """Return what PyTorch itself computes for `problem`; see `algorithms.own`.
 
-        Where nobody has an x for dgrad, which would take a block as large as the result, it is asked for
-        the transposed convolution, which needs none and for which it asks cuDNN the same.
+        Without an x for dgrad PyTorch computes the transposed convolution: it asks the same of cuDNN, and
+        needs no block for x, which would be as large as the result.
         """
-        if problem.op is ConvOp.DGRAD and unread is None and self._card.runs_cudnn(problem):
+        is_without = problem.op is ConvOp.DGRAD and unread is None
+        if is_without and self._runs_cudnn(problem, self._card.uses_cudnn, self._card.rules):
             with torch.no_grad():
                 return recorded_convolution(problem, first, second, None)
         return own_convolution(problem, first, second, bias, unread)

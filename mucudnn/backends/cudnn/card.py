@@ -66,8 +66,12 @@ class Card(Protocol):
         """Whether PyTorch may use cuDNN at all."""
 
     @property
+    def tries_plans(self) -> bool:
+        """Whether PyTorch tries cuDNN's plans before it settles for one, if only the first."""
+
+    @property
     def plans_tried(self) -> int:
-        """How many of cuDNN's plans PyTorch tries before it settles for one."""
+        """How many of cuDNN's plans PyTorch tries before it settles for one; 1 if it tries none."""
 
     def runs_cudnn(self, problem: ConvProblem) -> bool:
         """Return whether PyTorch's own convolution is cuDNN's, rather than a kernel of PyTorch's."""
@@ -161,8 +165,13 @@ class TorchCard:
         return torch.backends.cudnn.enabled
 
     @property
+    def tries_plans(self) -> bool:
+        """Whether PyTorch tries cuDNN's plans before it settles for one, if only the first."""
+        return torch.backends.cudnn.benchmark
+
+    @property
     def plans_tried(self) -> int:
-        """How many of cuDNN's plans PyTorch tries before it settles for one."""
+        """How many of cuDNN's plans PyTorch tries before it settles for one; 1 if it tries none."""
         cudnn = torch.backends.cudnn
         return (cudnn.benchmark_limit or _ALL) if cudnn.benchmark else 1  # a limit of 0 is none
 

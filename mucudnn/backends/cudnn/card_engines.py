@@ -103,7 +103,7 @@ class Engines:
         any, and for half of that where it is refused.
         """
         listed = self._listed_for_own(problem)
-        asking = listed[:1] if self._card.plans_tried == 1 else listed
+        asking = listed if self._card.tries_plans else listed[:1]
         return max((each.overwriting_bytes for each in asking), default=0)
 
     def _listed_for_own(self, problem: ConvProblem) -> tuple[EngineConfiguration, ...]:
