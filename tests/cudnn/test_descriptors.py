@@ -40,7 +40,7 @@ def test_a_child_lives_as_long_as_the_descriptor_that_refers_to_it() -> None:
     assert sorted(calls.destroyed) == [1, 2]
 
 
-def test_a_plan_is_destroyed_before_what_it_refers_to_when_the_next_one_is_made() -> None:
+def test_a_plan_is_destroyed_when_the_next_one_is_made() -> None:
     calls = Calls()
     library = library_double(calls)
     configuration, plan = (

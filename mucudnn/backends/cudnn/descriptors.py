@@ -1,6 +1,5 @@
 """One backend descriptor of cuDNN: created, set, finalised, asked, and destroyed with its owner."""
 
-import contextlib
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
@@ -11,26 +10,13 @@ from mucudnn.backends.cudnn.library import Library
 
 _MOST_NOTES = 32
 
-_RETIRED: list[tuple[Library, int, list["Descriptor"]]] = []
-"""Plans that nobody has any more, with what they refer to, until the next one is made, as no capture allows.
-
-Python's garbage collector may find one at any time. The driver would be asked to free what the plan holds,
-and refuse it while a CUDA graph is captured, and the capture with it.
-"""
-
-
-def destroy_retired() -> None:
-    """Destroy the plans that nobody has any more; no CUDA graph may be captured meanwhile."""
-    while _RETIRED:
-        with contextlib.suppress(IndexError):  # another thread took the last one
-            library, pointer, _children = _RETIRED.pop()
-            library.destroy_descriptor(pointer)
-
 
 class Descriptor:
     """Owns one backend descriptor, which is destroyed with it, and keeps alive those that it refers to.
 
-    A plan is destroyed later: see `_RETIRED`.
+    But a plan is destroyed when the next one is made, which no capture of a CUDA graph allows: Python's
+    garbage collector may find one at any time, and the driver, asked to free what it holds, would refuse that
+    while a graph is captured, and the capture with it.
 
     The setters return the descriptor, so that they can be chained. Every method raises CudnnError where
     cuDNN refuses the call.
@@ -44,7 +30,7 @@ class Descriptor:
     def __init__(self, library: Library, kind: Kind) -> None:
         self.pointer = 0
         if kind is Kind.EXECUTION_PLAN:
-            destroy_retired()
+            library.destroy_retired()
         self._library = library
         self._kind = kind
         self._children: list[Descriptor] = []
@@ -57,7 +43,7 @@ class Descriptor:
         if not self.pointer or is_finalizing():
             return
         if self._kind is Kind.EXECUTION_PLAN:
-            _RETIRED.append((self._library, self.pointer, self._children))
+            self._library.retired.append((self.pointer, self._children))
         else:
             self._library.destroy_descriptor(self.pointer)
 

@@ -91,6 +91,8 @@ class Library:
         set_stream: (handle, stream).
         error_string: (status), gives cuDNN's name of it.
         last_error_string: (buffer, its size in bytes), fills the buffer.
+        retired: addresses of plans that nobody has any more, with what they refer to, until the next one is
+            made: see `Descriptor`.
     """
 
     version: int
@@ -105,6 +107,16 @@ class Library:
     set_stream: Callable[[int | None, int | None], int]
     error_string: Callable[[int], bytes]
     last_error_string: Callable[["ctypes.Array[ctypes.c_char]", int], None]
+    retired: list[tuple[int, object]] = dataclasses.field(default_factory=list, init=False)
+
+    def destroy_retired(self) -> None:
+        """Destroy the plans that nobody has any more; no CUDA graph may be captured meanwhile."""
+        while self.retired:
+            try:
+                pointer, _children = self.retired.pop()
+            except IndexError:  # another thread took the last one
+                return
+            self.destroy_descriptor(pointer)
 
     def check(self, status: int, what: str) -> None:
         """Return if `status` is that of success.
