@@ -9,6 +9,7 @@ import torch
 
 from mucudnn.backends import Job
 from mucudnn.backends.cudnn.footprint import check_counts, taken_bytes
+from mucudnn.backends.failures import is_lack_of_memory
 from mucudnn.errors import UnmeasuredError
 
 
@@ -142,6 +143,18 @@ class OnASlice(Work):
             raise RuntimeError(
                 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/c10/cuda/CUDACachingAllocator.cpp":1154'
             ) from None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lack"),
+    [
+        ("CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
+        ("CUDA error: out of memory\nCUDA kernel errors might be reported at some other call", True),
+        ("an illegal memory access\nframe #1: c10::cuda::CUDACachingAllocator::Native", False),
+    ],
+)
+def test_lack_of_memory_is_told_by_the_first_line(text: str, is_lack: bool) -> None:
+    assert is_lack_of_memory(RuntimeError(text)) is is_lack
 
 
 @pytest.fixture
