@@ -131,7 +131,8 @@ class Runner:
             first: x or dy, of the problem's shape and layout.
             second: w, or dy for wgrad.
             bias: of fprop, shape (k,); None for none.
-            unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one.
+            unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one, but parts
+                of dgrad take the result in its place.
             keeps_filter: whether the filter is likely to be that of the last call: then its transform is
                 made once, as long as nobody else writes to the workspace.
         """
@@ -273,7 +274,7 @@ class _SliceParts:
             image: x or dy, of the whole mini-batch.
             weight: (k, c / groups, *taps).
             bias: (k,), for fprop only.
-            unread: x for dgrad, whatever it holds; without it the result lies where PyTorch's own wants one.
+            unread: x for dgrad, whatever it holds; without it PyTorch's own is given the result in its place.
             ready: is told of each group before it runs, if there is one.
             is_prepared: whether the only group has this filter's transform in the workspace.
 
@@ -281,7 +282,8 @@ class _SliceParts:
             BackendError: a kernel cannot be made or launched.
         """
         out = image.new_empty_strided(self._shape, self._strides)
-        unread = out if unread is None else unread  # as large as it, and laid out so
+        if unread is None and self._problem.op is ConvOp.DGRAD:
+            unread = out  # as large as it, and laid out so
         for group, kernels in zip(self._groups, workspace.bound(self), strict=True):
             if ready is not None:
                 ready(group)
@@ -303,13 +305,13 @@ class _SliceParts:
         image: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        unread: Tensor,
+        unread: Tensor | None,
         out: Tensor,
     ) -> None:
         """Write PyTorch's own convolution of `parts` to their slices of `out`."""
         for step, here in parts:
-            own = self._backend.own_convolution(step.problem, image[here], weight, bias, unread[here])
-            out[here].copy_(own)
+            ignored = None if unread is None else unread[here]
+            out[here].copy_(self._backend.own_convolution(step.problem, image[here], weight, bias, ignored))
 
 
 class _SumParts:

@@ -104,9 +104,9 @@ def lesser(solution: Solution, fitting: Iterable[Candidate], tried: Collection[s
         fitting: all candidates that may do, of which an earlier replacement may have left some out.
         tried: the algorithms of all divisions that did not fit, or failed.
     """
-    least_bytes = solution.division.workspace_bytes
+    failed_bytes = solution.division.workspace_bytes
     for less in (
-        [each for each in solution.fitting if each.workspace_bytes < least_bytes],
+        [each for each in solution.fitting if each.workspace_bytes < failed_bytes],
         [each for each in fitting if each.algorithm not in tried],
     ):
         found = best_of(less, solution.division.batch)

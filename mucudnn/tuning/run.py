@@ -273,8 +273,8 @@ class Tuning:
         The rivals are, in this order: PyTorch's own undivided (the base), the best undivided candidate, the
         best division without PyTorch's own, and the division that was solved for. A later one must be faster
         than the first one that fits, and than the best before it. A base that does not fit the site's share
-        is timed for comparison only. If all were seen to take more than the room, whatever they declared, the
-        best division with less workspace takes their place.
+        is timed for comparison only. If all were seen to take more than the room, whatever they declared, or
+        failed, the best division with less workspace takes their place, or else one of other algorithms.
         """
         problem = profile.problem
         base_key = undivided(self._profiler.own, problem.batch).key
@@ -291,7 +291,8 @@ class Tuning:
                 fits.pop(base_key, None)  # it ran for comparison only
             if fits:
                 break
-            tried |= {part.algorithm for rival in rivals.values() for part in rival.parts}
+            ran = [rival for key, rival in rivals.items() if key != base_key or own in solution.fitting]
+            tried |= {part.algorithm for rival in ran for part in rival.parts}
             less = lesser(solution, fitting, tried)
             if less is None:
                 raise self._nothing_fits(site, outcome)

@@ -86,8 +86,8 @@ class WholeCalls:
         """Time a call by a base and by divisions, in frozen graphs or elsewhere.
 
         Before each call, `taken_bytes` are taken as if by PyTorch's own of another layer; a recording that
-        does not know that is asked without. The last look that is possible counts: it is for calls that were
-        FASTER in all looks before, whose samples have chosen and so prove nothing. A record says that the
+        does not know that is asked without. The first look that is not FASTER decides, else the last one that
+        is possible: samples of those before have chosen, and so prove nothing. A record says that the
         divisions break; None, that nothing was measured and nothing can be.
         """
         asked = ModelCall(
