@@ -93,13 +93,13 @@ class Target(NamedTuple):
 
 def _target(text: str) -> Target:
     module, _, name = text.partition(":")
-    if module.endswith(".py"):
-        meant = f"{module.removesuffix('.py').removeprefix('./').replace('/', '.')}:{name}"
-        raise click.BadParameter(
-            f"the module must be named as in an import, but got {text!r}; did you mean {meant!r}?"
-        )
-    if not all(word.isidentifier() for word in (*module.split("."), *name.split("."))):
+    meant = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+    if not all(word.isidentifier() for word in (*meant.split("."), *name.split("."))):
         raise click.BadParameter(f"it must read PACKAGE.MODULE:CALLABLE, but got {text!r}.")
+    if meant != module:
+        raise click.BadParameter(
+            f"the module must be named as in an import, but got {text!r}; did you mean '{meant}:{name}'?"
+        )
     return Target(module, name)
 
 

@@ -176,7 +176,9 @@ def test_where_nothing_can_be_written_nothing_is_measured(
     assert sentence in result.stderr
 
 
-@pytest.mark.parametrize("target", ["models_of_a_test", "models_of_a_test:", ":conv", "models/a:conv"])
+@pytest.mark.parametrize(
+    "target", ["models_of_a_test", "models_of_a_test:", ":conv", "net.py", "../net.py:conv", "/a/net.py:conv"]
+)
 def test_a_target_that_names_no_callable_is_a_usage_error(target: str) -> None:
     result = run("tune", target, *SMALL)
 
