@@ -307,7 +307,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=list(SETTINGS),
         default=list(SETTINGS),
-        help="of threads and precision",
+        help="of threads, precision and limit",
     )
     add("--ops", nargs="+", choices=_OPS, default=_OPS, help="of layers (default: all)")
     layouts = [str(layout) for layout in Layout]

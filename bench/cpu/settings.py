@@ -1,4 +1,4 @@
-"""The settings of threads and precision, one process each."""
+"""The settings of threads, precision and limits, one process each."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -59,7 +59,9 @@ SETTINGS: Mapping[str, Setting] = {
     each.name: each for each in (ONE, TWO, TWO_SPINNING_LESS, TWO_ROUNDING, TWO_CASTING, *WITHIN_LITTLE)
 }
 
-OF_LAYERS: tuple[str, ...] = tuple(name for name, each in SETTINGS.items() if each.limit_bytes is None)
+OF_LAYERS: tuple[str, ...] = tuple(
+    name for name, each in SETTINGS.items() if each.limit_bytes is None and not each.autocasts
+)
 """Names of those in which single layers are measured, within limits of their own and without autocast."""
 
 

@@ -13,7 +13,7 @@ from mucudnn.problem import ConvOp, Layout
 OWN = "unpatched"
 DIVIDED = "patched"
 UNDIVIDED = "undivided"
-"""Names of the steps in the rounds; the last is patched without micro-batches, where the plan has any."""
+"""Names of the steps in the rounds; the last is patched, too, and there where the plan has micro-batches."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
