@@ -232,6 +232,16 @@ def few_to_collect() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """Nothing that torch.compile made for other tests is there, and nothing stays for them."""
+    import torch  # not for the tests of the pure part, which never load it
+
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
     import torch  # not for the tests of the pure part, which never load it

@@ -2,13 +2,13 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
@@ -16,37 +16,20 @@ from torch.utils.checkpoint import checkpoint
 from mucudnn.autotuning import Autotune, autotune
 from mucudnn.errors import PlanError, UntunedWarning
 from mucudnn.problem import ConvOp
-from tests.graphs import Graphs
+from tests.graphs import DYNAMOS, Graphs, step
 from tests.models import a_batch, a_chain
 from tests.test_locks import in_a_child
 
-# Dynamo warns of its own use of deprecated functions of torch and Python.
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-]
+pytestmark = [pytest.mark.usefixtures("one_thread", "compiled_anew"), DYNAMOS]
 
 LIMIT = "64MiB"
 DIVIDED = "mucudnn.traced_convolution.default"
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    """Compile everything anew."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Autotune:
     """A context with a store of its own."""
     return autotune(LIMIT, store=tmp_path / "store", progress=False)
-
-
-def step(model: Callable[[Tensor], Tensor], images: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    y = model(images)
-    return [y, *torch.autograd.grad(y.square().mean(), [images, *parameters])]
 
 
 @pytest.mark.usefixtures("divided_by_hand")

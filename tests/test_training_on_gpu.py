@@ -13,7 +13,7 @@ import mucudnn
 from bench.by_hand import a_plan_for
 from bench.precision import tf32
 from mucudnn.backends import backend_for
-from mucudnn.patching.compiling import GraphServer
+from tests.graphs import served
 
 pytestmark = pytest.mark.gpu
 
@@ -123,9 +123,7 @@ def test_a_compiled_model_is_one_graph_of_divided_convolutions(
         nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(16, 8, 4, stride=2, padding=1)
     ).to(CUDA, dtype, memory_format=order)
     images = torch.randn(8, 8, 12, 12, device=CUDA, dtype=dtype).contiguous(memory_format=order)
-    ran: list[object] = []
-    compute = GraphServer.compute
-    monkeypatch.setattr(GraphServer, "compute", lambda *args: (ran.append(args[0]), compute(*args))[1])
+    ran = served(monkeypatch)
     with tf32(is_allowed=False):
         model = divided_by_hand(twin, images)
 

@@ -14,6 +14,7 @@ from mucudnn.backends.own import own_job, packed_job, prepare_packed
 from mucudnn.errors import BackendError
 from mucudnn.live.stand import relative_error
 from mucudnn.problem import ConvOp, ConvProblem
+from tests.graphs import DYNAMOS
 from tests.operands import a_convolution
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -116,7 +117,7 @@ LIKE_GRAPHS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@DYNAMOS
 @pytest.mark.parametrize("problem", LIKE_GRAPHS.values(), ids=LIKE_GRAPHS)
 def test_graphs_that_torch_compile_freezes_pack_the_same(problem: ConvProblem) -> None:
     torch.compiler.reset()

@@ -33,6 +33,7 @@ from mucudnn.problem import Layout
 from tests.bench.test_cpu_steps import HERE as STEPS_HERE
 from tests.bench.test_cpu_steps import diverging, tiny
 from tests.figures import BLUE, GREY, behind, dots, names, titles
+from tests.graphs import DYNAMOS
 
 TINY = Network("tiny", f"{STEPS_HERE}:tiny", "made up", "noise")
 MISTAKEN = Network("tiny", f"{STEPS_HERE}:mistaken", "made up", "noise")
@@ -233,7 +234,7 @@ def normalised() -> Recipe:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's and inductor's
+@DYNAMOS
 @pytest.mark.timeout(200)  # a compiler starts
 def test_what_is_frozen_is_folded_and_packed() -> None:
     subject = ways.Subject(WayCase("1-thread", "tiny", Use.INFERENCE, 2), Layout.CONTIGUOUS, normalised())

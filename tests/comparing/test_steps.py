@@ -35,6 +35,7 @@ from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
 from mucudnn.progress import Silence
 from mucudnn.timing import Clock
+from tests.graphs import DYNAMOS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -175,9 +176,8 @@ def test_what_does_not_run_as_it_was_planned_is_told_of_and_never_taken_back(
     assert seen.settled is seen.plan
 
 
-@pytest.mark.filterwarnings(  # Dynamo's, of its own
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
+@DYNAMOS
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo's, too
 def test_of_what_runs_in_a_graph_nobody_says_that_it_runs_otherwise(backend: Ticking) -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     mucudnn.apply(model, a_plan_for(model, IMAGES))

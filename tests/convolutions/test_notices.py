@@ -23,6 +23,7 @@ from mucudnn.convolutions.surroundings import overriding_mode
 from mucudnn.errors import UntunedWarning
 from mucudnn.examining.extraction import extract
 from mucudnn.examining.tracing import trace
+from tests.graphs import DYNAMOS
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
 
@@ -97,9 +98,8 @@ def test_a_mode_of_functions_sees_pytorchs_own_and_one_warning_says_so(
     assert "'0' is called in a Doubling; it runs PyTorch's own" in the_only(recwarn)
 
 
-@pytest.mark.filterwarnings(  # Dynamo's, of its own
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
+@DYNAMOS
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo's, too
 def test_a_mode_of_functions_sees_pytorchs_own_in_graphs_too() -> None:
     model, twin = (torch.compile(each, backend="aot_eager", fullgraph=True) for each in twins())
     torch.testing.assert_close(model(a_batch()), twin(a_batch()))
@@ -199,9 +199,8 @@ def test_what_only_pretends_or_transforms_is_none_of_that(run: Callable[[nn.Modu
         ),
     ],
 )
-@pytest.mark.filterwarnings(  # Dynamo's, of its own
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
+@DYNAMOS
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo's, too
 def test_a_model_that_came_to_another_kind_of_device_says_so_once(
     run: Callable[[nn.Module, Tensor], Tensor], whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

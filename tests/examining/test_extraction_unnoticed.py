@@ -20,6 +20,7 @@ from mucudnn.examining.passes import unhooked
 from mucudnn.problem import ConvOp, Layout
 from tests.alone import Server
 from tests.examining.models import ALL, ChangesItsInput, DependsOnValues, Remembers, RunningMean, ops_of
+from tests.graphs import DYNAMOS
 from tests.models import a_batch, a_chain
 
 
@@ -78,7 +79,7 @@ class Compiled(nn.Module):
 
 
 @pytest.mark.parametrize("looks_at_values", [False, True])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@DYNAMOS
 def test_what_is_examined_is_compiled_afterwards(looks_at_values: bool) -> None:
     compiled = torch.compile(Compiled(), backend="eager", fullgraph=True)
     model = nn.Sequential(compiled, Looks()) if looks_at_values else compiled

@@ -21,6 +21,7 @@ from mucudnn.patching.applying import apply, noted, patch, patched_modules, plan
 from mucudnn.plan import ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.tuner import optimize
+from tests.graphs import DYNAMOS
 from tests.models import a_chain
 from tests.patching.twins import Build, a_step, assert_same_step, chain_twins, images_of, is_divided, twins_of
 from tests.plans import a_plan_for, a_plan_of
@@ -402,7 +403,7 @@ def test_a_copy_of_what_has_the_attributes_of_a_patch_is_one_of_the_model(place:
         torch.testing.assert_close(copied(model)(images_of()), twin(images_of()))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@DYNAMOS
 def test_a_graph_of_a_patched_model_serves_before_and_after_it_rested() -> None:
     torch.compiler.reset()
     model = nn.Sequential(nn.Conv2d(3, 4, 3)).double()
@@ -506,7 +507,7 @@ def test_what_a_part_learns_by_a_plan_of_its_own_is_none_of_the_model_s() -> Non
     assert {(each.site.path, each.site.variant) for each in plan_of(model).assignments} == {("0", 0)}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@DYNAMOS
 @pytest.mark.parametrize(
     ("wrap", "path"), [(nn.DataParallel, "module"), (lambda model: torch.compile(model), "_orig_mod")]
 )
@@ -589,7 +590,7 @@ MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@DYNAMOS
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_a_plan_that_does_not_fit_is_refused_and_the_model_stays_as_it_was(name: str) -> None:
     build, change, message = MISMATCHES[name]
@@ -624,7 +625,7 @@ def test_a_plan_of_a_wrapped_model_says_so_to_the_model_alone(make: Build) -> No
         apply(make(), plan)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # Dynamo's, of its own
+@DYNAMOS
 def test_a_single_convolution_that_is_compiled_is_told_of_its_original() -> None:
     plan = a_plan_for(nn.Conv2d(3, 4, 3).double(), images_of())
 

@@ -1,6 +1,5 @@
 """Derivatives beyond a first backward pass of what torch.compile has compiled are PyTorch's own."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,23 +8,12 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from tests.convolutions.test_kinds import a_module, divided, images_for
+from tests.graphs import DYNAMOS
 from tests.patching.twins import assert_close
 
-# Dynamo warns of its own use of deprecated functions of torch and Python.
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-]
+pytestmark = [pytest.mark.usefixtures("one_thread", "compiled_anew"), DYNAMOS]
 
 KINDS = pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    """Compile everything anew."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def test_derivatives_within_a_graph_are_pytorchs() -> None:

@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,16 +15,15 @@ from mucudnn.division import undivided
 from mucudnn.evidence import CallTimes, FrozenEvidence
 from mucudnn.intervals import Estimate, Verdict
 from mucudnn.patching.applying import apply, patch
-from mucudnn.patching.compiling import GraphServer
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
+from tests import graphs
 from tests.models import a_batch
 from tests.plans import a_plan_for
 
-# Dynamo warns of its own use of deprecated functions of torch and Python.
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    graphs.DYNAMOS,
     pytest.mark.timeout(200),  # a compiler starts
 ]
 
@@ -34,21 +33,15 @@ FREEZING = torch._inductor.config.patch(freezing=True)
 
 
 @pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    """Compile everything anew."""
-    torch.compiler.reset()
+def counted_anew(compiled_anew: None) -> None:
+    """Compile everything anew, and count from 0 what is done to graphs."""
     torch._dynamo.utils.counters.clear()
-    yield
-    torch.compiler.reset()
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The images of convolutions that are served by mucudnn's operator, as they are."""
-    images: list[Tensor] = []
-    own = GraphServer.compute
-    monkeypatch.setattr(GraphServer, "compute", lambda *args: (images.append(args[1]), own(*args))[1])
-    return images
+    return graphs.served(monkeypatch)
 
 
 def a_pair() -> tuple[nn.Sequential, Tensor]:

@@ -5,7 +5,7 @@ import dataclasses
 import gc
 import pickle
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +21,22 @@ from mucudnn.convolutions.calls import ConvArguments, own_call, own_gradients
 from mucudnn.division import undivided
 from mucudnn.errors import UntunedWarning
 from mucudnn.patching.applying import apply, patch, plan_of, restore
-from mucudnn.patching.compiling import GraphServer
 from mucudnn.patching.operators import _servers, announce, convolve
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
 from tests.convolutions.test_kinds import a_module, divided, every_kind, images_for
-from tests.graphs import Graphs
+from tests.graphs import DYNAMOS, Graphs, served, step
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
 
-# Dynamo warns of its own use of deprecated functions of torch and Python.
-pytestmark = [
-    pytest.mark.usefixtures("one_thread", "few_to_collect"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
-]
+pytestmark = [pytest.mark.usefixtures("one_thread", "few_to_collect", "compiled_anew"), DYNAMOS]
 
 TOLERANCE = 1e-9
-
-
-@pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    """Compile everything anew."""
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def assert_close(result: Tensor, expected: Tensor) -> None:
     scale = max(expected.abs().max().item(), 1.0)
     torch.testing.assert_close(result, expected, rtol=0, atol=TOLERANCE * scale)
-
-
-def step(model: Any, images: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    y = model(images)
-    return [y, *torch.autograd.grad(y.square().mean(), [images, *parameters])]
 
 
 def assert_same_step(compiled: Any, model: nn.Module, twin: nn.Module, images: Tensor) -> None:
@@ -83,9 +65,7 @@ def test_a_compiled_model_is_one_graph_of_divided_convolutions() -> None:
 
 def test_what_runs_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, images = twins()
-    seen: list[object] = []
-    own = GraphServer.compute
-    monkeypatch.setattr(GraphServer, "compute", lambda *args: (seen.append(args[0]), own(*args))[1])
+    seen = served(monkeypatch)
 
     torch.compile(model, backend="eager", fullgraph=True)(images)
 
@@ -257,13 +237,11 @@ def test_under_autocast_a_graph_is_divided_in_autocasts_type(
     with torch.autocast("cpu", torch.bfloat16):
         model = apply(copy.deepcopy(twin), a_plan_for(copy.deepcopy(twin), images))
     compiled = torch.compile(_Autocast(model) if is_inside else model, backend=backend, fullgraph=True)
-    seen: list[torch.dtype] = []
-    own = GraphServer.compute
-    monkeypatch.setattr(GraphServer, "compute", lambda *args: (seen.append(args[1].dtype), own(*args))[1])
+    seen = served(monkeypatch)
 
     found = autocast_step(compiled, images, [*model.parameters()])
 
-    assert seen == [torch.bfloat16] * 2
+    assert [image.dtype for image in seen] == [torch.bfloat16] * 2
     expected = autocast_step(model, images, [*model.parameters()])
     for result, eager, of_twin in zip(
         found, expected, autocast_step(twin, images, [*twin.parameters()]), strict=True
@@ -337,9 +315,7 @@ def names_of(model: nn.Module) -> list[str]:
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, of what a block is given
 def test_equal_blocks_that_are_compiled_one_by_one_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     model, twin, images = equal_blocks(4)
-    graphs, seen = Graphs(), list[object]()
-    own = GraphServer.compute
-    monkeypatch.setattr(GraphServer, "compute", lambda *args: (seen.append(args[0]), own(*args))[1])
+    graphs, seen = Graphs(), served(monkeypatch)
     for block in model.children():
         block.compile(backend=graphs, fullgraph=True)
 

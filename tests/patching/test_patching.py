@@ -21,6 +21,7 @@ from mucudnn.execution.workspace import _workspaces, release_workspaces, workspa
 from mucudnn.patching.applying import apply, plan_of
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
+from tests.graphs import DYNAMOS
 from tests.models import a_batch, a_chain
 from tests.patching.twins import (
     TOLERANCE,
@@ -381,8 +382,7 @@ def test_a_model_that_has_run_without_autocast_obeys_it_afterwards() -> None:
     assert torch.equal(result, expected)
 
 
-# Dynamo warns of its own use of deprecated functions of torch and Python.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@DYNAMOS
 def test_a_compiled_model_gives_the_same_numbers() -> None:
     model, twin = chain_twins()
     torch.compiler.reset()
