@@ -1,6 +1,5 @@
 """What holds for every test: no deadlines, no test touches the user's store, nothing is skipped unsaid."""
 
-import contextlib
 import gc
 import itertools
 import os
@@ -14,6 +13,7 @@ import pytest
 
 from tests.alone import Server, a_server
 from tests.breadth import be_thorough, is_thorough
+from tests.threads import threads
 
 # Before torch is loaded: threads of two processes that test on two processors sleep while they wait.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -242,25 +242,15 @@ def compiled_anew() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    import torch  # not for the tests of the pure part, which never load it
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """For tests of small shapes: threads that wait for one another cost far more than they compute."""
-    with _threads(1):
+    with threads(1):
         yield
 
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """For tests of what PyTorch does with several threads alone, on a machine with one processor, too."""
-    with _threads(2):
+    with threads(2):
         yield

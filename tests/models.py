@@ -1,8 +1,5 @@
 """Small models, and whoever listens while they are tuned."""
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 
@@ -27,17 +24,6 @@ def too_large_for_nothing() -> tuple[nn.Module, Tensor]:
     In float32 PyTorch's own needs some on some processors only.
     """
     return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1)).eval().double(), a_batch(size=48).double()
-
-
-@contextlib.contextmanager
-def on_one_thread() -> Iterator[None]:
-    """What the fixture `one_thread` does, for fixtures that outlive a test."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def an_extraction(model: nn.Module, samples: int = 8) -> Extraction:

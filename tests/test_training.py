@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from bench.networks import resnet18
 from mucudnn.patching.applying import apply, plan_of
-from tests.models import on_one_thread
 from tests.plans import MIXED, a_plan_for, algorithms_of
+from tests.threads import threads
 
 STEPS = 10
 
@@ -70,7 +70,7 @@ def _largest_difference(one: nn.Module, other: nn.Module) -> float:
 def unpatched() -> tuple[nn.Module, list[float]]:
     """A network after ten steps, and its losses."""
     model = _network()
-    with on_one_thread():
+    with threads(1):
         return model, _train(model)
 
 
@@ -78,7 +78,7 @@ def unpatched() -> tuple[nn.Module, list[float]]:
 def patched() -> tuple[nn.Module, list[float]]:
     """Its twin after the same ten steps in uneven parts by mixed algorithms."""
     model = _network()
-    with on_one_thread():
+    with threads(1):
         apply(model, a_plan_for(model, _batches()[0][0]))
         return model, _train(model)
 

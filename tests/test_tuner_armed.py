@@ -248,7 +248,6 @@ def test_a_store_stays_where_it_is_when_the_current_folder_changes(
     assert list(after.iterdir()) == []
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_threads_that_call_an_armed_model_at_once_wait_until_it_is_tuned(known: Path) -> None:
     model = a_chain()
     expected = copy.deepcopy(model)(a_batch())
@@ -269,7 +268,6 @@ def test_threads_that_call_an_armed_model_at_once_wait_until_it_is_tuned(known: 
     plan_of(model)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_threads_that_examine_one_model_take_turns(known: Path) -> None:
     model, begun = a_chain(), threading.Barrier(3)
 
@@ -283,7 +281,6 @@ def test_threads_that_examine_one_model_take_turns(known: Path) -> None:
     assert len(plans) == 1
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_an_armed_model_may_be_tuned_and_stays_armed(known: Path) -> None:
     model = mucudnn.optimize(a_chain(), LIMIT, store=known, progress=False)
 
@@ -316,7 +313,6 @@ def test_a_model_that_calls_itself_in_a_thread_is_examined_all_the_same(
     assert plan.sites
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_whoever_calls_a_model_while_it_is_examined_waits(known: Path) -> None:
     class Slow(nn.Conv2d):
         def forward(self, image: Tensor) -> Tensor:

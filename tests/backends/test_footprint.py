@@ -19,6 +19,7 @@ from mucudnn.backends.cpu.footprint_child import ALLOWANCE_BYTES, NOISE_BYTES
 from mucudnn.backends.own import own_job
 from mucudnn.errors import BackendError, CompilationError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
+from tests.threads import threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux caps and tells memory")
 
@@ -292,19 +293,18 @@ def test_what_libraries_print_disturbs_nothing(meter: FootprintMeter) -> None:
 def test_the_child_computes_as_this_process_does(
     meter: FootprintMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    try:
-        torch.set_num_threads(3)
+    with threads(3):
         torch.use_deterministic_algorithms(True)  # noqa: FBT003  # torch's own signature
-        changed = _confession(meter)
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(False)  # noqa: FBT003
+        try:
+            changed = _confession(meter)
+        finally:
+            torch.use_deterministic_algorithms(False)  # noqa: FBT003
     monkeypatch.undo()
 
     assert "threads 3, oneDNN False, deterministic True" in changed
-    assert f"threads {threads}, oneDNN True, deterministic False" in _confession(meter)
+    assert f"threads {before}, oneDNN True, deterministic False" in _confession(meter)
 
 
 def test_collections_do_not_visit_what_jobs_import(meter: FootprintMeter) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mucudnn.backends.cpu.spinning import ordinary_operation, spinning_cost
+from tests.threads import threads
 
 MS = 1_000_000
 """Nanoseconds of a millisecond."""
@@ -49,16 +50,12 @@ def test_the_cost_is_the_time_after_an_operation_relative_to_that_without_spinni
     assert set(machine.rests_s) == {0.05}
 
 
-@pytest.mark.parametrize(("threads", "elements"), [(1, 2**15), (3, 3 * 2**15), (100, 2**20)])
+@pytest.mark.parametrize(("count", "elements"), [(1, 2**15), (3, 3 * 2**15), (100, 2**20)])
 def test_an_ordinary_operation_is_large_enough_for_all_threads_and_at_most_4_mib(
-    threads: int, elements: int
+    count: int, elements: int
 ) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with threads(count):
         operation = ordinary_operation()
-    finally:
-        torch.set_num_threads(before)
 
     # Without acc_events torch 2.11 warns.
     with torch.profiler.profile(record_shapes=True, acc_events=True) as recording:

@@ -49,6 +49,9 @@ from mucudnn.intervals import Verdict
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.timing import SamplingRule
 
+# What is small is faster on one thread, and a process's work would set their number for the tests to come.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 HERE = "tests.bench.test_cpu_steps"
 FLAT = (1.0,) * 15
 StepRun = CaseRun[StepCase, StepTask]
@@ -125,15 +128,6 @@ def measured(
         seconds=400.0,
         **changes,
     )
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Have one thread compute, which is faster for what is small, and which a process's work would set."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 # What is trained

@@ -44,6 +44,7 @@ from mucudnn.execution.workspace import Workspace
 from mucudnn.intervals import Verdict
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.paper_ground import LAYERS, PLAIN_STREAM, SMALL, PaperGround
+from tests.threads import threads
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread", "few_to_collect")]
 
@@ -78,13 +79,9 @@ def candidates_of(task: Task) -> Iterator[object]:
 @pytest.fixture(scope="module")
 def contests(few_launches: None) -> list[object]:
     """What is found of one layer, which takes some seconds."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     ground = PaperGround(load_library())
-    with ground.current():
-        rows = [*candidates_of(Task(ground, {"small": SMALL}, SMALL, {"small": SMALL}, Deadline(3600)))]
-    torch.set_num_threads(threads)
-    return rows
+    with threads(1), ground.current():
+        return [*candidates_of(Task(ground, {"small": SMALL}, SMALL, {"small": SMALL}, Deadline(3600)))]
 
 
 def late(task: Task) -> Task:

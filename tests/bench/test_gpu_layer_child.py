@@ -53,8 +53,8 @@ from mucudnn.profiling.measurer import Limits
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import Replay
 from mucudnn.store import MemoryStore, SqliteStore
-from tests.models import on_one_thread
 from tests.paper_ground import SMALL, SPAN_NS, PaperGround
+from tests.threads import threads
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread", "few_to_collect")]
 
@@ -106,7 +106,7 @@ def found() -> list[Measured]:
         seen: list[Measured | Failed | Started] = []
         patch.setattr(layer_child, "append", lambda _, line: seen.append(line))
         ground = computing(PaperGround(load_library()), patch)
-        with on_one_thread():
+        with threads(1):
             a_run(ground, Path("nowhere")).measure(some_cases())
     return [line for line in seen if isinstance(line, Measured)]
 

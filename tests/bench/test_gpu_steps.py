@@ -45,9 +45,9 @@ from mucudnn.intervals import Estimate, Verdict
 from mucudnn.profile import Measurement
 from mucudnn.sizes import format_bytes
 from mucudnn.timing import SamplingRule
-from tests.models import on_one_thread
 from tests.operands import a_convolution, operands_of
 from tests.paper_ground import PaperGround
+from tests.threads import threads
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread", "few_to_collect")]
 
@@ -121,7 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[StepRow | PairRow]:
     """All that is found of one network, which takes some seconds."""
-    with torch.random.fork_rng(), on_one_thread():
+    with torch.random.fork_rng(), threads(1):
         rows, is_well = run(a_ground(), [SMALL], [STRICT], ["1MiB"], (folder, folder), ENDLESS)
     assert is_well
     return rows

@@ -8,15 +8,14 @@ from torch import Tensor, nn
 from bench.data import Digits, load
 from bench.networks import resnet18
 from bench.training import accuracy, perturbed, train
+from tests.threads import threads
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
     """Layers this small are slower on two threads that wait for each other, above all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with threads(1):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from mucudnn.version import __version__
 from tests.alone import Server
 from tests.cli.commands import assert_one_sentence, damage, run
 from tests.examples import a_record, an_environment, copy_in_a_write
+from tests.threads import threads
 
 WAITING_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
@@ -45,10 +46,8 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """PyTorch's threads: one computes, one may be idle, and nobody has said how it waits."""
     for variable in WAITING_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(threads)
+    with threads(2):
+        yield
 
 
 def test_info_tells_version_environment_and_store(store_path: Path) -> None:

@@ -33,6 +33,7 @@ from tests.operands import (
     relative_error,
     small_integers,
 )
+from tests.threads import threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -422,15 +423,8 @@ def _all_deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(mode=False)
 
 
-@contextlib.contextmanager
-def _two_threads() -> Iterator[None]:
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 CHANGES = {
-    "cpu threads": _two_threads,
+    "cpu threads": lambda: threads(2),
     "cpu oneDNN": lambda: _with(torch.backends.mkldnn, "enabled", value=False),
     "cpu oneDNN deterministic": lambda: _with(torch.backends.mkldnn, "deterministic", value=True),
     "cpu deterministic": _all_deterministic,

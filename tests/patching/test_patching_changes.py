@@ -215,14 +215,13 @@ def test_all_modules_of_a_model_give_each_reason_once_together() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)).double()
     apply(model, a_plan_for(model, images()))
-    threads = torch.get_num_threads()
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for batch in (9, 10):
             model(images(batch))
             model(images(batch)[..., 1:])
-        torch.set_num_threads(threads + 1)  # the fixture sets it back
+        torch.set_num_threads(2)  # the fixture sets it back
         model(images())
 
     assert {warning.category for warning in told} == {UntunedWarning}
@@ -459,28 +458,20 @@ def test_a_plan_by_another_compiler_is_refused_with_how_to_have_that_one(
 
 def test_a_plan_of_another_number_of_threads_is_refused_with_how_to_have_that_number() -> None:
     conv, plan = with_plan(lambda assigned: assigned)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
+    torch.set_num_threads(2)  # the fixture sets it back
 
-    try:
-        with pytest.raises(PlanMismatchError, match=rf"set_num_threads\({threads}\), or OMP_NUM_THREADS"):
-            apply(conv, plan)
-    finally:
-        torch.set_num_threads(threads)
+    with pytest.raises(PlanMismatchError, match=r"set_num_threads\(1\), or OMP_NUM_THREADS"):
+        apply(conv, plan)
 
 
 def test_a_model_unpickled_where_times_are_others_says_so_and_runs_pytorchs_own() -> None:
     conv, plan = with_plan(undivided("cpu:im2col"))
     apply(conv, plan)
     arrived = pickle.loads(pickle.dumps(conv))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
+    torch.set_num_threads(2)  # the fixture sets it back
 
-    try:
-        with pytest.warns(UntunedWarning, match=rf"setting threads was {threads}, is {threads + 1}"):
-            result = arrived(images())
-    finally:
-        torch.set_num_threads(threads)
+    with pytest.warns(UntunedWarning, match="setting threads was 1, is 2"):
+        result = arrived(images())
 
     torch.testing.assert_close(result, restore(conv)(images()), rtol=0, atol=TOLERANCE)
 

@@ -33,7 +33,7 @@ from mucudnn.profiling.trials import division_trial
 from mucudnn.store import SqliteStore
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.examples import a_problem, a_record, a_trial, an_environment
-from tests.models import Listener, a_batch, a_chain, an_extraction, on_one_thread
+from tests.models import Listener, a_batch, a_chain, an_extraction
 from tests.plans import algorithms_of
 from tests.recordings import (
     MIB,
@@ -44,6 +44,7 @@ from tests.recordings import (
     record,
 )
 from tests.store.files import execute
+from tests.threads import threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
     """A recording of `a_chain` on `a_batch` in training, under a mebibyte, and the plan that was made."""
     path = tmp_path_factory.mktemp("recorded") / "chain.sqlite3"
-    with on_one_thread():
+    with threads(1):
         return path, record(path, a_backend(), an_extraction(a_chain()))
 
 
