@@ -30,6 +30,7 @@ from mucudnn.algorithms.compiled.source import source_of
 from mucudnn.errors import BackendError, BackendWarning, CompilationError
 from mucudnn.problem import ConvOp, Layout
 from tests.algorithms.kernels import algorithm_of, compute
+from tests.algorithms.strict_c import assert_is_c_without_a_warning
 from tests.algorithms.tried import a_layer, a_volume, names, winograd
 from tests.algorithms.vectors import have_vectors
 from tests.breadth import in_turn
@@ -70,19 +71,7 @@ def _forget() -> None:
 def test_the_source_is_c_without_a_warning_whatever_the_vectors(
     width: Axis, depth: Axis, vector_bytes: int, dtype: str, tmp_path: Path
 ) -> None:
-    source = source_of((depth, ONE_TAP, width), dtype, vector_bytes)
-
-    strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
-    subprocess.run(
-        [*_words(), *strict, "-std=gnu11", "-c", "-o", str(tmp_path / "x.o"), "-x", "c", "-"],
-        input=source, text=True, check=True,
-    )  # fmt: skip
-
-
-def _words() -> tuple[str, ...]:
-    found = compiler()
-    assert found is not None
-    return found.command[:1]
+    assert_is_c_without_a_warning(source_of((depth, ONE_TAP, width), dtype, vector_bytes), tmp_path)
 
 
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
@@ -262,7 +251,7 @@ def test_a_compiler_writes_where_python_finds_room(asked_anew: pytest.MonkeyPatc
 
 def _wrapped(first: str, folder: Path) -> Path:
     """Return a compiler which does something in the shell first."""
-    compiler_path = shutil.which(_words()[0])
+    compiler_path = shutil.which(compilers.needed_compiler().command[0])
     script = folder / "cc"
     script.write_text(f'#!/bin/sh\n{first}\nexec {compiler_path} "$@"\n')
     script.chmod(0o700)

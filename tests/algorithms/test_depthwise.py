@@ -2,13 +2,11 @@
 
 import dataclasses
 import itertools
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from mucudnn.algorithms.compiled.compiler import compiler
 from mucudnn.algorithms.depthwise import DepthwiseAlgorithm, algorithm, kernels
 from mucudnn.algorithms.depthwise.axes import axes_of
 from mucudnn.algorithms.depthwise.shares import Shares
@@ -17,6 +15,7 @@ from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.kernels import PROBLEMS, compute
+from tests.algorithms.strict_c import assert_is_c_without_a_warning
 from tests.algorithms.tried import names
 from tests.algorithms.vectors import lengths_of_vectors
 from tests.operands import a_convolution, laid_out, operands_of, poisoned_result, reference, relative_error
@@ -134,13 +133,7 @@ def test_vectors_of_any_length_compute_the_same(
 @pytest.mark.parametrize("n_bytes", [16, 32, 64])
 @pytest.mark.parametrize("dtype", ELEMENTS)
 def test_the_source_is_c_without_a_warning(dtype: str, n_bytes: int, tmp_path: Path) -> None:
-    found = compiler()
-    assert found is not None
-    strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
-    subprocess.run(
-        [found.command[0], *strict, "-std=gnu11", "-c", "-o", str(tmp_path / "x.o"), "-x", "c", "-"],
-        input=source_of(dtype, n_bytes), text=True, check=True,
-    )  # fmt: skip
+    assert_is_c_without_a_warning(source_of(dtype, n_bytes), tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from mucudnn.errors import BackendError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.allocations import allocated_bytes
 from tests.algorithms.kernels import GuardedBuffer, compute
+from tests.algorithms.strict_c import assert_is_c_without_a_warning
 from tests.algorithms.test_pointwise import pointwise
 from tests.algorithms.tried import names
 from tests.algorithms.vectors import lengths_of_vectors
@@ -55,13 +55,7 @@ def test_vectors_of_any_length_compute_the_same(
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("n_bytes", [16, 32, 64])
 def test_the_source_is_c_without_a_warning(dtype: str, n_bytes: int, tmp_path: Path) -> None:
-    found = compiler()
-    assert found is not None
-    strict = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-unused-function"]
-    subprocess.run(
-        [found.command[0], *strict, "-std=gnu11", "-c", "-o", str(tmp_path / "x.o"), "-x", "c", "-"],
-        input=source_of(dtype, n_bytes), text=True, check=True,
-    )  # fmt: skip
+    assert_is_c_without_a_warning(source_of(dtype, n_bytes), tmp_path)
 
 
 def test_long_sums_do_not_pile_up_roundings() -> None:
