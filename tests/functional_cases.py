@@ -11,7 +11,7 @@ from torch import Tensor
 from mucudnn.backends import backend_of
 from mucudnn.division import Division
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Candidate
+from tests.divisions import a_division
 from tests.operands import CONVOLUTIONS, a_convolution, relative_error
 
 FLOAT64_BOUND = 1e-12
@@ -85,10 +85,6 @@ def plain_problem() -> ConvProblem:
         dtype="float64",
         bias=True,
     )
-
-
-def a_division(algorithm: str, *batches: int) -> Division:
-    return Division(tuple(Candidate(algorithm, batch, 0.0, 0) for batch in batches))
 
 
 def divisions(algorithm: str, *batches: int) -> dict[str, Division]:

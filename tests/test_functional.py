@@ -22,6 +22,7 @@ from mucudnn.execution.workspace import Owner, release_workspaces, workspace_of
 from mucudnn.functional import DividedConvolution, divided_conv
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
+from tests.divisions import a_division
 from tests.functional_cases import (
     ABSOLUTE_BOUND,
     BACKEND,
@@ -32,7 +33,6 @@ from tests.functional_cases import (
     OWN,
     PLAIN,
     Case,
-    a_division,
     arranged,
     assert_close,
     channels_last,

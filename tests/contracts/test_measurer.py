@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from mucudnn.choices import Policy, Search
-from mucudnn.division import Division
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvProblem
-from mucudnn.profile import Candidate, RefusalKind, Trial
+from mucudnn.profile import RefusalKind, Trial
 from mucudnn.profiling.measurer import Limits, Measurer
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.replay import replaying
 from mucudnn.profiling.trials import division_trial, packed_trial
 from mucudnn.store import SqliteStore
+from tests.divisions import a_division
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution
 
@@ -45,11 +45,7 @@ def _backend() -> ScriptedBackend:
     return backend
 
 
-def _division(algorithm: str, batch: int, times: int) -> Division:
-    return Division((Candidate(algorithm, batch, 0.0, 0),) * times)
-
-
-DIVISIONS = (_division(OWN, 8, 1), _division(FAST, 4, 2), _division(GREEDY, 4, 2))
+DIVISIONS = (a_division(OWN, 8), a_division(FAST, 4, 4), a_division(GREEDY, 4, 4))
 
 
 def _live(folder: Path) -> AbstractContextManager[Measurer]:

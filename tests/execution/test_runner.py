@@ -24,7 +24,7 @@ from mucudnn.execution.runner import Runner
 from mucudnn.execution.weighing import DivisionJob, division_job
 from mucudnn.execution.workspace import Owner, Workspace, release_workspaces, workspace_of
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import Candidate
+from tests.divisions import a_division, of_parts
 from tests.operands import (
     a_convolution,
     finite_mask,
@@ -65,14 +65,6 @@ def no_workspaces() -> Iterator[None]:
     release_workspaces()
     yield
     release_workspaces()
-
-
-def a_division(*parts: tuple[str, int]) -> Division:
-    return Division(tuple(Candidate(algorithm, batch, 0.0, 0) for algorithm, batch in parts))
-
-
-def equal_parts(algorithm: str, *batches: int) -> Division:
-    return a_division(*((algorithm, batch) for batch in batches))
 
 
 def for_op(problem: ConvProblem, op: ConvOp) -> ConvProblem:
@@ -116,7 +108,7 @@ class Aligned(CpuBackend):
 @pytest.mark.parametrize("op", ConvOp)
 def test_operands_are_asked_for_in_their_forms_where_they_must_be_aligned(op: ConvOp) -> None:
     problem = dataclasses.replace(WIDE, op=op, bias=False, layout=Layout.CHANNELS_LAST)
-    backend, division = Aligned(), equal_parts("cpu:im2col", 9)
+    backend, division = Aligned(), a_division("cpu:im2col", 9)
 
     first, second, bias = operands_of(problem)
 
@@ -132,7 +124,7 @@ def test_operands_are_asked_for_in_their_forms_where_they_must_be_aligned(op: Co
 def test_operands_that_may_lie_anywhere_are_read_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(CpuBackend, "operand")
 
-    Runner(BACKEND, WIDE, equal_parts("cpu:im2col", 9))(Workspace(CPU), *operands_of(WIDE))
+    Runner(BACKEND, WIDE, a_division("cpu:im2col", 9))(Workspace(CPU), *operands_of(WIDE))
 
 
 # Workspaces.
@@ -160,7 +152,7 @@ def test_results_stay_right_when_the_workspace_grows(algorithm: str, op: ConvOp)
     problem = for_op(WIDE, op)
     operands = operands_of(problem)
     small, large = (
-        Runner(BACKEND, problem, equal_parts(algorithm, *batches)) for batches in [(1,) * 9, (8, 1)]
+        Runner(BACKEND, problem, a_division(algorithm, *batches)) for batches in [(1,) * 9, (8, 1)]
     )
 
     results = [runner(workspace, *operands) for runner in (small, large, small)]
@@ -175,7 +167,7 @@ def test_results_stay_right_when_the_workspace_grows(algorithm: str, op: ConvOp)
 def test_a_runner_takes_the_buffer_that_it_declares(algorithm: str, op: ConvOp) -> None:
     problem = for_op(WIDE, op)
     workspace = Workspace(CPU)
-    runner = Runner(BACKEND, problem, equal_parts(algorithm, 4, 4, 1))
+    runner = Runner(BACKEND, problem, a_division(algorithm, 4, 4, 1))
 
     runner(workspace, *operands_of(problem))
 
@@ -204,7 +196,7 @@ class WatchedBackend(CpuBackend):
 @pytest.mark.parametrize("op", ConvOp)
 def test_kernels_are_made_once_for_each_size(op: ConvOp) -> None:
     backend, workspace, problem = WatchedBackend(), Workspace(CPU), for_op(WIDE, op)
-    runner = Runner(backend, problem, equal_parts("cpu:winograd4", 4, 4, 1))
+    runner = Runner(backend, problem, a_division("cpu:winograd4", 4, 4, 1))
     operands = operands_of(problem)
 
     for _ in range(3):
@@ -216,7 +208,7 @@ def test_kernels_are_made_once_for_each_size(op: ConvOp) -> None:
 @pytest.mark.parametrize("op", ConvOp)
 def test_kernels_go_with_the_runner_that_they_were_made_for(op: ConvOp) -> None:
     backend, workspace, problem = WatchedBackend(), Workspace(CPU), for_op(WIDE, op)
-    runner = Runner(backend, problem, equal_parts("cpu:winograd4", 4, 4, 1))
+    runner = Runner(backend, problem, a_division("cpu:winograd4", 4, 4, 1))
     runner(workspace, *operands_of(problem))
 
     del runner
@@ -228,7 +220,7 @@ def test_kernels_go_with_the_runner_that_they_were_made_for(op: ConvOp) -> None:
 @pytest.mark.parametrize("op", ConvOp)
 def test_a_workspace_that_grows_lets_go_of_all_that_hold_the_old_buffer(op: ConvOp) -> None:
     backend, workspace, problem = WatchedBackend(), Workspace(CPU), for_op(WIDE, op)
-    runner = Runner(backend, problem, equal_parts("cpu:winograd4", 4, 4, 1))
+    runner = Runner(backend, problem, a_division("cpu:winograd4", 4, 4, 1))
     runner(workspace, *operands_of(problem))
 
     workspace.reserve(workspace.n_bytes + 1)
@@ -240,7 +232,7 @@ def test_a_workspace_that_grows_lets_go_of_all_that_hold_the_old_buffer(op: Conv
 @pytest.mark.parametrize("op", ConvOp)
 def test_a_workspace_that_grew_in_inference_mode_serves_afterwards(op: ConvOp) -> None:
     workspace, problem = Workspace(CPU), for_op(WIDE, op)
-    runner = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1))
+    runner = Runner(BACKEND, problem, a_division("cpu:winograd4", 4, 4, 1))
     operands = operands_of(problem)
     with torch.inference_mode():
         runner(workspace, *operands)
@@ -312,7 +304,7 @@ def test_released_workspaces_are_given_back() -> None:
 def test_a_runner_that_has_run_runs_again_after_a_release() -> None:
     problem = for_op(WIDE, ConvOp.FPROP)
     operands = operands_of(problem)
-    runner = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1))
+    runner = Runner(BACKEND, problem, a_division("cpu:winograd4", 4, 4, 1))
     before = runner(workspace_of(BACKEND), *operands)
 
     release_workspaces()
@@ -339,7 +331,7 @@ def test_a_division_into_uneven_parts_of_several_algorithms_is_right(op: ConvOp,
     problem = in_layout(for_op(WIDE, op), layout)
     operands = operands_of(problem)
 
-    result = Runner(BACKEND, problem, a_division(*MIXED))(Workspace(CPU), *operands)
+    result = Runner(BACKEND, problem, of_parts(*MIXED))(Workspace(CPU), *operands)
 
     assert relative_error(result, reference(problem, *operands)) <= FLOAT64_BOUND
 
@@ -352,7 +344,7 @@ def test_the_order_of_the_algorithms_makes_no_difference(op: ConvOp, layout: Lay
     expected = reference(problem, *operands)
     workspace = Workspace(CPU)
     for order in itertools.permutations([("cpu:winograd4", 2), (OWN, 3), ("cpu:im2col", 1)]):
-        result = Runner(BACKEND, problem, a_division(*order))(workspace, *operands)
+        result = Runner(BACKEND, problem, of_parts(*order))(workspace, *operands)
 
         assert relative_error(result, expected) <= FLOAT64_BOUND
 
@@ -363,7 +355,7 @@ def test_the_result_lies_in_memory_as_pytorchs_own(algorithm: str, op: ConvOp, l
     problem = in_layout(for_op(WIDE, op), layout)
     operands = operands_of(problem)
 
-    result = Runner(BACKEND, problem, equal_parts(algorithm, 5, 4))(Workspace(CPU), *operands)
+    result = Runner(BACKEND, problem, a_division(algorithm, 5, 4))(Workspace(CPU), *operands)
 
     assert result.stride() == BACKEND.own_convolution(problem, *operands).stride()
 
@@ -372,7 +364,7 @@ def test_the_result_lies_in_memory_as_pytorchs_own(algorithm: str, op: ConvOp, l
 def test_a_division_gives_the_same_again_and_again(op: ConvOp) -> None:
     problem = for_op(WIDE, op)
     operands = operands_of(problem)
-    runner, workspace = Runner(BACKEND, problem, a_division(*MIXED)), Workspace(CPU)
+    runner, workspace = Runner(BACKEND, problem, of_parts(*MIXED)), Workspace(CPU)
 
     results = [runner(workspace, *operands) for _ in range(3)]
 
@@ -385,7 +377,7 @@ def test_sites_that_share_a_workspace_do_not_disturb_one_another(op: ConvOp) -> 
     first, second = for_op(WIDE, op), for_op(a_convolution(batch=9, dtype="float64"), op)
     cases = [(problem, operands_of(problem)) for problem in (first, second)]
     workspace = Workspace(CPU)
-    runners = [Runner(BACKEND, problem, equal_parts("cpu:winograd4", 5, 4)) for problem, _ in cases]
+    runners = [Runner(BACKEND, problem, a_division("cpu:winograd4", 5, 4)) for problem, _ in cases]
 
     for _ in range(2):
         for runner, (problem, operands) in zip(runners, cases, strict=True):
@@ -398,7 +390,7 @@ def test_sites_that_share_a_workspace_do_not_disturb_one_another(op: ConvOp) -> 
 def test_pytorchs_own_undivided_is_pytorchs_own_bit_by_bit(op: ConvOp) -> None:
     problem = for_op(WIDE, op)
     operands = operands_of(problem)
-    runner, workspace = Runner(BACKEND, problem, equal_parts(OWN, 9)), Workspace(CPU)
+    runner, workspace = Runner(BACKEND, problem, a_division(OWN, 9)), Workspace(CPU)
 
     result = runner(workspace, *operands)
 
@@ -429,7 +421,7 @@ def test_parts_of_pytorchs_own_make_no_tensor_in_the_place_of_one_that_they_do_n
     monkeypatch.setattr(CpuBackend, "own_convolution", staticmethod(noted))
     unread, expected = (x, [x[:5], x[5:]]) if op is ConvOp.DGRAD else (w, [w, w])
 
-    Runner(BACKEND, problem, equal_parts(OWN, 5, 4))(Workspace(CPU), *operands_of(problem), unread)
+    Runner(BACKEND, problem, a_division(OWN, 5, 4))(Workspace(CPU), *operands_of(problem), unread)
 
     assert [each.data_ptr() for each in given if each is not None] == [each.data_ptr() for each in expected]
 
@@ -442,12 +434,12 @@ def test_parts_of_an_input_gradient_take_the_result_in_the_place_of_an_image_tha
     expected = reference(problem, *operands)
     monkeypatch.setattr(own, "unread_operand", None)
 
-    result = Runner(BACKEND, problem, equal_parts(OWN, 5, 4))(Workspace(CPU), *operands)
+    result = Runner(BACKEND, problem, a_division(OWN, 5, 4))(Workspace(CPU), *operands)
 
     assert relative_error(result, expected) < FLOAT64_BOUND
 
 
-@pytest.mark.parametrize("division", [equal_parts(OWN, 5, 4), equal_parts("cpu:im2col", 9)])
+@pytest.mark.parametrize("division", [a_division(OWN, 5, 4), a_division("cpu:im2col", 9)])
 def test_a_division_that_is_not_pytorchs_own_undivided_says_so(division: Division) -> None:
     assert not Runner(BACKEND, WIDE, division).is_own
 
@@ -456,7 +448,7 @@ def test_a_division_that_is_not_pytorchs_own_undivided_says_so(division: Divisio
 def test_integers_divided_by_exact_algorithms_are_the_same_bit_by_bit(op: ConvOp) -> None:
     problem = dataclasses.replace(for_op(WIDE, op), dtype="float32")
     operands = operands_of(problem, small_integers)
-    division = a_division(("cpu:im2col", 3), ("cpu:im2col", 2), (OWN, 1), (OWN, 3))
+    division = of_parts(("cpu:im2col", 3), ("cpu:im2col", 2), (OWN, 1), (OWN, 3))
 
     result = Runner(BACKEND, problem, division)(Workspace(CPU), *operands)
 
@@ -471,7 +463,7 @@ def test_a_16_bit_division_is_as_exact_as_one_of_its_parts(op: ConvOp, dtype: st
     expected = reference(problem, *operands)
     undivided = BACKEND.own_convolution(problem, *operands)
 
-    result = Runner(BACKEND, problem, equal_parts(OWN, 4, 4, 1))(Workspace(CPU), *operands)
+    result = Runner(BACKEND, problem, a_division(OWN, 4, 4, 1))(Workspace(CPU), *operands)
 
     assert result.dtype is undivided.dtype
     assert relative_error(result, expected) <= 1.5 * relative_error(undivided, expected)
@@ -483,7 +475,7 @@ def test_16_bit_gradients_of_many_parts_are_summed_in_32_bits(dtype: str) -> Non
     operands = operands_of(problem)
     expected = reference(problem, *operands)
 
-    result = Runner(BACKEND, problem, equal_parts(OWN, *(1,) * 64))(Workspace(CPU), *operands)
+    result = Runner(BACKEND, problem, a_division(OWN, *(1,) * 64))(Workspace(CPU), *operands)
 
     # Each part is rounded to 16 bits, 64 of them at random; sums that were too are four times as bad.
     part, (images, gradients, _) = problem.with_batch(1), operands
@@ -514,7 +506,7 @@ def test_a_batch_of_nothing_has_a_weight_gradient_of_zeros() -> None:
 
 def test_a_division_of_another_batch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"The division must be of 9 samples, but got 8\."):
-        Runner(BACKEND, WIDE, equal_parts(OWN, 4, 4))
+        Runner(BACKEND, WIDE, a_division(OWN, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -527,13 +519,13 @@ def test_an_algorithm_that_does_not_compute_the_problem_is_refused(algorithm: st
         BackendError,
         match=f"dilation 2x2.* must be one of cpu:aten, .*, but got '{algorithm}'",
     ):
-        Runner(BACKEND, problem, equal_parts(algorithm, 1, 1))
+        Runner(BACKEND, problem, a_division(algorithm, 1, 1))
 
 
 @pytest.mark.parametrize("op", ConvOp)
 def test_two_threads_run_one_division_at_once(op: ConvOp) -> None:
     problem = for_op(WIDE, op)
-    runner = Runner(BACKEND, problem, a_division(*MIXED))
+    runner = Runner(BACKEND, problem, of_parts(*MIXED))
     cases = [operands_of(problem, seed=seed) for seed in range(2)]
     alone = [runner(Workspace(CPU), *operands) for operands in cases]
     both_are_there = threading.Barrier(2)
@@ -552,7 +544,7 @@ def test_two_threads_run_one_division_at_once(op: ConvOp) -> None:
 @pytest.mark.parametrize("op", ConvOp)
 def test_a_division_that_is_weighed_computes_the_problem(op: ConvOp) -> None:
     problem = for_op(WIDE, op)
-    job = DivisionJob(division_job(problem, a_division(*MIXED)).payload)
+    job = DivisionJob(division_job(problem, of_parts(*MIXED)).payload)
 
     result = job.run()
 
@@ -586,7 +578,7 @@ def test_strange_numbers_come_out_where_pytorch_puts_them(
     spoil(first, second)
     expected = own_result(problem, first, second, bias)
 
-    result = Runner(BACKEND, problem, equal_parts(algorithm, 4, 4, 1))(Workspace(CPU), first, second, bias)
+    result = Runner(BACKEND, problem, a_division(algorithm, 4, 4, 1))(Workspace(CPU), first, second, bias)
 
     assert_same_numbers(result, expected)
 
@@ -610,7 +602,7 @@ def test_an_infinite_weight_marks_no_more_though_pytorch_computes_small_images_o
     image, weight, bias = operands_of(problem)
     weight[0, 0, 0, 0] = INFINITY
 
-    result = Runner(BACKEND, problem, equal_parts(algorithm, *8 * [1]))(Workspace(CPU), image, weight, bias)
+    result = Runner(BACKEND, problem, a_division(algorithm, *8 * [1]))(Workspace(CPU), image, weight, bias)
 
     assert_same_numbers(result, own_result(problem, image, weight, bias))
 
@@ -626,7 +618,7 @@ def test_an_infinite_gradient_marks_no_more_though_pytorch_computes_small_images
     )
     image, gradient, _ = operands_of(problem)
     gradient[1, 0, 0, 0] = INFINITY
-    division = a_division((before, 1), (algorithm, 1), (algorithm, 1))
+    division = of_parts((before, 1), (algorithm, 1), (algorithm, 1))
 
     result = Runner(BACKEND, problem, division)(Workspace(CPU), image, gradient)
 
@@ -639,7 +631,7 @@ def test_gradients_of_zeros_without_memory_are_zeros(algorithm: str) -> None:
     first, second, _ = operands_of(problem)
     zeros = torch._efficientzerotensor(first.shape)
 
-    result = Runner(BACKEND, problem, equal_parts(algorithm, 4, 4, 1))(Workspace(CPU), zeros, second)
+    result = Runner(BACKEND, problem, a_division(algorithm, 4, 4, 1))(Workspace(CPU), zeros, second)
 
     assert torch.equal(result, torch.zeros_like(result))
 
@@ -654,7 +646,7 @@ def test_a_strange_sample_of_one_algorithm_leaves_the_sum_of_the_others_alone(
     image[spoilt, 1, 4, 4] = NAN
     expected = own_result(problem, image, gradient)
 
-    division = a_division(*((algorithm, 2) for algorithm in order))
+    division = of_parts(*((algorithm, 2) for algorithm in order))
     result = Runner(BACKEND, problem, division)(Workspace(CPU), image, gradient)
 
     assert_same_numbers(result, expected)
@@ -678,7 +670,7 @@ def test_a_strange_sample_of_a_later_algorithm_adds_up_as_in_pytorch(
     gradient[2 + spoilt, 1, 4, 4] = value
     expected = own_result(problem, image, gradient)
 
-    division = a_division((before, 2), (algorithm, 2), (algorithm, 3), (algorithm, 1))
+    division = of_parts((before, 2), (algorithm, 2), (algorithm, 3), (algorithm, 1))
     result = Runner(BACKEND, problem, division)(Workspace(CPU), image, gradient)
 
     assert_same_numbers(result, expected)
@@ -688,7 +680,7 @@ def test_a_strange_sample_of_a_later_algorithm_adds_up_as_in_pytorch(
 @pytest.mark.parametrize("algorithm", [*SUMMING_IN_PLACE, *SUMMING_APART])
 def test_a_strange_sample_is_forgotten_by_the_next_run(algorithm: str, spoilt: int) -> None:
     backend, problem = AligningBackend(), dataclasses.replace(for_op(WIDE, ConvOp.WGRAD), batch=8)
-    runner, workspace = Runner(backend, problem, equal_parts(algorithm, 4, 1, 3)), Workspace(CPU)
+    runner, workspace = Runner(backend, problem, a_division(algorithm, 4, 1, 3)), Workspace(CPU)
     image, gradient, _ = operands_of(problem)
     strange = gradient.clone()
     strange[spoilt] = NAN
@@ -708,7 +700,7 @@ def test_values_whose_products_overflow_in_tiles_only_come_out_right(algorithm: 
     image *= 1e37
     weight *= 0.1
 
-    result = Runner(BACKEND, problem, equal_parts(algorithm, 4, 4, 1))(Workspace(CPU), image, weight)
+    result = Runner(BACKEND, problem, a_division(algorithm, 4, 4, 1))(Workspace(CPU), image, weight)
 
     assert result.isfinite().all()
     assert relative_error(result, reference(problem, image, weight)) <= FLOAT32_BOUND
@@ -793,7 +785,7 @@ def test_parts_of_odd_sizes_go_last_so_that_all_start_where_their_problem_says()
     backend, problem = AligningBackend(), a_convolution(batch=11, dtype="float32")
     sample_bytes = problem.with_batch(1).input_bytes
     assert sample_bytes % 8 == 4
-    runner = Runner(backend, problem, equal_parts(backend.own, 1, 2, 4, 4))
+    runner = Runner(backend, problem, a_division(backend.own, 1, 2, 4, 4))
 
     runner(Workspace(CPU), *operands_of(problem))
 
@@ -802,7 +794,7 @@ def test_parts_of_odd_sizes_go_last_so_that_all_start_where_their_problem_says()
 
 def test_a_lock_keeps_a_second_runner_out_of_the_workspace_until_the_first_is_done() -> None:
     workspace, problem = Workspace(CPU), for_op(WIDE, ConvOp.WGRAD)
-    runner, operands = Runner(BACKEND, problem, equal_parts("cpu:winograd4", 4, 4, 1)), operands_of(problem)
+    runner, operands = Runner(BACKEND, problem, a_division("cpu:winograd4", 4, 4, 1)), operands_of(problem)
     expected = runner(Workspace(CPU), *operands)
 
     with ThreadPoolExecutor(4) as pool:
@@ -847,7 +839,7 @@ class InterruptedBackend(CpuBackend):
 def test_a_signal_handler_may_compute_with_the_runner_that_it_interrupts(op: ConvOp) -> None:
     # The filter lies transformed at the start of the buffer, and the sum of a weight gradient in it.
     problem = for_op(WIDE, op)
-    part = dataclasses.replace(equal_parts("cpu:winograd4", 4).parts[0], setup_s=1.0)
+    part = dataclasses.replace(a_division("cpu:winograd4", 4).parts[0], setup_s=1.0)
     rest = dataclasses.replace(part, batch=problem.batch - 8)
     runner = Runner(InterruptedBackend(), problem, Division((part, part, rest)))
     workspace, operands, others = Workspace(CPU), operands_of(problem), operands_of(problem, seed=7)

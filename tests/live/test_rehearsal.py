@@ -21,10 +21,11 @@ from mucudnn.execution.workspace import Owner, _workspaces, release_workspaces, 
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.live.rehearsal import Operands, rehearsed
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from mucudnn.profile import Candidate, Comparison, Record, RefusalKind
+from mucudnn.profile import Comparison, Record, RefusalKind
 from mucudnn.profiling.measurer import ModelCall
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.store.memory import MemoryStore
+from tests.divisions import a_division
 from tests.doubles import MS, BreakableBackend, Recipe, ScriptedBackend, rate
 from tests.operands import a_convolution
 
@@ -44,10 +45,6 @@ def tensors(problem: ConvProblem) -> Operands:
     image, weight, bias = operands(problem, torch.Generator().manual_seed(0))
     with torch.no_grad():
         return Operands(image, weight, bias, recorded_convolution(problem, image, weight, bias))
-
-
-def parts(name: str, *sizes: int) -> Division:
-    return Division(tuple(Candidate(name, size, 0.0, 0) for size in sizes))
 
 
 def own_of(backend: Backend, *ops: ConvOp) -> dict[ConvOp, Division]:
@@ -85,7 +82,7 @@ def computed(backend: ScriptedBackend) -> list[str]:
 @both
 def test_all_parts_of_all_ops_run_and_nothing_else_does(problem: ConvProblem) -> None:
     backend = ScriptedBackend({name: Recipe(rate(MS)) for name in ("a", "b", "c")})
-    divisions = dict(zip(EVERY_OP, (parts(f"scripted:{name}", 6, 2) for name in "abc"), strict=True))
+    divisions = dict(zip(EVERY_OP, (a_division(f"scripted:{name}", 6, 2) for name in "abc"), strict=True))
 
     called(backend, problem, divisions)()
 
@@ -96,7 +93,7 @@ def test_all_parts_of_all_ops_run_and_nothing_else_does(problem: ConvProblem) ->
 def test_inference_runs_the_forward_pass_alone(problem: ConvProblem) -> None:
     backend = ScriptedBackend({"fast": Recipe(rate(MS))})
 
-    called(backend, problem, {problem.op: parts("scripted:fast", 4, 4)})()
+    called(backend, problem, {problem.op: a_division("scripted:fast", 4, 4)})()
     called(backend, problem, own_of(backend, problem.op))()
 
     assert computed(backend) == ["scripted:fast@4", "scripted:fast@4", "scripted:aten@8"]
@@ -106,14 +103,14 @@ def test_inference_runs_the_forward_pass_alone(problem: ConvProblem) -> None:
 def test_the_gradient_of_an_image_is_left_out_where_no_model_needs_it(problem: ConvProblem) -> None:
     backend, ops = ScriptedBackend({"fast": Recipe(rate(MS))}), FIRST_LAYER[problem]
 
-    called(backend, problem, {op: parts("scripted:fast", 8) for op in ops})()
+    called(backend, problem, {op: a_division("scripted:fast", 8) for op in ops})()
 
     assert computed(backend) == ["scripted:fast@8", "scripted:fast@8"]
 
 
 @both
 def test_a_division_goes_autograds_way_through_python_and_pytorchs_own_does_not(problem: ConvProblem) -> None:
-    divided = events_of(called(CPU, problem, {op: parts("cpu:im2col", 4, 4) for op in ConvOp}))
+    divided = events_of(called(CPU, problem, {op: a_division("cpu:im2col", 4, 4) for op in ConvOp}))
     own = events_of(called(CPU, problem, own_of(CPU)))
 
     assert {"_Convolution", "_ConvolutionBackward"} <= divided
@@ -125,7 +122,7 @@ def test_a_division_goes_autograds_way_through_python_and_pytorchs_own_does_not(
 def test_neither_grad_nor_inference_mode_of_the_caller_matters(layout: Layout) -> None:
     problem = a_convolution(batch=8, layout=layout, filter_layout=layout)
     backend = ScriptedBackend({"fast": Recipe(rate(MS))})
-    divisions, own = {op: parts("scripted:fast", 4, 4) for op in ConvOp}, own_of(backend)
+    divisions, own = {op: a_division("scripted:fast", 4, 4) for op in ConvOp}, own_of(backend)
 
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
@@ -139,7 +136,7 @@ def test_neither_grad_nor_inference_mode_of_the_caller_matters(layout: Layout) -
 @both
 def test_the_workspaces_go_with_the_call(problem: ConvProblem, is_sharing: bool, workspaces: int) -> None:
     release_workspaces()
-    divisions = {op: parts("cpu:im2col", 4, 4) for op in ConvOp}
+    divisions = {op: a_division("cpu:im2col", 4, 4) for op in ConvOp}
     call = called(CPU, problem, divisions, is_sharing=is_sharing)
     call()
     held = len(_workspaces[CPU.queue()].owned)
@@ -166,8 +163,8 @@ class Elsewhere(CpuBackend):
 def test_buffer_and_pytorchs_own_stay_within_the_limit_together(problem: ConvProblem) -> None:
     backend = Elsewhere()
     buffer_bytes = backend.buffer_bytes(problem.part(8), "cpu:im2col")
-    own = Division((Candidate("cpu:aten", 8, 0.0, 1000),))
-    kernels = Division((Candidate("cpu:im2col", 8, 0.0, buffer_bytes),))
+    own = a_division("cpu:aten", 8, n_bytes=1000)
+    kernels = a_division("cpu:im2col", 8, n_bytes=buffer_bytes)
     divisions = {problem.op: kernels, ConvOp.WGRAD: own}
     with_room = called(backend, problem, divisions, buffer_bytes + 1000)
     without = called(backend, problem, divisions, buffer_bytes + 999)
@@ -179,9 +176,9 @@ def test_buffer_and_pytorchs_own_stay_within_the_limit_together(problem: ConvPro
 
 
 def test_in_reuse_mode_a_filter_is_transformed_at_each_call() -> None:
-    problem, divisions = a_convolution(batch=8), {ConvOp.FPROP: parts("scripted:fast", 8)}
+    problem, divisions = a_convolution(batch=8), {ConvOp.FPROP: a_division("scripted:fast", 8)}
     backend = ScriptedBackend({"fast": Recipe(rate(MS))})
-    divisions = {ConvOp.FPROP: Division((Candidate("scripted:fast", 8, 1.0, 0, 0.5),))}
+    divisions = {ConvOp.FPROP: a_division("scripted:fast", 8, time_s=1.0, setup_s=0.5)}
 
     set_ups = []
     for is_sharing in (False, True):
@@ -202,7 +199,7 @@ def test_what_no_model_would_divide_is_not_timed() -> None:
     backend = Nowhere({"fast": Recipe(rate(MS))})
 
     with pytest.raises(BackendError, match="is PyTorch's own in a model, and cannot be divided"):
-        called(backend, FORWARD, {ConvOp.FPROP: parts("scripted:fast", 8)})()
+        called(backend, FORWARD, {ConvOp.FPROP: a_division("scripted:fast", 8)})()
 
 
 def a_breakable(*, is_fatal: bool) -> BreakableBackend:
@@ -212,8 +209,8 @@ def a_breakable(*, is_fatal: bool) -> BreakableBackend:
 
 
 def test_what_decides_a_call_s_time_is_in_its_name() -> None:
-    own = Division((Candidate("scripted:aten", 8, 0.0, 60),))
-    divisions = {ConvOp.FPROP: Division((Candidate("scripted:a", 8, 0.0, 50),)), ConvOp.WGRAD: own}
+    own = a_division("scripted:aten", 8, n_bytes=60)
+    divisions = {ConvOp.FPROP: a_division("scripted:a", 8, n_bytes=50), ConvOp.WGRAD: own}
 
     names = [
         everything(FORWARD, is_sharing=is_sharing, limit_bytes=limit_bytes).key(divisions)
@@ -234,14 +231,14 @@ def test_hooks_of_the_caller_see_nothing_of_a_rehearsal() -> None:
         packed.append(tensor)
         return tensor
 
-    call = called(CPU, FORWARD, {op: parts("cpu:im2col", 4, 4) for op in ConvOp})
+    call = called(CPU, FORWARD, {op: a_division("cpu:im2col", 4, 4) for op in ConvOp})
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         call()
 
     assert packed == []
 
 
-BAD = {op: parts("scripted:bad", 8) for op in ConvOp}
+BAD = {op: a_division("scripted:bad", 8) for op in ConvOp}
 CALL = everything(FORWARD)
 
 
@@ -273,7 +270,7 @@ def test_divisions_that_break_the_device_together_are_told_of_once() -> None:
     assert another.world.ran == []
 
 
-FINE = {op: parts("scripted:fine", 8) for op in ConvOp}
+FINE = {op: a_division("scripted:fine", 8) for op in ConvOp}
 
 
 @pytest.mark.parametrize("base", [BAD, own_of(ScriptedBackend({}))], ids=["an algorithm", "own"])
@@ -306,7 +303,7 @@ def test_where_pytorchs_own_fails_nothing_is_known_of_the_call() -> None:
         raise RuntimeError("no engine")
 
     backend = ScriptedBackend({"fast": Recipe(rate(MS))}, own=Recipe(broken))
-    divisions = {op: parts("scripted:fast", 8) for op in ConvOp}
+    divisions = {op: a_division("scripted:fast", 8) for op in ConvOp}
 
     with pytest.raises(UnmeasuredError, match="could not be measured: no engine"):
         LiveMeasurer(backend).compare_calls(CALL, own_of(backend), divisions)
@@ -324,7 +321,7 @@ def test_in_a_frozen_graph_pytorchs_own_is_packed_beforehand_and_images_lie_chan
 
     own, divided = (
         events_of(rehearsed(CPU, call, {problem.op: each}, tensors(problem), owners))
-        for each in (undivided(CPU.own, 8), parts("cpu:im2col", 4, 4))
+        for each in (undivided(CPU.own, 8), a_division("cpu:im2col", 4, 4))
     )
 
     kind = "_transpose" * (problem.op is ConvOp.DGRAD)
@@ -342,7 +339,7 @@ def test_in_a_frozen_graph_no_filter_stays_transformed_where_other_layers_use_th
         call = ModelCall(FORWARD, is_sharing, limit_bytes=2**40, is_frozen=True)
         owners = {op: Owner() for op in ConvOp}
         backend.world.ran.clear()
-        division = Division((Candidate("scripted:fast", 8, 1e-3, 0, setup_s=1e-3),))
+        division = a_division("scripted:fast", 8, time_s=1e-3, setup_s=1e-3)
         run = rehearsed(backend, call, {ConvOp.FPROP: division}, tensors(FORWARD), owners)
 
         for _ in range(3):
@@ -356,7 +353,7 @@ def test_what_others_take_of_the_buffer_before_each_call_is_given_back(
     monkeypatch: pytest.MonkeyPatch, is_frozen: bool
 ) -> None:
     needed = CPU.buffer_bytes(FORWARD, "cpu:im2col")
-    divisions = {ConvOp.FPROP: Division((Candidate("cpu:im2col", 8, 0.0, needed),))}
+    divisions = {ConvOp.FPROP: a_division("cpu:im2col", 8, n_bytes=needed)}
     released: list[int] = []
     monkeypatch.setattr(CPU, "release", lambda tail: released.append(tail.numel()))
     call = ModelCall(FORWARD, is_sharing=False, limit_bytes=needed, is_frozen=is_frozen)

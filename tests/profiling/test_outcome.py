@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from mucudnn.division import Division
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.profile import Candidate, Comparison, Measurement, Record
+from mucudnn.profile import Comparison, Measurement, Record
 from mucudnn.profiling.outcome import Outcome, predicted_estimate
+from tests.divisions import of_parts
 from tests.examples import a_problem, a_trial
 
 SEVEN = (90, 100, 100, 100, 100, 100, 120)
@@ -19,12 +19,8 @@ def _record(algorithm: str, spans_ns: tuple[int, ...], setup_ns: tuple[int, ...]
     return Record(a_trial(algorithm), times=Measurement(spans_ns), setup=setup)
 
 
-def _division(*parts: tuple[str, int]) -> Division:
-    return Division(tuple(Candidate(algorithm, batch, 0.0, 0) for algorithm, batch in parts))
-
-
 def test_parts_and_the_set_up_of_each_algorithm_add_up() -> None:
-    division = _division(("a", 4), ("a", 4), ("b", 2))
+    division = of_parts(("a", 4), ("a", 4), ("b", 2))
     a, b = _record("a", SEVEN, (10, 10, 10, 10, 10, 10)), _record("b", (50,) * 6, (1, 2, 3, 3, 4, 5, 6))
 
     estimate = predicted_estimate(division, [a, a, b])
@@ -36,7 +32,7 @@ def test_parts_and_the_set_up_of_each_algorithm_add_up() -> None:
 
 
 def test_a_set_up_that_was_measured_twice_reaches_from_end_to_end() -> None:
-    division = _division(("a", 4), ("a", 2))
+    division = of_parts(("a", 4), ("a", 2))
     records = [_record("a", (50,) * 9, (10,) * 7), _record("a", (30,) * 9, (20,) * 8)]
 
     estimate = predicted_estimate(division, records)
@@ -46,7 +42,7 @@ def test_a_set_up_that_was_measured_twice_reaches_from_end_to_end() -> None:
 
 
 def test_who_left_a_race_early_is_beaten_by_what_takes_less_than_half_of_its_fastest_sample() -> None:
-    slow = predicted_estimate(_division(("a", 4)), [_record("a", (100, 110, 120))])
+    slow = predicted_estimate(of_parts(("a", 4)), [_record("a", (100, 110, 120))])
 
     assert (slow.low, slow.high, slow.samples) == (pytest.approx(50e-9), math.inf, 3)
 
@@ -55,14 +51,14 @@ def test_who_left_a_race_early_is_beaten_by_what_takes_less_than_half_of_its_fas
 def test_fewer_samples_than_a_race_takes_before_anybody_leaves_bound_nothing(
     spans_ns: tuple[int, ...],
 ) -> None:
-    disturbed = predicted_estimate(_division(("a", 4)), [_record("a", spans_ns)])
+    disturbed = predicted_estimate(of_parts(("a", 4)), [_record("a", spans_ns)])
 
     assert (disturbed.low, disturbed.high, disturbed.samples) == (0.0, math.inf, len(spans_ns))
 
 
 def test_a_part_without_times_has_no_prediction() -> None:
     with pytest.raises(ValueError, match=r"Every part must have times, but got none of a@4\."):
-        predicted_estimate(_division(("a", 4)), [Record(a_trial("a"))])
+        predicted_estimate(of_parts(("a", 4)), [Record(a_trial("a"))])
 
 
 def test_rounds_are_judged_in_pairs() -> None:

@@ -16,17 +16,17 @@ from torch import Tensor
 from mucudnn.backends import Job
 from mucudnn.backends.base import Neighbours, NoNeighbours, Result
 from mucudnn.choices import Mode, Policy, Search
-from mucudnn.division import Division
 from mucudnn.errors import BackendWarning, CompilationError, DeviceLostError, UnmeasuredError
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp, ConvProblem
-from mucudnn.profile import Candidate, Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
+from mucudnn.profile import Comparison, Environment, Profile, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.measurer import Divisions, ModelCall
 from mucudnn.profiling.profiler import Profiler
 from mucudnn.profiling.trials import division_trial
 from mucudnn.store import SqliteStore, Store
 from mucudnn.store.memory import MemoryStore
 from mucudnn.tuning.run import Tuning
+from tests.divisions import a_division
 from tests.doubles import MS, BreakableBackend, Damage, Recipe, ScriptedBackend, rate
 from tests.models import Listener, a_chain, an_extraction
 from tests.operands import a_convolution
@@ -57,10 +57,6 @@ def _profiler(
 
 def _refused(profile: Profile) -> dict[tuple[str, int], RefusalKind]:
     return {(each.algorithm, each.batch): each.kind for each in profile.refusals}
-
-
-def _division(algorithm: str, batch: int, times: int, workspace_bytes: int = 0) -> Division:
-    return Division((Candidate(algorithm, batch, 0.0, workspace_bytes),) * times)
 
 
 def _off_by_one(problem: ConvProblem, result: Tensor, behind: Tensor) -> None:
@@ -232,14 +228,16 @@ def test_nothing_above_the_limit_is_ever_run(op: ConvOp) -> None:
     profiler = _profiler(backend, limit_bytes=2500)
 
     profiler.profile(_problem(op=op))
-    profiler.compare(_problem(op=op), [_division("scripted:aten", 2, 4), _division("scripted:large", 2, 4)])
+    profiler.compare(
+        _problem(op=op), [a_division(f"scripted:{name}", 2, 2, 2, 2) for name in ("aten", "large")]
+    )
 
     assert 0 < backend.largest_bytes <= 2500
 
 
 def test_a_division_is_held_to_its_room_and_that_is_told() -> None:
     backend, store = ScriptedBackend({"fast": Recipe(rate(0.5 * MS), sample_bytes=10**5)}), MemoryStore()
-    own, fast = _division("scripted:aten", 8, 1), _division("scripted:fast", 8, 1)
+    own, fast = a_division("scripted:aten", 8), a_division("scripted:fast", 8)
     profiler = _profiler(backend, MIB, store)
 
     narrow = profiler.compare(_problem(), [own, fast], {fast.key: 700_000})
@@ -501,7 +499,7 @@ def test_what_is_forgotten_of_a_mini_batch_stays_known_of_a_part_as_large() -> N
 
 
 def test_calls_are_timed_by_the_base_first() -> None:
-    own, parts = ({ConvOp.FPROP: _division("scripted:aten", batch, 8 // batch)} for batch in (8, 4))
+    own, parts = ({ConvOp.FPROP: a_division("scripted:aten", *sizes)} for sizes in [(8,), (4, 4)])
     call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
 
     comparison = _profiler(ScriptedBackend({})).compare_calls(call, own, parts)
@@ -512,7 +510,7 @@ def test_calls_are_timed_by_the_base_first() -> None:
 
 def test_calls_that_break_are_not_made_again() -> None:
     store, backend = MemoryStore(), _with(_break)
-    own, bad = ({ConvOp.FPROP: _division(f"scripted:{name}", 8, 1)} for name in ("aten", "bad"))
+    own, bad = ({ConvOp.FPROP: a_division(f"scripted:{name}", 8)} for name in ("aten", "bad"))
     call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     profilers = [_profiler(backend, store=store) for _ in range(2)]
 
@@ -525,7 +523,7 @@ def test_calls_that_break_are_not_made_again() -> None:
 
 def test_of_calls_that_break_by_either_the_record_is_that_of_the_divisions() -> None:
     store, backend = MemoryStore(), ScriptedBackend({})
-    own, parts = ({ConvOp.FPROP: _division("scripted:aten", batch, 8 // batch)} for batch in (8, 4))
+    own, parts = ({ConvOp.FPROP: a_division("scripted:aten", *sizes)} for sizes in [(8,), (4, 4)])
     call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     for trial in (call.trial(own), call.trial(parts)):
         refusal = Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device")
@@ -539,7 +537,7 @@ def test_of_calls_that_break_by_either_the_record_is_that_of_the_divisions() -> 
 
 def _asked(way: Callable[..., object]) -> tuple[object, ...]:
     """What one way of asking a profiler is given."""
-    whole, parts = _division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)
+    whole, parts = a_division("scripted:aten", 8), a_division("scripted:aten", 4, 4)
     call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     asked: dict[Callable[..., object], tuple[object, ...]] = {
         Profiler.compare: (_problem(), [whole, parts]),
@@ -596,7 +594,7 @@ def test_what_was_measured_under_a_larger_limit_changes_no_profile() -> None:
 @pytest.mark.parametrize("what", ["profile", "compare", "compare_calls", "packed_bytes"])
 def test_what_another_process_measured_while_this_one_waited_is_not_measured_again(what: str) -> None:
     store = MemoryStore()
-    divisions = [_division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)]
+    divisions = [a_division("scripted:aten", 8), a_division("scripted:aten", 4, 4)]
     whole, parts = ({ConvOp.FPROP: division} for division in divisions)
     call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
     ways: dict[str, Callable[[Profiler], object]] = {
@@ -698,7 +696,7 @@ def test_where_a_whole_call_cannot_be_timed_the_log_says_why() -> None:
             raise UnmeasuredError("no memory")
 
     call = ModelCall(_problem(), is_sharing=False, limit_bytes=MIB)
-    whole, parts = ({ConvOp.FPROP: _division("scripted:aten", 8 // n, n)} for n in (1, 2))
+    whole, parts = ({ConvOp.FPROP: a_division("scripted:aten", *sizes)} for sizes in [(8,), (4, 4)])
     profiler = Profiler(Failing(ScriptedBackend({})), MemoryStore(), MIB, Policy.POWER_OF_TWO)
 
     with logged() as lines:
@@ -708,7 +706,7 @@ def test_where_a_whole_call_cannot_be_timed_the_log_says_why() -> None:
 
 def test_a_division_that_broke_after_it_was_timed_does_not_answer_by_these_times() -> None:
     backend, store = ScriptedBackend({}), MemoryStore()
-    divisions = [_division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)]
+    divisions = [a_division("scripted:aten", 8), a_division("scripted:aten", 4, 4)]
     timed = _profiler(backend, store=store).compare(_problem(), divisions)
     trial = division_trial(_problem(), divisions[1])
     broken = Record(trial, refusal=Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device"))
@@ -764,7 +762,7 @@ def test_what_the_store_has_lost_at_once_is_answered_as_it_was_seen(way: Callabl
 
 
 def test_a_division_that_broke_the_device_of_another_process_meanwhile_is_not_run() -> None:
-    store, divisions = MemoryStore(), [_division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)]
+    store, divisions = MemoryStore(), [a_division("scripted:aten", 8), a_division("scripted:aten", 4, 4)]
     trial = division_trial(_problem(), divisions[1])
     broken = Record(trial, refusal=Refusal(trial.algorithm, 8, RefusalKind.FAILED, "it broke the device"))
     backend = ScriptedBackend({})
@@ -803,8 +801,8 @@ def test_whatever_is_timed_is_watched() -> None:
 
     backend, store = Watching({}), MemoryStore()
     profiler = _profiler(backend, store=store)
-    own = {ConvOp.FPROP: _division("scripted:aten", 8, 1)}
-    parts = {ConvOp.FPROP: _division("scripted:aten", 4, 2)}
+    own = {ConvOp.FPROP: a_division("scripted:aten", 8)}
+    parts = {ConvOp.FPROP: a_division("scripted:aten", 4, 4)}
 
     profiler.profile(_problem())
     found = profiler.compare(_problem(), [own[ConvOp.FPROP]])
@@ -838,7 +836,7 @@ def test_threads_with_one_store_share_the_work() -> None:
 
 def test_divisions_are_compared_by_the_time_of_the_whole() -> None:
     backend = ScriptedBackend({"winograd": Recipe(rate(0.5 * MS), setup_ns=MS)})
-    divisions = [_division("scripted:aten", 8, 1), _division("scripted:winograd", 4, 2)]
+    divisions = [a_division("scripted:aten", 8), a_division("scripted:winograd", 4, 4)]
 
     outcome = _profiler(backend).compare(_problem(), divisions)
 
@@ -848,7 +846,7 @@ def test_divisions_are_compared_by_the_time_of_the_whole() -> None:
 
 def test_a_second_comparison_measures_nothing() -> None:
     backend, store = ScriptedBackend({}), MemoryStore()
-    divisions = [_division("scripted:aten", 8, 1), _division("scripted:aten", 4, 2)]
+    divisions = [a_division("scripted:aten", 8), a_division("scripted:aten", 4, 4)]
     first = _profiler(backend, store=store).compare(_problem(), divisions)
     profiler = _profiler(backend, store=store)
 
@@ -858,7 +856,7 @@ def test_a_second_comparison_measures_nothing() -> None:
 
 def test_a_division_that_takes_more_than_it_declares_is_not_timed() -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
-    divisions = [_division("scripted:aten", 8, 1), _division("scripted:greedy", 4, 2)]
+    divisions = [a_division("scripted:aten", 8), a_division("scripted:greedy", 4, 4)]
 
     outcome = _profiler(backend).compare(_problem(), divisions)
 
@@ -869,7 +867,7 @@ def test_a_division_that_takes_more_than_it_declares_is_not_timed() -> None:
 def test_a_division_that_takes_more_than_the_limit_is_weighed_once() -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
     store = MemoryStore()
-    divisions = [_division("scripted:aten", 8, 1), _division("scripted:greedy", 4, 2)]
+    divisions = [a_division("scripted:aten", 8), a_division("scripted:greedy", 4, 4)]
     first = _profiler(backend, store=store).compare(_problem(), divisions)
     profiler = _profiler(backend, store=store)
 
@@ -881,7 +879,7 @@ def test_where_all_divisions_are_too_large_nothing_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
-    divisions = [_division("scripted:greedy", size, 8 // size) for size in (4, 2)]
+    divisions = [a_division("scripted:greedy", *sizes) for sizes in [(4, 4), (2, 2, 2, 2)]]
     store = SqliteStore(tmp_path / "store")
     monkeypatch.setattr(LiveMeasurer, "_stand", None)  # nor are operands made
     first = _profiler(backend, store=store).compare(_problem(), divisions)
@@ -897,7 +895,7 @@ def test_where_all_divisions_are_too_large_nothing_is_measured_again(
 def test_a_division_that_was_too_large_is_weighed_again_under_a_larger_limit() -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
     store = MemoryStore()
-    divisions = [_division("scripted:aten", 8, 1), _division("scripted:greedy", 4, 2)]
+    divisions = [a_division("scripted:aten", 8), a_division("scripted:greedy", 4, 4)]
     _profiler(backend, MIB, store).compare(_problem(), divisions)
 
     outcome = _profiler(backend, 3 * MIB, store).compare(_problem(), divisions)
@@ -908,7 +906,7 @@ def test_a_division_that_was_too_large_is_weighed_again_under_a_larger_limit() -
 def test_what_was_compared_under_a_larger_limit_is_held_to_the_present_one() -> None:
     backend = ScriptedBackend({"greedy": Recipe(rate(0.1 * MS), unforeseen_bytes=2 * MIB)})
     store = MemoryStore()
-    divisions = [_division("scripted:aten", 8, 1), _division("scripted:greedy", 4, 2)]
+    divisions = [a_division("scripted:aten", 8), a_division("scripted:greedy", 4, 4)]
     _profiler(backend, 3 * MIB, store).compare(_problem(), divisions)
 
     outcome = _profiler(backend, MIB, store).compare(_problem(), divisions)
@@ -960,7 +958,7 @@ def test_an_algorithm_that_broke_the_device_is_not_tried_again() -> None:
 
 
 def test_a_division_that_broke_the_device_is_not_tried_again() -> None:
-    store, divisions = MemoryStore(), [_division("scripted:aten", 8, 1), _division("scripted:fatal", 4, 2)]
+    store, divisions = MemoryStore(), [a_division("scripted:aten", 8), a_division("scripted:fatal", 4, 4)]
     with pytest.raises(DeviceLostError, match=r"scripted:fatal@4\*2 with 8 samples has broken the device"):
         _profiler(_breakable(), store=store).compare(_problem(), divisions)
 
@@ -971,7 +969,7 @@ def test_a_division_that_broke_the_device_is_not_tried_again() -> None:
 
 def test_a_division_that_breaks_is_refused_and_the_others_are_compared() -> None:
     store, backend = MemoryStore(), ScriptedBackend({"fine": Recipe(rate(MS)), "bad": BREAKING})
-    divisions = [_division(name, 4, 2) for name in ("scripted:aten", "scripted:bad", "scripted:fine")]
+    divisions = [a_division(name, 4, 4) for name in ("scripted:aten", "scripted:bad", "scripted:fine")]
 
     outcomes = [_profiler(backend, store=store).compare(_problem(), divisions) for _ in range(2)]
 
@@ -990,7 +988,7 @@ def test_a_division_that_breaks_when_it_is_weighed_is_refused() -> None:
             return super().footprint(job, limit_bytes)
 
     backend = Unweighable({"bad": Recipe(rate(MS))})
-    divisions = [_division(name, 4, 2) for name in ("scripted:aten", "scripted:bad")]
+    divisions = [a_division(name, 4, 4) for name in ("scripted:aten", "scripted:bad")]
 
     assert [*_profiler(backend).compare(_problem(), divisions).estimates] == ["scripted:aten@4*2"]
 
@@ -1005,7 +1003,7 @@ def test_where_pytorchs_own_breaks_a_convolution_is_unmeasured(failure: Exceptio
     with pytest.raises(UnmeasuredError, match=f"could not be measured: {failure}"):
         profiler.profile(_problem())
     with pytest.raises(UnmeasuredError, match=f"could not be measured: {failure}"):
-        profiler.compare(_problem(), [_division("scripted:aten", 8, 1)])
+        profiler.compare(_problem(), [a_division("scripted:aten", 8)])
 
 
 def test_where_pytorchs_own_breaks_when_it_is_weighed_a_convolution_is_unmeasured() -> None:

@@ -27,16 +27,12 @@ from mucudnn.store.memory import MemoryStore
 from mucudnn.tuning.confirming import rivals_of
 from mucudnn.tuning.run import Tuning
 from mucudnn.tuning.solving import Solution
+from tests.divisions import a_division
 from tests.doubles import MS, Recipe, ScriptedBackend, rate
 from tests.models import Listener, a_batch, a_chain
 from tests.tuning.runs import affine, keys_of, one_convolution, planned, with_rival
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def _parts(algorithm: str, size: int) -> Division:
-    """Eight samples in equal parts."""
-    return Division((Candidate(algorithm, size, 0.0, 0),) * (8 // size))
 
 
 def test_a_division_that_is_faster_replaces_pytorchs_own() -> None:
@@ -248,7 +244,7 @@ def test_what_was_measured_on_a_busy_machine_can_be_measured_anew() -> None:
     plans = [planned(busy, each, store=store) for each in (convolution, other)]
     call = convolution.calls[0]
     asked = ModelCall(call.problem, is_sharing=False, limit_bytes=2**20)
-    own, parts = ({op: _parts(busy.own, size) for op in call.computed} for size in (8, 4))
+    own, parts = (dict.fromkeys(call.computed, a_division(busy.own, *sizes)) for sizes in [(8,), (4, 4)])
     Profiler(LiveMeasurer(busy), store, 2**20, Policy.UNDIVIDED).compare_calls(asked, own, parts)
 
     idle = ScriptedBackend({"rival": Recipe(rate(0.5 * MS))})
