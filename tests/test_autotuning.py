@@ -28,7 +28,8 @@ from mucudnn.errors import (
 from mucudnn.functional import DividedConvolution
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.problem import ConvOp
-from tests.test_locks import in_a_child
+from tests.divided import is_divided
+from tests.forks import in_a_child
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,17 +49,6 @@ def tensors(*shape: int, weight: tuple[int, ...] = (8, 4, 3, 3)) -> tuple[Tensor
 def tuned(tmp_path: Path) -> Autotune:
     """A context with a store of its own."""
     return autotune(LIMIT, store=tmp_path / "store", progress=False)
-
-
-def is_divided(result: Tensor) -> bool:
-    """Whether a convolution of ours stands in the graph that has computed `result`."""
-    waiting = [result.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if type(node).__name__ == "_ConvolutionBackward":
-            return True
-        waiting += [each for each, _ in ([] if node is None else node.next_functions)]
-    return False
 
 
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -16,9 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from mucudnn.autotuning import Autotune, autotune
 from mucudnn.errors import PlanError, UntunedWarning
 from mucudnn.problem import ConvOp
+from tests.forks import in_a_child
 from tests.graphs import DYNAMOS, Graphs, step
 from tests.models import a_batch, a_chain
-from tests.test_locks import in_a_child
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "compiled_anew"), DYNAMOS]
 

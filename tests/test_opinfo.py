@@ -19,8 +19,8 @@ from mucudnn.patching.applying import apply
 from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from tests.breadth import is_thorough
+from tests.divided import is_divided
 from tests.plans import a_plan_for, a_plan_of
-from tests.test_autotuning import is_divided
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

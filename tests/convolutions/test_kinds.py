@@ -14,21 +14,24 @@ from torch.autograd import gradgradcheck
 from torch.nn.utils import parametrizations
 
 from mucudnn.errors import UntunedWarning
-from mucudnn.patching.applying import apply, patched_modules, plan_of, restore
+from mucudnn.patching.applying import patched_modules, plan_of, restore
 from mucudnn.problem import ConvOp
-from tests.plans import a_plan_for, algorithms_of
+from tests.convolutions.kinds import (
+    BATCH,
+    CONVOLUTIONS,
+    TRANSPOSED,
+    a_module,
+    divided,
+    every_kind,
+    images_for,
+    rank_of,
+)
+from tests.plans import algorithms_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-10
 """Of a largest difference in float64, relative to the largest number: ten times an algorithm's bound."""
-
-CONVOLUTIONS: dict[str, type[Any]] = {"conv1d": nn.Conv1d, "conv2d": nn.Conv2d, "conv3d": nn.Conv3d}
-TRANSPOSED: dict[str, type[Any]] = {
-    "conv_transpose1d": nn.ConvTranspose1d,
-    "conv_transpose2d": nn.ConvTranspose2d,
-    "conv_transpose3d": nn.ConvTranspose3d,
-}
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -54,13 +57,6 @@ OF_TRANSPOSED: dict[str, dict[str, Any]] = {
     "output padding and padding": {"stride": 2, "output_padding": 1, "padding": 2},
 }
 
-SIZES = {1: (11,), 2: (7, 8), 3: (5, 6, 7)}
-BATCH = 8
-
-
-def rank_of(kind: type[Any]) -> int:
-    return int(kind.__name__[-2])
-
 
 def cases() -> Iterator[Any]:
     for kinds, own in ((CONVOLUTIONS, OF_CONVOLUTIONS), (TRANSPOSED, OF_TRANSPOSED)):
@@ -69,26 +65,9 @@ def cases() -> Iterator[Any]:
 
 
 every_case = pytest.mark.parametrize(("kind", "settings"), list(cases()))
-every_kind = pytest.mark.parametrize("kind", [*CONVOLUTIONS.values(), *TRANSPOSED.values()])
 every_kind_with_layouts = pytest.mark.parametrize(
     "kind", [nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d]
 )
-
-
-def a_module(kind: type[Any], **settings: Any) -> nn.Module:
-    torch.manual_seed(0)
-    module: nn.Module = kind(4, 4, **{"kernel_size": 3, **settings}, dtype=torch.float64)
-    return module
-
-
-def images_for(kind: type[Any], samples: int = BATCH) -> Tensor:
-    generator = torch.Generator().manual_seed(samples)
-    shape = (samples, 4, *SIZES[rank_of(kind)])
-    return torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
-
-
-def divided(module: nn.Module, sample: Tensor) -> nn.Module:
-    return apply(copy.deepcopy(module), a_plan_for(copy.deepcopy(module), sample))
 
 
 def assert_close(result: Tensor, expected: Tensor) -> None:

@@ -18,6 +18,7 @@ from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import Owner, Workspace, release_workspaces, workspace_of
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
+from tests.devices import Device
 from tests.operands import a_convolution, operands_of
 
 CPU = torch.device("cpu")
@@ -156,20 +157,6 @@ def test_kernels_that_a_graph_was_captured_with_stay_with_it(capture: Capture) -
     gc.collect()
 
     assert kernel() is not None
-
-
-class Device(CpuBackend):
-    """The processor, as if its memory came in one piece, like a card's; it notes what it is given back."""
-
-    takes_memory_by_pages = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.released: list[int] = []
-
-    def release(self, tail: Tensor) -> None:
-        self.released.append(tail.numel())
-        tail.untyped_storage().resize_(0)
 
 
 def test_a_device_gives_back_a_whole_buffer_and_takes_what_is_needed_next(capture: Capture) -> None:

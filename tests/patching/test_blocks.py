@@ -17,7 +17,7 @@ from mucudnn.patching.fitting import Memory, divided
 from mucudnn.plan import Assignment, ConvSite, Plan
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
-from tests.execution.test_workspace import Device
+from tests.devices import Device
 from tests.operands import a_convolution, operands_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from tests.convolutions.test_kinds import a_module, divided, images_for
+from tests.convolutions.kinds import a_module, divided, images_for
 from tests.graphs import DYNAMOS
 from tests.patching.twins import assert_close
 

@@ -22,8 +22,8 @@ from mucudnn.profile import Candidate
 from mucudnn.solvers import ReuseTable, solve_reuse
 from mucudnn.solvers.exhaustive import fastest_division
 from tests.breadth import examples
+from tests.devices import Device
 from tests.examples import a_problem
-from tests.execution.test_workspace import Device
 from tests.operands import a_convolution, operands_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

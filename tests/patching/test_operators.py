@@ -24,7 +24,7 @@ from mucudnn.patching.applying import apply, patch, plan_of, restore
 from mucudnn.patching.operators import _servers, announce, convolve
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
-from tests.convolutions.test_kinds import a_module, divided, every_kind, images_for
+from tests.convolutions.kinds import a_module, divided, every_kind, images_for
 from tests.graphs import DYNAMOS, Graphs, served, step
 from tests.models import a_batch, a_chain
 from tests.plans import a_plan_for
