@@ -11,6 +11,8 @@ from tests.examples import a_problem
 
 MIB = 2**20
 
+FPROP, DGRAD, WGRAD = ConvOp
+
 
 @dataclasses.dataclass(frozen=True)
 class ScriptedPlan:
@@ -63,3 +65,19 @@ def forecast_of(occurrences: Sequence[Occurrence], rule: Rule, **options: Any) -
     return forecast(
         occurrences, ScriptedLister(rule), **{"device": "Example 9000", "library": "cuDNN 9.9.9", **options}
     )
+
+
+def a_layer(path: str, *ops: ConvOp, **changes: Any) -> list[Occurrence]:
+    return [occurrence(path, op, **changes) for op in ops or tuple(ConvOp)]
+
+
+def three_layers() -> Forecast:
+    """Two equal layers, of which the first needs no input gradient, and a larger one; 1 MiB per sample."""
+    return forecast_of(
+        [*a_layer("stem", FPROP, WGRAD), *a_layer("block"), *a_layer("head", FPROP, out_channels=48)],
+        plans_of(1),
+    )
+
+
+def a_forecast(rule: Any, occurrences: Sequence[Occurrence] | None = None, **options: Any) -> Forecast:
+    return forecast_of(occurrences or a_layer("conv", FPROP), rule, **options)

@@ -7,27 +7,26 @@ from typing import Any
 
 import pytest
 
-from mucudnn.forecast import Forecast, Occurrence
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.forecast import Forecast
+from mucudnn.problem import ConvProblem, Layout
 from mucudnn.report import describe_shape, forecast_as_json, render_forecast
 from mucudnn.version import __version__
 from tests.examples import a_problem
-from tests.forecasts import MIB, ScriptedPlan, at_sizes, forecast_of, occurrence, plans_of
+from tests.forecasts import (
+    DGRAD,
+    FPROP,
+    MIB,
+    WGRAD,
+    ScriptedPlan,
+    a_forecast,
+    a_layer,
+    at_sizes,
+    forecast_of,
+    occurrence,
+    plans_of,
+    three_layers,
+)
 from tests.report.plans import note
-
-FPROP, DGRAD, WGRAD = ConvOp
-
-
-def a_layer(path: str, *ops: ConvOp, **changes: Any) -> list[Occurrence]:
-    return [occurrence(path, op, **changes) for op in ops or tuple(ConvOp)]
-
-
-def three_layers() -> Forecast:
-    """Two equal layers, of which the first needs no input gradient, and a larger one; 1 MiB per sample."""
-    return forecast_of(
-        [*a_layer("stem", FPROP, WGRAD), *a_layer("block"), *a_layer("head", FPROP, out_channels=48)],
-        plans_of(1),
-    )
 
 
 def cells(text: str, start: str) -> list[list[str]]:
@@ -38,10 +37,6 @@ def cells(text: str, start: str) -> list[list[str]]:
 def table_of(forecast: Forecast, **options: Any) -> str:
     """Return the table, without the notes."""
     return render_forecast(forecast, **options).split("\n\n")[1]
-
-
-def a_forecast(rule: Any, occurrences: Sequence[Occurrence] | None = None, **options: Any) -> Forecast:
-    return forecast_of(occurrences or a_layer("conv", FPROP), rule, **options)
 
 
 def test_a_row_tells_the_first_ranked_plan_at_every_size_and_the_least() -> None:

@@ -11,8 +11,17 @@ from mucudnn.forecast import Forecast
 from mucudnn.report import draw_forecast, render_forecast
 from mucudnn.report.forecast_picture import forecast_figure
 from tests.figures import behind, dots, legend, names, titles
-from tests.forecasts import MIB, ScriptedPlan, at_sizes, forecast_of, plans_of
-from tests.report.test_forecast import FPROP, a_forecast, a_layer, three_layers
+from tests.forecasts import (
+    FPROP,
+    MIB,
+    ScriptedPlan,
+    a_forecast,
+    a_layer,
+    at_sizes,
+    forecast_of,
+    plans_of,
+    three_layers,
+)
 
 
 def parts(axes: Axes) -> list[tuple[int, int, float]]:

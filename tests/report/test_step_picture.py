@@ -15,9 +15,9 @@ from mucudnn.errors import OptionError
 from mucudnn.intervals import Verdict
 from mucudnn.report import draw_comparison, render_comparison
 from mucudnn.report.step_picture import comparison_figure
-from tests.comparing.test_taking_back import assigned, planned
+from tests.comparing.plans import assigned, planned
 from tests.figures import BLUE, GREY, ORANGE, RED, behind, dots, legend, names, titles
-from tests.report.test_steps import FOUND, MS
+from tests.report.comparisons import FOUND, MS
 
 
 def drawn(found: StepComparison) -> tuple[Axes, list[Axes]]:

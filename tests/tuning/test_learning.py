@@ -19,7 +19,7 @@ from mucudnn.tuning.learning import Learner
 from mucudnn.tuning.run import Tuning
 from tests.models import Listener
 from tests.operands import a_convolution
-from tests.tuning.test_options import settings_of
+from tests.tuning.settings import settings_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

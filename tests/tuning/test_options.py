@@ -5,7 +5,6 @@ import dataclasses
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,15 +12,7 @@ from mucudnn.progress import ProgressOption
 from mucudnn.store import MemoryStore, StoreOption
 from mucudnn.tuning.options import Settings
 from tests.models import Listener
-
-
-def settings_of(**options: Any) -> Settings:
-    """Return the settings that `options` make; whatever they leave out is as simple as can be."""
-    others: dict[str, Any] = {
-        "mode": "reuse", "policy": "undivided", "search": "heuristic", "max_error": None, "ops": "auto",
-        "backend": "auto", "store": None, "again": False, "progress": False,
-    }  # fmt: skip
-    return Settings.of("1MiB", **{**others, **options})
+from tests.tuning.settings import settings_of
 
 
 @pytest.mark.parametrize("kind", [str, Path])
