@@ -12,22 +12,21 @@ from bench.cpu.lines import Choice, Measured, Recording
 from bench.cpu.pictures import layers_figure, pictures, steps_figure
 from bench.cpu.step_lines import StepMeasured
 from mucudnn.problem import Layout
-from tests.bench import test_cpu_steps as steps_of_a_test
-from tests.bench import test_cpu_summary as layers_of_a_test
-from tests.bench.test_cpu_summary import LIMITS, OWN, environment
+from tests.bench import layer_lines, step_lines
+from tests.bench.layer_lines import LIMITS, OWN, environment
 from tests.figures import BLUE, GREY, RED, behind, dots, legend, names, titles
 
 NOISE = (0.9, 0.95, 1.0, 1.0, 1.0, 1.0, 1.0, 1.05, 1.1)
 
 
 def a_step(own_ms: float = 2500.0, divided_ms: float = 1250.0, network: str = "resnet18") -> StepMeasured:
-    return steps_of_a_test.measured(steps_of_a_test.case(network), own_ms, divided_ms)
+    return step_lines.measured(step_lines.case(network), own_ms, divided_ms)
 
 
 def a_layer(name: str, own_ms: float, divided_ms: float, stays: bool = False) -> Measured:
     choices = tuple(Choice(limit, OWN, OWN) for limit in LIMITS) if stays else None
-    case = layers_of_a_test.case(name)
-    return layers_of_a_test.measured(case, own_ms, divided_ms, NOISE, choices=choices)
+    case = layer_lines.case(name)
+    return layer_lines.measured(case, own_ms, divided_ms, NOISE, choices=choices)
 
 
 def test_a_step_is_a_line_with_both_times_and_the_speedup() -> None:
@@ -76,7 +75,7 @@ def test_layers_stand_in_the_order_of_their_speedups_losses_and_all() -> None:
 
 def test_an_interval_without_end_does_not_set_the_scale() -> None:
     noise = (*NOISE[:4], *[1000.0] * 5)
-    line = layers_of_a_test.measured(layers_of_a_test.case("net/a"), 1.0, 1.0, noise)
+    line = layer_lines.measured(layer_lines.case("net/a"), 1.0, 1.0, noise)
 
     figure = layers_figure([("these", [line, a_layer("net/b", 20.0, 10.0)])])
 
@@ -94,7 +93,7 @@ def test_a_name_that_is_long_has_lines() -> None:
 
 
 def test_what_was_not_measured_is_not_drawn() -> None:
-    layers = layers_of_a_test.LAYERS
+    layers = layer_lines.LAYERS
     assert pictures(Recording.of([]), layers) == {}
     assert [*pictures(Recording.of([a_step()]), layers)] == ["steps.svg"]
     assert [*pictures(Recording.of([a_layer("net/a", 2, 1)]), layers)] == ["layers.svg"]
@@ -104,8 +103,8 @@ def test_what_was_not_measured_is_not_drawn() -> None:
 def folder(tmp_path: Path) -> Path:
     """Results of a layer that there is, and of a step."""
     layer = next(each for each in ALL if Layout.CONTIGUOUS in each.layouts)
-    case = layers_of_a_test.case(layer.name)
-    rounds = layers_of_a_test.rounds({OWN: [20.0] * 9})
+    case = layer_lines.case(layer.name)
+    rounds = layer_lines.rounds({OWN: [20.0] * 9})
     line = Measured(
         case, layer.problem(case.op, case.layout), OWN, 0, 1, (), {}, (), None,
         tuple(Choice(limit, OWN, OWN) for limit in LIMITS), rounds, rounds, 1.0,

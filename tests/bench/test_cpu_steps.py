@@ -34,100 +34,24 @@ from bench.cpu.step_lines import (
     SiteTime,
     StepCase,
     StepFailed,
-    StepMeasured,
-    Tuned,
 )
-from bench.cpu.step_models import ReadingStep, Recipe, mosaics_of, prepared, stacks_of, unet_on_mosaics
+from bench.cpu.step_models import ReadingStep, mosaics_of, prepared, stacks_of, unet_on_mosaics
 from bench.cpu.step_rounds import timed
 from bench.cpu.steps import measure
 from bench.differences import Differences
-from bench.networks import conv_norm
 from mucudnn import Plan, plan_of
 from mucudnn.backends.base import NoNeighbours
 from mucudnn.errors import InfeasibleError, PlanError
 from mucudnn.intervals import Verdict
 from mucudnn.problem import ConvOp, Layout
 from mucudnn.timing import SamplingRule
+from tests.bench.recipes import HERE, TINY
+from tests.bench.step_lines import case, measured
 
 # What is small is faster on one thread, and a process's work would set their number for the tests to come.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-HERE = "tests.bench.test_cpu_steps"
-FLAT = (1.0,) * 15
 StepRun = CaseRun[StepCase, StepTask]
-
-
-def tiny() -> Recipe:
-    """Two convolutions with batch norm, on twelve images of noise; few algorithms can compute them."""
-    model = nn.Sequential(
-        conv_norm(3, 8, 1, 1), nn.ReLU(), conv_norm(8, 8, 1, 1), nn.Flatten(), nn.Linear(8 * 64**2, 2)
-    )
-    images = torch.randn(12, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    return Recipe(model, images, torch.arange(12) % 2, batch=2)
-
-
-def waiting() -> Recipe:
-    """One whose process says which it is, and then takes its time."""
-    Path(os.environ["MUCUDNN_TEST_PROCESS"]).write_text(str(os.getpid()), encoding="utf-8")
-    time.sleep(300)
-    return tiny()
-
-
-def diverging() -> Recipe:
-    """A step whose loss is no number."""
-    recipe = tiny()
-    return Recipe(recipe.model, recipe.images * float("nan"), recipe.targets, recipe.batch)
-
-
-def mistaken() -> Recipe:
-    """A model that cannot read its images."""
-    recipe = tiny()
-    return Recipe(recipe.model, recipe.images[:, :2], recipe.targets, recipe.batch)
-
-
-TINY = Network("tiny", f"{HERE}:tiny", "made up", "noise")
-
-
-def case(
-    network: str = "resnet18", setting: str = "1-thread", layout: Layout = Layout.CHANNELS_LAST
-) -> StepCase:
-    return StepCase(setting, network, layout)
-
-
-def measured(
-    which: StepCase,
-    own_ms: float = 2500.0,
-    divided_ms: float = 1250.0,
-    noise: Sequence[float] = FLAT,
-    known: int = 0,
-    untouched: tuple[str, ...] = (),
-    own_bytes: int | None = 3 * 2**30,
-    times: tuple[SiteTime, ...] = (),
-    others: float | None = None,
-    undivided_ms: float | None = None,
-    **changes: Any,
-) -> StepMeasured:
-    spans = {OWN: [own_ms] * len(noise), DIVIDED: [divided_ms * each for each in noise]}
-    runs = {"stem fprop": "cpu:aten@64*1", "stage1 fprop": "cpu:winograd4@64*1"}
-    if undivided_ms is not None:
-        spans[UNDIVIDED] = [undivided_ms] * len(noise)
-        runs["stage1 fprop"] = "cpu:winograd4@32*2"
-    return StepMeasured(
-        case=which,
-        batch=64,
-        limit_bytes=LIMIT_BYTES,
-        tuned=Tuned(100.0, known, 300, 2**28, runs, 1, untouched, 12 * 2**20, times),
-        rounds=Rounds(
-            1, {name: tuple(round(ms * 1e6) for ms in some) for name, some in spans.items()}, others
-        ),
-        convolutions=0.8,
-        reading=0.001,
-        difference=3e-6,
-        own_bytes=own_bytes,
-        divided_bytes=2**30,
-        seconds=400.0,
-        **changes,
-    )
 
 
 # What is trained

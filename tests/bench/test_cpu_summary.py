@@ -4,7 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from bench.cpu import coverage, results, tables
 from bench.cpu.ground import Ground
-from bench.cpu.layers import Layer
 from bench.cpu.lines import (
     Case,
     Choice,
@@ -22,8 +21,6 @@ from bench.cpu.lines import (
     Line,
     Measured,
     Recording,
-    Rival,
-    Rounds,
     Started,
     append,
     read,
@@ -34,60 +31,17 @@ from bench.cpu.settings import OF_LAYERS
 from bench.cpu.summary import summary
 from bench.cpu.targets import Row, rows
 from mucudnn.problem import ConvOp, Layout
-from mucudnn.profile import Environment
-
-MIB = 2**20
-LIMITS = (4 * MIB, 16 * MIB, 64 * MIB)
-OWN = "cpu:aten@8*1"
-WINOGRAD = "cpu:winograd4@2*4"
-FLAT = (1.0,) * 9
-
-
-def layer(name: str, taps: int = 3, channels: int = 64) -> Layer:
-    sizes = ((56, 56), channels, (taps, taps), (1, 1), (taps // 2, taps // 2))
-    return Layer(name, "made up", 8, channels, *sizes)
-
-
-LAYERS = (layer("net/a"), layer("net/b"), layer("net/few", channels=32), layer("net/5x5", taps=5))
-
-
-def case(name: str = "net/a", setting: str = "1-thread", **changes: object) -> Case:
-    return Case(
-        **{"setting": setting, "layer": name, "layout": Layout.CONTIGUOUS, "op": ConvOp.FPROP, **changes}
-    )
-
-
-def rounds(samples_ms: Mapping[str, Sequence[float]]) -> Rounds:
-    return Rounds(1, {key: tuple(round(ms * 1e6) for ms in some) for key, some in samples_ms.items()})
-
-
-def measured(
-    which: Case,
-    own_ms: float,
-    divided_ms: float,
-    noise: Sequence[float] = FLAT,
-    own_bytes: int = 0,
-    choices: tuple[Choice, ...] | None = None,
-    seen_bytes: int = 3 * MIB,
-) -> Measured:
-    """A line in which the division is chosen under every limit, unless other choices are given."""
-    times = {OWN: [own_ms * each for each in noise], WINOGRAD: [divided_ms] * len(noise)}
-    problem = next(each for each in LAYERS if each.name == which.layer).problem(which.op, which.layout)
-    return Measured(
-        case=which,
-        problem=problem,
-        own=OWN,
-        own_bytes=own_bytes,
-        candidates=12,
-        refused=(),
-        errors={"cpu:aten": 1e-7, "cpu:winograd4": 2e-6},
-        rivals=(Rival(WINOGRAD, 2 * MIB, divided_ms * 0.8e-3, seen_bytes),),
-        undivided=OWN,
-        choices=choices or tuple(Choice(limit, WINOGRAD, WINOGRAD) for limit in LIMITS),
-        deciding=rounds(times),
-        proving=rounds(times),
-        seconds=2.0,
-    )
+from tests.bench.layer_lines import (
+    LAYERS,
+    LIMITS,
+    MIB,
+    OWN,
+    WINOGRAD,
+    case,
+    environment,
+    measured,
+    rounds,
+)
 
 
 def target(lines: Sequence[Line], *words: str) -> Row:
@@ -232,11 +186,6 @@ def test_the_same_rounds_give_the_same_interval() -> None:
 def a_recording(*lines: Line) -> Recording:
     rate = GemmRate("1-thread", 2048, (171_798_692,) * 7)  # 100 GFLOP/s
     return Recording.of([Started("1-thread", environment()), rate, *lines])
-
-
-def environment() -> Environment:
-    policy = {"threads": "1", "LD_PRELOAD": "libjemalloc.so"}
-    return Environment("cpu", {"model name": "Some CPU"}, {"torch": "2"}, policy, {"libc": "glibc 2.36"})
 
 
 def row_of(name: str, lines: Sequence[str]) -> list[str]:

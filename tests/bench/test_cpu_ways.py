@@ -30,13 +30,11 @@ from bench.cpu.way_pictures import ways_figure
 from mucudnn import Plan
 from mucudnn.intervals import Estimate, Verdict, estimate
 from mucudnn.problem import Layout
-from tests.bench.test_cpu_steps import HERE as STEPS_HERE
-from tests.bench.test_cpu_steps import diverging, tiny
+from tests.bench.recipes import HERE, TINY, diverging, tiny
 from tests.figures import BLUE, GREY, behind, dots, names, titles
 from tests.graphs import DYNAMOS
 
-TINY = Network("tiny", f"{STEPS_HERE}:tiny", "made up", "noise")
-MISTAKEN = Network("tiny", f"{STEPS_HERE}:mistaken", "made up", "noise")
+MISTAKEN = Network("tiny", f"{HERE}:mistaken", "made up", "noise")
 
 OWN = str(AS_IT_COMES)
 PATCHED = f"{OWN}, patched"

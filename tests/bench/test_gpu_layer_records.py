@@ -9,7 +9,7 @@ from bench.cpu.lines import Measured, Started, write_lines
 from bench.gpu.layer_records import comparisons, main
 from mucudnn.profile import Environment, Trial
 from mucudnn.store import SqliteStore
-from tests.bench.test_gpu_layer_summary import FIRST, HALVES, OWN, SECOND, started
+from tests.bench.gpu_layer_lines import FIRST, HALVES, OWN, SECOND, started
 from tests.examples import a_record, an_environment
 
 ELSEWHERE = Started("tf32-nchw", an_environment())
