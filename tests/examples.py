@@ -9,7 +9,7 @@ from typing import Any
 from mucudnn.choices import Mode, Policy
 from mucudnn.division import Division
 from mucudnn.plan import Assignment, ConvSite, Plan
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Environment, Measurement, Record, Refusal, RefusalKind, Trial
 
 _PROBLEM = ConvProblem(
@@ -31,6 +31,33 @@ _ENVIRONMENT = Environment(
     policy={"threads": "8", "deterministic": "no"},
     soft={"load": "0.3"},
 )
+
+OTHER_VALUES: dict[str, Any] = {
+    "op": ConvOp.WGRAD,
+    "batch": 31,
+    "in_channels": 17,
+    "out_channels": 25,
+    "input_size": (15, 12),
+    "kernel_size": (3, 3),
+    "stride": (1, 1),
+    "padding": (1, 1),
+    "dilation": (2, 1),
+    "groups": 2,
+    "dtype": "bfloat16",
+    "layout": Layout.CHANNELS_LAST,
+    "filter_layout": Layout.CHANNELS_LAST,
+    "bias": True,
+    "alignment_bytes": 4,
+}
+"""For every field of a problem, a value that the example does not have."""
+
+DECIDING_CHANGES: dict[str, Any] = {
+    "backend": "cudnn",
+    "device": {"name": "Example 9001", "caches": "32K 1M 16M"},
+    "software": {"torch": "2.11.1", "onednn": "3.7"},
+    "policy": {"threads": "4", "deterministic": "no"},
+}
+"""For every field of an environment that decides, a value that the example does not have."""
 
 
 def a_problem(**changes: Any) -> ConvProblem:

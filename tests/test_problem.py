@@ -12,26 +12,7 @@ from hypothesis import strategies as st
 
 from mucudnn.errors import ProblemError
 from mucudnn.problem import ConvOp, ConvProblem, Layout, problems_of
-from tests.examples import a_problem
-
-OTHER_VALUES: dict[str, Any] = {
-    "op": ConvOp.WGRAD,
-    "batch": 31,
-    "in_channels": 17,
-    "out_channels": 25,
-    "input_size": (15, 12),
-    "kernel_size": (3, 3),
-    "stride": (1, 1),
-    "padding": (1, 1),
-    "dilation": (2, 1),
-    "groups": 2,
-    "dtype": "bfloat16",
-    "layout": Layout.CHANNELS_LAST,
-    "filter_layout": Layout.CHANNELS_LAST,
-    "bias": True,
-    "alignment_bytes": 4,
-}
-"""For every field, a value that the example does not have."""
+from tests.examples import OTHER_VALUES, a_problem
 
 
 def test_a_part_of_a_multiple_of_eight_samples_in_16_bits_stays_aligned() -> None:

@@ -8,15 +8,7 @@ import pytest
 
 from mucudnn.intervals import Estimate
 from mucudnn.profile import Candidate, Comparison, Environment, Measurement
-from tests.examples import a_candidate, a_problem, an_environment
-
-DECIDING_CHANGES: dict[str, Any] = {
-    "backend": "cudnn",
-    "device": {"name": "Example 9001", "caches": "32K 1M 16M"},
-    "software": {"torch": "2.11.1", "onednn": "3.7"},
-    "policy": {"threads": "4", "deterministic": "no"},
-}
-"""For every field that decides, a value that the example does not have."""
+from tests.examples import DECIDING_CHANGES, a_candidate, a_problem, an_environment
 
 
 @pytest.mark.parametrize("name", DECIDING_CHANGES)

@@ -17,8 +17,7 @@ from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.allocations import allocated_bytes
 from tests.algorithms.kernels import GuardedBuffer, compute
 from tests.algorithms.strict_c import assert_is_c_without_a_warning
-from tests.algorithms.test_pointwise import pointwise
-from tests.algorithms.tried import names
+from tests.algorithms.tried import names, pointwise
 from tests.algorithms.vectors import lengths_of_vectors
 from tests.operands import operands_of, poisoned_result, reference, relative_error
 

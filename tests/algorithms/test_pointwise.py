@@ -13,8 +13,8 @@ from mucudnn.algorithms.pointwise import PointwiseAlgorithm
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.algorithms.allocations import allocated_bytes
 from tests.algorithms.kernels import compute
+from tests.algorithms.tried import pointwise
 from tests.operands import (
-    a_convolution,
     finite_mask,
     normal,
     operands_of,
@@ -39,14 +39,6 @@ FLOAT64_BOUND = 1e-12
 NO_BUFFER = torch.empty(0, dtype=torch.uint8)
 
 COPYING = {"aten::copy_", "aten::clone", "aten::contiguous", "aten::empty", "aten::empty_strided"}
-
-
-def pointwise(*size: int, **changes: object) -> ConvProblem:
-    """A filter of one tap on images of this size, in float64."""
-    ones, none = (1,) * len(size), (0,) * len(size)
-    shape = {"input_size": size, "kernel_size": ones, "stride": ones, "padding": none, "dilation": ones}
-    return a_convolution(**{"dtype": "float64", "batch": 3, **shape, **changes})
-
 
 PROBLEMS = {
     "two dimensions": pointwise(9, 11),

@@ -17,7 +17,7 @@ from torch import Tensor
 from mucudnn.algorithms import tile_kernels
 from mucudnn.algorithms.scripts import Script, called_from_scripts, compile_all
 from mucudnn.problem import ConvOp, ConvProblem, Layout
-from tests.algorithms.test_kernels import BLOCKED, algorithm_of, compute
+from tests.algorithms.kernels import BLOCKED, algorithm_of, compute
 from tests.operands import operands_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,4 +1,4 @@
-"""Layers with enough channels for tiles in C, and the names of what is tried of a problem."""
+"""Layers with enough channels for tiles in C, pointwise ones, and the names of what is tried of a problem."""
 
 from mucudnn.algorithms import offered
 from mucudnn.problem import ConvProblem
@@ -18,6 +18,13 @@ def a_volume(channels: int, **changes: object) -> ConvProblem:
     return a_convolution(
         **{**shape, "kernel_size": threes, "stride": ones, "dilation": ones, "padding": ones, **changes}
     )
+
+
+def pointwise(*size: int, **changes: object) -> ConvProblem:
+    """A filter of one tap on images of this size, in float64."""
+    ones, none = (1,) * len(size), (0,) * len(size)
+    shape = {"input_size": size, "kernel_size": ones, "stride": ones, "padding": none, "dilation": ones}
+    return a_convolution(**{"dtype": "float64", "batch": 3, **shape, **changes})
 
 
 def names(problem: ConvProblem, threads: int = 1, *, compiles: bool, exhaustive: bool = False) -> list[str]:

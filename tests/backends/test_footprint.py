@@ -20,21 +20,11 @@ from mucudnn.backends.own import own_job
 from mucudnn.errors import BackendError, CompilationError
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from tests.threads import threads
+from tests.work import Work
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux caps and tells memory")
 
 MIB = 2**20
-
-
-@dataclasses.dataclass
-class Work:
-    """What `run` calls, and the bytes of what that returns."""
-
-    work: Callable[[], object]
-    result_bytes: int = 0
-
-    def run(self) -> object:
-        return self.work()
 
 
 def torch_scratch(payload: Mapping[str, int]) -> Work:

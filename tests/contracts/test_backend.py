@@ -23,6 +23,7 @@ from mucudnn.execution.weighing import division_job
 from mucudnn.execution.workspace import Workspace
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate, Trial
+from tests.contracts.problems import PROBLEMS
 from tests.operands import (
     CONVOLUTIONS,
     a_convolution,
@@ -42,27 +43,6 @@ UNLIMITED = 2**40
 
 GUARD_BYTES = 4096
 GUARD = 0xA5
-
-PROBLEMS = {
-    "3x3": a_convolution(),
-    "bias": a_convolution(bias=True),
-    "5x5": a_convolution(kernel_size=(5, 5), padding=(2, 2)),
-    "9x9": a_convolution(kernel_size=(9, 9), padding=(4, 4)),
-    "1x1": a_convolution(kernel_size=(1, 1), padding=(0, 0)),
-    "stride": a_convolution(stride=(2, 1)),
-    "dilation": a_convolution(dilation=(2, 1)),
-    "groups": a_convolution(in_channels=4, out_channels=6, groups=2),
-    "channels last": a_convolution(layout=Layout.CHANNELS_LAST, filter_layout=Layout.CHANNELS_LAST),
-    "one dimension": a_convolution(
-        input_size=(9,), kernel_size=(3,), stride=(1,), padding=(1,), dilation=(1,)
-    ),
-    "three dimensions": a_convolution(
-        input_size=(3, 4, 5), kernel_size=(3, 3, 3), stride=(1, 1, 1), padding=(1, 1, 1), dilation=(1, 1, 1)
-    ),
-    "double": a_convolution(dtype="float64"),
-    "half": a_convolution(dtype="float16"),
-    "bfloat16": a_convolution(dtype="bfloat16"),
-}
 
 WITHOUT_16_BITS = {name: problem for name, problem in PROBLEMS.items() if problem.itemsize > 2}
 """Those for which every backend has algorithms beside PyTorch's own."""

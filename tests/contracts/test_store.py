@@ -15,9 +15,15 @@ from mucudnn.problem import ConvProblem
 from mucudnn.profile import Comparison, Measurement, Record, Refusal, RefusalKind, Trial
 from mucudnn.store import MemoryStore, SqliteStore, Store
 from mucudnn.store.steadfast import SteadfastStore
-from tests.examples import a_problem, a_record, a_trial, an_environment, an_over_limit_record
-from tests.test_problem import OTHER_VALUES
-from tests.test_profile import DECIDING_CHANGES
+from tests.examples import (
+    DECIDING_CHANGES,
+    OTHER_VALUES,
+    a_problem,
+    a_record,
+    a_trial,
+    an_environment,
+    an_over_limit_record,
+)
 
 
 class ReopenedStore(SqliteStore):

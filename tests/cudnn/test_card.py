@@ -18,7 +18,8 @@ from mucudnn.backends.cudnn.card import TorchCard, pytorchs_choice
 from mucudnn.backends.cudnn.environment import obstacle_to_products, present_policy, present_rules
 from mucudnn.errors import BackendError, BackendWarning, UnmeasuredError
 from mucudnn.execution.workspace import workspace_of
-from tests.cudnn.test_footprint import Blind, Ledger, Prepared, Work
+from tests.cudnn.absent import Absent
+from tests.cudnn.ledgers import Blind, Ledger, Prepared, Work
 from tests.forks import in_a_child
 from tests.operands import a_convolution
 
@@ -151,15 +152,6 @@ def test_whether_the_allocator_counts_is_looked_at_once(monkeypatch: pytest.Monk
 
     assert [weighed(card, ledger) for _ in range(2)] == [500, 500]
     assert pieces == [2**24]
-
-
-class Absent(TorchCard):
-    """A card that is not there, and captures nothing."""
-
-    is_capturing = False
-
-    def __init__(self, index: int = 0) -> None:
-        self._index = index
 
 
 class Machine:

@@ -23,8 +23,8 @@ from mucudnn.patching.suiting import check_runnable
 from mucudnn.plan import Assignment, ConvSite
 from mucudnn.problem import ConvOp
 from mucudnn.profile import Candidate
+from tests.cudnn.absent import Absent
 from tests.cudnn.paper import PaperCard
-from tests.cudnn.test_card import Absent
 from tests.operands import a_convolution
 
 PROBLEM = a_convolution()

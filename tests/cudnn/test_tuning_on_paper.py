@@ -26,8 +26,8 @@ from mucudnn.solvers import solve_reuse
 from mucudnn.store.memory import MemoryStore
 from mucudnn.timing import SamplingRule
 from tests.breadth import in_turn
+from tests.cudnn.ledgers import Blind
 from tests.cudnn.paper import PaperCard, PaperLibrary, paper_backend
-from tests.cudnn.test_footprint import Blind
 from tests.operands import a_convolution, operands_of, reference, relative_error
 
 pytestmark = [pytest.mark.deviceless, pytest.mark.usefixtures("one_thread")]

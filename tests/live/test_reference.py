@@ -11,9 +11,9 @@ from mucudnn.backends import Job, backend_of
 from mucudnn.choices import Policy
 from mucudnn.live.reference import Reference, convolve_sample
 from mucudnn.problem import ConvOp, ConvProblem
-from tests.backends.test_footprint import Work
-from tests.contracts.test_backend import PROBLEMS
+from tests.contracts.problems import PROBLEMS
 from tests.operands import a_convolution, operands_of, reference, relative_error, small_integers
+from tests.work import Work
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
