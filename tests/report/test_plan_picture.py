@@ -363,7 +363,7 @@ def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
     with pytest.raises(
-        OptionError, match=r"matplotlib must be installed to draw \(.*\); pip install 'mucudnn\[plots\]' adds"
+        OptionError, match=r"matplotlib must be installed to draw \(.*\); pip install matplotlib adds"
     ):
         draw_plan(a_plan(), tmp_path / "plan.svg")
 
