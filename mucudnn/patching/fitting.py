@@ -153,7 +153,8 @@ def division_for(
 
     The tuned size runs its division. A smaller batch runs
 
-    * PyTorch's own undivided, if that has won: it was confirmed, and takes less the smaller the batch;
+    * PyTorch's own undivided, if that has won: it was confirmed, and takes less the smaller the batch, except
+      of a single volume, which was weighed for itself;
     * the first parts of the tuned division, if that came without a profile;
     * else the best division by the profile, within the workspace of the tuned one, or of a single sample if
       that takes more; or PyTorch's own undivided, if by its time for more samples nothing is faster.
@@ -172,7 +173,8 @@ def division_for(
     division = assigned.division
     if batch == division.batch:
         return division
-    if division.is_own or not assigned.candidates:
+    is_barred = batch == 1 and _own_of_a_volume_is_refused(assigned)
+    if not assigned.candidates or (division.is_own and not is_barred):
         return _cut(division, batch)
     single_bytes = _single_bytes(assigned, share_bytes)
     limit_bytes = max(division.workspace_bytes, single_bytes)
@@ -191,7 +193,8 @@ def division_for(
     if best is not None and at_once and own_bytes(best) + buffer_bytes(best) > share_bytes:
         kinds = [tuple(each for each in fitting if each.is_own is is_own) for is_own in (True, False)]
         able = [_looked_up(kind, batch) for kind in kinds]
-    able.append(_own_undivided(assigned.candidates, batch, share_bytes))
+    if not is_barred:
+        able.append(_own_undivided(assigned.candidates, batch, share_bytes))
     found = [each for each in able if each is not None]
     if not found:
         sizes = ", ".join(str(size) for size in sorted({each.batch for each in fitting})) or "none"
@@ -222,6 +225,18 @@ def _single_bytes(assigned: Assignment, share_bytes: int) -> int:
     ]
     found = min(singles, key=lambda each: (not each.is_own, each.workspace_bytes), default=None)
     return 0 if found is None else found.workspace_bytes
+
+
+def _own_of_a_volume_is_refused(assigned: Assignment) -> bool:
+    """Return whether PyTorch's own of a single volume was tried, and is none of the candidates.
+
+    Elsewhere fewer samples need no more. But on processors PyTorch computes a single volume by another
+    algorithm than several: 3x64x64x64 with 3x3x3 filters took 81 MiB, two of them 32 (27 and 2.4 of
+    64x16x16x16).
+    """
+    singles = [each for each in assigned.candidates if each.batch == 1]
+    is_volume = len(assigned.problem.input_size) == 3
+    return is_volume and bool(singles) and not any(each.is_own for each in singles)
 
 
 def _own_undivided(candidates: Sequence[Candidate], batch: int, share_bytes: int) -> Division | None:

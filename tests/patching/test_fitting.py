@@ -82,6 +82,29 @@ def test_where_pytorchs_own_has_won_undivided_it_serves_smaller_batches_undivide
     assert division_for(assigned, 4, share_bytes=0).key == "cpu:aten@4*1"
 
 
+@pytest.mark.parametrize("won", ["cpu:aten", "cpu:im2col"])
+def test_a_single_volume_is_pytorchs_own_only_if_that_was_weighed_and_fits(won: str) -> None:
+    own, other = Candidate("cpu:aten", 2, 1.0, 20), Candidate("cpu:im2col", 2, 1.0, 40)
+    chosen = {each.algorithm: each for each in (own, other)}[won]
+    single, own_single = Candidate("cpu:im2col", 1, 0.9, 30), Candidate("cpu:aten", 1, 0.5, 10)
+
+    def runs(size: tuple[int, ...], *singles: Candidate) -> str:
+        taps = (3,) * len(size)
+        problem = a_convolution(batch=2, input_size=size, kernel_size=taps, **_unit_steps(len(size)))
+        candidates = tuple(sorted((own, other, *singles)))
+        assigned = Assignment(ConvSite("conv", ConvOp.FPROP), problem, Division((chosen,)), candidates)
+        return division_for(assigned, 1, share_bytes=40).key
+
+    assert runs((9, 9, 9), single) == "cpu:im2col@1*1"
+    assert runs((9, 9, 9), single, own_single) == "cpu:aten@1*1"
+    assert runs((9, 9), single) == "cpu:aten@1*1"  # of images fewer samples need no more
+    assert runs((9, 9, 9)) == "cpu:aten@1*1"  # nothing is known of a single one
+
+
+def _unit_steps(rank: int) -> dict[str, tuple[int, ...]]:
+    return {"stride": (1,) * rank, "padding": (1,) * rank, "dilation": (1,) * rank}
+
+
 def _assigned(*candidates: Candidate, chosen: int = 0, times: int = 1) -> Assignment:
     """A site that is profiled, with one of the candidates chosen so many times."""
     division = Division((candidates[chosen],) * times)
