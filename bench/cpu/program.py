@@ -26,7 +26,7 @@ from bench.cpu.layers import ALL
 from bench.cpu.lines import Case, Failed, Line, Measured, Recording, append, read
 from bench.cpu.process import INTERRUPTED, ended
 from bench.cpu.schedule import Selection, Stage, pending, tiers
-from bench.cpu.settings import SETTINGS
+from bench.cpu.settings import SETTINGS, USUAL
 from bench.cpu.step_cases import NETWORKS, cases_of
 from bench.cpu.step_child import StepTask
 from bench.cpu.step_lines import StepCase
@@ -306,8 +306,8 @@ def _parser() -> argparse.ArgumentParser:
         "--settings",
         nargs="+",
         choices=list(SETTINGS),
-        default=list(SETTINGS),
-        help="of threads, precision and limit",
+        default=list(USUAL),
+        help="of threads, precision and limit (default: all without a small limit)",
     )
     add("--ops", nargs="+", choices=_OPS, default=_OPS, help="of layers (default: all)")
     layouts = [str(layout) for layout in Layout]

@@ -53,11 +53,17 @@ TWO_CASTING = Setting("2-threads-bf16", 2, autocasts=True, limit_bytes=64 * 2**2
 """PyTorch's own takes more workspace in 16 bits, mostly in the default layout: it turns images round."""
 
 WITHIN_LITTLE = tuple(Setting(f"2-threads-{n}mib", 2, limit_bytes=n * 2**20) for n in (4, 8))
-"""Where micro-batches are needed: within 16 MiB the algorithms in C hardly ever need any."""
+"""Where micro-batches are needed: within 16 MiB the algorithms in C hardly ever need any.
+
+These are measured only if they are asked for: the hour of a run is for the others.
+"""
 
 SETTINGS: Mapping[str, Setting] = {
     each.name: each for each in (ONE, TWO, TWO_SPINNING_LESS, TWO_ROUNDING, TWO_CASTING, *WITHIN_LITTLE)
 }
+
+USUAL: tuple[str, ...] = tuple(name for name, each in SETTINGS.items() if each not in WITHIN_LITTLE)
+"""Names of those in which all is measured that nobody asks for otherwise."""
 
 OF_LAYERS: tuple[str, ...] = tuple(
     name for name, each in SETTINGS.items() if each.limit_bytes is None and not each.autocasts
