@@ -69,11 +69,10 @@ def optimize(
         policy: which micro-batch sizes are tried: "undivided", "power_of_two" or "all".
         search: which algorithms are tried: "heuristic" (those that the device's library recommends, and
             enough others) or "exhaustive" (all that may win).
-        max_error: the largest measured error of an algorithm that may be chosen: the 2-norm of the difference
-            to a convolution in float64, relative to that, on normal random values (or more, if few values are
-            far off: see `live.stand.relative_error`). In float32 it is some 2e-7
-            for PyTorch's own, which may always be chosen, and 3e-7 to 4e-6 for Winograd's. None leaves the
-            backend's bound alone.
+        max_error: the largest measured error of an algorithm that may be chosen, against a convolution in
+            float64 of normal random values: relative, in the 2-norm, or more if few values are far off. In
+            float32 it is some 2e-7 for PyTorch's own, which may always be chosen, and 3e-7 to 4e-6 for
+            Winograd's. None leaves the backend's bound alone.
         ops: "auto" (all three in training mode, fprop alone in eval mode), or some of "fprop", "dgrad" and
             "wgrad".
         backend: "auto", or a backend's name, but no recording: the patched model runs here.

@@ -14,7 +14,8 @@ from bench.gpu.values import Answer, Timing
 from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import workspace_of
 from mucudnn.intervals import Verdict, compare
-from mucudnn.live.stand import Stand, relative_error
+from mucudnn.live.reference import relative_error
+from mucudnn.live.stand import Stand
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.timing import SamplingRule, compare_runs
 

@@ -18,7 +18,8 @@ from bench.gpu.values import Answer
 from mucudnn.algorithms import GradientSum
 from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import Workspace
-from mucudnn.live.stand import GuardedBuffer, Stand, relative_error
+from mucudnn.live.reference import relative_error
+from mucudnn.live.stand import GuardedBuffer, Stand
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _HANDLES = 5

@@ -13,7 +13,7 @@ from bench.gpu.ground import CardGround, Ground
 from bench.gpu.layers import MIDDLING
 from mucudnn.algorithms.own import operands, own_convolution
 from mucudnn.backends.cudnn.launch import Launch, Packs
-from mucudnn.live.stand import relative_error
+from mucudnn.live.reference import relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _BATCH = 16

@@ -17,7 +17,8 @@ from bench.gpu.ground import Ground
 from bench.gpu.sections import Cut, Task, attempted, only
 from bench.gpu.trials import part_size
 from bench.gpu.values import Answer, Timing
-from mucudnn.live.stand import Stand, relative_error
+from mucudnn.live.reference import relative_error
+from mucudnn.live.stand import Stand
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.timing import SamplingRule, compare_runs
 

@@ -12,7 +12,8 @@ from mucudnn.algorithms import GradientSum
 from mucudnn.backends import Backend
 from mucudnn.division import Division
 from mucudnn.execution.runner import sum_dtype
-from mucudnn.live.stand import Stand, TrialRun, relative_error
+from mucudnn.live.reference import relative_error
+from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Candidate
 from mucudnn.timing import Clock, Entrant, SamplingRule, race

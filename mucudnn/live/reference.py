@@ -1,4 +1,4 @@
-"""What every algorithm is compared with: results in float64, summed up of convolutions of one sample.
+"""What every algorithm is compared with, and how: results in float64, summed up of those of one sample.
 
 Such a convolution is the definition, summed up tap by tap: each tap of the filter is one matrix product with
 the values that it meets. PyTorch's own convolution in float64 gathers what all taps meet before it
@@ -18,6 +18,11 @@ from torch import Tensor
 from mucudnn.backends import Backend
 from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
+
+_SAMPLES_AT_ONCE = 16
+
+_LOCAL_FACTOR = 16.0
+"""See `relative_error`."""
 
 _Window = tuple[EllipsisType | slice, ...]
 
@@ -83,6 +88,35 @@ class Reference:
         on_processor = self._out.device.type == "cpu"
         compute = convolve_sample if on_processor else self._backend.own_convolution
         return compute(problem, self._first[here].double(), second.double(), bias)
+
+
+def relative_error(result: Tensor, reference: Tensor) -> float:
+    """Return |result - reference| / |reference| in the 2-norm, in float64; not finite if either is not.
+
+    Or the largest difference by 16 times the root mean square of what is not 0 in the reference, if that is
+    more: where few values are wrong, such as a row of pixels, the 2-norm is small, and in 16 bits within what
+    rounding does. That leaves errors of rounding alone, of which the largest is some 9 times the root mean
+    square of all.
+
+    Copies in float64 are made of some samples at a time.
+    """
+    if not reference.numel():
+        return 0.0
+    pairs = zip(result.split(_SAMPLES_AT_ONCE), reference.split(_SAMPLES_AT_ONCE), strict=True)
+    found = [_compared(some.double() - right, right) for some, right in pairs]
+    distances, largest, counts = (torch.stack(some) for some in zip(*found, strict=True))
+    size: float = torch.linalg.vector_norm(reference).item()
+    distance: float = torch.linalg.vector_norm(distances).item()
+    if not size:
+        return distance
+    local = largest.max().item() * math.sqrt(counts.sum().item()) / _LOCAL_FACTOR
+    return max(distance, local) / size
+
+
+def _compared(difference: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the difference's 2-norm and largest absolute value, and how much of what is right is not 0."""
+    norm = torch.linalg.vector_norm
+    return norm(difference), norm(difference, math.inf), torch.count_nonzero(right)
 
 
 def convolve_sample(problem: ConvProblem, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ from mucudnn.backends.cpu.spinning import ordinary_operation
 from mucudnn.division import Division
 from mucudnn.execution.runner import Runner, sum_dtype
 from mucudnn.execution.workspace import Owner, Workspace
-from mucudnn.live.reference import Reference
+from mucudnn.live.reference import Reference, relative_error
 from mucudnn.live.rehearsal import Operands, rehearsed
 from mucudnn.locks import cached_property
 from mucudnn.problem import ConvOp, ConvProblem
@@ -29,11 +29,6 @@ from mucudnn.timing import nothing
 
 _GUARD_BYTES = 4096
 _GUARD = 0xA5
-
-_SAMPLES_AT_ONCE = 16
-
-_LOCAL_FACTOR = 16.0
-"""See `relative_error`."""
 
 _POISON = 0xFF
 """Bytes that make every float NaN."""
@@ -382,31 +377,3 @@ def _least_aligned(problem: ConvProblem, size: int) -> slice:
     if part.alignment_bytes < problem.alignment_bytes and problem.batch >= 2 * size:
         start = size  # an odd multiple of the size, while 0 is aligned to anything
     return slice(start, start + size)
-
-
-def relative_error(result: Tensor, reference: Tensor) -> float:
-    """Return |result - reference| / |reference| in the 2-norm, in float64; not finite if either is not.
-
-    Or the largest difference by 16 times the root mean square of what is not 0 in the reference, if that is
-    more: where few values are wrong, such as a row of pixels, the 2-norm is small, and in 16 bits within what
-    rounding does. That leaves errors of rounding alone, of which the largest is some 9 times the root mean
-    square of all.
-
-    Copies in float64 are made of some samples at a time.
-    """
-    if not reference.numel():
-        return 0.0
-    pairs = zip(result.split(_SAMPLES_AT_ONCE), reference.split(_SAMPLES_AT_ONCE), strict=True)
-    norms = [_norms(some.double() - right) for some, right in pairs]
-    distances, largest = (torch.stack(some) for some in zip(*norms, strict=True))
-    size: float = torch.linalg.vector_norm(reference).item()
-    distance: float = torch.linalg.vector_norm(distances).item()
-    if not size:
-        return distance
-    local = largest.max().item() * math.sqrt(int(torch.count_nonzero(reference))) / _LOCAL_FACTOR
-    return max(distance, local) / size
-
-
-def _norms(difference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the 2-norm and the largest absolute value."""
-    return torch.linalg.vector_norm(difference), torch.linalg.vector_norm(difference, math.inf)

@@ -12,7 +12,7 @@ from mucudnn.algorithms.packed import image_order, packing
 from mucudnn.backends import backend_of
 from mucudnn.backends.own import own_job, packed_job, prepare_packed
 from mucudnn.errors import BackendError
-from mucudnn.live.stand import relative_error
+from mucudnn.live.reference import relative_error
 from mucudnn.problem import ConvOp, ConvProblem
 from tests.graphs import DYNAMOS
 from tests.operands import a_convolution

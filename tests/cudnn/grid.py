@@ -13,7 +13,7 @@ from mucudnn.backends.cudnn.backend import CudnnBackend
 from mucudnn.convolutions.calls import ConvArguments, own_call
 from mucudnn.division import Division
 from mucudnn.functional import DividedConvolution
-from mucudnn.live.stand import relative_error
+from mucudnn.live.reference import relative_error
 from mucudnn.problem import ConvOp, ConvProblem, Layout, problems_of
 from mucudnn.profile import Candidate
 from tests.kept import KeptResults

@@ -25,7 +25,8 @@ from mucudnn.division import Division
 from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import Workspace, workspace_of
 from mucudnn.functional import divided_conv
-from mucudnn.live.stand import Stand, relative_error
+from mucudnn.live.reference import relative_error
+from mucudnn.live.stand import Stand
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 from mucudnn.profile import Candidate
 from tests.operands import operands_of, reference
