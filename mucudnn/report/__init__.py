@@ -9,7 +9,7 @@ from mucudnn.report.plans import describe_runs, render_plan
 from mucudnn.report.refusals import refusals_as_json, refusals_of, render_refusals
 from mucudnn.report.step_picture import draw_comparison
 from mucudnn.report.steps import comparison_as_json, render_comparison
-from mucudnn.report.totals import Totals
+from mucudnn.report.totals import CallTotals, Totals
 from mucudnn.report.words import (
     DEFAULT_WIDTH,
     describe_environment,
@@ -20,6 +20,7 @@ from mucudnn.report.words import (
 
 __all__ = [
     "DEFAULT_WIDTH",
+    "CallTotals",
     "Totals",
     "check_matplotlib",
     "checked_kind",

@@ -1,6 +1,5 @@
 """What stands below the table of a plan: what it adds up to, what its words mean, where it was measured."""
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -12,13 +11,8 @@ from mucudnn.problem import ConvOp
 from mucudnn.profile import is_own
 from mucudnn.report.algorithm_words import meanings
 from mucudnn.report.plan_advice import compiler_notes, host_notes, layout_notes, waiting_notes
-from mucudnn.report.totals import (
-    Totals,
-    comparisons_at,
-    is_base_over_limit,
-    is_base_over_share,
-    workspace_at,
-)
+from mucudnn.report.sites import comparisons_at, is_base_over_limit, is_base_over_share, workspace_at
+from mucudnn.report.totals import CallTotals, Totals
 from mucudnn.report.words import BOUND, PERCENT, decimals_of_ms, describe_environment, render_notes
 from mucudnn.sizes import format_bytes
 from mucudnn.standing import MEASURED_ANEW, disturbance, inaccuracy, partly_called
@@ -124,6 +118,8 @@ def plan_notes(plan: Plan, width: int, *, brief: bool = False) -> list[str]:
     totals = Totals.of(plan)
     found = [
         *_total_notes(totals, plan.mode),
+        *_call_total_notes(CallTotals.of(plan)),
+        *_uncounted_notes(totals),
         ("sites", _sites_note(totals)),
         ("workspace", _workspace_note(plan)),
         *layout_notes(plan),
@@ -159,24 +155,33 @@ def _total_notes(totals: Totals, mode: Mode) -> list[tuple[str, str]]:
     if totals.without_base:
         now = _milliseconds(totals.without_base_s)
         notes.append((OVER_LIMIT, _WITHOUT_BASE.format(totals.without_base, totals.sites, now)))
-    labels = itertools.chain(["whole calls"], itertools.repeat(""))
-    if totals.calls_speedup is not None:
-        text = _WHOLE_CALLS.format(
-            totals.calls,
-            "s" * (totals.calls != 1),
-            "it" if totals.calls == 1 else "them",
-            _milliseconds(totals.calls_before_s),
-            _milliseconds(totals.calls_now_s),
-            totals.calls_speedup,
-            _ends(totals.calls_ends, "call"),
-            f"; {totals.calls_undone} tried, but not kept" if totals.calls_undone else "",
+    return notes
+
+
+def _call_total_notes(totals: CallTotals) -> list[tuple[str, str]]:
+    notes = []
+    if totals.speedup is not None:
+        notes.append(
+            _WHOLE_CALLS.format(
+                totals.timed,
+                "s" * (totals.timed != 1),
+                "it" if totals.timed == 1 else "them",
+                _milliseconds(totals.before_s),
+                _milliseconds(totals.now_s),
+                totals.speedup,
+                _ends(totals.ends, "call"),
+                f"; {totals.undone} tried, but not kept" if totals.undone else "",
+            )
         )
-        notes.append((next(labels), text))
-    if totals.calls_over:
-        notes.append((next(labels), _CALLS_OVER.format(totals.calls_over, "s" * (totals.calls_over != 1))))
-    if totals.uncalled:
-        notes.append((next(labels), _UNCALLED.format(totals.uncalled, "s" * (totals.uncalled != 1))))
-    return [*notes, ("not counted", _NOT_COUNTED)] if totals.speedup is not None else notes
+    if totals.over:
+        notes.append(_CALLS_OVER.format(totals.over, "s" * (totals.over != 1)))
+    if totals.untimed:
+        notes.append(_UNCALLED.format(totals.untimed, "s" * (totals.untimed != 1)))
+    return [("" if number else "whole calls", text) for number, text in enumerate(notes)]
+
+
+def _uncounted_notes(totals: Totals) -> list[tuple[str, str]]:
+    return [] if totals.speedup is None else [("not counted", _NOT_COUNTED)]
 
 
 def _total_note(totals: Totals) -> str:

@@ -18,7 +18,7 @@ from mucudnn.problem import ConvProblem
 from mucudnn.report import drawing
 from mucudnn.report.drawing import BLACK, BLUE, GREY, ORANGE, RED, Change, Look, Span
 from mucudnn.report.plans import describe_runs, render_plan
-from mucudnn.report.totals import speedup_at, workspace_at
+from mucudnn.report.sites import speedup_at, workspace_at
 from mucudnn.report.words import PERCENT, PLAN_SOURCE, and_more, check_told, describe_environment, elided
 from mucudnn.sizes import format_bytes
 

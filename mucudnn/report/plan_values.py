@@ -7,7 +7,8 @@ from collections.abc import Set
 from mucudnn.evidence import CallEvidence, CallTimes, FrozenEvidence
 from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, Plan
-from mucudnn.report.totals import Totals, is_base_over_share, speedup_at
+from mucudnn.report.sites import is_base_over_share, speedup_at
+from mucudnn.report.totals import CallTotals, Totals
 from mucudnn.report.words import PLAN_SOURCE, check_told
 from mucudnn.standing import partly_called
 
@@ -15,9 +16,9 @@ from mucudnn.standing import partly_called
 def plan_as_json(plan: Plan) -> dict[str, object]:
     """Return what `render_plan` tells, as JSON values: seconds and bytes, null where nothing is known.
 
-    `totals` are those of `Totals`; what the profiles predict, `predicted_s`, is of all sites, more than those
-    whose times before and now are known. A site's verdict is null where PyTorch's own stays (`is_kept`) and
-    where it was not timed, as beyond the limit (`before`).
+    `totals` are those of `Totals`, and of `CallTotals` by names of their own; what the profiles predict,
+    `predicted_s`, is of all sites, more than those whose times before and now are known. A site's verdict is
+    null where PyTorch's own stays (`is_kept`) and where it was not timed, as beyond the limit (`before`).
 
     Raises:
         OptionError: it is no plan.
@@ -36,13 +37,26 @@ def plan_as_json(plan: Plan) -> dict[str, object]:
         "totals": {
             **dataclasses.asdict(totals),
             "speedup": totals.speedup,
-            "calls_speedup": totals.calls_speedup,
+            **_call_totals_as_json(CallTotals.of(plan)),
             "predicted_s": plan.time_s,
         },
         "sites": [_site_as_json(assigned, plan) for assigned in plan.assignments],
         "calls": [_call_as_json(call, partly) for call in plan.calls],
         "frozen": [_frozen_as_json(seen) for seen in plan.frozen],
         "untouched": [{"path": path, "reason": reason} for path, reason in plan.untouched],
+    }
+
+
+def _call_totals_as_json(totals: CallTotals) -> dict[str, object]:
+    return {
+        "calls": totals.timed,
+        "calls_undone": totals.undone,
+        "calls_over": totals.over,
+        "uncalled": totals.untimed,
+        "calls_before_s": totals.before_s,
+        "calls_now_s": totals.now_s,
+        "calls_ends": totals.ends,
+        "calls_speedup": totals.speedup,
     }
 
 

@@ -17,8 +17,8 @@ from mucudnn.report.plan_notes import (
     TRIED,
     plan_notes,
 )
+from mucudnn.report.sites import is_base_over_limit, is_base_over_share, speedup_at, workspace_at
 from mucudnn.report.table import Row, table
-from mucudnn.report.totals import is_base_over_limit, is_base_over_share, speedup_at, workspace_at
 from mucudnn.report.words import (
     DEFAULT_WIDTH,
     PERCENT,

@@ -1,24 +1,19 @@
-"""What the sites and the calls of a plan add up to."""
+"""What the sites and the calls of a plan add up to. Times are sums of medians in seconds."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
 
-from mucudnn.choices import Mode
 from mucudnn.division import is_of_one_part
-from mucudnn.evidence import Evidence
-from mucudnn.intervals import Estimate, Verdict
+from mucudnn.intervals import Estimate
 from mucudnn.plan import Assignment, Plan
-from mucudnn.profiling.trials import fits_as_seen
+from mucudnn.report.sites import UNCHANGED, interval_at
 from mucudnn.standing import may_stay, partly_called
-
-_UNCHANGED = Estimate(1.0, 1.0, 1.0, 0)
-"""How many times as fast as before runs what ran before."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """What the sites of a plan add up to. Times are sums of medians in seconds.
+    """What the sites of a plan add up to.
 
     Attributes:
         sites: number of sites.
@@ -35,13 +30,6 @@ class Totals:
         without_base: number of those whose time now is known, but not that before.
         without_base_s: what runs now, over the sites without a base.
         predicted: number of paired sites whose times were predicted, not measured.
-        calls: number of convolutions that were timed as whole calls, all of whose ops PyTorch's own may run.
-        calls_undone: number of those that were not faster and stay PyTorch's own.
-        calls_over: number of others that were timed so, though it may not run some op: before is no base.
-        uncalled: number of convolutions that were not timed so, though it might have been of use to them.
-        calls_before_s: what the `calls` took before.
-        calls_now_s: what they take now, which of those undone is what they took before.
-        calls_ends: their speedup likewise, if each was at the lower end, or at the upper.
     """
 
     sites: int
@@ -56,17 +44,10 @@ class Totals:
     without_base: int
     without_base_s: float
     predicted: int
-    calls: int
-    calls_over: int
-    uncalled: int
-    calls_undone: int
-    calls_before_s: float
-    calls_now_s: float
-    calls_ends: tuple[float, float] | None
 
     @classmethod
     def of(cls, plan: Plan) -> "Totals":
-        """Return the totals of `plan`."""
+        """Return the totals of the sites of `plan`."""
         undivided = [assigned for assigned in plan.assignments if assigned.division.is_undivided]
         kept = sum(assigned.is_kept for assigned in undivided)
         untimed = sum(assigned.seen.chosen is None for assigned in undivided)
@@ -77,14 +58,7 @@ class Totals:
             if seen.reference and seen.chosen
         ]
         pairs = [(before, now) for _, before, now in paired]
-        speedups = [_interval_at(assigned) for assigned, _, _ in paired]
-        over = partly_called(plan)
-        calls = [call for call in plan.calls if (call.path, call.variant) not in over]
-        called = [
-            (call.reference.median, (call.divided if call.is_faster else call.reference).median)
-            for call in calls
-        ]
-        gained = [call.speedup if call.is_faster else _UNCHANGED for call in calls]
+        speedups = [interval_at(assigned) for assigned, _, _ in paired]
         alone = [seen.chosen.median for seen in evidence if seen.chosen and not seen.reference]
         return cls(
             sites=len(plan.assignments),
@@ -99,13 +73,6 @@ class Totals:
             without_base=len(alone),
             without_base_s=math.fsum(alone),
             predicted=sum(seen.is_predicted and bool(seen.reference and seen.chosen) for seen in evidence),
-            calls=len(calls),
-            calls_over=len(plan.calls) - len(calls),
-            uncalled=len(_uncalled(plan)),
-            calls_undone=sum(not call.is_faster for call in calls),
-            calls_before_s=math.fsum(before for before, _ in called),
-            calls_now_s=math.fsum(now for _, now in called),
-            calls_ends=_ends(called, gained),
         )
 
     @property
@@ -113,13 +80,56 @@ class Totals:
         """Total time before by total time now, of the paired sites; None if there are none."""
         return self.before_s / self.now_s if self.now_s > 0 else None
 
+
+@dataclasses.dataclass(frozen=True)
+class CallTotals:
+    """What the convolutions of a plan add up to that were timed as whole calls, with their gradients.
+
+    Attributes:
+        timed: number of those all of whose ops PyTorch's own may run.
+        undone: number of these that were not faster and stay PyTorch's own.
+        over: number of others that were timed so, though it may not run some op: before is no base.
+        untimed: number of convolutions that were not timed so, though it might have been of use to them.
+        before_s: what the `timed` took before.
+        now_s: what they take now, which of those undone is what they took before.
+        ends: their speedup if each was at the lower end of its own interval, and if each was at the upper;
+            None if none was changed.
+    """
+
+    timed: int
+    undone: int
+    over: int
+    untimed: int
+    before_s: float
+    now_s: float
+    ends: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> "CallTotals":
+        """Return the totals of the whole calls of `plan`."""
+        over = partly_called(plan)
+        calls = [call for call in plan.calls if (call.path, call.variant) not in over]
+        pairs = [
+            (call.reference.median, (call.divided if call.is_faster else call.reference).median)
+            for call in calls
+        ]
+        return cls(
+            timed=len(calls),
+            undone=sum(not call.is_faster for call in calls),
+            over=len(plan.calls) - len(calls),
+            untimed=len(_untimed(plan)),
+            before_s=math.fsum(before for before, _ in pairs),
+            now_s=math.fsum(now for _, now in pairs),
+            ends=_ends(pairs, [call.speedup if call.is_faster else UNCHANGED for call in calls]),
+        )
+
     @property
-    def calls_speedup(self) -> float | None:
-        """The same of the calls."""
-        return self.calls_before_s / self.calls_now_s if self.calls_now_s > 0 else None
+    def speedup(self) -> float | None:
+        """Total time before by total time now, of the timed calls; None if there are none."""
+        return self.before_s / self.now_s if self.now_s > 0 else None
 
 
-def _uncalled(plan: Plan) -> set[tuple[str, int]]:
+def _untimed(plan: Plan) -> set[tuple[str, int]]:
     """Return which convolutions were not timed as whole calls, which might have had something else run."""
     open_to_calls = {
         (assigned.site.path, assigned.site.variant)
@@ -148,62 +158,8 @@ def _ends(
     """
     known = [each for each in speedups if each is not None and each.low > 0 and math.isfinite(each.high)]
     before_s = math.fsum(before for before, _ in times)
-    if len(known) < len(times) or all(each is _UNCHANGED for each in known) or before_s <= 0:
+    if len(known) < len(times) or all(each is UNCHANGED for each in known) or before_s <= 0:
         return None
     slowest_s = math.fsum(before / each.low for (before, _), each in zip(times, known, strict=True))
     fastest_s = math.fsum(before / each.high for (before, _), each in zip(times, known, strict=True))
     return before_s / slowest_s, before_s / fastest_s
-
-
-def _interval_at(assigned: Assignment) -> Estimate | None:
-    """Return how many times as fast as before a site runs, by the quotients of the rounds."""
-    if assigned.is_kept:
-        return _UNCHANGED
-    return dict(assigned.seen.speedups).get(assigned.division.key)
-
-
-def is_base_over_limit(seen: Evidence, limit_bytes: int) -> bool:
-    """Return whether PyTorch's own was timed to compare, though it takes more than the limit."""
-    base_bytes = seen.reference_workspace_bytes
-    if seen.reference is None or base_bytes is None:
-        return False
-    return not fits_as_seen(base_bytes, limit_bytes)
-
-
-def is_base_over_share(assigned: Assignment, mode: Mode) -> bool:
-    """Return whether PyTorch's own gave way to nothing faster, as it takes more than the site's share."""
-    seen = assigned.seen
-    base_bytes = seen.reference_workspace_bytes
-    if mode is not Mode.SHARING or base_bytes is None or assigned.is_kept:
-        return False
-    return seen.verdict is not Verdict.FASTER and base_bytes > assigned.division.workspace_bytes
-
-
-def workspace_at(assigned: Assignment) -> int:
-    """Return the bytes that a site takes, as seen; where it was seen to take none, as declared.
-
-    What is small is seen as nothing.
-    """
-    return assigned.seen.workspace_bytes or assigned.division.workspace_bytes
-
-
-def speedup_at(assigned: Assignment) -> float | None:
-    """Return how many times as fast as before a site runs, if that is known.
-
-    It is the median of the rounds' quotients; without rounds, as in a prediction, the quotient of both times.
-    """
-    seen = assigned.seen
-    of_rounds = _interval_at(assigned)
-    if of_rounds is not None:
-        return of_rounds.median
-    if seen.reference is None or seen.chosen is None or seen.chosen.median <= 0:
-        return None
-    return seen.reference.median / seen.chosen.median
-
-
-def comparisons_at(assigned: Assignment) -> int:
-    """Return how many verdicts against PyTorch's own were reached at a site."""
-    seen = assigned.seen
-    return len(seen.speedups) or (
-        0 if seen.reference is None else len(seen.rejected) + (not assigned.is_kept)
-    )
