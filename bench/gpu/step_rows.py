@@ -142,7 +142,7 @@ def summary(rows: Sequence[StepRow | PairRow]) -> str:
         [
             *table(headings, "<" + ">" * (len(headings) - 1), list(steps.items())),
             "",
-            *table(("way", "against", "time", "verdict"), "<<>>", list(pairs.items())),
+            *table(("way", "against", "times as fast", "verdict"), "<<>>", list(pairs.items())),
         ]
     )
 
@@ -159,7 +159,8 @@ def _title(row: StepRow | PairRow) -> tuple[str, str, str]:
 
 
 def _pair_cells(row: PairRow) -> tuple[str, ...]:
-    return (row.way, row.base, f"x{row.ratio:.3f} [{row.low:.3f}, {row.high:.3f}]", str(row.verdict))
+    speedup = f"{1 / row.ratio:.3f} [{1 / row.high:.3f}, {1 / row.low:.3f}]"
+    return (row.way, row.base, speedup, str(row.verdict))
 
 
 def _cells(row: StepRow) -> tuple[str, ...]:

@@ -356,7 +356,14 @@ def test_each_row_is_told_in_a_line_of_its_own(found: list[StepRow | PairRow]) -
         line = told(row)
         assert line.startswith(f"small 4x3x8x8  float32-nchw  1 MiB  {row.way}  ")
         assert "\n" not in line
-        assert ("x1.000 [" in line) == isinstance(row, PairRow)
+        assert ("  1.000 [" in line) == isinstance(row, PairRow)
+
+
+def test_a_pair_is_told_as_how_many_times_as_fast_a_way_is() -> None:
+    pair = PairRow("small", "float32-nchw", 2**20, PYTORCH, DIVIDED, 0.5, 0.4, 0.8, Verdict.FASTER)
+
+    assert "  2.000 [1.250, 2.500]  FASTER" in told(pair)
+    assert "times as fast" in summary([pair])
 
 
 def test_every_voxel_has_a_class_where_every_voxel_is_scored() -> None:
