@@ -154,7 +154,7 @@ def division_for(
     The tuned size runs its division. A smaller batch runs
 
     * PyTorch's own undivided, if that has won: it was confirmed, and takes less the smaller the batch, except
-      of a single volume, which was weighed for itself;
+      of a single sample that was weighed for itself, and did not fit;
     * the first parts of the tuned division, if that came without a profile;
     * else the best division by the profile, within the workspace of the tuned one, or of a single sample if
       that takes more; or PyTorch's own undivided, if by its time for more samples nothing is faster.
@@ -173,7 +173,7 @@ def division_for(
     division = assigned.division
     if batch == division.batch:
         return division
-    is_barred = batch == 1 and _own_of_a_volume_is_refused(assigned)
+    is_barred = batch == 1 and _own_of_a_single_is_refused(assigned)
     if not assigned.candidates or (division.is_own and not is_barred):
         return _cut(division, batch)
     single_bytes = _single_bytes(assigned, share_bytes)
@@ -227,16 +227,22 @@ def _single_bytes(assigned: Assignment, share_bytes: int) -> int:
     return 0 if found is None else found.workspace_bytes
 
 
-def _own_of_a_volume_is_refused(assigned: Assignment) -> bool:
-    """Return whether PyTorch's own of a single volume was tried, and is none of the candidates.
+def _own_of_a_single_is_refused(assigned: Assignment) -> bool:
+    """Return whether PyTorch's own of a single sample was tried, and is none of the candidates.
 
-    Elsewhere fewer samples need no more. But on processors PyTorch computes a single volume by another
+    Elsewhere fewer samples need no more. But on processors PyTorch computes a single sample by another
     algorithm than several: 3x64x64x64 with 3x3x3 filters took 81 MiB, two of them 32 (27 and 2.4 of
-    64x16x16x16).
+    64x16x16x16); 32x24x24 with 3x3 filters took 656 KiB, two of them 200.
+
+    Of images that is certain only where several fit as a part: whole batches need less, since a part is
+    copied into the result.
     """
-    singles = [each for each in assigned.candidates if each.batch == 1]
+    own_sizes = {each.batch for each in assigned.candidates if each.is_own}
     is_volume = len(assigned.problem.input_size) == 3
-    return is_volume and bool(singles) and not any(each.is_own for each in singles)
+    were_tried = any(size < assigned.division.batch for size in own_sizes) or (
+        is_volume and any(each.batch == 1 for each in assigned.candidates)
+    )
+    return were_tried and 1 not in own_sizes
 
 
 def _own_undivided(candidates: Sequence[Candidate], batch: int, share_bytes: int) -> Division | None:

@@ -101,6 +101,22 @@ def test_a_single_volume_is_pytorchs_own_only_if_that_was_weighed_and_fits(won: 
     assert runs((9, 9, 9)) == "cpu:aten@1*1"  # nothing is known of a single one
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_single_sample_is_not_pytorchs_own_where_two_fit_as_a_part_and_one_does_not(rank: int) -> None:
+    problem = a_convolution(batch=8, input_size=(9,) * rank, kernel_size=(3,) * rank, **_unit_steps(rank))
+    pair, single = Candidate("cpu:aten", 2, 1.0, 20), Candidate("cpu:im2col", 1, 0.9, 30)
+
+    def runs(*candidates: Candidate) -> str:
+        site = ConvSite("conv", ConvOp.FPROP)
+        assigned = Assignment(site, problem, Division((pair,) * 4), tuple(sorted(candidates)))
+        return division_for(assigned, 1, share_bytes=40).key
+
+    assert runs(pair, single) == "cpu:im2col@1*1"
+    assert runs(pair, single, Candidate("cpu:aten", 1, 0.5, 40)) == "cpu:aten@1*1"
+    with pytest.raises(BackendError, match=r"1 samples cannot be made of the sizes that .* fit: 2"):
+        runs(pair)
+
+
 def _unit_steps(rank: int) -> dict[str, tuple[int, ...]]:
     return {"stride": (1,) * rank, "padding": (1,) * rank, "dilation": (1,) * rank}
 
