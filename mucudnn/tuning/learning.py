@@ -8,7 +8,7 @@ import torch
 
 from mucudnn.backends import backend_for
 from mucudnn.convolutions.surroundings import autocast_dtype, without_autocast
-from mucudnn.errors import warn_user
+from mucudnn.errors import UntunedWarning, warn_user
 from mucudnn.examining.extraction import Extraction, SiteCall
 from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.patching.routing import NotNowError
@@ -33,11 +33,17 @@ class Learner:
         self._settings = settings
         self._store = settings.store
         self._told: frozenset[type[Warning]] = frozenset()
+        self._has_told_captured = False
         self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all but what is in the place of a file, and what was told."""
-        return {**self.__dict__, "_store": self._settings.store, "_told": frozenset()}
+        return {
+            **self.__dict__,
+            "_store": self._settings.store,
+            "_told": frozenset(),
+            "_has_told_captured": False,
+        }
 
     def __call__(
         self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
@@ -58,6 +64,7 @@ class Learner:
         settings = self._settings
         backend = backend_for(settings.backend, device)
         if backend.is_capturing:
+            self._tell_captured(problem)
             raise NotNowError
         extraction = Extraction((SiteCall(name, number, problem, ops, ops),), ())
         # Whoever meets a convolution under autocast wants measurements of its own type.
@@ -71,6 +78,17 @@ class Learner:
                 tuning.forget()
                 self._renewed.add(known)
             return tuning.plan()
+
+    def _tell_captured(self, problem: ConvProblem) -> None:
+        """Warn once: unlike elsewhere there is no next call, as replays ask nobody."""
+        if not self._has_told_captured:
+            self._has_told_captured = True
+            warn_user(
+                f"{problem} is met while a CUDA graph is captured, in which nothing can be tuned: all "
+                "replays will run PyTorch's own convolution. Call it once on these shapes before you "
+                "capture. This is told once for all shapes that are tuned when first met.",
+                UntunedWarning,
+            )
 
     def _warn(self, message: str, category: type[Warning]) -> None:
         """Warn of each kind of thing once, for the first convolution that is met."""

@@ -8,6 +8,7 @@ from mucudnn.backends.cpu.backend import CpuBackend
 from mucudnn.convolutions.calls import ConvArguments
 from mucudnn.convolutions.modules import Call
 from mucudnn.division import Division
+from mucudnn.errors import UntunedWarning
 from mucudnn.functional import DividedConvolution
 from mucudnn.patching.routing import Decide, NotNowError, Router
 from mucudnn.problem import ConvOp, ConvProblem
@@ -95,12 +96,19 @@ def test_a_sample_without_a_batch_is_served_as_a_batch_of_one(padding: int) -> N
     assert [each.batch for each in asked] == [1]
 
 
-def test_nothing_is_tuned_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_tuned_while_a_graph_is_captured_which_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(CpuBackend, "is_capturing", True)
     settings = Settings.of(
         "1MiB", mode="reuse", policy="all", search="heuristic", max_error=None, ops="auto",
         backend="auto", store=None, again=False, progress=False,
     )  # fmt: skip
 
-    with pytest.raises(NotNowError):
-        Learner(settings)(torch.device("cpu"), "conv", 0, a_problem(), (ConvOp.FPROP,))
+    learner = Learner(settings)
+    met = torch.device("cpu"), "conv", 0, a_problem(), (ConvOp.FPROP,)
+
+    with pytest.warns(UntunedWarning, match="all replays will run PyTorch's own"), pytest.raises(NotNowError):
+        learner(*met)
+    with pytest.raises(NotNowError):  # and a warning would be an error
+        learner(*met)
