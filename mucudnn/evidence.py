@@ -3,7 +3,7 @@
 import dataclasses
 
 from mucudnn.intervals import Estimate, Verdict
-from mucudnn.plan_file import OPTIONAL
+from mucudnn.problem import OPTIONAL
 
 WRONG_ERROR = 0.1
 """Relative error above which a result is wrong, in any type: bfloat16 rounds by 0.004, sums hardly more."""

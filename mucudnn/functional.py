@@ -131,8 +131,7 @@ class DividedConvolution:
         if needed[1]:  # what is kept is the caller's, such as a slice
             image = image.contiguous(memory_format=self.order)
         x, dy = (gradient, image) if self.arguments.is_transposed else (image, gradient)
-        is_there = not self.arguments.is_transposed and image.is_contiguous(memory_format=self.order)
-        unread = image if is_there else None
+        unread = image if image.is_contiguous(memory_format=self.order) else None
         dx = self.run(self._input_gradient, gradient, weight, unread=unread) if needed[0] else None
         dw = strided_as(weight, self.run(ConvOp.WGRAD, x, dy, unread=weight)) if needed[1] else None
         db = gradient.sum([0, *range(2, gradient.dim())]) if needed[2] else None

@@ -14,17 +14,18 @@ from mucudnn.division import Division
 from mucudnn.errors import PlanError, PlanFormatError
 from mucudnn.evidence import CallEvidence, Evidence, FrozenEvidence
 from mucudnn.files import write_whole
-from mucudnn.plan_file import OPTIONAL, decode, encode, parse
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.plan_file import decode, encode, parse
+from mucudnn.problem import OPTIONAL, ConvOp, ConvProblem
 from mucudnn.profile import Candidate, Environment
 from mucudnn.sizes import format_bytes, format_exactly
 
-SCHEMA = 6
+SCHEMA = 7
 """Version of the plan file; a newer one is refused.
 
 The first has no quotients of rounds and no calls, the second nothing of frozen graphs, the third nothing of
 algorithms that are not deterministic, the fourth nothing of others who used the processors meanwhile, the
-fifth does not tell transposed convolutions. A file has the lowest that holds it.
+fifth does not tell transposed convolutions, the sixth not those of them that PyTorch computes otherwise. A
+file has the lowest that holds it.
 """
 
 _NAMED = 3
@@ -278,6 +279,8 @@ class Plan:
 
 def _schema(plan: Plan) -> int:
     """Return the lowest schema that holds a plan."""
+    if any(each.problem.transposed for each in plan.assignments):
+        return 7
     if plan.transposed:
         return 6
     if any(plan.others):

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from mucudnn.errors import PlanFormatError
@@ -19,12 +19,6 @@ LARGEST_NUMBER = 1e100
 """No number of a plan is larger, so that sums and products of a few stay finite."""
 _LEAST_SECONDS = 1e-100
 """No time that was measured is less, unless it is 0, so that ratios stay finite."""
-
-OPTIONAL: Mapping[str, bool] = MappingProxyType({"is_optional": True})
-"""Marks a dataclass's field that stands in the file only where it differs from its default.
-
-Files without such a field, those of older versions among them, stay byte for byte what they are.
-"""
 
 _NAMES = {
     dict: "an object",

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from types import MappingProxyType
 
 from mucudnn.errors import ProblemError
 from mucudnn.locks import cached_property
@@ -20,6 +21,12 @@ _ITEMSIZE = {
     "complex128": 16,
 }
 
+
+OPTIONAL: Mapping[str, bool] = MappingProxyType({"is_optional": True})
+"""Marks a dataclass's field that stands in files only where it differs from its default.
+
+Files without such a field, those of older versions among them, stay byte for byte what they are.
+"""
 
 _BUFFER_ALIGNMENT_BYTES = 512
 """What PyTorch's allocator for CUDA aligns every tensor to."""
@@ -80,6 +87,9 @@ class ConvProblem:
             that filters which only their strides of length 1 tell apart have one problem.
         bias: whether fprop adds a bias to y.
         alignment_bytes: what every pointer passed is a multiple of.
+        transposed: whether it is of a transposed convolution that PyTorch computes otherwise than as the
+            gradient of a plain one, as in float64 on processors: then PyTorch's own is another. Else
+            problems of both kinds are equal.
 
     Raises:
         ProblemError: the shapes are no convolution.
@@ -100,6 +110,7 @@ class ConvProblem:
     filter_layout: Layout = Layout.CONTIGUOUS
     bias: bool = False
     alignment_bytes: int = 16
+    transposed: bool = dataclasses.field(default=False, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -108,6 +119,8 @@ class ConvProblem:
             raise ProblemError(f"dtype must be one of {', '.join(_ITEMSIZE)}, but got {self.dtype!r}.")
         if not isinstance(self.bias, bool):
             raise ProblemError(f"bias must be True or False, but got {self.bias!r}.")
+        if not isinstance(self.transposed, bool):
+            raise ProblemError(f"transposed must be True or False, but got {self.transposed!r}.")
         if any(size < 1 for size in self.output_size):
             raise ProblemError(
                 f"The filter must fit into the padded image, but got input size {self.input_size}, "
@@ -257,8 +270,13 @@ class ConvProblem:
         return json.dumps(self.to_json(), separators=(",", ":"), sort_keys=True)
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields as JSON values."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """Return the fields as JSON values, an optional one only where it is not its default."""
+        values = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return {
+            field.name: value
+            for field, value in values
+            if not ("is_optional" in field.metadata and value == field.default)
+        }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, object]) -> "ConvProblem":

@@ -48,6 +48,7 @@ OTHER_VALUES: dict[str, Any] = {
     "filter_layout": Layout.CHANNELS_LAST,
     "bias": True,
     "alignment_bytes": 4,
+    "transposed": True,
 }
 """For every field of a problem, a value that the example does not have."""
 

@@ -364,8 +364,8 @@ def test_json_that_is_no_plan_is_refused(text: str) -> None:
 
 
 def test_a_newer_schema_is_refused() -> None:
-    with pytest.raises(PlanFormatError, match=r"must have schema 6 or lower, but got 7: .* newer mucudnn"):
-        Plan.from_text(_edited(schema=7))
+    with pytest.raises(PlanFormatError, match=r"must have schema 7 or lower, but got 8: .* newer mucudnn"):
+        Plan.from_text(_edited(schema=8))
 
 
 def test_a_plan_has_the_schema_of_what_is_in_it() -> None:
@@ -378,10 +378,13 @@ def test_a_plan_has_the_schema_of_what_is_in_it() -> None:
     candidates = a_plan(assignments=(dataclasses.replace(assigned, candidates=varying),))
     plans = (a_plan(), calls, speedups, frozen, everything, candidates, _disturbed(everything))
     transposed = a_plan(transposed=("conv0",))
+    problem = dataclasses.replace(assigned.problem, transposed=True)
+    apart = a_plan(assignments=(dataclasses.replace(assigned, problem=problem),))
 
-    schemas = [json.loads(plan.to_text())["schema"] for plan in (*plans, transposed)]
+    schemas = [json.loads(plan.to_text())["schema"] for plan in (*plans, transposed, apart)]
 
-    assert schemas == [1, 2, 2, 3, 3, 4, 5, 6]
+    assert schemas == [1, 2, 2, 3, 3, 4, 5, 6, 7]
+    assert Plan.from_text(apart.to_text()) == apart
 
 
 def test_which_convolutions_are_transposed_survives_loading_and_plans_without_any_are_as_before() -> None:

@@ -126,6 +126,16 @@ def test_each_field_alone_changes_the_key(name: str) -> None:
     assert a_problem(**{name: OTHER_VALUES[name]}).key != a_problem().key
 
 
+def test_only_what_pytorch_computes_otherwise_tells_that_it_is_transposed() -> None:
+    turned = a_problem(op=ConvOp.DGRAD, transposed=True)
+
+    assert "transposed" not in a_problem().to_json()
+    assert ConvProblem.from_json(json.loads(turned.key)) == turned
+    assert {each.transposed for each in problems_of(turned).values()} == {True}
+    with pytest.raises(ProblemError, match="transposed must be True or False, but got 1"):
+        a_problem(transposed=1)
+
+
 @given(
     batch=st.integers(0, 2**31),
     groups=st.integers(1, 8),

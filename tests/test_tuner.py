@@ -1,6 +1,8 @@
 """From a model and a limit to a patched model, on this machine."""
 
 import copy
+import dataclasses
+import json
 import math
 import sqlite3
 import sys
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 
 import mucudnn
 from mucudnn.choices import Mode, Policy
+from mucudnn.division import Division
 from mucudnn.errors import (
     BackendError,
     BusyWarning,
@@ -29,14 +32,18 @@ from mucudnn.errors import (
 from mucudnn.patching.applying import plan_of
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp
+from mucudnn.profile import Candidate
 from mucudnn.store.memory import MemoryStore
 from mucudnn.store.sqlite import SqliteStore
+from tests.divided import is_divided
 from tests.examples import a_plan
 from tests.models import Listener, a_batch, a_chain, too_large_for_nothing
 from tests.operands import a_convolution
 from tests.tuned import LIMIT, a_known_store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +184,38 @@ def test_every_mode_and_policy_makes_a_plan_within_the_limit(known: Path, mode: 
     assert (plan.mode, plan.policy) == (mode, policy)
     sizes = {part.batch for division in plan.sites.values() for part in division.parts}
     assert sizes <= set(Policy(policy).sizes(8))
+
+
+def test_pytorchs_own_of_a_transposed_convolution_is_weighed_as_the_model_runs_it(tmp_path: Path) -> None:
+    """In float64 it gathers what all nine taps meet: of all samples at once, where a gradient has one's."""
+    model, image = nn.ConvTranspose2d(16, 16, 3).double().eval(), a_batch(8, 16, 16, torch.float64)
+
+    plan = mucudnn.tune(model, image, "8MiB", policy="undivided", store=tmp_path / "store", progress=False)
+
+    (assigned,) = plan.assignments
+    assert assigned.problem.transposed
+    assert assigned.seen.reference_workspace_bytes is not None
+    assert assigned.seen.reference_workspace_bytes > 8 * image.nbytes
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_plans_of_before_transposed_convolutions_were_told_apart_still_divide_them(
+    tmp_path: Path, *, tells: bool
+) -> None:
+    model, image = nn.ConvTranspose2d(4, 4, 3).double(), a_batch(8, 4, 8, torch.float64)
+    plan = mucudnn.tune(model, image, "8MiB", policy="undivided", store=tmp_path / "store", progress=False)
+    parts = (Candidate("cpu:im2col", 4, 1e-3, MIB),) * 2
+    divided = tuple(
+        dataclasses.replace(each, division=Division(parts), candidates=()) for each in plan.assignments
+    )
+    fields = json.loads(dataclasses.replace(plan, assignments=divided).to_text())
+    if not tells:
+        assert [problem.pop("transposed") for problem in fields["problems"]] == [True] * len(plan.sites)
+        fields["schema"] = 6
+
+    mucudnn.apply(model, Plan.from_text(json.dumps(fields)))
+
+    assert is_divided(model(image))
 
 
 @pytest.mark.parametrize("limit", ["1MiB", "1024KiB", 2**20])

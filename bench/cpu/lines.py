@@ -15,8 +15,8 @@ from bench.cpu.way_cases import WayCase
 from bench.cpu.way_lines import WayFailed, WayMeasured
 from mucudnn.errors import MucudnnError
 from mucudnn.intervals import Estimate, estimate, ratio
-from mucudnn.plan_file import OPTIONAL, decode, encode
-from mucudnn.problem import ConvOp, ConvProblem, Layout
+from mucudnn.plan_file import decode, encode
+from mucudnn.problem import OPTIONAL, ConvOp, ConvProblem, Layout
 from mucudnn.profile import Environment
 
 BENCHMARK = "benchmark"

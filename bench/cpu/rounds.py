@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from mucudnn.plan_file import OPTIONAL
+from mucudnn.problem import OPTIONAL
 from mucudnn.timing import Clock, SamplingRule, compare_runs, nothing
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from bench.cpu.rounds import Rounds
 from bench.differences import Differences
 from mucudnn.comparing.step_comparison import break_even
 from mucudnn.intervals import FEWEST_SAMPLES, Estimate, Verdict, estimate, median, verdict_of
-from mucudnn.plan_file import OPTIONAL
-from mucudnn.problem import ConvOp, Layout
+from mucudnn.problem import OPTIONAL, ConvOp, Layout
 
 OWN = "unpatched"
 DIVIDED = "patched"

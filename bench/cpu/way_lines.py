@@ -10,7 +10,7 @@ from bench.cpu.step_lines import Tuned
 from bench.cpu.way_cases import WAYS, WayCase
 from mucudnn.comparing.step_comparison import break_even
 from mucudnn.intervals import CONFIDENCE, Estimate, Verdict, compare, estimate, ratio
-from mucudnn.plan_file import OPTIONAL
+from mucudnn.problem import OPTIONAL
 
 COPY = "a copy"
 """In proving rounds: one of PyTorch's own once more, in memory of its own."""

@@ -31,15 +31,20 @@ def own_convolution(
     layout; autograd passes the real ones. An expanded scalar in their place would be copied to full size
     before it is ignored, so it would cost the memory of a whole x (measured: 6.12 MiB of 6.12).
 
+    Of a transposed convolution that PyTorch computes otherwise, dgrad is the forward pass, and fprop the
+    gradient of its image dy, which that call takes and never reads.
+
     Args:
         problem: what to compute.
         first: x for fprop and wgrad, dy for dgrad.
         second: w for fprop and dgrad, dy for wgrad.
         bias: of shape (k,), for fprop only.
-        unread: x for dgrad, w for wgrad: any tensor of its shape and layout, whatever it holds. None
+        unread: what `unread_operand` tells: any tensor of its shape and layout, whatever it holds. None
             allocates one and touches no page of it: on the processor that costs addresses, and memory only
             where PyTorch is told to fill what is new; on a card it costs a block of the allocator meanwhile.
     """
+    if problem.transposed:
+        return _own_transposed(problem, first, second, unread)
     if problem.op is ConvOp.FPROP:
         result: Tensor = _FORWARD[len(problem.input_size)](
             first, second, bias, problem.stride, problem.padding, problem.dilation, problem.groups
@@ -62,6 +67,31 @@ def own_convolution(
         (problem.op is ConvOp.DGRAD, problem.op is ConvOp.WGRAD, False),
     )
     return dx if problem.op is ConvOp.DGRAD else dw  # type: ignore[no-any-return]  # torch.ops has no types
+
+
+def _own_transposed(problem: ConvProblem, first: Tensor, second: Tensor, unread: Tensor | None) -> Tensor:
+    """Return the same for an op of a transposed convolution, whose image is dy and whose result is x."""
+    if problem.op is ConvOp.DGRAD:
+        with torch.no_grad():
+            return recorded_convolution(problem, first, second, None)
+    if unread is None:
+        unread = unread_operand(problem, first.device)
+    dy, w = (unread, second) if problem.op is ConvOp.FPROP else (second, unread)
+    gradients = torch.ops.aten.convolution_backward(
+        first,
+        dy,
+        w,
+        None,
+        problem.stride,
+        problem.padding,
+        problem.dilation,
+        True,  # transposed  # noqa: FBT003  # ATen's arguments have positions only
+        problem.output_padding,
+        problem.groups,
+        (problem.op is ConvOp.FPROP, problem.op is ConvOp.WGRAD, False),
+    )
+    result: Tensor = gradients[0] if problem.op is ConvOp.FPROP else gradients[1]
+    return result
 
 
 def recorded_convolution(problem: ConvProblem, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -116,17 +146,18 @@ def operands(
     return make(*image), make(*weight), bias
 
 
-def unread_operand(problem: ConvProblem, device: torch.device = _PROCESSOR) -> Tensor:
-    """Return the tensor that a backward op takes and never reads, in its layout: x for dgrad, w for wgrad.
+def unread_operand(problem: ConvProblem, device: torch.device = _PROCESSOR) -> Tensor | None:
+    """Return the tensor that PyTorch's own takes and never reads, in its layout; None where it reads all.
 
-    Raises:
-        ValueError: the op is fprop, which reads all that it takes.
+    It is x for dgrad, w for wgrad, and dy for fprop of a transposed convolution that PyTorch computes
+    otherwise. It reads all in the forward pass, which dgrad is of such a one.
     """
-    if problem.op is ConvOp.FPROP:
-        raise ValueError("Only dgrad and wgrad take an operand that they do not read, but got fprop.")
-    if problem.op is ConvOp.DGRAD:
-        return _allocate(problem, device, None, problem.input_shape, problem.layout)
-    return _allocate(problem, device, None, problem.filter_shape, problem.filter_layout)
+    if problem.op is ConvOp.WGRAD:
+        return _allocate(problem, device, None, problem.filter_shape, problem.filter_layout)
+    if problem.op is (ConvOp.DGRAD if problem.transposed else ConvOp.FPROP):
+        return None
+    shape = problem.input_shape if problem.op is ConvOp.DGRAD else problem.output_shape
+    return _allocate(problem, device, None, shape, problem.layout)
 
 
 def result_bytes(problem: ConvProblem) -> int:

@@ -337,7 +337,8 @@ class Backend(Protocol):
     ) -> Tensor:
         """Return what PyTorch itself computes: y from (x, w), dx from (dy, w), or dw from (x, dy).
 
-        The third tensor that the backward ops name but never read, x or w, may be given as `unread`.
+        The third tensor that the backward ops name but never read may be given as `unread`: x or w, or dy
+        for fprop of a transposed convolution that PyTorch computes otherwise.
         """
 
     def slice_kernel(self, problem: ConvProblem, algorithm: str, buffer: Tensor) -> PartKernel:

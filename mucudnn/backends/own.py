@@ -11,7 +11,7 @@ from mucudnn.algorithms.own import operands, own_convolution, result_bytes, unre
 from mucudnn.algorithms.packed import Packed, image_order, packing
 from mucudnn.backends.base import Job
 from mucudnn.errors import BackendError
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvProblem
 
 _PROCESSOR = torch.device("cpu")
 
@@ -76,8 +76,7 @@ def prepare(payload: Mapping[str, object]) -> OwnConvolution:
     problem = ConvProblem.from_json(cast("Mapping[str, object]", payload["problem"]))
     device = torch.device(str(payload["device"]))
     first, second, bias = operands(problem, None, device)
-    unread = None if problem.op is ConvOp.FPROP else unread_operand(problem, device)
-    return OwnConvolution(problem, first, second, bias, unread)
+    return OwnConvolution(problem, first, second, bias, unread_operand(problem, device))
 
 
 def packed_job(problem: ConvProblem) -> Job:

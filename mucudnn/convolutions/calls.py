@@ -197,7 +197,12 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
             "The output padding of a transposed convolution must be smaller than its stride, "
             f"but got {arguments.output_padding} for {arguments.stride}."
         )
-    return dataclasses.replace(plain, layout=_layout_of_call(image, weight, arguments))
+    backend = _pytorchs_choice(image, weight, arguments)
+    return dataclasses.replace(
+        plain,
+        layout=_layout_of_call(image, weight, backend),
+        transposed=arguments.is_transposed and is_apart(plain, backend.name),
+    )
 
 
 def _in_python(value: Any) -> Any:
@@ -211,13 +216,9 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int | Integral) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
-def _layout_of_call(image: Tensor, weight: Tensor, arguments: ConvArguments) -> Layout:
-    """Return the layout in which PyTorch runs a convolution that it can run, and returns the result.
-
-    PyTorch itself is asked, by functions that it hides: `layout_of` does not know which implementation it
-    takes, and some have only one layout.
-    """
-    backend = torch._C._select_conv_backend(
+def _pytorchs_choice(image: Tensor, weight: Tensor, arguments: ConvArguments) -> Any:
+    """Return the implementation that PyTorch takes for a convolution that it can run, by asking it."""
+    return torch._C._select_conv_backend(
         image,
         weight,
         None,
@@ -229,8 +230,31 @@ def _layout_of_call(image: Tensor, weight: Tensor, arguments: ConvArguments) -> 
         arguments.groups,
         None,
     )
+
+
+def _layout_of_call(image: Tensor, weight: Tensor, backend: Any) -> Layout:
+    """Return the layout in which PyTorch's implementation runs a convolution, and returns the result.
+
+    PyTorch itself is asked, by functions that it hides: `layout_of` does not know which implementation it
+    takes, and some have only one layout.
+    """
     order = torch._C._conv_determine_backend_memory_format(image, weight, backend)
     return Layout.CONTIGUOUS if order is torch.contiguous_format else Layout.CHANNELS_LAST
+
+
+def is_apart(problem: ConvProblem, implementation: str) -> bool:
+    """Return whether PyTorch computes a transposed convolution otherwise than as a plain one's gradient.
+
+    oneDNN and cuDNN compute both alike, PyTorch's own kernels on processors do not. On a card those are for
+    plain ones alone, with a group for each channel. Source: PyTorch, aten/src/ATen/native/Convolution.cpp.
+
+    Args:
+        problem: of the plain one.
+        implementation: PyTorch's name of what it takes for the transposed one; oneDNN's has none.
+    """
+    if implementation == "CudnnTranspose":
+        return problem.groups == problem.in_channels > 1
+    return implementation.startswith("SlowTranspose")
 
 
 def _transposed_size(image: Tensor, weight: Tensor, arguments: ConvArguments) -> tuple[int, ...] | None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -90,6 +90,11 @@ class Extraction:
             for call in self.calls
             for op in call.ops
         }
+
+    def known_as(self, name: Callable[[ConvProblem], ConvProblem]) -> "Extraction":
+        """Return the same by the problems that `name` returns for those of the forward passes."""
+        calls = tuple(dataclasses.replace(call, problem=name(call.problem)) for call in self.calls)
+        return dataclasses.replace(self, calls=calls)
 
     @property
     def transposed(self) -> tuple[str, ...]:

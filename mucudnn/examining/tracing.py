@@ -193,8 +193,9 @@ class _Recorder(TorchDispatchMode):
         if is_transposed:
             arguments = arguments._replace(output_padding=numbers(tuple(output_padding), image.dim() - 2))
         problem = problem_of(image, weight, bias is not None, arguments)
-        # cuDNN gets the filter in the layout of the others.
-        self._note(dataclasses.replace(problem, layout=layout, filter_layout=layout), image, weight)
+        # cuDNN gets the filter in the layout of the others, and computes transposed ones like gradients.
+        asked = dataclasses.replace(problem, layout=layout, filter_layout=layout, transposed=False)
+        self._note(asked, image, weight)
         return result.contiguous(memory_format=memory_format(layout, result.dim()))
 
     def _note(self, problem: ConvProblem, image: Tensor, weight: Tensor) -> None:

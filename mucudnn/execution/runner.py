@@ -131,8 +131,8 @@ class Runner:
             first: x or dy, of the problem's shape and layout.
             second: w, or dy for wgrad.
             bias: of fprop, shape (k,); None for none.
-            unread: x for dgrad, w for wgrad, whatever it holds; without it PyTorch's own makes one, but parts
-                of dgrad take the result in its place.
+            unread: x for dgrad, w for wgrad, dy for fprop of a transposed convolution, whatever it holds;
+                without it PyTorch's own makes one, but parts of dgrad take the result in its place.
             keeps_filter: whether the filter is likely to be that of the last call: then its transform is
                 made once, as long as nobody else writes to the workspace.
         """
@@ -274,7 +274,8 @@ class _SliceParts:
             image: x or dy, of the whole mini-batch.
             weight: (k, c / groups, *taps).
             bias: (k,), for fprop only.
-            unread: x for dgrad, whatever it holds; without it PyTorch's own is given the result in its place.
+            unread: x for dgrad, dy for fprop of a transposed convolution, whatever it holds; without an x
+                PyTorch's own is given the result in its place.
             ready: is told of each group before it runs, if there is one.
             is_prepared: whether the only group has this filter's transform in the workspace.
 

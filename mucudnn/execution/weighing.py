@@ -11,7 +11,7 @@ from mucudnn.backends import Job, backend_of
 from mucudnn.division import Division
 from mucudnn.execution.runner import Runner
 from mucudnn.execution.workspace import Workspace
-from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.problem import ConvProblem
 from mucudnn.profile import Candidate
 
 
@@ -26,9 +26,7 @@ class DivisionJob:
         self._device = torch.device(str(payload["device"]))
         backend = backend_of(division.parts[0].algorithm, self._device)
         first, second, bias = operands(self._problem, torch.Generator(self._device), self._device)
-        is_fprop = self._problem.op is ConvOp.FPROP
-        unread = None if is_fprop else unread_operand(self._problem, self._device)
-        self._operands = (first, second, bias, unread)
+        self._operands = (first, second, bias, unread_operand(self._problem, self._device))
         self._runner = Runner(backend, self._problem, division)
 
     @property

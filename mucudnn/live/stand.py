@@ -97,9 +97,7 @@ class Stand:
 
     @cached_property
     def unread(self) -> Tensor | None:
-        """The operand that PyTorch's backward op takes and never reads; None for fprop, which has none."""
-        if self.problem.op is ConvOp.FPROP:
-            return None
+        """The operand that PyTorch's own takes and never reads; None where it reads all."""
         return unread_operand(self.problem, self.backend.device)
 
     @cached_property
@@ -251,7 +249,9 @@ class _OwnRun:
     def _compute(self, here: slice) -> Tensor:
         stand, op = self._stand, self._problem.op
         second = stand.second[here] if op is ConvOp.WGRAD else stand.second
-        unread = stand.unread[here] if op is ConvOp.DGRAD and stand.unread is not None else stand.unread
+        unread = stand.unread  # w for wgrad, else of these samples
+        if unread is not None and op is not ConvOp.WGRAD:
+            unread = unread[here]
         return stand.backend.own_convolution(self._problem, stand.first[here], second, stand.bias, unread)
 
 

@@ -266,7 +266,10 @@ def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
     """
     has_layout = math.prod(problem.input_size) > 1 or math.prod(problem.output_size) > 1
     layout = tuned.layout if has_layout else problem.layout
-    return dataclasses.replace(tuned, batch=problem.batch, layout=layout) == problem
+    return (
+        dataclasses.replace(tuned, batch=problem.batch, layout=layout, transposed=problem.transposed)
+        == problem
+    )
 
 
 def _as_tuned(problem: ConvProblem, variant: Variant) -> ConvProblem:

@@ -5,13 +5,14 @@ among others, those rounds answer; else their times are predicted from the recor
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from mucudnn.choices import Search
 from mucudnn.division import Division
 from mucudnn.errors import BackendError, OptionError, StoreError
 from mucudnn.interruptions import pass_on_interruption
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem, problems_of
 from mucudnn.profile import FACTS, Comparison, Environment, Record, Trial, own_of
 from mucudnn.profiling.measurer import Compared, Divisions, Limits, ModelCall
 from mucudnn.profiling.outcome import Outcome, predicted_estimate
@@ -60,6 +61,18 @@ class Replay:
     def complaint(self) -> str | None:
         """Return None: nothing is measured."""
         return None
+
+    def recorded(self, problem: ConvProblem) -> ConvProblem:
+        """Return the problem of a forward pass as it was recorded, or as it is where none was.
+
+        Whether PyTorch computes a transposed convolution otherwise than as a gradient depends on where it
+        runs, as on the processor's instructions.
+        """
+        if problem.op is not ConvOp.DGRAD:
+            return problem
+        other = dataclasses.replace(problem, transposed=not problem.transposed)
+        known = (each for each in (problem, other) if any(map(self._records_of, problems_of(each).values())))
+        return next(known, problem)
 
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:  # noqa: ARG002  # a recording has searched
         """Return the ids of the algorithms that were recorded, whatever was tried then, PyTorch's own first.

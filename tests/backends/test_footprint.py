@@ -329,6 +329,21 @@ def test_pytorch_hides_little_in_a_channels_last_convolution(meter: FootprintMet
     assert seen < 4 * MIB
 
 
+def test_a_transposed_convolution_is_weighed_as_it_runs(meter: FootprintMeter) -> None:
+    """In float64 PyTorch gathers what all taps meet: of all samples at once, where a gradient has one's."""
+    problem = ConvProblem(ConvOp.DGRAD, 16, 32, 64, (32, 32), (3, 3), (1, 1), (1, 1), (1, 1), dtype="float64")
+    gathered = 9 * 32 * 32 * 32 * 8  # of a sample, in bytes
+
+    as_gradient, as_it_runs = (
+        meter.measure(own_job(dataclasses.replace(problem, transposed=each)), None).n_bytes
+        for each in (False, True)
+    )
+
+    assert as_gradient is not None
+    assert as_it_runs is not None
+    assert as_gradient < 4 * gathered < 16 * gathered <= as_it_runs + NOISE_BYTES
+
+
 def test_a_convolution_over_the_limit_does_not_run(meter: FootprintMeter) -> None:
     assert meter.measure(own_job(_problem()), MIB).n_bytes is None
 

@@ -11,6 +11,7 @@ from mucudnn.backends.own import own_job, prepare
 from mucudnn.problem import ConvOp, ConvProblem, Layout
 
 _CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+_TRANSPOSED = {1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d}
 
 _PLAIN = ConvProblem(
     op=ConvOp.FPROP,
@@ -23,6 +24,12 @@ _PLAIN = ConvProblem(
     padding=(1, 1),
     dilation=(1, 1),
 )
+
+_TURNED = [
+    dataclasses.replace(_PLAIN, op=op, dtype="float64", transposed=True)
+    for op in (ConvOp.FPROP, ConvOp.WGRAD)
+]
+"""Gradients of a transposed convolution."""
 
 PROBLEMS = {
     "plain": _PLAIN,
@@ -81,20 +88,61 @@ def test_values_type_and_strides_are_those_of_autograd(
     torch.testing.assert_close(result, _autograd(problem, first, second, bias), check_stride=True)
 
 
-@pytest.mark.parametrize("op", [ConvOp.DGRAD, ConvOp.WGRAD])
-def test_what_a_gradient_does_not_read_may_hold_nan(op: ConvOp) -> None:
-    problem = _PLAIN.with_op(op)
-    first, second, _ = operands(problem, torch.Generator().manual_seed(0))
-    unread = unread_operand(problem).fill_(torch.nan)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("op", ConvOp)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_those_of_transposed_convolutions_are_autograds_too(
+    name: str, op: ConvOp, layout: Layout, dtype: str
+) -> None:
+    forward = dataclasses.replace(
+        PROBLEMS[name].with_op(ConvOp.DGRAD),
+        layout=layout,
+        filter_layout=layout,
+        dtype=dtype,
+        bias=False,
+        transposed=True,
+    )
+    generator = torch.Generator().manual_seed(0)
+    (image, weight, _), (gradient, _, _) = (
+        operands(forward.with_op(each), generator) for each in (ConvOp.DGRAD, ConvOp.FPROP)
+    )
+    result = _TRANSPOSED[len(forward.input_size)](
+        image.requires_grad_(),
+        weight.requires_grad_(),
+        None,
+        forward.stride,
+        forward.padding,
+        forward.output_padding,
+        forward.groups,
+        forward.dilation,
+    )
+    dx, dw = torch.autograd.grad(result, (image, weight), gradient)
+    expected, first, second = {
+        ConvOp.DGRAD: (result, image, weight),
+        ConvOp.FPROP: (dx, gradient, weight),
+        ConvOp.WGRAD: (dw, gradient, image),
+    }[op]
 
-    result = own_convolution(problem, first, second, unread=unread)
+    found = own_convolution(forward.with_op(op), first.detach(), second.detach())
+
+    torch.testing.assert_close(found, expected.detach(), check_stride=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("problem", [_PLAIN.with_op(op) for op in (ConvOp.DGRAD, ConvOp.WGRAD)] + _TURNED)
+def test_what_a_gradient_does_not_read_may_hold_nan(problem: ConvProblem) -> None:
+    first, second, _ = operands(problem, torch.Generator().manual_seed(0))
+    unread = unread_operand(problem)
+    assert unread is not None
+
+    result = own_convolution(problem, first, second, unread=unread.fill_(torch.nan))
 
     torch.testing.assert_close(result, own_convolution(problem, first, second))
 
 
-def test_fprop_reads_all_its_operands() -> None:
-    with pytest.raises(ValueError, match="Only dgrad and wgrad take an operand that they do not read"):
-        unread_operand(_PLAIN)
+def test_a_forward_pass_reads_all_its_operands() -> None:
+    assert unread_operand(_PLAIN) is None
+    assert unread_operand(_TURNED[0].with_op(ConvOp.DGRAD)) is None
 
 
 @pytest.mark.parametrize(
@@ -121,10 +169,11 @@ def test_one_seed_gives_the_same_operands() -> None:
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True) if a is not None and b is not None)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("op", ConvOp)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_job_runs_the_problem_and_knows_its_result(name: str, op: ConvOp) -> None:
-    problem = PROBLEMS[name].with_op(op)
+def test_the_job_runs_the_problem_and_knows_its_result(name: str, op: ConvOp, *, transposed: bool) -> None:
+    problem = dataclasses.replace(PROBLEMS[name], op=op, transposed=transposed)
 
     prepared = prepare(own_job(problem).payload)
     result = prepared.run()

@@ -101,7 +101,7 @@ def test_a_reader_who_leaves_early_sees_no_error(plan_path: Path) -> None:
         ),
         ('{"schema": NaN}', "{path} cannot be used: A plan's numbers must be at most 1e+100 in size, "),
         ('{"schema": 1}', "{path} cannot be used: A plan must be whole, but a field is missing or wrong: "),
-        ('{"schema": 99}', "{path} cannot be used: A plan must have schema 6 or lower, but got 99: "),
+        ('{"schema": 99}', "{path} cannot be used: A plan must have schema 7 or lower, but got 99: "),
     ],
 )
 def test_a_plan_that_cannot_be_used_ends_with_a_sentence(tmp_path: Path, content: str, sentence: str) -> None:

@@ -1,9 +1,12 @@
 """What PyTorch's calls ask for, what of them is left to PyTorch as it is, and why."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's users know it by
 
 from mucudnn.convolutions.calls import (
@@ -11,12 +14,14 @@ from mucudnn.convolutions.calls import (
     Numbers,
     explicit_padding,
     has_its_bias,
+    is_apart,
     numbers,
     obstacle,
     problem_of,
 )
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.problem import ConvOp
+from tests.examples import a_problem
 
 IMAGE, WEIGHT, BIAS = torch.zeros(2, 3, 5, 5), torch.zeros(4, 3, 3, 3), torch.zeros(4)
 
@@ -81,6 +86,30 @@ def test_a_transposed_convolution_is_the_gradient_of_the_one_that_leads_back() -
     assert problem.output_shape == tuple(image.shape)
     assert has_its_bias(problem, torch.zeros(4))
     assert not has_its_bias(problem, torch.zeros(6))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_apart"), [(torch.float32, False), (torch.float64, True), (torch.complex64, True)]
+)
+@pytest.mark.parametrize("is_fake", [False, True])
+def test_a_transposed_convolution_is_told_where_pytorch_computes_it_by_other_kernels(
+    dtype: torch.dtype, *, is_apart: bool, is_fake: bool
+) -> None:
+    with FakeTensorMode() if is_fake else contextlib.nullcontext():
+        image, weight = torch.zeros(2, 6, 5, 4, dtype=dtype), torch.zeros(6, 2, 3, 3, dtype=dtype)
+
+        assert problem_of(image, weight, False, TURNED).transposed == is_apart  # noqa: FBT003
+        plain = TURNED._replace(output_padding=None)
+        assert not problem_of(image, weight[:, :1], False, plain._replace(groups=6)).transposed  # noqa: FBT003
+
+
+@pytest.mark.parametrize(("groups", "is_told"), [(1, False), (4, False), (8, True)])
+def test_of_cudnns_only_those_with_a_group_for_each_channel_are_told(groups: int, *, is_told: bool) -> None:
+    problem = a_problem(in_channels=8, out_channels=8, groups=groups)
+
+    assert is_apart(problem, "CudnnTranspose") == is_told
+    assert not is_apart(problem, "???")  # as PyTorch calls oneDNN's
+    assert is_apart(problem, "SlowTranspose3d")
 
 
 @pytest.mark.parametrize(

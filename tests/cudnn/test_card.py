@@ -18,6 +18,7 @@ from mucudnn.backends.cudnn.card import TorchCard, pytorchs_choice
 from mucudnn.backends.cudnn.environment import obstacle_to_products, present_policy, present_rules
 from mucudnn.errors import BackendError, BackendWarning, UnmeasuredError
 from mucudnn.execution.workspace import workspace_of
+from mucudnn.problem import ConvOp
 from tests.cudnn.absent import Absent
 from tests.cudnn.ledgers import Blind, Ledger, Prepared, Work
 from tests.forks import in_a_child
@@ -256,6 +257,13 @@ def test_pytorch_runs_a_depthwise_convolution_by_a_kernel_of_its_own() -> None:
     problem = a_convolution(in_channels=8, out_channels=8, groups=8)
 
     assert pytorchs_choice(problem, CUDA) == "CudaDepthwise2d"
+
+
+@pytest.mark.parametrize("op", ConvOp)
+def test_of_a_depthwise_transposed_convolution_pytorch_runs_cudnn(op: ConvOp) -> None:
+    problem = a_convolution(op=op, in_channels=8, out_channels=8, groups=8, stride=(2, 2), transposed=True)
+
+    assert pytorchs_choice(problem, CUDA) in ("CudnnTranspose", "SlowTranspose2d")  # where it has no cuDNN
 
 
 def test_what_pytorch_would_choose_costs_no_memory() -> None:

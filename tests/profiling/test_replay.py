@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 import mucudnn
@@ -23,6 +24,7 @@ from mucudnn.errors import (
     StoreError,
 )
 from mucudnn.evidence import Evidence
+from mucudnn.examining.extraction import extract
 from mucudnn.intervals import Verdict
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvProblem
@@ -101,6 +103,22 @@ def test_the_plan_of_a_replay_is_the_recorded_one_byte_for_byte(
     recorded = record(path, a_backend(), an_extraction(a_chain()), limit, mode)
 
     assert _replayed(path, limit, mode=mode).to_text() == recorded.to_text()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_transposed_convolution_is_found_whatever_computed_pytorchs_own_where_it_was_recorded(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    model = torch.nn.Sequential(torch.nn.ConvTranspose2d(3, 4, 3)).to(dtype)
+    sample = torch.zeros(4, 3, 6, 6, dtype=dtype)
+    here = extract(model, sample)
+    elsewhere = here.known_as(lambda each: dataclasses.replace(each, transposed=not each.transposed))
+    recorded = record(tmp_path / "recording", a_backend(), elsewhere)
+
+    plan = mucudnn.tune(model, sample, MIB, backend=f"replay:{tmp_path / 'recording'}", progress=False)
+
+    assert plan.to_text() == recorded.to_text()
+    assert {each.transposed for each in here.problems.values()} == {dtype == torch.float64}
 
 
 def test_what_was_refused_for_its_room_alone_is_refused_in_the_replay_and_in_a_second_run(

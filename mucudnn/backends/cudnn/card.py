@@ -36,13 +36,16 @@ def pytorchs_choice(problem: ConvProblem, device: torch.device) -> str:
     """Return PyTorch's name of the implementation that it takes for a convolution; nothing is computed."""
     with FakeTensorMode():
         dtype: torch.dtype = getattr(torch, problem.dtype)
+        is_transposed = problem.transposed
+        images = problem.output_shape if is_transposed else problem.input_shape
         image, weight = (
             torch.empty(shape, dtype=dtype, device=device).contiguous(
                 memory_format=memory_format(problem.layout, len(shape))
             )
-            for shape in (problem.input_shape, problem.filter_shape)
+            for shape in (images, problem.filter_shape)
         )
-        arguments = (problem.stride, problem.padding, problem.dilation, False, [0] * len(problem.stride))
+        more = problem.output_padding if is_transposed else (0,) * len(problem.stride)
+        arguments = (problem.stride, problem.padding, problem.dilation, is_transposed, more)
         return str(torch._C._select_conv_backend(image, weight, None, *arguments, problem.groups).name)
 
 
