@@ -22,7 +22,7 @@ class Reason(enum.Enum):
     """The plan's times are those of another environment."""
     MOVED = "move it back, or optimize again where it is now"
     """Its tensors lie on another kind of device."""
-    PARTS = "a larger limit, or the policy 'power_of_two' if it was another, makes smaller batches of parts"
+    PARTS = "a larger limit, or another policy than 'undivided', lets smaller batches be made of parts"
     """Its batch cannot be made of sizes that were measured, or its parts do not run or need too much."""
     WATCHED = "elsewhere it is divided"
     """Whoever watches what is computed, as a mode does, would not see a convolution."""

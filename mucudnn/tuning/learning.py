@@ -28,12 +28,13 @@ class Learner:
     anew, and warn anew.
     """
 
+    _has_told_captured = False  # of the class: models that earlier versions have pickled know of none
+
     def __init__(self, settings: Settings) -> None:
         """Remember how to tune."""
         self._settings = settings
         self._store = settings.store
         self._told: frozenset[type[Warning]] = frozenset()
-        self._has_told_captured = False
         self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,7 +86,7 @@ class Learner:
             self._has_told_captured = True
             warn_user(
                 f"{problem} is met while a CUDA graph is captured, in which nothing can be tuned: all "
-                "replays will run PyTorch's own convolution. Call it once on these shapes before you "
+                "replays will run PyTorch's own convolution. Run the model once on these shapes before you "
                 "capture. This is told once for all shapes that are tuned when first met.",
                 UntunedWarning,
             )
