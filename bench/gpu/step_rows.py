@@ -1,6 +1,7 @@
 """What is found of training steps: a row for each way to train, one for each pair of ways, and tables."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from bench.gpu.values import Timing, duration
@@ -125,7 +126,10 @@ def network_of(workload: Workload) -> str:
 
 
 def summary(rows: Sequence[StepRow | PairRow]) -> str:
-    """Return two tables of all rows, network by network: what each way takes, and pairs of ways."""
+    """Return two tables of all rows, network by network: what each way takes, and pairs of ways.
+
+    Rows have quotients of times, the table of pairs how many times as fast a way is.
+    """
     steps: dict[str, list[tuple[str, ...]]] = {}
     pairs: dict[str, list[tuple[str, ...]]] = {}
     for row in rows:
@@ -159,7 +163,8 @@ def _title(row: StepRow | PairRow) -> tuple[str, str, str]:
 
 
 def _pair_cells(row: PairRow) -> tuple[str, ...]:
-    speedup = f"{1 / row.ratio:.3f} [{1 / row.high:.3f}, {1 / row.low:.3f}]"
+    median, low, high = (1 / time if time > 0 else math.inf for time in (row.ratio, row.high, row.low))
+    speedup = f"{median:.3f} [{low:.3f}, {high:.3f}]"
     return (row.way, row.base, speedup, str(row.verdict))
 
 
