@@ -1,6 +1,7 @@
 """Dividing every convolution that is called in a block of code, a module's or not: tuned when first seen."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import threading
@@ -240,7 +241,8 @@ def _needs_of(call: Call) -> tuple[bool, bool]:
 
 def _place(backend: Backend, problem: ConvProblem) -> Hashable:
     """Return what a problem of any batch is known by: times hold for one device and its flags."""
-    return (backend.name, backend.device, backend.flags(), problem.with_batch(0))
+    of_any_batch = dataclasses.replace(problem, batch=0, is_apart=False)
+    return (backend.name, backend.device, backend.flags(), of_any_batch)
 
 
 def autotune(

@@ -128,7 +128,7 @@ class DividedConvolution:
         gradient = in_order(gradient, self.order)
         if self._are_gradients_own:
             return own_gradients(gradient, image, weight, self.arguments, needed)
-        if needed[1]:  # what is kept is the caller's, such as a slice
+        if needed[1] or self.problem.is_apart:  # what is kept is the caller's, such as a slice
             image = image.contiguous(memory_format=self.order)
         x, dy = (gradient, image) if self.arguments.is_transposed else (image, gradient)
         unread = image if image.is_contiguous(memory_format=self.order) else None

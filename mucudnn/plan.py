@@ -279,7 +279,7 @@ class Plan:
 
 def _schema(plan: Plan) -> int:
     """Return the lowest schema that holds a plan."""
-    if any(each.problem.transposed for each in plan.assignments):
+    if any(each.problem.is_apart for each in plan.assignments):
         return 7
     if plan.transposed:
         return 6

@@ -87,7 +87,7 @@ class ConvProblem:
             that filters which only their strides of length 1 tell apart have one problem.
         bias: whether fprop adds a bias to y.
         alignment_bytes: what every pointer passed is a multiple of.
-        transposed: whether it is of a transposed convolution that PyTorch computes otherwise than as the
+        is_apart: whether it is of a transposed convolution that PyTorch computes otherwise than as the
             gradient of a plain one, as in float64 on processors: then PyTorch's own is another. Else
             problems of both kinds are equal.
 
@@ -110,7 +110,7 @@ class ConvProblem:
     filter_layout: Layout = Layout.CONTIGUOUS
     bias: bool = False
     alignment_bytes: int = 16
-    transposed: bool = dataclasses.field(default=False, metadata=OPTIONAL)
+    is_apart: bool = dataclasses.field(default=False, metadata=OPTIONAL)
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -119,8 +119,10 @@ class ConvProblem:
             raise ProblemError(f"dtype must be one of {', '.join(_ITEMSIZE)}, but got {self.dtype!r}.")
         if not isinstance(self.bias, bool):
             raise ProblemError(f"bias must be True or False, but got {self.bias!r}.")
-        if not isinstance(self.transposed, bool):
-            raise ProblemError(f"transposed must be True or False, but got {self.transposed!r}.")
+        if not isinstance(self.is_apart, bool):
+            raise ProblemError(f"is_apart must be True or False, but got {self.is_apart!r}.")
+        if self.is_apart and self.bias:
+            raise ProblemError("A transposed convolution adds its bias apart, but got bias=True.")
         if any(size < 1 for size in self.output_size):
             raise ProblemError(
                 f"The filter must fit into the padded image, but got input size {self.input_size}, "
@@ -307,7 +309,7 @@ class ConvProblem:
             text += f", dilation {_by(self.dilation)}"
         if self.groups != 1:
             text += f", groups {self.groups}"
-        return f"{text}, {self.form}"
+        return f"{text}, {self.form}" + ", transposed" * self.is_apart
 
 
 @functools.lru_cache(4096, typed=True)  # a plan asks for the same few thousand again and again

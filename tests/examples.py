@@ -48,7 +48,7 @@ OTHER_VALUES: dict[str, Any] = {
     "filter_layout": Layout.CHANNELS_LAST,
     "bias": True,
     "alignment_bytes": 4,
-    "transposed": True,
+    "is_apart": True,
 }
 """For every field of a problem, a value that the example does not have."""
 

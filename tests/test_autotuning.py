@@ -183,15 +183,26 @@ def test_a_model_that_is_tuned_inside_is_measured_as_outside(tuned: Autotune, tm
         _ = tuned.plan
 
 
-def test_what_is_known_is_not_measured_again(tuned: Autotune, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w = tensors(8, 4, 8, 8)
+_OWN = {
+    "conv2d": torch.ops.aten.conv2d.default,
+    "conv_transpose2d": torch.ops.aten.conv_transpose2d.input,
+}
+
+
+@pytest.mark.parametrize("name", _OWN)
+def test_what_is_known_is_not_measured_again(
+    name: str, tuned: Autotune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a single image, if it is small, PyTorch computes a transposed convolution by another kernel."""
+    x, w = tensors(8, 4, 8, 8, weight=(4, 4, 3, 3))
+    convolve = getattr(F, name)
     with tuned:
-        F.conv2d(x, w)
+        convolve(x, w)
         seen = measured(monkeypatch)
         for batch in (8, 5, 1):
-            assert_close(F.conv2d(x[:batch], w), torch.ops.aten.conv2d(x[:batch], w))
+            assert_close(convolve(x[:batch], w), _OWN[name](x[:batch], w))
         assert not seen
-        F.conv2d(x[..., 1:], w)
+        convolve(x[..., 1:], w)
         assert seen
 
 

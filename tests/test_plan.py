@@ -378,7 +378,7 @@ def test_a_plan_has_the_schema_of_what_is_in_it() -> None:
     candidates = a_plan(assignments=(dataclasses.replace(assigned, candidates=varying),))
     plans = (a_plan(), calls, speedups, frozen, everything, candidates, _disturbed(everything))
     transposed = a_plan(transposed=("conv0",))
-    problem = dataclasses.replace(assigned.problem, transposed=True)
+    problem = dataclasses.replace(assigned.problem, is_apart=True)
     apart = a_plan(assignments=(dataclasses.replace(assigned, problem=problem),))
 
     schemas = [json.loads(plan.to_text())["schema"] for plan in (*plans, transposed, apart)]

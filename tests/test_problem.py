@@ -127,13 +127,16 @@ def test_each_field_alone_changes_the_key(name: str) -> None:
 
 
 def test_only_what_pytorch_computes_otherwise_tells_that_it_is_transposed() -> None:
-    turned = a_problem(op=ConvOp.DGRAD, transposed=True)
+    turned = a_problem(op=ConvOp.DGRAD, is_apart=True)
 
-    assert "transposed" not in a_problem().to_json()
+    assert "is_apart" not in a_problem().to_json()
     assert ConvProblem.from_json(json.loads(turned.key)) == turned
-    assert {each.transposed for each in problems_of(turned).values()} == {True}
-    with pytest.raises(ProblemError, match="transposed must be True or False, but got 1"):
-        a_problem(transposed=1)
+    assert {each.is_apart for each in problems_of(turned).values()} == {True}
+    assert str(turned).endswith(", transposed")
+    with pytest.raises(ProblemError, match="is_apart must be True or False, but got 1"):
+        a_problem(is_apart=1)
+    with pytest.raises(ProblemError, match="transposed convolution adds its bias apart"):
+        a_problem(is_apart=True, bias=True)
 
 
 @given(

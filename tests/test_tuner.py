@@ -193,7 +193,7 @@ def test_pytorchs_own_of_a_transposed_convolution_is_weighed_as_the_model_runs_i
     plan = mucudnn.tune(model, image, "8MiB", policy="undivided", store=tmp_path / "store", progress=False)
 
     (assigned,) = plan.assignments
-    assert assigned.problem.transposed
+    assert assigned.problem.is_apart
     assert assigned.seen.reference_workspace_bytes is not None
     assert assigned.seen.reference_workspace_bytes > 8 * image.nbytes
 
@@ -210,7 +210,7 @@ def test_plans_of_before_transposed_convolutions_were_told_apart_still_divide_th
     )
     fields = json.loads(dataclasses.replace(plan, assignments=divided).to_text())
     if not tells:
-        assert [problem.pop("transposed") for problem in fields["problems"]] == [True] * len(plan.sites)
+        assert [problem.pop("is_apart") for problem in fields["problems"]] == [True] * len(plan.sites)
         fields["schema"] = 6
 
     mucudnn.apply(model, Plan.from_text(json.dumps(fields)))

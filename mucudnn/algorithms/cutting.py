@@ -57,5 +57,5 @@ def _band_problem(problem: ConvProblem, rows: int) -> ConvProblem:
     reach = (problem.kernel_size[0] - 1) * problem.dilation[0] + 1
     size = ((rows - 1) * problem.stride[0] + reach, *problem.input_size[1:])
     return dataclasses.replace(
-        problem, batch=1, input_size=size, padding=(0, *problem.padding[1:]), transposed=False
+        problem, batch=1, input_size=size, padding=(0, *problem.padding[1:]), is_apart=False
     )

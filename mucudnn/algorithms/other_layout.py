@@ -65,7 +65,7 @@ class OtherLayoutAlgorithm:
 
         PyTorch knows no channels-last tensors of one spatial dimension: they get a second one of length 1.
         """
-        other = dataclasses.replace(problem, layout=self.layout, filter_layout=self.layout, transposed=False)
+        other = dataclasses.replace(problem, layout=self.layout, filter_layout=self.layout, is_apart=False)
         return _as_rows(other) if self._adds_dimension(problem) else other
 
     def workspace_bytes(self, problem: ConvProblem) -> int:

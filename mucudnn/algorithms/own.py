@@ -43,55 +43,39 @@ def own_convolution(
             allocates one and touches no page of it: on the processor that costs addresses, and memory only
             where PyTorch is told to fill what is new; on a card it costs a block of the allocator meanwhile.
     """
-    if problem.transposed:
-        return _own_transposed(problem, first, second, unread)
-    if problem.op is ConvOp.FPROP:
+    is_apart, op = problem.is_apart, problem.op
+    if is_apart and op is ConvOp.DGRAD:
+        with torch.no_grad():
+            return recorded_convolution(problem, first, second, None)
+    if op is ConvOp.FPROP and not is_apart:
         result: Tensor = _FORWARD[len(problem.input_size)](
             first, second, bias, problem.stride, problem.padding, problem.dilation, problem.groups
         )
         return result
     if unread is None:
         unread = unread_operand(problem, first.device)
-    dy, x, w = (first, unread, second) if problem.op is ConvOp.DGRAD else (second, first, unread)
-    dx, dw, _ = torch.ops.aten.convolution_backward(
-        dy,
-        x,
-        w,
+    image: Tensor | None
+    weight: Tensor | None
+    if op is not ConvOp.WGRAD:
+        gradient, image, weight = first, unread, second
+    elif is_apart:
+        gradient, image, weight = first, second, unread
+    else:
+        gradient, image, weight = second, first, unread
+    of_image, of_weight, _ = torch.ops.aten.convolution_backward(
+        gradient,
+        image,
+        weight,
         None,  # sizes of a bias, whose gradient is not asked for
         problem.stride,
         problem.padding,
         problem.dilation,
-        False,  # not transposed  # noqa: FBT003  # ATen's arguments have positions only
-        (0,) * len(problem.stride),  # no output padding, then
+        is_apart,
+        problem.output_padding if is_apart else (0,) * len(problem.stride),
         problem.groups,
-        (problem.op is ConvOp.DGRAD, problem.op is ConvOp.WGRAD, False),
+        (op is not ConvOp.WGRAD, op is ConvOp.WGRAD, False),
     )
-    return dx if problem.op is ConvOp.DGRAD else dw  # type: ignore[no-any-return]  # torch.ops has no types
-
-
-def _own_transposed(problem: ConvProblem, first: Tensor, second: Tensor, unread: Tensor | None) -> Tensor:
-    """Return the same for an op of a transposed convolution, whose image is dy and whose result is x."""
-    if problem.op is ConvOp.DGRAD:
-        with torch.no_grad():
-            return recorded_convolution(problem, first, second, None)
-    if unread is None:
-        unread = unread_operand(problem, first.device)
-    dy, w = (unread, second) if problem.op is ConvOp.FPROP else (second, unread)
-    gradients = torch.ops.aten.convolution_backward(
-        first,
-        dy,
-        w,
-        None,
-        problem.stride,
-        problem.padding,
-        problem.dilation,
-        True,  # transposed  # noqa: FBT003  # ATen's arguments have positions only
-        problem.output_padding,
-        problem.groups,
-        (problem.op is ConvOp.FPROP, problem.op is ConvOp.WGRAD, False),
-    )
-    result: Tensor = gradients[0] if problem.op is ConvOp.FPROP else gradients[1]
-    return result
+    return of_weight if op is ConvOp.WGRAD else of_image  # type: ignore[no-any-return]  # torch.ops has no types
 
 
 def recorded_convolution(problem: ConvProblem, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -154,7 +138,7 @@ def unread_operand(problem: ConvProblem, device: torch.device = _PROCESSOR) -> T
     """
     if problem.op is ConvOp.WGRAD:
         return _allocate(problem, device, None, problem.filter_shape, problem.filter_layout)
-    if problem.op is (ConvOp.DGRAD if problem.transposed else ConvOp.FPROP):
+    if problem.op is (ConvOp.DGRAD if problem.is_apart else ConvOp.FPROP):
         return None
     shape = problem.input_shape if problem.op is ConvOp.DGRAD else problem.output_shape
     return _allocate(problem, device, None, shape, problem.layout)

@@ -197,12 +197,13 @@ def problem_of(image: Tensor, weight: Tensor, has_bias: bool, arguments: ConvArg
             "The output padding of a transposed convolution must be smaller than its stride, "
             f"but got {arguments.output_padding} for {arguments.stride}."
         )
-    backend = _pytorchs_choice(image, weight, arguments)
-    return dataclasses.replace(
-        plain,
-        layout=_layout_of_call(image, weight, backend),
-        transposed=arguments.is_transposed and is_apart(plain, backend.name),
-    )
+    taken, apart = _pytorchs_choice(image, weight, arguments), False
+    if arguments.is_transposed:
+        as_large = image.new_empty(1).expand(plain.input_shape)  # as nobody reads it
+        apart = are_apart(
+            taken.name, _pytorchs_choice(as_large, weight, arguments._replace(output_padding=None)).name
+        )
+    return dataclasses.replace(plain, layout=_layout_of_call(image, weight, taken), is_apart=apart)
 
 
 def _in_python(value: Any) -> Any:
@@ -242,19 +243,18 @@ def _layout_of_call(image: Tensor, weight: Tensor, backend: Any) -> Layout:
     return Layout.CONTIGUOUS if order is torch.contiguous_format else Layout.CHANNELS_LAST
 
 
-def is_apart(problem: ConvProblem, implementation: str) -> bool:
+def are_apart(transposed: str, plain: str) -> bool:
     """Return whether PyTorch computes a transposed convolution otherwise than as a plain one's gradient.
 
-    oneDNN and cuDNN compute both alike, PyTorch's own kernels on processors do not. On a card those are for
-    plain ones alone, with a group for each channel. Source: PyTorch, aten/src/ATen/native/Convolution.cpp.
+    oneDNN and cuDNN compute both alike, PyTorch's own kernels do not: in float64, in 16 bits on processors
+    without AVX-512, of some single images, and on a card those of plain ones with a group for each channel.
+    Source: PyTorch, aten/src/ATen/native/Convolution.cpp.
 
     Args:
-        problem: of the plain one.
-        implementation: PyTorch's name of what it takes for the transposed one; oneDNN's has none.
+        transposed: PyTorch's name of what it takes for the transposed one; in torch 2.13 oneDNN's has none.
+        plain: and for the plain one.
     """
-    if implementation == "CudnnTranspose":
-        return problem.groups == problem.in_channels > 1
-    return implementation.startswith("SlowTranspose")
+    return plain not in ("Mkldnn", "Cudnn") or transposed.startswith("SlowTranspose")
 
 
 def _transposed_size(image: Tensor, weight: Tensor, arguments: ConvArguments) -> tuple[int, ...] | None:

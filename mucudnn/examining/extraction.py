@@ -91,10 +91,10 @@ class Extraction:
             for op in call.ops
         }
 
-    def known_as(self, name: Callable[[ConvProblem], ConvProblem]) -> "Extraction":
-        """Return the same by the problems that `name` returns for those of the forward passes."""
-        calls = tuple(dataclasses.replace(call, problem=name(call.problem)) for call in self.calls)
-        return dataclasses.replace(self, calls=calls)
+    def known_as(self, name: Callable[[ConvProblem, Collection[ConvOp]], ConvProblem]) -> "Extraction":
+        """Return the same by the problems that `name` returns for those of forward passes and for ops."""
+        calls = (dataclasses.replace(call, problem=name(call.problem, call.ops)) for call in self.calls)
+        return dataclasses.replace(self, calls=tuple(calls))
 
     @property
     def transposed(self) -> tuple[str, ...]:

@@ -194,7 +194,7 @@ class _Recorder(TorchDispatchMode):
             arguments = arguments._replace(output_padding=numbers(tuple(output_padding), image.dim() - 2))
         problem = problem_of(image, weight, bias is not None, arguments)
         # cuDNN gets the filter in the layout of the others, and computes transposed ones like gradients.
-        asked = dataclasses.replace(problem, layout=layout, filter_layout=layout, transposed=False)
+        asked = dataclasses.replace(problem, layout=layout, filter_layout=layout, is_apart=False)
         self._note(asked, image, weight)
         return result.contiguous(memory_format=memory_format(layout, result.dim()))
 

@@ -169,6 +169,8 @@ class TunedShapes:
             return None
         number = min(served)[-1]
         variant = self._variants[number]
+        # Its own parts were weighed as its plan says, which may be older, or of another number of samples.
+        problem = dataclasses.replace(problem, is_apart=variant.problem.is_apart)
         failures = []
         for form in dict.fromkeys((problem, _as_tuned(problem, variant))):
             try:
@@ -267,8 +269,7 @@ def _is_like(tuned: ConvProblem, problem: ConvProblem) -> bool:
     has_layout = math.prod(problem.input_size) > 1 or math.prod(problem.output_size) > 1
     layout = tuned.layout if has_layout else problem.layout
     return (
-        dataclasses.replace(tuned, batch=problem.batch, layout=layout, transposed=problem.transposed)
-        == problem
+        dataclasses.replace(tuned, batch=problem.batch, layout=layout, is_apart=problem.is_apart) == problem
     )
 
 

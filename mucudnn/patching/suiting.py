@@ -76,7 +76,8 @@ def _forward_problem(module: nn.Module, kind: Kind, assignments: Mapping[ConvOp,
 def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> None:
     """Compare a problem with what the module says of itself.
 
-    Where weights are equal, problems of plain and of transposed ones are too, but for the bias of the former.
+    Where weights are equal, problems of plain and of transposed ones mostly are too, but for the bias of the
+    former.
     """
     try:
         torch.empty(problem.input_shape, device="meta")  # before it is compared, and to say so
@@ -92,6 +93,10 @@ def _check_module(module: Any, kind: Kind, path: str, problem: ConvProblem) -> N
         raise PlanMismatchError(
             f"The plan is for {path!r} as a convolution that is not transposed, but here it is a "
             f"{type(module).__name__}."
+        )
+    if problem.is_apart and not kind.is_transposed:
+        raise PlanMismatchError(
+            f"The plan is for {path!r} as a transposed convolution, but here it is a {type(module).__name__}."
         )
 
 

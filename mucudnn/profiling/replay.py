@@ -62,16 +62,18 @@ class Replay:
         """Return None: nothing is measured."""
         return None
 
-    def recorded(self, problem: ConvProblem) -> ConvProblem:
-        """Return the problem of a forward pass as it was recorded, or as it is where none was.
+    def recorded(self, problem: ConvProblem, ops: Collection[ConvOp]) -> ConvProblem:
+        """Return the problem of a forward pass by which ops of it were recorded, or itself if none were.
 
         Whether PyTorch computes a transposed convolution otherwise than as a gradient depends on where it
         runs, as on the processor's instructions.
         """
         if problem.op is not ConvOp.DGRAD:
             return problem
-        other = dataclasses.replace(problem, transposed=not problem.transposed)
-        known = (each for each in (problem, other) if any(map(self._records_of, problems_of(each).values())))
+        other = dataclasses.replace(problem, is_apart=not problem.is_apart)
+        known = (
+            each for each in (problem, other) if all(self._records_of(problems_of(each)[op]) for op in ops)
+        )
         return next(known, problem)
 
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:  # noqa: ARG002  # a recording has searched

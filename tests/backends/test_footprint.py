@@ -335,7 +335,7 @@ def test_a_transposed_convolution_is_weighed_as_it_runs(meter: FootprintMeter) -
     gathered = 9 * 32 * 32 * 32 * 8  # of a sample, in bytes
 
     as_gradient, as_it_runs = (
-        meter.measure(own_job(dataclasses.replace(problem, transposed=each)), None).n_bytes
+        meter.measure(own_job(dataclasses.replace(problem, is_apart=each)), None).n_bytes
         for each in (False, True)
     )
 

@@ -26,8 +26,7 @@ _PLAIN = ConvProblem(
 )
 
 _TURNED = [
-    dataclasses.replace(_PLAIN, op=op, dtype="float64", transposed=True)
-    for op in (ConvOp.FPROP, ConvOp.WGRAD)
+    dataclasses.replace(_PLAIN, op=op, dtype="float64", is_apart=True) for op in (ConvOp.FPROP, ConvOp.WGRAD)
 ]
 """Gradients of a transposed convolution."""
 
@@ -101,7 +100,7 @@ def test_those_of_transposed_convolutions_are_autograds_too(
         filter_layout=layout,
         dtype=dtype,
         bias=False,
-        transposed=True,
+        is_apart=True,
     )
     generator = torch.Generator().manual_seed(0)
     (image, weight, _), (gradient, _, _) = (
@@ -169,11 +168,12 @@ def test_one_seed_gives_the_same_operands() -> None:
     assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True) if a is not None and b is not None)
 
 
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("is_apart", [False, True])
 @pytest.mark.parametrize("op", ConvOp)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_the_job_runs_the_problem_and_knows_its_result(name: str, op: ConvOp, *, transposed: bool) -> None:
-    problem = dataclasses.replace(PROBLEMS[name], op=op, transposed=transposed)
+def test_the_job_runs_the_problem_and_knows_its_result(name: str, op: ConvOp, *, is_apart: bool) -> None:
+    given = PROBLEMS[name]
+    problem = dataclasses.replace(given, op=op, bias=given.bias and not is_apart, is_apart=is_apart)
 
     prepared = prepare(own_job(problem).payload)
     result = prepared.run()

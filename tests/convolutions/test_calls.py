@@ -12,16 +12,15 @@ from torch.nn import functional as F  # noqa: N812  # the name that PyTorch's us
 from mucudnn.convolutions.calls import (
     ConvArguments,
     Numbers,
+    are_apart,
     explicit_padding,
     has_its_bias,
-    is_apart,
     numbers,
     obstacle,
     problem_of,
 )
 from mucudnn.errors import OptionError, ProblemError
 from mucudnn.problem import ConvOp
-from tests.examples import a_problem
 
 IMAGE, WEIGHT, BIAS = torch.zeros(2, 3, 5, 5), torch.zeros(4, 3, 3, 3), torch.zeros(4)
 
@@ -89,27 +88,40 @@ def test_a_transposed_convolution_is_the_gradient_of_the_one_that_leads_back() -
 
 
 @pytest.mark.parametrize(
-    ("dtype", "is_apart"), [(torch.float32, False), (torch.float64, True), (torch.complex64, True)]
+    ("dtype", "samples", "is_told"),
+    [
+        (torch.float32, 2, False),
+        (torch.float64, 2, True),
+        (torch.complex64, 2, True),
+        (torch.float32, 1, True),
+    ],
 )
 @pytest.mark.parametrize("is_fake", [False, True])
 def test_a_transposed_convolution_is_told_where_pytorch_computes_it_by_other_kernels(
-    dtype: torch.dtype, *, is_apart: bool, is_fake: bool
+    dtype: torch.dtype, samples: int, *, is_told: bool, is_fake: bool
 ) -> None:
+    """Of a single image oneDNN computes what is large: here what is given, and not the result."""
+    plain = PLAIN._replace(padding=(1, 1))
     with FakeTensorMode() if is_fake else contextlib.nullcontext():
-        image, weight = torch.zeros(2, 6, 5, 4, dtype=dtype), torch.zeros(6, 2, 3, 3, dtype=dtype)
+        image, weight = torch.zeros(samples, 64, 32, 32, dtype=dtype), torch.zeros(64, 3, 3, 3, dtype=dtype)
+        turned = problem_of(image, weight, False, plain._replace(output_padding=(0, 0)))  # noqa: FBT003
 
-        assert problem_of(image, weight, False, TURNED).transposed == is_apart  # noqa: FBT003
-        plain = TURNED._replace(output_padding=None)
-        assert not problem_of(image, weight[:, :1], False, plain._replace(groups=6)).transposed  # noqa: FBT003
+        assert turned.is_apart == is_told
+        assert not problem_of(image[:, :3], weight, False, plain).is_apart  # noqa: FBT003
 
 
-@pytest.mark.parametrize(("groups", "is_told"), [(1, False), (4, False), (8, True)])
-def test_of_cudnns_only_those_with_a_group_for_each_channel_are_told(groups: int, *, is_told: bool) -> None:
-    problem = a_problem(in_channels=8, out_channels=8, groups=groups)
-
-    assert is_apart(problem, "CudnnTranspose") == is_told
-    assert not is_apart(problem, "???")  # as PyTorch calls oneDNN's
-    assert is_apart(problem, "SlowTranspose3d")
+@pytest.mark.parametrize(
+    ("transposed", "plain", "is_told"),
+    [
+        ("CudnnTranspose", "Cudnn", False),
+        ("CudnnTranspose", "CudaDepthwise2d", True),
+        ("???", "Mkldnn", False),  # as PyTorch calls oneDNN's
+        ("MkldnnTranspose", "Slow2d", True),
+        ("SlowTranspose3d", "Mkldnn", True),
+    ],
+)
+def test_only_libraries_compute_both_alike(transposed: str, plain: str, *, is_told: bool) -> None:
+    assert are_apart(transposed, plain) == is_told
 
 
 @pytest.mark.parametrize(

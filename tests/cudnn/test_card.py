@@ -261,7 +261,7 @@ def test_pytorch_runs_a_depthwise_convolution_by_a_kernel_of_its_own() -> None:
 
 @pytest.mark.parametrize("op", ConvOp)
 def test_of_a_depthwise_transposed_convolution_pytorch_runs_cudnn(op: ConvOp) -> None:
-    problem = a_convolution(op=op, in_channels=8, out_channels=8, groups=8, stride=(2, 2), transposed=True)
+    problem = a_convolution(op=op, in_channels=8, out_channels=8, groups=8, stride=(2, 2), is_apart=True)
 
     assert pytorchs_choice(problem, CUDA) in ("CudnnTranspose", "SlowTranspose2d")  # where it has no cuDNN
 

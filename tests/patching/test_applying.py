@@ -535,6 +535,14 @@ def _elsewhere(plan: Plan) -> Plan:
     return dataclasses.replace(plan, environment=environment)
 
 
+def _told_apart(plan: Plan) -> Plan:
+    assignments = tuple(
+        dataclasses.replace(each, problem=dataclasses.replace(each.problem, bias=False, is_apart=True))
+        for each in plan.assignments
+    )
+    return dataclasses.replace(plan, assignments=assignments)
+
+
 def _model_with(conv: nn.Module) -> nn.Module:
     model = a_chain().double()
     model[0] = conv.double()
@@ -558,6 +566,10 @@ MISMATCHES: dict[str, tuple[Build, Callable[[Plan], Plan], str]] = {
     "transposed, with such a weight": (
         lambda: _model_with(nn.ConvTranspose2d(4, 3, 3, padding=1)), lambda plan: plan,
         "'0' as a convolution that is not transposed, but here it is a ConvTranspose2d",
+    ),
+    "told to be a transposed one": (
+        lambda: a_chain().double(), _told_apart,
+        "'0' as a transposed convolution, but here it is a Conv2d",
     ),
     "other weight": (
         lambda: _model_with(nn.Conv2d(3, 4, 5, padding=1)), lambda plan: plan,

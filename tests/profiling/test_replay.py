@@ -112,13 +112,13 @@ def test_a_transposed_convolution_is_found_whatever_computed_pytorchs_own_where_
     model = torch.nn.Sequential(torch.nn.ConvTranspose2d(3, 4, 3)).to(dtype)
     sample = torch.zeros(4, 3, 6, 6, dtype=dtype)
     here = extract(model, sample)
-    elsewhere = here.known_as(lambda each: dataclasses.replace(each, transposed=not each.transposed))
+    elsewhere = here.known_as(lambda each, _: dataclasses.replace(each, is_apart=not each.is_apart))
     recorded = record(tmp_path / "recording", a_backend(), elsewhere)
 
     plan = mucudnn.tune(model, sample, MIB, backend=f"replay:{tmp_path / 'recording'}", progress=False)
 
     assert plan.to_text() == recorded.to_text()
-    assert {each.transposed for each in here.problems.values()} == {dtype == torch.float64}
+    assert {each.is_apart for each in here.problems.values()} == {dtype == torch.float64}
 
 
 def test_what_was_refused_for_its_room_alone_is_refused_in_the_replay_and_in_a_second_run(

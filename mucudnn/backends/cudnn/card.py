@@ -36,7 +36,7 @@ def pytorchs_choice(problem: ConvProblem, device: torch.device) -> str:
     """Return PyTorch's name of the implementation that it takes for a convolution; nothing is computed."""
     with FakeTensorMode():
         dtype: torch.dtype = getattr(torch, problem.dtype)
-        is_transposed = problem.transposed
+        is_transposed = problem.is_apart
         images = problem.output_shape if is_transposed else problem.input_shape
         image, weight = (
             torch.empty(shape, dtype=dtype, device=device).contiguous(

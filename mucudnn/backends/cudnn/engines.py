@@ -64,7 +64,7 @@ class Enumerator:
         Raises:
             BackendError: cuDNN fails for another reason than that it does not support something here.
         """
-        return self._kept(dataclasses.replace(problem, bias=False), search)
+        return self._kept(_as_asked(problem), search)
 
     def candidates(
         self, problem: ConvProblem, search: Search = Search.HEURISTIC
@@ -84,7 +84,7 @@ class Enumerator:
         tried = prune([each for each in listed if not _is_compiled_fallback(each)] or listed)
         if problem.dtype != "float32":
             return tried
-        return tried + self._kept_unlisted(dataclasses.replace(problem, bias=False))
+        return tried + self._kept_unlisted(_as_asked(problem))
 
     def configuration(self, problem: ConvProblem, engine: int, knobs: Knobs) -> EngineConfiguration | None:
         """Return an engine with these knobs, without a list; None if it is not supported or permitted here.
@@ -155,6 +155,11 @@ def accumulates_by_beta(problem: ConvProblem) -> bool:
     A 16-bit dw does not: it would be rounded at every part.
     """
     return problem.op is ConvOp.WGRAD and problem.dtype in ("float32", "float64")
+
+
+def _as_asked(problem: ConvProblem) -> ConvProblem:
+    """Return a problem without what cuDNN does not hear of."""
+    return dataclasses.replace(problem, bias=False, is_apart=False)
 
 
 def _is_compiled_fallback(configuration: EngineConfiguration) -> bool:
