@@ -113,6 +113,10 @@ def divided(
         op: division_for(assigned, problem.batch, shares[op], common_bytes, at_once=at_once)
         for op, assigned in assignments.items()
     }
+    # PyTorch's own was weighed as its plan says, which may be older, or of another number of samples.
+    planned = next(iter(assignments.values()), None)
+    if planned is not None:
+        problem = dataclasses.replace(problem, is_apart=planned.problem.is_apart)
     problems = problems_of(problem)
     for op, division in divisions.items():
         _check_permitted(backend, problems[op], division)

@@ -169,8 +169,6 @@ class TunedShapes:
             return None
         number = min(served)[-1]
         variant = self._variants[number]
-        # Its own parts were weighed as its plan says, which may be older, or of another number of samples.
-        problem = dataclasses.replace(problem, is_apart=variant.problem.is_apart)
         failures = []
         for form in dict.fromkeys((problem, _as_tuned(problem, variant))):
             try:

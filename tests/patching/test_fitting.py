@@ -468,3 +468,18 @@ def test_a_division_that_comes_without_a_profile_is_cut_off(batch: int, expected
     assigned = Assignment(ConvSite("conv", ConvOp.FPROP), a_problem(batch=8), Division(parts))
 
     assert division_for(assigned, batch, share_bytes=0).key == expected
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_pytorchs_own_runs_as_the_plan_has_weighed_it(*, is_told: bool) -> None:
+    """A plan may be older, or of more samples, than what tells that PyTorch computes otherwise."""
+    planned, met = (
+        a_convolution(op=ConvOp.DGRAD, batch=batch, is_apart=each)
+        for batch, each in ((4, is_told), (1, not is_told))
+    )
+    own = Candidate("cpu:aten", 4, 1.0, 0)
+    assignments = {ConvOp.DGRAD: Assignment(ConvSite("conv", ConvOp.DGRAD), planned, Division((own,)))}
+    backend = CpuBackend()
+    memory = Memory(backend.environment(), False, 2**30, 2**20, 0)  # noqa: FBT003  # not in sharing mode
+
+    assert divided(backend, met, assignments, memory).problem == planned.with_batch(1)

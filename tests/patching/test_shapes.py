@@ -133,19 +133,6 @@ def test_only_shapes_that_run_the_same_in_any_graph_have_equal_content() -> None
     assert len(set(contents)) == 4
 
 
-@pytest.mark.parametrize("is_told", [False, True])
-def test_what_runs_is_pytorchs_own_as_the_plan_has_weighed_it(*, is_told: bool) -> None:
-    """A plan may be older, or of more samples, than what tells that PyTorch computes otherwise."""
-    planned, met = (
-        dataclasses.replace(IMAGE, op=ConvOp.DGRAD, is_apart=each) for each in (is_told, not is_told)
-    )
-
-    convolution = _shapes(Variant(planned, {})).convolution(CpuBackend(), met.with_batch(1))
-
-    assert convolution is not None
-    assert convolution.problem == planned.with_batch(1)
-
-
 def test_a_gradient_that_was_not_tuned_is_told_of_in_the_name_of_all_equal_modules() -> None:
     shapes = _shapes(_variant(PIXELS), has_weight_gradients=True).for_others()
     convolution = shapes.convolution(CpuBackend(), PIXELS)
