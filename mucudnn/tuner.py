@@ -30,7 +30,7 @@ from mucudnn.locks import ForkSafeLock
 from mucudnn.patching import applying
 from mucudnn.plan import Plan
 from mucudnn.profiling.measurer import Measurer
-from mucudnn.profiling.replay import Replay, replaying
+from mucudnn.profiling.replay import replaying
 from mucudnn.progress import ProgressOption, progress_for
 from mucudnn.ranks import Picture, agreed, is_distributed
 from mucudnn.store import MemoryStore, StoreOption, opened
@@ -188,9 +188,7 @@ def _plan(model: nn.Module, sample: object, settings: Settings) -> Plan:
         def look() -> tuple[Picture, Callable[[], Plan]]:
             """Return what there is to tune, and what tunes it; where that fails on one rank, all raise."""
             measurer = stack.enter_context(_measurer(settings, model))
-            extraction = extract(model, sample, settings.ops)
-            if isinstance(measurer, Replay):
-                extraction = extraction.known_as(measurer.recorded)
+            extraction = extract(model, sample, settings.ops).known_as(measurer.known_as)
             seen = Picture(extraction.problems, measurer.environment(), settings.asked)
             return seen, functools.partial(make, measurer, extraction)
 

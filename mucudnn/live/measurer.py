@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from mucudnn.live.stand import Stand, TrialRun
 from mucudnn.live.turns import turn, turn_path
 from mucudnn.live.weighing import Scales
 from mucudnn.locks import cached_property
-from mucudnn.problem import ConvProblem
+from mucudnn.problem import ConvOp, ConvProblem
 from mucudnn.profile import Comparison, Environment, Measurement, Record, Refusal, RefusalKind, Trial
 from mucudnn.profiling.measurer import Compared, Divisions, Limits, ModelCall
 from mucudnn.profiling.outcome import Outcome
@@ -99,6 +99,10 @@ class LiveMeasurer:
     def complaint(self) -> str | None:
         """Return what others did on the device while times were measured, if that may have moved them."""
         return self._neighbours.complaint()
+
+    def known_as(self, problem: ConvProblem, ops: Collection[ConvOp]) -> ConvProblem:  # noqa: ARG002  # all alike
+        """Return the problem itself: it is what this machine computes."""
+        return problem
 
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
         """Return the ids of the backend's algorithms for `problem` in that role, PyTorch's own first.

@@ -1,6 +1,6 @@
 """Who measures: what a profiler asks of a device that is here, or of the recording of one that is not."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -141,6 +141,12 @@ class Measurer(Protocol):
 
     def complaint(self) -> str | None:
         """Return what others did while it measured, in a sentence, if that may have moved the times."""
+
+    def known_as(self, problem: ConvProblem, ops: Collection[ConvOp]) -> ConvProblem:
+        """Return by which problem ops of a forward pass are known where it answers for.
+
+        Whether PyTorch computes a transposed convolution otherwise than as a gradient depends on that.
+        """
 
     def algorithms(self, problem: ConvProblem, search: Search, whole: bool) -> tuple[str, ...]:
         """Return the ids of the algorithms to try, PyTorch's own first.

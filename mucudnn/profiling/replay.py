@@ -62,8 +62,8 @@ class Replay:
         """Return None: nothing is measured."""
         return None
 
-    def recorded(self, problem: ConvProblem, ops: Collection[ConvOp]) -> ConvProblem:
-        """Return the problem of a forward pass by which ops of it were recorded, or itself if none were.
+    def known_as(self, problem: ConvProblem, ops: Collection[ConvOp]) -> ConvProblem:
+        """Return the problem of a forward pass of which ops were recorded, or itself if none were.
 
         Whether PyTorch computes a transposed convolution otherwise than as a gradient depends on where it
         runs, as on the processor's instructions.
