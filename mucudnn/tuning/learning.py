@@ -28,23 +28,16 @@ class Learner:
     anew, and warn anew.
     """
 
-    _has_told_captured = False  # of the class: models that earlier versions have pickled know of none
-
     def __init__(self, settings: Settings) -> None:
         """Remember how to tune."""
         self._settings = settings
         self._store = settings.store
-        self._told: frozenset[type[Warning]] = frozenset()
+        self._told: frozenset[type[Exception]] = frozenset()
         self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep all but what is in the place of a file, and what was told."""
-        return {
-            **self.__dict__,
-            "_store": self._settings.store,
-            "_told": frozenset(),
-            "_has_told_captured": False,
-        }
+        return {**self.__dict__, "_store": self._settings.store, "_told": frozenset()}
 
     def __call__(
         self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
@@ -82,8 +75,8 @@ class Learner:
 
     def _tell_captured(self, problem: ConvProblem) -> None:
         """Warn once: unlike elsewhere there is no next call, as replays ask nobody."""
-        if not self._has_told_captured:
-            self._has_told_captured = True
+        if NotNowError not in self._told:
+            self._told |= {NotNowError}
             warn_user(
                 f"{problem} is met while a CUDA graph is captured, in which nothing can be tuned: all "
                 "replays will run PyTorch's own convolution. Run the model once on these shapes before you "
