@@ -246,9 +246,9 @@ def _layout_of_call(image: Tensor, weight: Tensor, backend: Any) -> Layout:
 def are_apart(transposed: str, plain: str) -> bool:
     """Return whether PyTorch computes a transposed convolution otherwise than as a plain one's gradient.
 
-    oneDNN and cuDNN compute both alike, PyTorch's own kernels do not: in float64, in 16 bits on processors
-    without AVX-512, of some single images, and on a card those of plain ones with a group for each channel.
-    Source: PyTorch, aten/src/ATen/native/Convolution.cpp.
+    oneDNN and cuDNN compute both alike, PyTorch's own kernels do not: in float64, in 16 bits where oneDNN
+    does not take them (as with AVX2), of some single images, and on a card those of plain ones with a group
+    for each channel. Source: PyTorch, aten/src/ATen/native/Convolution.cpp.
 
     Args:
         transposed: PyTorch's name of what it takes for the transposed one; in torch 2.13 oneDNN's has none.
