@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import errno
+import gc
 import math
 import os
 import shutil
@@ -11,10 +12,12 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +61,7 @@ def asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def _forget() -> None:
     compiler.cache_clear()
     compilers._able.cache_clear()
-    compilers._known.cache_clear()
+    compilers._known.clear()
 
 
 @in_turn(
@@ -261,7 +264,7 @@ def _wrapped(first: str, folder: Path) -> Path:
 def test_what_was_compiled_is_compiled_once(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert library("int two(void) { return 2; }").two() == 2
-    compilers._known.cache_clear()
+    compilers._known.clear()
     asked_anew.setattr(compilers, "_compile", None)
 
     assert library("int two(void) { return 2; }").two() == 2
@@ -286,6 +289,106 @@ def test_what_is_plain_is_compiled_by_the_first_level_of_gcc(
 
     assert [library(source, is_plain=is_plain).seven() for is_plain in (False, True)] == [7, 7]
     assert commands == [found.command, (*found.command, *more)][: 1 + len(more)]
+
+
+def test_a_failure_keeps_nothing_of_who_has_met_it(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler()
+    asked_anew.setattr(compilers.tempfile, "TemporaryDirectory", _no_room)
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def meet() -> None:
+        operands = torch.empty(1)
+        held.append(weakref.ref(operands))
+        library("int three(void) { return 3; }")
+
+    for _ in range(2):
+        with contextlib.suppress(CompilationError):
+            meet()
+
+    gc.collect()
+    assert [each() for each in held] == [None, None]
+
+
+def _no_room(**_: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_what_has_lacked_room_is_compiled_a_minute_later(
+    asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler()
+    now_s = [0.0]
+    asked_anew.setattr(compilers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    source = "int five(void) { return 5; }"
+    with asked_anew.context() as full:
+        full.setattr(compilers.tempfile, "TemporaryDirectory", _no_room)
+        with pytest.raises(CompilationError, match="No space left"):
+            library(source)
+
+    now_s[0] = 59.0
+    with pytest.raises(CompilationError, match="No space left"):
+        library(source)
+    now_s[0] = 61.0
+    assert library(source).five() == 5
+
+
+def test_what_has_had_all_the_time_there_is_is_not_compiled_again(
+    asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def too_slow(*_: object) -> None:
+        now_s[0] += 120.0
+        raise CompilationError("It takes too long.")
+
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler()
+    now_s = [0.0]
+    asked_anew.setattr(compilers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    asked_anew.setattr(compilers, "_compile", too_slow)
+
+    for number in range(4):
+        now_s[0] += 1e6
+        with pytest.raises(CompilationError, match="too long"):
+            library(f"int number(void) {{ return {number % 2}; }}")
+
+    assert now_s == [4e6 + 240.0]  # two sources, once each
+
+
+def test_what_has_taken_long_is_compiled_again_much_later(
+    asked_anew: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def slow_and_full(*_: object) -> None:
+        now_s[0] += 10.0
+        raise CompilationError("No space left.")
+
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler()
+    now_s = [0.0]
+    asked_anew.setattr(compilers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    asked_anew.setattr(compilers, "_compile", slow_and_full)
+    ends = []
+    for wait_s in (0.0, 199.0, 2.0):
+        now_s[0] += wait_s
+        with pytest.raises(CompilationError, match="No space left"):
+            library("int eight(void) { return 8; }")
+        ends.append(now_s[0])
+
+    assert ends == [10.0, 209.0, 221.0]  # 200 s are waited for what took 10
+
+
+def test_what_no_compiler_takes_is_not_compiled_again(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiler()
+    now_s = [0.0]
+    asked_anew.setattr(compilers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    with pytest.raises(BackendError, match="could not compile a convolution"):
+        library("no c")
+    asked_anew.setattr(compilers, "_compile", None)
+
+    now_s[0] = 1e6
+    with pytest.raises(BackendError, match="could not compile a convolution"):
+        library("no c")
 
 
 def test_threads_that_want_the_same_compile_it_once(asked_anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -332,7 +435,7 @@ def test_a_part_of_a_library_is_compiled_anew(
     asked_anew.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = f"int number(void) {{ return {length}; }}"
     library(source)
-    compilers._known.cache_clear()
+    compilers._known.clear()
     (kept,) = (tmp_path / "mucudnn" / "compiled").iterdir()
     whole = kept.read_bytes()
     kept.unlink()  # it is loaded, and stays so

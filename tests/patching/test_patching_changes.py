@@ -351,7 +351,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytes
 
     def forget() -> None:
         kernels.functions.cache_clear()
-        compiler._known.cache_clear()
+        compiler._known.clear()
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     forget()
@@ -391,7 +391,7 @@ def test_what_cannot_be_compiled_later_runs_as_before_with_a_warning(
     apply(conv, plan)
     shutil.rmtree(tmp_path / "mucudnn")
     kernels.functions.cache_clear()  # as in another process, or for another form
-    compiler._known.cache_clear()
+    compiler._known.clear()
     compiling.setattr(compiler, "_compile", fail_to_compile)
 
     with pytest.warns(UntunedWarning, match="cannot be divided here .*no space left"):

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import math
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -175,25 +177,62 @@ def library(source: str, *, is_plain: bool = False) -> ctypes.CDLL:
 
     Raises:
         BackendError: there is no compiler, or it cannot compile it; this process does not ask again.
-        CompilationError: it could not now, for want of room or time.
+        CompilationError: it could not now, for want of room or time; it is asked again after a minute or
+            more, unless it was given all the time there is.
     """
+    asked = (source, is_plain)
     with _compiling:  # two threads would compile the same
-        found = _known(source, is_plain)
-    if isinstance(found, BackendError):
-        raise found
+        found = _known.get(asked)
+        if found is None or (isinstance(found, _Failure) and found.until_s < time.monotonic()):
+            found = _known[asked] = _made(source, is_plain)
+    if isinstance(found, _Failure):
+        raise found.kind(found.text)
     return found
 
 
-@functools.cache
-def _known(source: str, is_plain: bool) -> ctypes.CDLL | BackendError:
+_PATIENCE_S, _PATIENCE = 60, 20
+"""How long a failure is believed: so many seconds, and so many times as long as it took, so that little time
+goes into failing."""
+
+
+class _Failure(NamedTuple):
+    """Why a source is no library: in words, as an error would keep alive whatever its callers have held.
+
+    Attributes:
+        kind: of error.
+        text: what it says.
+        until_s: when there may be room and time again, by the monotonic clock.
+    """
+
+    kind: type[BackendError]
+    text: str
+    until_s: float
+
+    @classmethod
+    def of(cls, error: BackendError, begun_s: float) -> "_Failure":
+        """Return what is kept of an error, of what was begun at that time."""
+        now_s = time.monotonic()
+        took_s = now_s - begun_s
+        may_pass = isinstance(error, CompilationError) and took_s < _TIMEOUT_S
+        patience_s = max(_PATIENCE_S, _PATIENCE * took_s) if may_pass else math.inf
+        return cls(type(error), str(error), now_s + patience_s)
+
+
+_known: dict[tuple[str, bool], ctypes.CDLL | _Failure] = {}
+"""What this process has asked for."""
+
+
+def _made(source: str, is_plain: bool) -> ctypes.CDLL | _Failure:
+    begun_s = time.monotonic()
     try:
         return _loaded(source, needed_compiler().by_the_first_level if is_plain else needed_compiler())
     except BackendError as error:
         pass_on_interruption(error)
-        return error
+        return _Failure.of(error, begun_s)
     except OSError as error:
         pass_on_interruption(error)
-        return CompilationError(f"A compiled convolution could not be kept or loaded: {error}")
+        text = f"A compiled convolution could not be kept or loaded: {error}"
+        return _Failure.of(CompilationError(text), begun_s)
 
 
 def _loaded(source: str, found: Compiler) -> ctypes.CDLL:
