@@ -3,7 +3,7 @@
 import logging
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from mucudnn.choices import Policy, Search
 from mucudnn.division import Division
@@ -21,6 +21,14 @@ from mucudnn.timing import nothing
 Known = TypeVar("Known")
 
 _log = logging.getLogger(__name__)
+
+
+class Forgotten(NamedTuple):
+    """What is measured anew: a problem in an environment, of its key, as a whole mini-batch or as a part."""
+
+    environment: str
+    problem: ConvProblem
+    whole: bool
 
 
 class Profiler:
@@ -67,17 +75,26 @@ class Profiler:
         """Return what others did while times were measured, if that may have moved them."""
         return self._measurer.complaint()
 
-    def forget(self, problems: Iterable[ConvProblem]) -> None:
+    def forget(self, problems: Iterable[ConvProblem], forgotten: set[Forgotten] | None = None) -> None:
         """Have the store forget what it knows here of mini-batches of `problems` and of their parts.
 
         A smaller mini-batch is as large as such a part: what is known of it as a whole stays.
+
+        Args:
+            problems: to be measured anew.
+            forgotten: what was forgotten before, and may be known anew, so that it stays; it grows.
         """
+        before = set() if forgotten is None else forgotten
         wholes = set(problems)
         parts = {
             each.part(size) for each in wholes for size in self.policy.sizes(each.batch) if size < each.batch
         }
-        self._store.forget(self.environment, wholes, whole=True)
-        self._store.forget(self.environment, parts, whole=False)
+        for whole, asked in ((True, wholes), (False, parts)):
+            found = {each: Forgotten(self.environment.key, each, whole) for each in asked}
+            self._store.forget(
+                self.environment, [each for each in found if found[each] not in before], whole=whole
+            )
+            before.update(found.values())
 
     def profile(self, problem: ConvProblem) -> Profile:
         """Return the candidates of `problem` within the limit, at all sizes of the policy.

@@ -14,6 +14,7 @@ from mucudnn.live.measurer import LiveMeasurer
 from mucudnn.patching.routing import NotNowError
 from mucudnn.plan import Plan
 from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profiling.profiler import Forgotten
 from mucudnn.progress import progress_for
 from mucudnn.store import Store, in_memory, opened
 from mucudnn.tuning.options import Settings
@@ -25,7 +26,7 @@ class Learner:
 
     The store's file is open only meanwhile. Once it cannot be used, the store in memory that takes its place
     stays, lest equal problems be measured again. Copies and pickles know the same settings, try the file
-    anew, and warn anew.
+    anew, warn anew, and measure anew if that was asked for.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -33,11 +34,11 @@ class Learner:
         self._settings = settings
         self._store = settings.store
         self._told: frozenset[type[Exception]] = frozenset()
-        self._renewed: set[tuple[str, ConvProblem, tuple[ConvOp, ...]]] = set()
+        self._forgotten: set[Forgotten] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep all but what is in the place of a file, and what was told."""
-        return {**self.__dict__, "_store": self._settings.store, "_told": frozenset()}
+        """Keep all but what is in the place of a file, what was told, and what was measured anew."""
+        return {**self.__dict__, "_store": self._settings.store, "_told": frozenset(), "_forgotten": set()}
 
     def __call__(
         self, device: torch.device, name: str, number: int, problem: ConvProblem, ops: tuple[ConvOp, ...]
@@ -67,10 +68,8 @@ class Learner:
             measurer = LiveMeasurer(backend)
             profiler = settings.profiler(measurer, store)
             tuning = Tuning(profiler, settings.mode, extraction, shown, warn=self._warn)
-            known = (profiler.environment.key, problem, ops)
-            if settings.again and known not in self._renewed:  # once: layers may be equal
-                tuning.forget()
-                self._renewed.add(known)
+            if settings.again:
+                tuning.forget(self._forgotten)  # once: layers may be equal
             return tuning.plan()
 
     def _tell_captured(self, problem: ConvProblem) -> None:

@@ -21,7 +21,7 @@ from mucudnn.plan_file import LARGEST_NUMBER, printable
 from mucudnn.problem import ConvProblem, problems_of
 from mucudnn.profile import Profile, own_whole
 from mucudnn.profiling.outcome import Outcome
-from mucudnn.profiling.profiler import Profiler
+from mucudnn.profiling.profiler import Forgotten, Profiler
 from mucudnn.profiling.trials import fits_as_seen
 from mucudnn.progress import Progress, Work
 from mucudnn.standing import MEASURED_ANEW, disturbance, inaccuracy
@@ -82,10 +82,14 @@ class Tuning:
         self._work = Work(progress, self._steps())
         profiler.on_wait, profiler.on_turn = self._wait, self._work.go_on
 
-    def forget(self) -> None:
-        """Forget what was measured of these convolutions, so that all of it is measured anew."""
+    def forget(self, forgotten: set[Forgotten] | None = None) -> None:
+        """Forget what was measured of these convolutions, so that all of it is measured anew.
+
+        Args:
+            forgotten: by those who ran before, and perhaps measured anew since, so that it stays; it grows.
+        """
         called = (call.problem for call in self._extraction.calls)  # as which calls are known, tuned or not
-        self._profiler.forget([*self._problems.values(), *called])
+        self._profiler.forget([*self._problems.values(), *called], forgotten)
 
     def plan(self) -> Plan:
         """Profile, solve, confirm; return the checked plan.

@@ -4,15 +4,17 @@ import contextlib
 import copy
 import pickle
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
+from mucudnn.choices import Policy
 from mucudnn.errors import AccuracyWarning, BusyWarning, StoreWarning
 from mucudnn.live.measurer import LiveMeasurer
-from mucudnn.problem import ConvOp
+from mucudnn.problem import ConvOp, ConvProblem
+from mucudnn.profile import Environment
 from mucudnn.store import MemoryStore, SqliteStore, StoreOption, connections
 from mucudnn.tuning import run
 from mucudnn.tuning.learning import Learner
@@ -107,23 +109,54 @@ def test_learners_of_one_file_know_what_each_of_them_has_measured(tmp_path: Path
     assert measured == [True, False, True, False]
 
 
-def test_each_problem_is_measured_anew_once_for_its_ops_in_its_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    forgotten: list[bool] = []
-    monkeypatch.setattr(Tuning, "forget", lambda _: forgotten.append(True))
+def test_each_problem_is_measured_anew_once_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    forgotten: list[set[tuple[ConvOp, int, bool]]] = []
+
+    def noted(_: Environment, problems: Iterable[ConvProblem], *, whole: bool) -> None:
+        forgotten[-1] |= {(each.op, each.batch, whole) for each in problems}
+
+    monkeypatch.setattr(store, "forget", noted)
     monkeypatch.setattr(Tuning, "plan", lambda _: None)
-    learn = Learner(settings_of(store=MemoryStore(), again=True))
+    learn = Learner(settings_of(store=store, again=True, policy=Policy.POWER_OF_TWO))
     forward, gradient = (ConvOp.FPROP,), (ConvOp.WGRAD,)
 
-    meetings = [(8, forward, 1), (8, forward, 1), (4, forward, 1), (8, gradient, 1), (8, forward, 2)]
-    seen = []
+    meetings = [(4, forward, 1), (4, forward, 1), (2, forward, 1), (4, gradient, 1), (4, forward, 2)]
     for batch, ops, threads in meetings:
         torch.set_num_threads(threads)
+        forgotten.append(set())
         learn(torch.device("cpu"), "conv", 0, a_convolution(batch=batch), ops)
-        seen.append(len(forgotten))
 
-    assert seen == [1, 1, 2, 3, 4]
+    of_four = {(ConvOp.FPROP, 4, True), (ConvOp.FPROP, 2, False), (ConvOp.FPROP, 1, False)}
+    assert forgotten[:2] == [of_four, set()]
+    assert forgotten[2] == {(ConvOp.FPROP, 2, True)}  # its part was measured anew with that of four
+    assert forgotten[3] == {(ConvOp.WGRAD, size, whole) for _, size, whole in of_four}  # not the whole call
+    assert forgotten[4] == of_four
+
+
+def test_what_was_measured_anew_stays_when_an_equal_layer_wants_more() -> None:
+    store, problem = MemoryStore(), a_convolution(batch=4)
+    learn = Learner(settings_of(store=store, again=True))
+    learn(torch.device("cpu"), "first", 0, problem, (ConvOp.FPROP, ConvOp.WGRAD))
+    before = {*store._records}
+
+    learn(torch.device("cpu"), "second", 0, problem, tuple(ConvOp))
+
+    after = {*store._records}
+    assert before < after
+    assert {trial.problem.op for _, trial in after} == set(ConvOp)
+
+
+def test_a_copy_measures_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[int] = []
+    monkeypatch.setattr(
+        MemoryStore, "forget", lambda _, __, problems, *, whole: forgotten.append(len([*problems]) * whole)
+    )
+    learn = Learner(settings_of(store=MemoryStore(), again=True))
+    for way in (lambda known: known, lambda known: known, copy.deepcopy):
+        _meet(way(learn))
+
+    assert forgotten[::2] == [1, 0, 1]
 
 
 def test_others_who_use_the_processors_are_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
