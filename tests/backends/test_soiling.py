@@ -1,10 +1,16 @@
 """Memory that nobody has written to, and what is found in it."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor
 
+from mucudnn.backends.cpu import soiling
 from mucudnn.backends.cpu.soiling import soiled_memory
+from tests.forks import in_a_child
 
 CPU = torch.device("cpu")
 SIZE = 2**14
@@ -48,6 +54,46 @@ def test_it_stays_soiled_until_the_last_one_leaves() -> None:
     assert not is_soiled()
 
 
+@pytest.mark.usefixtures("one_thread")  # a child has none of the threads of its parent
+def test_a_child_forked_while_another_thread_has_it_soiled_finds_it_as_it_was() -> None:
+    with soiled_memory(CPU), ThreadPoolExecutor(1) as thread:
+        assert thread.submit(in_a_child, lambda: not is_soiled()).result()
+        assert is_soiled()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_child_forked_while_another_thread_leaves_finds_it_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hesitate(option: int, value: int) -> int:
+        leaving.set()
+        time.sleep(0.2)
+        return mallopt(option, value)
+
+    def leave() -> None:
+        inside.__exit__(None, None, None)
+
+    leaving, mallopt, inside = threading.Event(), soiling._mallopt(), soiled_memory(CPU)
+    inside.__enter__()
+    monkeypatch.setattr(soiling, "_mallopt", lambda: hesitate)
+    with ThreadPoolExecutor(1) as thread:
+        left = thread.submit(leave)
+        leaving.wait()
+        assert in_a_child(lambda: not is_soiled())
+        left.result()
+
+
+@pytest.mark.usefixtures("one_thread")  # a child has none of the threads of its parent
+def test_a_child_forked_within_leaves_it_as_it_was() -> None:
+    def leave_and_look() -> bool:
+        inside.__exit__(None, None, None)
+        return not is_soiled()
+
+    inside = soiled_memory(CPU)
+    with inside:
+        assert in_a_child(leave_and_look)
+
+
 @pytest.mark.parametrize(
     ("variable", "said", "is_asked_for"),
     [
@@ -76,5 +122,6 @@ def test_afterwards_it_is_as_the_environment_says(
 
 def test_a_c_library_without_the_switch_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mucudnn.backends.cpu.soiling.ctypes.CDLL", lambda _: object())
+    monkeypatch.setattr(soiling, "_mallopt", soiling._mallopt.__wrapped__)
     with soiled_memory(CPU):
         assert not is_soiled()

@@ -8,12 +8,13 @@ AMX forward passes are, too: 37 channels of 11x5 pixels and 16 filters of 1x4 wi
 
 import contextlib
 import ctypes
+import functools
 import os
 from collections.abc import Callable, Iterator
 
 import torch
 
-from mucudnn.locks import ForkSafeLock
+from mucudnn.locks import unforked_lock
 
 _M_PERTURB = -6
 """glibc's number for the byte that fills memory as it is given back; its complement, what is handed out."""
@@ -21,7 +22,7 @@ _M_PERTURB = -6
 _PERTURB = 0x80
 """Memory is handed out full of 0x7f: 3e38 in float32 and bfloat16, no number in float16."""
 
-_LOCK = ForkSafeLock()
+_LOCK = unforked_lock()
 _depth = 0
 
 
@@ -40,10 +41,12 @@ def soiled_memory(device: torch.device) -> Iterator[None]:
         yield
         return
     _enter(1)
+    entered = os.getpid()
     try:
         yield
     finally:
-        _enter(-1)
+        if os.getpid() == entered:  # a child that was forked within has entered nothing
+            _enter(-1)
 
 
 def _enter(more: int) -> None:
@@ -54,6 +57,19 @@ def _enter(more: int) -> None:
         _mallopt()(_M_PERTURB, _PERTURB if _depth else _as_it_was())
 
 
+def _begin_anew() -> None:
+    """In a child have memory handed out as it was before: who wanted it soiled is not there any more."""
+    global _depth
+    if _depth:
+        _depth = 0
+        _mallopt()(_M_PERTURB, _as_it_was())
+
+
+if hasattr(os, "register_at_fork"):  # where processes fork
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+@functools.cache  # so that a child has to look for nothing
 def _mallopt() -> Callable[[int, int], int]:
     """Return the C library's function, or one that does nothing where it has none."""
     found: Callable[[int, int], int] = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
